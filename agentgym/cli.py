@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from agentgym.data_cli import add_data_commands
+from agentgym.commands.data import add_data_commands
+from agentgym.commands.sandbox import add_sandbox_commands
 from agentgym.mistake import Mistake
-from agentgym.sandbox_cli import add_sandbox_commands
 
 if TYPE_CHECKING:
     from agentgym.evaluate import Report

@@ -30,11 +30,34 @@ _KEPT_FIELDS = ("tool_calls", "reasoning_content", "reasoning")
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer: the assistant message, and the exact tokens where the policy knows them."""
+    """One answer: the assistant message, the exact tokens where the policy knows them, and what the endpoint counted.
+
+    Attributes:
+        usage: tokens by the endpoint's count: prompt_tokens, completion_tokens, and cached_tokens and reasoning_tokens, which
+            are parts of the two, where it tells them.
+    """
 
     message: Message
     tokens: Tokens | None = None
     usage: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Calls:
+    """What an episode asked of an endpoint, over all its tries, those of turns that failed included.
+
+    Attributes:
+        requests: HTTP requests that were sent.
+        retries: requests that were sent again, by cause: an HTTP status ("429"), "timeout", "connection", "cut" (a body
+            that ended early), "garbage" (no chat completion).
+        usage: tokens, summed over all answers; see `Reply.usage`.
+        waited: seconds between tries.
+    """
+
+    requests: int = 0
+    retries: dict[str, int] = field(default_factory=dict)
+    usage: dict[str, int] = field(default_factory=dict)
+    waited: float = 0.0
 
 
 @runtime_checkable

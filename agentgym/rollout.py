@@ -144,7 +144,7 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
         started = time.perf_counter()
         reply = await _act(policy, conversation, tools, limits, deadline)
         acted = time.perf_counter()
-        turn = Turn(observation, reply.message, tokens=reply.tokens, act_seconds=acted - started)
+        turn = Turn(observation, reply.message, tokens=reply.tokens, act_seconds=acted - started, usage=reply.usage)
         trajectory.turns.append(turn)
         trajectory.final_observation = []
         step = lane.call(env.step, reply.message)

@@ -34,7 +34,10 @@ class Tokens:
 
 @dataclass
 class Turn:
-    """One exchange: the messages shown since the previous turn, the reply, and the env's answer to it."""
+    """One exchange: the messages shown since the previous turn, the reply, and the env's answer to it.
+
+    `usage` has the endpoint's count of tokens for this reply, empty where nobody counts; see `agentgym.policy.Reply`.
+    """
 
     observation: list[Message]
     reply: Message
@@ -43,6 +46,7 @@ class Turn:
     tokens: Tokens | None = None
     act_seconds: float = 0.0
     step_seconds: float = 0.0
+    usage: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass

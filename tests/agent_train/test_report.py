@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 from run_cases import clock, episode, group, update
 
-from agent_train.charts import Frame, Palette, Series, line_chart, nice_ticks, stacked_bars
 from agent_train.config import Config, TrainerConfig
 from agent_train.report import RESULT_KEYS, draw_curves, main, read_result, write_report, write_result
 from agent_train.run_folder import RunFolder
 from agent_train.tracking import Tracker
+from agentgym.charts import Frame, Palette, Series, line_chart, nice_ticks, stacked_bars
 from agentgym.trajectory import write_jsonl
 
 SVG = "{http://www.w3.org/2000/svg}"

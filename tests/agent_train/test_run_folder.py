@@ -8,7 +8,8 @@ import pytest
 
 from agent_train.compose import config_from_yaml
 from agent_train.config import Config, EnvConfig, TrainerConfig
-from agent_train.run_folder import RunFolder, run_name, versions, write_json, write_text
+from agent_train.run_folder import RunFolder, run_name, versions
+from agentgym.files import write_json, write_text
 
 
 @pytest.fixture

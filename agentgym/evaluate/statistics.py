@@ -1,24 +1,15 @@
-"""Evaluation: run a policy over tasks and say how good it is, and how sure that is."""
+"""What trajectories say: means, intervals, pass@k. Plain functions of numbers."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agentgym.policy import Policy
-from agentgym.registration import EnvSpec, spec
-from agentgym.rollout import Episode, Limits, run_many
-from agentgym.trajectory import Trajectory, write_jsonl
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from agentgym.trajectory import Trajectory
 
 _Z95 = 1.959964
 
@@ -62,74 +53,6 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """The report as a JSON object."""
         return asdict(self)
-
-
-async def evaluate(
-    env: str | EnvSpec,
-    make_policy: Callable[[Episode], Policy],
-    *,
-    split: str = "test",
-    n: int | None = None,
-    k: int = 1,
-    seed: int = 0,
-    concurrency: int = 64,
-    limits: Limits | None = None,
-    retries: int = 1,
-    out: Path | None = None,
-    on_end: Callable[[Trajectory], None] | None = None,
-) -> Report:
-    """Play k episodes of each of the first n tasks of a split.
-
-    Args:
-        env: id or spec.
-        make_policy: makes the policy of one episode.
-        split: of the environment's task set.
-        n: how many tasks; None or more than there are: all.
-        k, seed: episodes of each task; sample i is reset with seed `seed + i`.
-        concurrency, limits, retries: see `run_many`; `limits` None: `Limits()`.
-        out: a folder for `trajectories.jsonl`, written as episodes end, and `report.json`.
-        on_end: called with each trajectory as it ends.
-
-    Raises:
-        ValueError: n or k below 1, an unknown split, or `out` holds another evaluation.
-    """
-    if k < 1 or (n is not None and n < 1):
-        raise ValueError(f"n and k must be at least 1, not {n} and {k}")
-    env = env if isinstance(env, EnvSpec) else spec(env)
-    tasks = env.tasks(split)
-    tasks = tasks if n is None else tasks.take(n)
-    store = None if out is None else _open_store(out)
-
-    def record(trajectory: Trajectory) -> None:
-        if store is not None:
-            write_jsonl(store, [trajectory])
-        if on_end is not None:
-            on_end(trajectory)
-
-    started = time.perf_counter()
-    episodes = [Episode(task, sample, seed + sample) for task in tasks for sample in range(k)]
-    trajectories = await run_many(
-        env.make,
-        make_policy,
-        episodes,
-        concurrency=concurrency,
-        limits=limits or Limits(),
-        retries=retries,
-        on_end=record,
-        env_id=env.id,
-    )
-    report = summarise(trajectories, env=env.id, split=split, samples=k, seconds=time.perf_counter() - started)
-    if out is not None:
-        (out / "report.json").write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
-    return report
-
-
-def _open_store(out: Path) -> Path:
-    store = out / "trajectories.jsonl"
-    if store.exists():
-        raise ValueError(f"{out} already holds an evaluation ({store.name}): choose another folder or move it away")
-    out.mkdir(parents=True, exist_ok=True)
-    return store
 
 
 def summarise(
@@ -207,22 +130,3 @@ def success_interval(successes: Sequence[Sequence[float]]) -> tuple[float, float
     centre = (mean + _Z95**2 / (2 * worth)) / (1 + _Z95**2 / worth)
     half = _Z95 / (1 + _Z95**2 / worth) * math.sqrt(mean * (1 - mean) / worth + _Z95**2 / (4 * worth**2))
     return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def table_of(reports: Sequence[Report]) -> Table:
-    """The reports as a table for a terminal."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("env", no_wrap=True)
-    for column in ("n", "err", "reward", "success", "95%", "pass@k", "turns", "s"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for r in reports:
-        numbers = ["-"] * 5
-        if r.success is not None and r.success_low is not None and r.success_high is not None:
-            interval = f"{100 * r.success_low:.1f}-{100 * r.success_high:.1f}"
-            passes = "\n".join(f"@{k} {100 * value:.1f}" for k, value in r.pass_at.items() if k > 1)
-            numbers = [f"{r.reward:.3f}", f"{r.success:.1%}", interval, passes or "-", f"{r.turns:.1f}"]
-        table.add_row(f"{r.env}/{r.split}", str(r.episodes), str(r.errors), *numbers, f"{r.seconds:.1f}")
-    return table

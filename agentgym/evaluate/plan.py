@@ -1,0 +1,85 @@
+"""What an evaluation plays: cells, each one agent on one environment. A cell is a row of the results table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentgym.registration import EnvSpec
+
+
+@dataclass(frozen=True)
+class AgentSpec:
+    """What plays, as plain JSON values: it stands in the run's folder, and makes policies (`agents.policy_maker`).
+
+    Attributes:
+        name: how tables and files call it: the model's name, "expert", "random", the user's own.
+        kind: "chat" (an OpenAI-compatible endpoint), "expert", "random", "null" (says nothing), "scripted", "python" (the
+            user's own, `pkg.mod:run`), "replay" (stored actions).
+        settings: what its kind takes: model, base_url, temperature, max_tokens, extra of a chat; target and kwargs of a
+            python agent; answers of a script. Never a key or another secret.
+    """
+
+    name: str
+    kind: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The spec as a JSON object."""
+        return {"name": self.name, "kind": self.kind, "settings": dict(self.settings)}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> AgentSpec:
+        """The reverse of `to_json`."""
+        return cls(**record)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One agent on one environment: the first `n` tasks of a split, `k` episodes of each.
+
+    Attributes:
+        env: how the environment is made.
+        agent: what plays.
+        split: which tasks.
+        n: how many tasks, the first of the split; None: all.
+        k: episodes of each task; sample i is reset with seed `seed + i`.
+        seed: see `k`; an endpoint gets the same seed.
+        max_turns: replies after which an episode is ended; None: the environment's.
+    """
+
+    env: EnvSpec
+    agent: AgentSpec
+    split: str = "test"
+    n: int | None = None
+    k: int = 1
+    seed: int = 0
+    max_turns: int | None = None
+
+    @property
+    def name(self) -> str:
+        """`ENV@AGENT`, with `/SPLIT` after the environment where the split is not "test"."""
+        split = "" if self.split == "test" else f"/{self.split}"
+        return f"{self.env.id}{split}@{self.agent.name}"
+
+    @property
+    def file_name(self) -> str:
+        """The name of its file of episodes: the cell's name with `-` for what a file name should not have."""
+        return re.sub(r"[^\w.@+-]+", "-", self.name).strip("-.") + ".jsonl"
+
+    def to_json(self) -> dict[str, Any]:
+        """The cell as a JSON object.
+
+        Raises:
+            ValueError: its environment has no importable name.
+        """
+        rest = {name: getattr(self, name) for name in ("split", "n", "k", "seed", "max_turns")}
+        return {"name": self.name, "env": self.env.to_json(), "agent": self.agent.to_json(), **rest}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Cell:
+        """The reverse of `to_json`."""
+        rest = {name: record[name] for name in ("split", "n", "k", "seed", "max_turns")}
+        return cls(env=EnvSpec.from_json(record["env"]), agent=AgentSpec.from_json(record["agent"]), **rest)
