@@ -10,20 +10,16 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from agent_train.report_style import STYLE
 from agent_train.report_trajectories import trajectories_html
 from agent_train.run_folder import RunFolder
 from agent_train.tracking import read_metrics
-from agentgym.charts import Frame, Palette, Series, line_chart, stacked_bars
+from agentgym.charts import Frame, Series, line_chart, stacked_bars
 from agentgym.files import write_json, write_text
+from agentgym.page import PAGE, PRINT, card, document, folded, table
 
-COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#0891b2", "#db2777")
-PAGE = Palette(tuple(f"var(--c{i})" for i in range(len(COLORS))), text="var(--text)", grid="var(--grid)")
-PRINT = Palette(COLORS, text="#1f2937", grid="#e5e7eb", background="#ffffff")
 RESULT_KEYS = ("env", "seed", "start", "end", "minutes", "curve", "command")
 
 Record = dict[str, Any]
@@ -38,20 +34,14 @@ def write_report(run_folder: RunFolder | Path | str) -> Path:
     """
     run = run_folder if isinstance(run_folder, RunFolder) else RunFolder(Path(run_folder))
     records = read_metrics(run.metrics)
-    name = escape(run.path.absolute().name)
     parts = [
-        "<!doctype html>",
-        f'<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{name}</title>',
-        f"<style>{STYLE}</style></head><body><main>",
-        f"<header><p>agentgym run</p><h1>{name}</h1></header>",
         _headline(records),
         f'<section class="charts">{"".join(f"<figure>{svg}</figure>" for svg in _charts(records))}</section>',
         _evaluations(records),
         trajectories_html(run),
         _settings(run),
-        "</main></body></html>",
     ]
-    write_text(run.report, "\n".join(parts) + "\n")
+    write_text(run.report, document(run.path.absolute().name, "agentgym run", parts))
     return run.report
 
 
@@ -165,11 +155,7 @@ def _headline(records: Sequence[Record]) -> str:
             ("sampled tokens", f"{tokens:,}", f"{tokens / seconds:,.0f} a second" if seconds else ""),
             ("engine gap", f"{max(gap, default=0):.1e}", "largest step mean, nats a token"),
         ]
-    return f'<section class="cards">{"".join(_card(*card) for card in cards)}</section>'
-
-
-def _card(name: str, value: str, note: str) -> str:
-    return f'<div class="card"><p>{escape(name)}</p><strong>{escape(value)}</strong><small>{escape(note)}</small></div>'
+    return f'<section class="cards">{"".join(card(*one) for one in cards)}</section>'
 
 
 def _charts(records: Sequence[Record]) -> list[str]:
@@ -214,26 +200,25 @@ def _points(records: Sequence[Record], key: str) -> list[tuple[float, float]]:
 
 
 def _evaluations(records: Sequence[Record]) -> str:
+    headings = ("step", "success", "95% interval", "reward", "turns", "episodes", "failed")
     rows = [
-        f"<tr><td>{e['step']}</td><td>{_percent(e['success'])}</td><td>{_interval(e)}</td><td>{_number(e['reward'])}</td>"
-        f"<td>{_number(e['turns'])}</td><td>{e['episodes']}</td><td>{e['failed']}</td></tr>"
+        [
+            str(e["step"]),
+            _percent(e["success"]),
+            _interval(e),
+            _number(e["reward"]),
+            _number(e["turns"]),
+            str(e["episodes"]),
+            str(e["failed"]),
+        ]
         for e in _of_kind(records, "eval")
     ]
-    head = "".join(
-        f"<th>{name}</th>" for name in ("step", "success", "95% interval", "reward", "turns", "episodes", "failed")
-    )
-    return (
-        f"<section><h2>Held-out evaluations</h2><table><tr>{head}</tr>{''.join(rows)}</table></section>" if rows else ""
-    )
+    return f"<section><h2>Held-out evaluations</h2>{table(headings, rows)}</section>" if rows else ""
 
 
 def _settings(run: RunFolder) -> str:
-    parts = []
-    for name, path in (("Settings", run.config), ("Versions and command", run.versions)):
-        if path.is_file():
-            parts.append(
-                f"<details><summary>{name}</summary><pre>{escape(path.read_text(encoding='utf-8'))}</pre></details>"
-            )
+    files = (("Settings", run.config), ("Versions and command", run.versions))
+    parts = [folded(name, path.read_text(encoding="utf-8")) for name, path in files if path.is_file()]
     return f"<section><h2>Settings</h2>{''.join(parts)}</section>" if parts else ""
 
 

@@ -25,7 +25,7 @@ _HOME = {
     "ToolSet": "tools",
     "Policy": "policy",
     "Reply": "policy",
-    "ChatPolicy": "policy",
+    "ChatPolicy": "chat",
     "ScriptedPolicy": "policy",
     "run_episode": "rollout",
     "run_many": "rollout",
@@ -63,9 +63,10 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from agentgym.chat import ChatPolicy
     from agentgym.core import Env, Wrapper
     from agentgym.messages import Message
-    from agentgym.policy import ChatPolicy, Policy, Reply, ScriptedPolicy
+    from agentgym.policy import Policy, Reply, ScriptedPolicy
     from agentgym.registration import EnvSpec, make, register, registry, spec
     from agentgym.rollout import Limits, run_episode, run_many
     from agentgym.tasks import Task, TaskSet

@@ -1,15 +1,19 @@
-"""Small SVG charts, made of text: lines with bands, and stacked bars. Colours are the caller's, so that a page may theme them."""
+"""Small SVG charts, made of text: lines with bands, stacked bars, means with intervals. Colours are the caller's, so that a page may theme them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 34, 42
 FEW_POINTS = 60
+ROW = 22
+# Of the width, for the names of rows; a letter is about seven pixels wide.
+NAMES_SHARE = 0.42
+LETTER = 7
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,16 @@ class Series:
     name: str
     points: Sequence[tuple[float, float]]
     band: Sequence[tuple[float, float, float]] = ()
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A named number with its interval, where it has one."""
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +114,59 @@ def stacked_bars(
     return _svg(scale, palette, body, names)
 
 
+def interval_chart(estimates: Sequence[Estimate], frame: Frame, palette: Palette) -> str:
+    """An `<svg>` of one row for each number: its name, a dot, its interval as a line. Its height follows from the rows.
+
+    Numbers that are not finite are left out; long names lose their middle, and are whole in the tip.
+    """
+    rows = [e for e in estimates if math.isfinite(e.value)]
+    ends = [n for e in rows for n in (e.value, e.low, e.high) if n is not None and math.isfinite(n)]
+    low, high = frame.y_range or (min([0.0, *ends]), max(ends, default=1.0))
+    ticks = nice_ticks(low, high, frame.ticks)
+    left, right = frame.width * NAMES_SHARE, frame.width - RIGHT - 20
+    height = TOP + ROW * len(rows) + 30
+
+    def at(value: float) -> float:
+        return left + (right - left) * (value - ticks[0]) / (ticks[-1] - ticks[0])
+
+    body = []
+    for tick in ticks:
+        text = _value_text(tick, frame)
+        body.append(f'<path d="M{at(tick):.1f},{TOP}V{height - 30}" stroke="{palette.grid}"/>')
+        body.append(
+            f'<text x="{at(tick):.1f}" y="{height - 12}" text-anchor="middle" font-size="12" fill="{palette.text}">{text}</text>'
+        )
+    for i, one in enumerate(rows):
+        body += _estimate(one, TOP + ROW * (i + 0.5), at, left - 10, frame, palette)
+    return "\n".join([*_opening(frame, height, palette), *body, "</svg>"])
+
+
+def _estimate(
+    one: Estimate, down: float, at: Callable[[float], float], names_end: float, frame: Frame, palette: Palette
+) -> list[str]:
+    color, letters = palette.lines[0], int(names_end / LETTER)
+    name = (
+        one.name if len(one.name) <= letters else f"{one.name[: letters // 3]}…{one.name[1 + letters // 3 - letters :]}"
+    )
+    tip = f"{one.name}: {_value_text(one.value, frame)}"
+    line = []
+    if one.low is not None and one.high is not None:
+        tip += f" ({_value_text(one.low, frame)} to {_value_text(one.high, frame)})"
+        line = [
+            f'<path d="M{at(one.low):.1f},{down:.1f}H{at(one.high):.1f}" stroke="{color}" stroke-opacity="0.45" stroke-width="5"/>'
+        ]
+    return [
+        f"<g><title>{escape(tip)}</title>",
+        f'<text x="{names_end:.0f}" y="{down + 4:.1f}" text-anchor="end" font-size="12" fill="{palette.text}">{escape(name)}</text>',
+        *line,
+        f'<circle cx="{at(one.value):.1f}" cy="{down:.1f}" r="4" fill="{color}"/></g>',
+    ]
+
+
+def _value_text(value: float, frame: Frame) -> str:
+    return f"{100 * value:.4g}%" if frame.percent else _number(float(f"{value:.4g}"))
+
+
 def nice_ticks(low: float, high: float, count: int) -> list[float]:
     """About `count` round numbers that span low to high, the first at or below it, the last at or above."""
     if not high > low:
@@ -154,19 +221,24 @@ def _path(pixels: Sequence[tuple[float, float]]) -> str:
 def _svg(scale: _Scale, palette: Palette, body: Sequence[str], names: Sequence[str]) -> str:
     frame = scale.frame
     words = f'font-size="12" fill="{palette.text}"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {frame.width} {frame.height}" width="{frame.width}" height="{frame.height}" '
-        f'role="img" aria-label="{escape(frame.title)}" font-family="system-ui, sans-serif">'
-    ]
-    if palette.background:
-        parts.append(f'<rect width="{frame.width}" height="{frame.height}" fill="{palette.background}"/>')
-    parts.append(
-        f'<text x="{LEFT}" y="18" font-size="14" font-weight="600" fill="{palette.text}">{escape(frame.title)}</text>'
-    )
+    parts = _opening(frame, frame.height, palette)
     parts += _axes(scale, palette, words)
     parts += body
     parts += _legend(names, frame, palette) if len(names) > 1 else []
     return "\n".join([*parts, "</svg>"])
+
+
+def _opening(frame: Frame, height: int, palette: Palette) -> list[str]:
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {frame.width} {height}" width="{frame.width}" height="{height}" '
+        f'role="img" aria-label="{escape(frame.title)}" font-family="system-ui, sans-serif">'
+    ]
+    if palette.background:
+        parts.append(f'<rect width="{frame.width}" height="{height}" fill="{palette.background}"/>')
+    parts.append(
+        f'<text x="{LEFT}" y="18" font-size="14" font-weight="600" fill="{palette.text}">{escape(frame.title)}</text>'
+    )
+    return parts
 
 
 def _axes(scale: _Scale, palette: Palette, words: str) -> list[str]:

@@ -22,9 +22,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
+from agentgym.chat import ChatPolicy
 from agentgym.messages import Message, assistant, text_of, user
 from agentgym.messages import system as system_message
-from agentgym.policy import ChatPolicy, EndEpisode, EndpointError
+from agentgym.policy import EndEpisode, EndpointError
 from agentgym.rewards import RewardError, together
 from agentgym.tasks import Task
 from agentgym.text_forms import NotJson, parse_json, spoken

@@ -9,26 +9,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import queue
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 
-@dataclass
+@dataclass(slots=True)
+class _Flag:
+    up: bool = False
+
+
+@dataclass(slots=True)
 class _Call:
-    """One call, and where its outcome, `(value, error)`, is waited for."""
+    """One call, and where its outcome is waited for. Once `outcome` is cancelled, nobody waits any more."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    loop: asyncio.AbstractEventLoop
-    outcome: asyncio.Future[tuple[Any, BaseException | None]]
+    lane: Lane
+    outcome: asyncio.Future[Any]
     started: bool = False
-    dropped: bool = False
-    returned: threading.Event = field(default_factory=threading.Event)
+    # A thing of its own: who asks whether the call has returned must not hold the call, which holds its environment.
+    returned: _Flag = field(default_factory=_Flag)
 
 
 class Lane:
@@ -39,128 +46,163 @@ class Lane:
 
     def __init__(self, name: str):
         self.name = name
-        self._thread_calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._task_calls: asyncio.Queue[_Call] = asyncio.Queue()
+        self._thread_calls: queue.SimpleQueue[tuple[_Call, _Inbox] | None] | None = None
+        self._task_calls: asyncio.Queue[_Call] | None = None
         self._task: asyncio.Task[None] | None = None
-        # Only the events: a call holds its environment, which must be free to be collected.
-        self._last_in_thread = self._last_in_task = _returned()
+        self._last_in_thread = self._last_in_task = _Flag(up=True)
 
     @property
     def busy(self) -> bool:
         """Whether a call has not returned yet, though nobody may be waiting for it any more."""
-        return not (self._last_in_thread.is_set() and self._last_in_task.is_set())
+        return not (self._last_in_thread.up and self._last_in_task.up)
+
+    def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        """Begin `function(*args, **kwargs)`. The future has its result, and an awaitable that it returns is awaited first.
+
+        Cancelling the future cancels an `async def` call, and takes out a `def` call that waits for its turn; one that runs
+        goes on, and nobody learns what comes of it.
+        """
+        call = _Call(function, args, kwargs, self, asyncio.get_running_loop().create_future())
+        if inspect.iscoroutinefunction(function):
+            self.in_task(call)
+        else:
+            self._in_thread(call)
+        return call.outcome
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The result of `function(*args, **kwargs)`. Cancelling the wait cancels an `async def` call; a `def` call runs on."""
-        if not inspect.iscoroutinefunction(function):
-            result = await self._in_thread(function, args, kwargs)
-            if not inspect.isawaitable(result):
-                return result
-            function, args, kwargs = _await, (result,), {}
-        return await self._in_task(function, args, kwargs)
+        """The result of `function(*args, **kwargs)`; see `start`."""
+        return await self.start(function, *args, **kwargs)
 
     def stop(self) -> None:
         """End the thread once its calls are done, and the task at once."""
-        if self._thread is not None:
+        if self._thread_calls is not None:
             self._thread_calls.put(None)
-            self._thread = None
+            self._thread_calls = None
         if self._task is not None and not self._task.done():
             with contextlib.suppress(RuntimeError):  # the loop is closed, and took its tasks with it
                 self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
-    async def _in_thread(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._thread is None:
+    def _in_thread(self, call: _Call) -> None:
+        if self._thread_calls is None:
             self._thread_calls = queue.SimpleQueue()
-            self._thread = threading.Thread(target=_serve, args=(self._thread_calls,), name=self.name, daemon=True)
-            self._thread.start()
-        call = _new_call(function, args, kwargs)
+            threading.Thread(target=_serve, args=(self._thread_calls,), name=self.name, daemon=True).start()
         self._last_in_thread = call.returned
-        self._thread_calls.put(call)
-        try:
-            return _value(await call.outcome)
-        finally:
-            call.dropped = True
+        self._thread_calls.put((call, _inbox_of(call.outcome.get_loop())))
 
-    async def _in_task(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        loop = asyncio.get_running_loop()
-        if self._task is None or self._task.done() or self._task.get_loop() is not loop:
+    def in_task(self, call: _Call) -> None:
+        """Let a call run in the lane's task."""
+        loop = call.outcome.get_loop()
+        if self._task is None or self._task_calls is None or self._task.done() or self._task.get_loop() is not loop:
             self._task_calls = asyncio.Queue()
             self._task = loop.create_task(_serve_async(self._task_calls), name=self.name)
-        call = _new_call(function, args, kwargs)
         self._last_in_task = call.returned
+        call.outcome.add_done_callback(functools.partial(_interrupt, call, self._task))
         self._task_calls.put_nowait(call)
-        try:
-            return _value(await call.outcome)
-        except asyncio.CancelledError:
-            call.dropped = True
-            if call.started and not call.returned.is_set():
-                self._task.cancel()
-            raise
 
 
-def _serve(calls: queue.SimpleQueue[_Call | None]) -> None:
-    while (call := calls.get()) is not None:
-        outcome: tuple[Any, BaseException | None] = (None, None)
+class _Inbox:
+    """Answers of threads on their way to an event loop. One wake-up of the loop takes all that have come."""
+
+    def __init__(self) -> None:
+        self._answers: deque[tuple[_Call, Any, BaseException | None]] = deque()
+        self._woken = False
+
+    def put(self, call: _Call, value: Any, error: BaseException | None) -> None:
+        """Leave an answer, from any thread."""
+        loop = call.outcome.get_loop()
+        self._answers.append((call, value, error))
+        if not self._woken or loop.is_closed():
+            self._woken = True
+            try:
+                loop.call_soon_threadsafe(self._take)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                self._answers.clear()
+
+    def _take(self) -> None:
+        self._woken = False  # before looking: what comes from here on wakes the loop again
+        while self._answers:
+            _answer(*self._answers.popleft())
+
+
+_inboxes: dict[asyncio.AbstractEventLoop, _Inbox] = {}
+
+
+def _inbox_of(loop: asyncio.AbstractEventLoop) -> _Inbox:
+    if loop not in _inboxes:
+        for old in list(_inboxes):
+            if old.is_closed():
+                _inboxes.pop(old, None)
+        _inboxes[loop] = _Inbox()
+    return _inboxes[loop]
+
+
+def _serve(calls: queue.SimpleQueue[tuple[_Call, _Inbox] | None]) -> None:
+    while (taken := calls.get()) is not None:
+        call, inbox = taken
+        value: Any = None
+        error: BaseException | None = None
         try:
-            if not call.dropped:
-                outcome = (call.function(*call.args, **call.kwargs), None)
-        except BaseException as error:
-            outcome = (None, error)
-        call.returned.set()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            call.loop.call_soon_threadsafe(_answer, call, outcome)
-        del call, outcome
+            if not call.outcome.cancelled():
+                value = call.function(*call.args, **call.kwargs)
+        except BaseException as raised:
+            error = raised
+        call.returned.up = True
+        inbox.put(call, value, error)
+        del taken, call, value, error
 
 
 async def _serve_async(calls: asyncio.Queue[_Call]) -> None:
     task = cast("asyncio.Task[Any]", asyncio.current_task())
     while True:
         call = await calls.get()
-        outcome: tuple[Any, BaseException | None] = (None, None)
+        value: Any = None
+        error: BaseException | None = None
         try:
-            if not call.dropped:
+            if not call.outcome.cancelled():
                 call.started = True
-                outcome = (await call.function(*call.args, **call.kwargs), None)
-        except asyncio.CancelledError as error:
-            outcome = (None, error)
-            if task.cancelling() and not call.dropped:
+                value = await call.function(*call.args, **call.kwargs)
+        except asyncio.CancelledError as raised:
+            error = raised
+            if task.cancelling() and not call.outcome.cancelled():
                 raise
-        except (Exception, SystemExit) as error:
-            outcome = (None, error)
+        except (Exception, SystemExit) as raised:
+            error = raised
         finally:
-            call.returned.set()
-            _answer(call, outcome)
-        while call.dropped and task.cancelling():
+            call.returned.up = True
+            _settle(call.outcome, value, error)
+        while call.outcome.cancelled() and task.cancelling():
             task.uncancel()
-        del call, outcome
+        del call, value, error
 
 
-def _answer(call: _Call, outcome: tuple[Any, BaseException | None]) -> None:
-    if not call.outcome.done():
-        call.outcome.set_result(outcome)
+def _interrupt(call: _Call, task: asyncio.Task[None], outcome: asyncio.Future[Any]) -> None:
+    """Cancel a call in a task when nobody waits for it any more."""
+    if outcome.cancelled() and call.started and not call.returned.up:
+        task.cancel()
 
 
-def _value(outcome: tuple[Any, BaseException | None]) -> Any:
-    value, error = outcome
+def _answer(call: _Call, value: Any, error: BaseException | None) -> None:
+    """Pass on what a call in a thread gave; an awaitable is awaited first, in the lane's task."""
+    if error is None and not call.outcome.done() and inspect.isawaitable(value):
+        call.function, call.args, call.kwargs, call.returned = _await, (value,), {}, _Flag()
+        call.lane.in_task(call)
+    else:
+        _settle(call.outcome, value, error)
+
+
+def _settle(outcome: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    if outcome.done():
+        return
     if error is None:
-        return value
-    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
-        raise error
-    # Let through, these would end the caller's task or loop instead of the call.
-    raise RuntimeError(f"{type(error).__name__}({error}) was raised by the call") from error
+        outcome.set_result(value)
+    elif isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+        outcome.set_exception(error)
+    else:
+        # Let through, these would end the caller's task or loop instead of the call.
+        passed = RuntimeError(f"{type(error).__name__}({error}) was raised by the call")
+        passed.__cause__ = error
+        outcome.set_exception(passed)
 
 
 async def _await(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
-
-
-def _new_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-    loop = asyncio.get_running_loop()
-    return _Call(function, args, kwargs, loop, loop.create_future())
-
-
-def _returned() -> threading.Event:
-    event = threading.Event()
-    event.set()
-    return event

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import math
-import os
 import random
-import time
-import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from agentgym.messages import Action, Message, assistant
 from agentgym.trajectory import Tokens
 
 if TYPE_CHECKING:
-    import aiohttp
-
     from agentgym.core import Env
 
     Caller = Callable[..., Awaitable[Any]]
-
-RETRIED_STATUS = frozenset({408, 409, 429})
-_KEPT_FIELDS = ("tool_calls", "reasoning_content", "reasoning")
 
 
 @dataclass(frozen=True)
@@ -35,11 +23,14 @@ class Reply:
     Attributes:
         usage: tokens by the endpoint's count: prompt_tokens, completion_tokens, and cached_tokens and reasoning_tokens, which
             are parts of the two, where it tells them.
+        finish_reason: why the endpoint stopped: "stop", "tool_calls", "length" (the answer is cut at its longest); None where
+            nobody says.
     """
 
     message: Message
     tokens: Tokens | None = None
     usage: dict[str, int] = field(default_factory=dict)
+    finish_reason: str | None = None
 
 
 @dataclass
@@ -49,9 +40,9 @@ class Calls:
     Attributes:
         requests: HTTP requests that were sent.
         retries: requests that were sent again, by cause: an HTTP status ("429"), "timeout", "connection", "cut" (a body
-            that ended early), "garbage" (no chat completion).
+            or a stream that ended early), "garbage" (no chat completion).
         usage: tokens, summed over all answers; see `Reply.usage`.
-        waited: seconds between tries.
+        waited: seconds between tries, and before the first where the endpoint had refused others as too many.
     """
 
     requests: int = 0
@@ -102,6 +93,14 @@ class ScriptedPolicy:
         for action in self._script:
             return Reply(assistant(action))
         raise EndEpisode("script")
+
+
+class NullPolicy:
+    """Says nothing: the empty text, always. What it scores is an environment's floor."""
+
+    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
+        """The empty answer."""
+        return Reply(assistant(""))
 
 
 class ExpertPolicy:
@@ -181,150 +180,10 @@ def _method(env: Env, name: str) -> Callable[..., Action]:
     return method
 
 
-class ChatPolicy:
-    """A model behind an OpenAI-compatible endpoint. One object may serve many episodes at a time.
+def __getattr__(name: str) -> Any:
+    # It lives in a module that imports this one.
+    if name != "ChatPolicy":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from agentgym.chat import ChatPolicy
 
-    Connections are shared by all policies of an event loop and closed with it. Statuses 408, 409, 429 and 5xx, refused or
-    broken connections, cut bodies and silence are retried after a growing wait, or after what `Retry-After` asks for.
-
-    Args:
-        model: the model's name at the endpoint.
-        base_url: up to and with the version, "http://localhost:8000/v1".
-        api_key: sent as a bearer token. None: the environment variable OPENAI_API_KEY, if set. "": none.
-        temperature: None leaves it to the endpoint, as for all sampling settings.
-        max_tokens: of one answer.
-        seed: of sampling.
-        extra: more fields of the request.
-        timeout: seconds for one request, from connecting to the last byte.
-        retries: requests after the first.
-
-    Raises:
-        ValueError: `base_url` is no http(s) URL.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        base_url: str,
-        api_key: str | None = None,
-        *,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        seed: int | None = None,
-        extra: Mapping[str, Any] | None = None,
-        timeout: float = 120.0,
-        retries: int = 5,
-    ):
-        if not base_url.startswith(("http://", "https://")):
-            raise ValueError(f"base_url must begin with http:// or https://, not {base_url!r}")
-        settings = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
-        self.model = model
-        self.url = base_url.rstrip("/") + "/chat/completions"
-        self._fields = {"model": model, **{k: v for k, v in settings.items() if v is not None}, **(extra or {})}
-        key = os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._timeout = timeout
-        self._retries = retries
-
-    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """The model's answer.
-
-        Raises:
-            EndEpisode: "context": the conversation is longer than the model can read.
-            EndpointError: the endpoint refused the request, or failed on every try.
-        """
-        body = {**self._fields, "messages": list(messages), **({"tools": list(tools)} if tools else {})}
-        for attempt in range(self._retries + 1):
-            try:
-                return _reply_of(await self._post(body))
-            except _Transient as failure:
-                if attempt == self._retries:
-                    message = f"{self.url}: {failure} ({attempt + 1} tries)"
-                    raise EndpointError(message) from failure
-                if failure.wait is not None and failure.wait > self._timeout:
-                    raise EndpointError(f"{self.url}: {failure}; it asks to wait {failure.wait:.0f} s") from failure
-                backoff = min(0.5 * 2**attempt, 30.0) * random.uniform(0.5, 1.0)
-                await asyncio.sleep(backoff if failure.wait is None else failure.wait)
-        raise AssertionError("unreachable: the last try returns or raises")
-
-    async def _post(self, body: dict[str, Any]) -> str:
-        import aiohttp
-
-        session = await _session()
-        limit = aiohttp.ClientTimeout(total=self._timeout)
-        try:
-            async with session.post(self.url, json=body, headers=self._headers, timeout=limit) as response:
-                text = await response.text()
-                status, wait = response.status, _retry_after(response.headers.get("Retry-After"))
-        except TimeoutError as error:
-            raise _Transient(f"no answer within {self._timeout:g} s") from error
-        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-            raise EndpointError(f"{self.url}: {error!r}") from error
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise _Transient(f"{type(error).__name__}: {error}") from error
-        if status in RETRIED_STATUS or status >= 500:
-            raise _Transient(f"answered {status}: {text[:500]}", wait)
-        if status == 400 and any(sign in text for sign in _TOO_LONG):
-            raise EndEpisode("context")
-        if status != 200:
-            raise EndpointError(f"{self.url}: answered {status}: {text[:500]}")
-        return text
-
-
-_TOO_LONG = ("context_length_exceeded", "maximum context length")
-_sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, Any]]
-_sessions = weakref.WeakKeyDictionary()
-
-
-class _Transient(Exception):
-    """A failure worth another try, after `wait` seconds if the server said so."""
-
-    def __init__(self, what: str, wait: float | None = None):
-        super().__init__(what)
-        self.wait = wait
-
-
-async def _session() -> aiohttp.ClientSession:
-    """This event loop's session. It lives in an async generator, which the loop closes when it shuts down."""
-    loop = asyncio.get_running_loop()
-    if loop not in _sessions:
-        life = _session_life()
-        _sessions[loop] = (await anext(life), life)
-    return _sessions[loop][0]
-
-
-async def _session_life() -> AsyncGenerator[aiohttp.ClientSession, None]:
-    import aiohttp
-
-    # The loop that runs the episodes bounds how many requests are open, so the pool does not.
-    session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-    try:
-        yield session
-    finally:
-        await session.close()
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Seconds of a Retry-After header: a number, or a date."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(value).timestamp() - time.time()
-        except ValueError:
-            return None
-    return max(0.0, seconds) if math.isfinite(seconds) else None
-
-
-def _reply_of(text: str) -> Reply:
-    try:
-        record = json.loads(text)
-        given = record["choices"][0]["message"]
-        message = {"role": "assistant", "content": given.get("content")}
-        message |= {name: given[name] for name in _KEPT_FIELDS if given.get(name)}
-        usage = {k: v for k, v in (record.get("usage") or {}).items() if isinstance(v, int)}
-        return Reply(assistant(message), usage=usage)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise _Transient(f"no chat completion ({error!r}): {text[:200]!r}") from error
+    return ChatPolicy

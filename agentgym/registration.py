@@ -64,6 +64,8 @@ class EnvSpec:
         tags: free words for lists.
         task_source: a function `split -> TaskSet`, or its `"module:function"`; None: the class's `default_tasks`.
         nondeterministic: True if the same task, seed and actions may give different results.
+        needs: for lists, what it takes besides agentgym itself: "sandbox:IMAGE", or "MODULE:REQUIREMENT", a module that
+            must be importable and what `pip install` is told to get it.
     """
 
     id: str
@@ -73,6 +75,7 @@ class EnvSpec:
     tags: tuple[str, ...] = ()
     task_source: TaskSource | None = None
     nondeterministic: bool = False
+    needs: tuple[str, ...] = ()
 
     def make(self, render_mode: str | None = None, **kwargs: Any) -> Env:
         """Make the environment; `kwargs` go over the spec's own. See `agentgym.make`."""
@@ -134,12 +137,12 @@ class EnvSpec:
                     f"environment {self.id!r}: {name} {record[name]!r} lives in {record[name].__module__!r} and has no"
                     " importable name; move it to the top of a module to send it as JSON"
                 )
-        return {**record, "tags": list(self.tags)} if self.tags else record
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in record.items()}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> EnvSpec:
         """The reverse of `to_json`."""
-        return cls(**{**record, "tags": tuple(record.get("tags", ()))})
+        return cls(**{**record, "tags": tuple(record.get("tags", ())), "needs": tuple(record.get("needs", ()))})
 
 
 def register(
@@ -151,6 +154,7 @@ def register(
     tags: Iterable[str] = (),
     tasks: TaskSource | None = None,
     nondeterministic: bool = False,
+    needs: Iterable[str] = (),
 ) -> EnvSpec:
     """Give an environment an id.
 
@@ -162,6 +166,7 @@ def register(
         tags: free words for lists.
         tasks: `split -> TaskSet`, or its `"module:function"`. Default: the class's `default_tasks`.
         nondeterministic: True if the same task, seed and actions may give different results.
+        needs: for lists; see `EnvSpec`.
 
     Returns:
         The spec. Registering the same entry point and kwargs again only renews the rest.
@@ -175,6 +180,9 @@ def register(
         )
     if isinstance(entry_point, str) and not _BY_VALUE.fullmatch(entry_point):
         raise ValueError(f"environment {id!r}: bad entry point {entry_point!r}: write 'package.module:Class'")
+    needs = tuple(needs)
+    if bad := [need for need in needs if not all(need.partition(":"))]:
+        raise ValueError(f"environment {id!r}: bad need {bad[0]!r}: write 'sandbox:IMAGE' or 'MODULE:REQUIREMENT'")
     spec = EnvSpec(
         id=id,
         entry_point=_by_value(entry_point),
@@ -183,6 +191,7 @@ def register(
         tags=tuple(tags),
         task_source=None if tasks is None else _by_value(tasks),
         nondeterministic=nondeterministic,
+        needs=needs,
     )
     present = _specs.get(id)
     if present is not None and (present.entry_point, present.kwargs) != (spec.entry_point, spec.kwargs):

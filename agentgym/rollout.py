@@ -7,17 +7,19 @@ some at a time. A failure of an environment or a policy ends its own trajectory 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import math
 import numbers
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from agentgym.bounded import CallFailed, CallTimeout, Parts, bounded, bounded_parts
 from agentgym.core import Env
 from agentgym.lanes import Lane
 from agentgym.messages import Message, Observation, assistant, problem_of
@@ -32,6 +34,7 @@ class Limits:
 
     Attributes:
         max_turns: replies after which the loop ends an episode ("max_turns"); the env's own limit still holds.
+        tokens: read and written by the policy, over all turns, from which on the loop asks for no more replies ("tokens").
         init_timeout: making an environment, and its `init`.
         reset_timeout: one `reset`.
         step_timeout: one `step`.
@@ -41,6 +44,7 @@ class Limits:
     """
 
     max_turns: int | None = None
+    tokens: int | None = None
     init_timeout: float | None = 120.0
     reset_timeout: float | None = 60.0
     step_timeout: float | None = 60.0
@@ -63,17 +67,8 @@ class Episode:
     seed: int | None = None
 
 
-class CallFailed(RuntimeError):
-    """A call of an environment or a policy raised or gave nonsense. The message names the call, the turn and the time."""
-
-
-class CallTimeout(CallFailed):
-    """A call took longer than its limit."""
-
-
 _log = logging.getLogger("agentgym.rollout")
 _lanes: weakref.WeakKeyDictionary[Env, Lane] = weakref.WeakKeyDictionary()
-_closing: set[asyncio.Task[Any]] = set()
 
 
 async def run_episode(
@@ -128,11 +123,7 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
 
     if hasattr(policy, "attach"):
         policy.attach(env, lane.call)
-    if task is not None:
-        init = env.get_wrapper_attr("init")
-        await _call("init", lane.call(init, task), limits.init_timeout)
-    reset = lane.call(env.reset, seed=trajectory.seed)
-    observation = await _call("reset", reset, limits.reset_timeout, _checked_reset)
+    observation = await _begin(env, lane, task, trajectory.seed, limits)
     trajectory.task_id = _task_id(env) or trajectory.task_id
     tools = env.get_wrapper_attr("tools")
     conversation = list(observation)
@@ -141,14 +132,16 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
         trajectory.final_observation = observation
         if limits.max_turns is not None and len(trajectory.turns) >= limits.max_turns:
             raise EndEpisode("max_turns")
+        if limits.tokens is not None and sum(map(_tokens, trajectory.turns)) >= limits.tokens:
+            raise EndEpisode("tokens")
         started = time.perf_counter()
         reply = await _act(policy, conversation, tools, limits, deadline)
         acted = time.perf_counter()
         turn = Turn(observation, reply.message, tokens=reply.tokens, act_seconds=acted - started, usage=reply.usage)
         trajectory.turns.append(turn)
         trajectory.final_observation = []
-        step = lane.call(env.step, reply.message)
-        outcome = await _call("step", step, limits.step_timeout, _checked_step)
+        step = lane.start(env.step, reply.message)
+        outcome = await bounded("step", step, limits.step_timeout, _checked_step)
         observation, turn.reward, terminated, truncated, turn.info = outcome
         turn.step_seconds = time.perf_counter() - acted
         conversation += [reply.message, *observation]
@@ -156,6 +149,30 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
             trajectory.final_observation = observation
             trajectory.end = "terminated" if terminated else "truncated"
             return
+
+
+async def _begin(env: Env, lane: Lane, task: Task | None, seed: int | None, limits: Limits) -> Observation:
+    """`init`, where there is a task to bind, and `reset`. Both go to the thread at once: changing threads takes time."""
+    init = env.get_wrapper_attr("init")
+    parts = Parts(init=limits.init_timeout, reset=limits.reset_timeout)
+
+    def both() -> Any:
+        begun = init(task)
+        if inspect.isawaitable(begun) or parts.given_up:
+            return begun
+        parts.go_on("reset")
+        return env.reset(seed=seed)
+
+    def check(result: Any) -> Any:
+        return _checked_reset(result) if parts.what == "reset" else None
+
+    if task is not None and inspect.iscoroutinefunction(init):
+        await bounded("init", lane.start(init, task), limits.init_timeout)
+    elif task is not None:
+        observation = await bounded_parts(parts, lane.start(both), check)
+        if parts.what == "reset":
+            return observation
+    return await bounded("reset", lane.start(env.reset, seed=seed), limits.reset_timeout, _checked_reset)
 
 
 async def _act(
@@ -175,38 +192,18 @@ async def _act(
         return await policy.act(list(conversation), tools)
 
     try:
-        return await _call("act", act(), seconds, _checked_reply)
+        return await bounded("act", act(), seconds, _checked_reply)
     except CallTimeout:
         if seconds == left:
             raise EndEpisode("time") from None
         raise
 
 
-async def _call(
-    what: str, awaitable: Awaitable[Any], seconds: float | None, check: Callable[[Any], Any] = lambda result: result
-) -> Any:
-    """The checked result of a call; whatever goes wrong with it is a CallFailed that says what and after how long.
-
-    Raises:
-        EndEpisode: the policy's, let through.
-    """
-    started = time.perf_counter()
-    call = asyncio.ensure_future(awaitable)
-    try:
-        # Not asyncio.timeout: what swallows its cancellation would be waited for all the same.
-        await asyncio.wait({call}, timeout=None if seconds == math.inf else seconds)
-        if not call.done():
-            raise CallTimeout(f"{what} took longer than its limit of {seconds:g} s")
-        if call.cancelled():
-            raise CallFailed(f"{what} cancelled itself after {time.perf_counter() - started:.1f} s")
-        return check(call.result())
-    except (EndEpisode, CallFailed):
-        raise
-    except Exception as error:
-        took = time.perf_counter() - started
-        raise CallFailed(f"{what} failed after {took:.1f} s: {type(error).__name__}: {error}") from error
-    finally:
-        call.cancel()
+def _tokens(turn: Turn) -> int:
+    """Tokens that the policy read and wrote in one turn: the endpoint's count, or the exact ones where it knows them."""
+    if turn.tokens is not None:
+        return len(turn.tokens.prompt_ids) + len(turn.tokens.completion_ids)
+    return turn.usage.get("prompt_tokens", 0) + turn.usage.get("completion_tokens", 0)
 
 
 def _lane_of(env: Env, lane: Lane | None = None) -> Lane:
@@ -270,9 +267,7 @@ async def close_env(env: Env, timeout: float | None = 5.0) -> None:
     Errors of `close` are logged: the episode that used the environment has already ended.
     """
     lane = _lane_of(env)
-    closing = asyncio.create_task(lane.call(env.close))
-    _closing.add(closing)
-    closing.add_done_callback(_closing.discard)
+    closing = lane.start(env.close)
     await asyncio.wait({closing}, timeout=timeout)
     if not closing.done():
         _log.warning("%s: close took longer than its limit of %g s", _name(env), timeout or 0)
@@ -284,7 +279,7 @@ async def close_env(env: Env, timeout: float | None = 5.0) -> None:
 
 async def _discard(lane: Lane, made: list[Env], timeout: float | None) -> None:
     """Close the environment that a lane has made, or is making, though nobody takes it any more."""
-    turn = asyncio.create_task(lane.call(lambda: None))
+    turn = lane.start(lambda: None)
     await asyncio.wait({turn}, timeout=timeout)
     if made:
         _lane_of(made[0], lane)
@@ -302,6 +297,8 @@ async def run_many(
     retries: int = 1,
     on_end: Callable[[Trajectory], None] | None = None,
     env_id: str = "",
+    go_on: Callable[[], bool] = lambda: True,
+    keep: bool = True,
 ) -> list[Trajectory]:
     """Run episodes, at most `concurrency` at a time, each place with an environment of its own.
 
@@ -318,9 +315,11 @@ async def run_many(
             last are in the trajectory's `metadata["errors"]`.
         on_end: called with each trajectory as it ends.
         env_id: the name to record. Default: the id that the environment was made by.
+        go_on: asked before each episode; once it says no, no other is begun, and those that run are finished.
+        keep: False returns nothing, so that the trajectories that `on_end` took need not stay in memory.
 
     Returns:
-        The trajectories, in the order of `episodes`.
+        The trajectories of the episodes that were run, in the order of `episodes`.
 
     Raises:
         ValueError: `concurrency` below 1, `retries` below 0, or `make_env` gave the same environment twice.
@@ -335,16 +334,19 @@ async def run_many(
     async def work() -> None:
         place = _Place(make_env, make_policy, limits, retries, env_id, closing)
         try:
-            for index, episode in waiting:
-                results[index] = await place.run(episode)
+            while go_on() and (taken := next(waiting, None)):
+                index, episode = taken
+                trajectory = await place.run(episode)
+                if keep:
+                    results[index] = trajectory
                 if on_end is not None:
-                    on_end(results[index])
+                    on_end(trajectory)
         finally:
             place.close()
 
     places = [asyncio.create_task(work()) for _ in range(min(concurrency, len(episodes)))]
     await _finish(places, closing)
-    return [results[index] for index in range(len(episodes))]
+    return [results[index] for index in sorted(results)]
 
 
 async def _finish(places: list[asyncio.Task[None]], closing: list[asyncio.Task[None]]) -> None:
@@ -411,7 +413,7 @@ class _Place:
             return made[0]
 
         try:
-            env = await _call("making the environment", lane.call(make), self.limits.init_timeout)
+            env = await bounded("making the environment", lane.start(make), self.limits.init_timeout)
         except BaseException:
             self.closing.append(asyncio.create_task(_discard(lane, made, self.limits.close_timeout)))
             raise

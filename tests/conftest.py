@@ -1,8 +1,8 @@
 """What all tests share: which of them this machine cannot run, and why.
 
 `data` needs the folder that AGENTGYM_DATA names, `docker` a Docker Engine with our python image, `bubblewrap` a machine that
-can start such a sandbox, `sandbox` either of the two. Where AGENTGYM_NEED_SANDBOXES is set, as in CI, a missing back end is an
-error instead.
+can start such a sandbox, `sandbox` either of the two, `browser` a Chromium and playwright. Where AGENTGYM_NEED_SANDBOXES is
+set, as in CI, a missing back end is an error instead, and so is a missing browser where AGENTGYM_NEED_BROWSER is set.
 """
 
 import os
@@ -15,7 +15,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         for marker, missing in MISSING.items():
             if marker in item.keywords and (reason := missing()):
-                if marker != "data" and os.environ.get("AGENTGYM_NEED_SANDBOXES"):
+                needed = NEEDED_BY.get(marker, "AGENTGYM_NEED_SANDBOXES")
+                if needed and os.environ.get(needed):
                     raise pytest.UsageError(f"tests marked {marker} cannot be run: {reason}")
                 item.add_marker(pytest.mark.skip(reason=reason))
 
@@ -55,4 +56,18 @@ def no_sandbox():
     return None
 
 
-MISSING = {"data": no_data, "docker": no_docker, "bubblewrap": no_bubblewrap, "sandbox": no_sandbox}
+def no_browser():
+    from browser import missing
+
+    return missing()
+
+
+MISSING = {
+    "data": no_data,
+    "docker": no_docker,
+    "bubblewrap": no_bubblewrap,
+    "sandbox": no_sandbox,
+    "browser": no_browser,
+}
+# The variables of the environment that make what is missing an error; sandboxes' where nothing is said.
+NEEDED_BY = {"data": "", "browser": "AGENTGYM_NEED_BROWSER"}

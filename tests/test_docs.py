@@ -20,7 +20,7 @@ from agent_train.tracking import EvalMetrics, SftMetrics, StepMetrics
 from agent_train.validation import get
 from agentgym.catalogue import data_sets, missing_files
 from agentgym.cli import main as agentgym
-from agentgym.evaluate import Report
+from agentgym.evaluate import CellResult
 from agentgym.registration import adapters, registry, spec
 from agentgym.sandbox.images import WAYS, image_names, rootfs
 
@@ -252,7 +252,7 @@ def test_the_settings_table_is_the_dataclasses():
     ("page", "kinds"),
     [
         ("docs/training.md", (SftMetrics, EvalMetrics, StepMetrics, UpdateMetrics)),
-        ("docs/evaluation.md", (Report,)),
+        ("docs/evaluation.md", (CellResult,)),
     ],
 )
 def test_every_field_that_is_measured_is_explained(page, kinds):

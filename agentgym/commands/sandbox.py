@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from agentgym.mistake import Mistake
+from agentgym.commands.output import print_json, print_table
+from agentgym.mistake import Mistake, nearest
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from agentgym.sandbox.found import Found
 
 
-def add_sandbox_commands(parser: argparse.ArgumentParser) -> None:
-    """Give the parser of `agentgym sandbox` its commands."""
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add `agentgym sandbox` and its commands."""
+    parser = commands.add_parser("sandbox", help="images and sandboxes of environments that act")
     commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND", parser_class=type(parser))
 
     build = commands.add_parser("build", help="make the images that sandboxes start from")
-    build.add_argument("names", nargs="*", metavar="NAME", help="which (default: all)")
+    build.add_argument("names", nargs="*", metavar="IMAGE", help="which (default: all)")
     build.add_argument(
         "--how",
         choices=("auto", "registry", "packages"),
@@ -37,6 +38,7 @@ def add_sandbox_commands(parser: argparse.ArgumentParser) -> None:
         help="make Docker images too, or not (default: if a Docker Engine answers)",
     )
     build.add_argument("--force", action="store_true", help="also what is there already; no sandbox should be running")
+    build.add_argument("--json", action="store_true", help="what was made, as JSON")
     build.set_defaults(run=_build)
 
     listing = commands.add_parser("list", help="the sandboxes that there are, and who holds them")
@@ -46,7 +48,8 @@ def add_sandbox_commands(parser: argparse.ArgumentParser) -> None:
     cleanup = commands.add_parser("cleanup", help="remove sandboxes whose process has ended")
     which = cleanup.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="also those that are in use, and those of other hosts")
-    which.add_argument("--run", metavar="RUN", dest="of_run", help="those of this run only, in use or not")
+    which.add_argument("--run", metavar="LABEL", dest="of_run", help="those of this run only, in use or not")
+    cleanup.add_argument("--json", action="store_true", help="what was removed, as JSON")
     cleanup.set_defaults(run=_cleanup)
 
 
@@ -56,25 +59,35 @@ def _build(args: argparse.Namespace) -> int:
 
     names = args.names or image_names()
     if unknown := [name for name in names if name not in image_names()]:
-        raise Mistake(f"there is no image {unknown[0]!r}; there are {', '.join(image_names())}")
-    failed = False
+        raise Mistake(
+            f"no image {unknown[0]!r}{nearest(unknown[0], image_names())}; there are {', '.join(image_names())}"
+        )
+    records: list[dict[str, Any]] = []
+    say = _say_aside if args.json else _say
     for name in names:
         try:
-            built = build(name, args.how, docker=args.docker, force=args.force, say=partial(_say, name))
+            built = build(name, args.how, docker=args.docker, force=args.force, say=partial(say, name))
         except ValueError as error:
             raise Mistake(str(error)) from error
         except SandboxError as error:
             print(f"agentgym sandbox: {name}: {error}", file=sys.stderr)
-            failed = True
+            records.append({"name": name, "error": str(error)})
             continue
+        records.append({**asdict(built), "rootfs": str(built.rootfs), "error": None})
         places = f"{built.tag} and {built.rootfs}" if built.tag else f"{built.rootfs}"
         state = f"made in {built.seconds:.1f} s" if built.fresh else "already there"
-        print(f"{name}: {state}, {built.bytes / 1e6:.0f} MB: {places}", flush=True)
-    return 1 if failed else 0
+        say(name, f"{state}, {built.bytes / 1e6:.0f} MB: {places}")
+    if args.json:
+        print_json(records)
+    return 1 if any(record["error"] for record in records) else 0
 
 
 def _say(name: str, text: str) -> None:
     print(f"{name}: {text}", flush=True)
+
+
+def _say_aside(name: str, text: str) -> None:
+    print(f"{name}: {text}", file=sys.stderr, flush=True)
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -82,11 +95,11 @@ def _list(args: argparse.Namespace) -> int:
 
     survey = sandboxes()
     if args.json:
-        print(json.dumps([asdict(f) for f in survey.found], indent=2))
+        print_json([asdict(f) for f in survey.found])
+    elif survey.found:
+        print_table(_table(survey.found))
     else:
-        from rich.console import Console
-
-        Console().print(_table(survey.found) if survey.found else "no sandboxes")
+        print("no sandboxes")
     _tell_unasked(survey)
     return 0
 
@@ -97,7 +110,6 @@ def _tell_unasked(survey: Survey) -> None:
 
 
 def _table(found: list[Found]) -> Table:
-    from rich.markup import escape
     from rich.table import Table
 
     from agentgym.sandbox.found import this_host
@@ -107,7 +119,7 @@ def _table(found: list[Found]) -> Table:
         where = "" if f.host == this_host() else f" on {f.host.split()[0] if f.host else 'another host'}"
         state = "" if f.alive else " (ended)"
         age = f"{max(0.0, time.time() - f.started):.0f} s" if f.started else "?"
-        table.add_row(f.id[:24], f.backend, escape(f.run), escape(f"{f.pid}{where}{state}"), age)
+        table.add_row(f.id[:24], f.backend, f.run, f"{f.pid}{where}{state}", age)
     return table
 
 
@@ -122,5 +134,8 @@ def _cleanup(args: argparse.Namespace) -> int:
     except SandboxError as error:
         print(f"agentgym sandbox: {error}", file=sys.stderr)
         return 1
-    print(f"{len(removed)} removed")
+    if args.json:
+        print_json([asdict(f) for f in removed])
+    else:
+        print(f"{len(removed)} removed")
     return 0

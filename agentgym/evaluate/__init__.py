@@ -8,19 +8,38 @@ from typing import TYPE_CHECKING, Any
 _HOME = {
     "AgentSpec": "plan",
     "Cell": "plan",
-    "Report": "statistics",
+    "CellResult": "results",
+    "Results": "results",
+    "compare_runs": "compare",
     "evaluate": "run",
+    "mean_interval": "statistics",
     "pass_at_k": "statistics",
+    "pass_hat_k": "statistics",
+    "results_of": "results",
     "success_interval": "statistics",
-    "summarise": "statistics",
     "table_of": "tables",
 }
-__all__ = ["AgentSpec", "Cell", "Report", "evaluate", "pass_at_k", "success_interval", "summarise", "table_of"]
+__all__ = [
+    "AgentSpec",
+    "Cell",
+    "CellResult",
+    "Results",
+    "compare_runs",
+    "evaluate",
+    "mean_interval",
+    "pass_at_k",
+    "pass_hat_k",
+    "results_of",
+    "success_interval",
+    "table_of",
+]
 
 if TYPE_CHECKING:
+    from agentgym.evaluate.compare import compare_runs
     from agentgym.evaluate.plan import AgentSpec, Cell
+    from agentgym.evaluate.results import CellResult, Results, results_of
     from agentgym.evaluate.run import evaluate
-    from agentgym.evaluate.statistics import Report, pass_at_k, success_interval, summarise
+    from agentgym.evaluate.statistics import mean_interval, pass_at_k, pass_hat_k, success_interval
     from agentgym.evaluate.tables import table_of
 
 

@@ -1,22 +1,56 @@
-"""Evaluation: run a policy over tasks and say how good it is, and how sure that is."""
+"""Evaluation: play cells, store every episode as it ends, and say what was found.
+
+`evaluate` plays one environment with policies that the caller makes; `run_plan` plays a plan of cells in a run folder, and
+goes on with one that was stopped. Both play by `_Evaluation`, which counts what is used and stops at limits.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from agentgym.evaluate.statistics import Report, summarise
+from agentgym.evaluate.budget import Budget, Tally, calls_of
+from agentgym.evaluate.plan import AgentSpec, Cell
+from agentgym.evaluate.report import write_report
+from agentgym.evaluate.results import CellResult, EpisodeNumbers, Results, numbers_of, results_of, usage_of
+from agentgym.evaluate.store import Key, Planned, Store, StoreError, cells_of, effective, open_store, read_run, scan
+from agentgym.files import write_json
+from agentgym.jsonl import line_of
 from agentgym.policy import Policy
 from agentgym.registration import EnvSpec, spec
 from agentgym.rollout import Episode, Limits, run_many
-from agentgym.trajectory import Trajectory, write_jsonl
+from agentgym.tasks import Task
+from agentgym.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agentgym.evaluate.prices import Prices
+
+MakePolicy = Callable[[Episode], Policy]
+
+
+class Watch(Protocol):
+    """What looks on while cells are played, in their order."""
+
+    def started(self, cell: Cell, total: int, done_before: int) -> None:
+        """A cell begins: its episodes, and how many of them an earlier start has played."""
+
+    def ended(self, cell: Cell, trajectory: Trajectory) -> None:
+        """An episode has ended and is stored."""
+
+    def finished(self, cell: Cell) -> None:
+        """A cell is over, played to its end or stopped."""
 
 
 async def evaluate(
     env: str | EnvSpec,
-    make_policy: Callable[[Episode], Policy],
+    make_policy: MakePolicy,
     *,
     split: str = "test",
     n: int | None = None,
@@ -25,58 +59,352 @@ async def evaluate(
     concurrency: int = 64,
     limits: Limits | None = None,
     retries: int = 1,
+    budget: Budget | None = None,
+    prices: Prices | None = None,
+    agent: str = "agent",
     out: Path | None = None,
     on_end: Callable[[Trajectory], None] | None = None,
-) -> Report:
+) -> CellResult:
     """Play k episodes of each of the first n tasks of a split.
 
     Args:
         env: id or spec.
-        make_policy: makes the policy of one episode.
+        make_policy: makes the policy of one episode; each try of an episode gets one of its own.
         split: of the environment's task set.
         n: how many tasks; None or more than there are: all.
         k, seed: episodes of each task; sample i is reset with seed `seed + i`.
         concurrency, limits, retries: see `run_many`; `limits` None: `Limits()`.
-        out: a folder for `trajectories.jsonl`, written as episodes end, and `report.json`.
+        budget: limits of the whole evaluation; None: there are none.
+        prices: what tokens cost, by the name of the model, which is `agent` here.
+        agent: what results call the policies.
+        out: a run folder, which holds every episode as it ends; see `agentgym.evaluate.store`. Given again, only what is
+            missing or failed is played. None: nothing is stored.
         on_end: called with each trajectory as it ends.
 
     Raises:
-        ValueError: n or k below 1, an unknown split, or `out` holds another evaluation.
+        ValueError: n or k below 1, an unknown split, or `out` holds something else or is being written.
     """
-    if k < 1 or (n is not None and n < 1):
-        raise ValueError(f"n and k must be at least 1, not {n} and {k}")
     env = env if isinstance(env, EnvSpec) else spec(env)
-    tasks = env.tasks(split)
-    tasks = tasks if n is None else tasks.take(n)
-    store = None if out is None else _open_store(out)
-
-    def record(trajectory: Trajectory) -> None:
-        if store is not None:
-            write_jsonl(store, [trajectory])
-        if on_end is not None:
-            on_end(trajectory)
-
-    started = time.perf_counter()
-    episodes = [Episode(task, sample, seed + sample) for task in tasks for sample in range(k)]
-    trajectories = await run_many(
-        env.make,
-        make_policy,
-        episodes,
-        concurrency=concurrency,
-        limits=limits or Limits(),
-        retries=retries,
-        on_end=record,
-        env_id=env.id,
-    )
-    report = summarise(trajectories, env=env.id, split=split, samples=k, seconds=time.perf_counter() - started)
+    limits = limits or Limits()
+    cell = Cell(env, AgentSpec(agent, "python"), split, n, k, seed, limits.max_turns)
+    watch = None if on_end is None else _Calling(on_end)
+    run = _Evaluation(concurrency, limits, retries, budget or Budget(), prices, watch)
+    part = _part_of(cell, make_policy)
     if out is not None:
-        (out / "report.json").write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
-    return report
+        results = await _played_in_folder([part], Path(out), run, ())
+        return next(found for found in results.cells if found.name == cell.name)
+    await run.play(part)
+    seconds = time.monotonic() - run.tally.begun
+    return results_of(run.numbers, **_named(cell), samples=k, planned=part.total, seconds=seconds)
 
 
-def _open_store(out: Path) -> Path:
-    store = out / "trajectories.jsonl"
-    if store.exists():
-        raise ValueError(f"{out} already holds an evaluation ({store.name}): choose another folder or move it away")
-    out.mkdir(parents=True, exist_ok=True)
-    return store
+async def run_plan(
+    cells: Sequence[Cell],
+    out: Path,
+    *,
+    make: Callable[[AgentSpec], MakePolicy],
+    concurrency: int = 64,
+    limits: Limits | None = None,
+    retries: int = 1,
+    budget: Budget | None = None,
+    prices: Prices | None = None,
+    watch: Watch | None = None,
+    tally: Tally | None = None,
+    stop: asyncio.Event | None = None,
+    command: Sequence[str] = (),
+) -> Results:
+    """Play cells one after another in a run folder; what it already holds is not played again.
+
+    Args:
+        cells: what to play. Those that the folder holds may ask for more tasks and samples than before.
+        out: the folder; see `agentgym.evaluate.store`.
+        make: makes the maker of an agent's policies; `agents.policy_maker`.
+        concurrency, retries: see `run_many`.
+        limits: of each episode; `max_turns` is the cell's. None: `Limits()`.
+        budget: limits of the whole run, what its folder already holds included. None: there are none.
+        prices: what tokens cost; None: nobody knows.
+        watch: is told what happens.
+        tally: counts what is used, for whoever shows it.
+        stop: once set, the episodes that run are cancelled and not stored, and the results so far are written.
+        command: the command line, for the record.
+
+    Returns:
+        The results of all cells in the folder, as they also stand in `results.json` and `report.html`. `stopped` says what
+        ended the run before all was played: "episodes", "tokens", "cost", "seconds", "interrupted".
+
+    Raises:
+        ValueError: a cell cannot be played as it is, or the folder holds something else or is being written.
+        StoreError: an episode could not be stored; what was stored before is safe.
+    """
+    run = _Evaluation(
+        concurrency,
+        limits or Limits(),
+        retries,
+        budget or Budget(),
+        prices,
+        watch,
+        tally or Tally(),
+        stop or asyncio.Event(),
+    )
+    return await _played_in_folder([_part_of(cell, make(cell.agent)) for cell in cells], Path(out), run, command)
+
+
+def results_in(path: Path, stopped: str | None = None, seconds: Mapping[str, float] | None = None) -> Results:
+    """The results of a run folder, from its episodes alone.
+
+    Args:
+        path: the folder.
+        stopped: see `Results`.
+        seconds: wall time by cell.
+
+    Raises:
+        ValueError: it holds no evaluation, or a broken line.
+    """
+    record = read_run(path)
+    took = seconds or {}
+    cells = []
+    for (cell, file), stored in zip(cells_of(path, record), record["cells"], strict=True):
+        planned = stored["tasks"] * cell.k
+        episodes = effective(file)
+        time_of_it = took.get(cell.name, 0.0)
+        cells.append(results_of(episodes, **_named(cell), samples=cell.k, planned=planned, seconds=time_of_it))
+    return Results(record["name"], cells, stopped, sum(took.values()))
+
+
+@dataclass
+class _Part:
+    """A cell, what makes its policies, its tasks by id, and which of its episodes are stored."""
+
+    cell: Cell
+    make_policy: MakePolicy
+    tasks: dict[str, Task]
+    done: set[Key] = field(default_factory=set)
+
+    @property
+    def total(self) -> int:
+        """All its episodes."""
+        return len(self.tasks) * self.cell.k
+
+    def missing(self) -> list[Episode]:
+        """The episodes that were not played, or failed."""
+        samples = range(self.cell.k)
+        pairs = ((task, sample) for task in self.tasks.values() for sample in samples)
+        return [Episode(t, s, self.cell.seed + s) for t, s in pairs if (t.id, s) not in self.done]
+
+
+@dataclass
+class _Evaluation:
+    """What all cells of a run share, and what it has used so far."""
+
+    concurrency: int
+    limits: Limits
+    retries: int
+    budget: Budget
+    prices: Prices | None = None
+    watch: Watch | None = None
+    tally: Tally = field(default_factory=Tally)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    store: Store | None = None
+    stopped: str | None = None
+    numbers: list[EpisodeNumbers] = field(default_factory=list)
+    _running: dict[Key, list[Policy]] = field(default_factory=dict)
+    _last: Policy | None = None
+
+    async def play(self, part: _Part) -> None:
+        """Play what is missing of a cell, until it is done, a limit is reached, or it is asked to stop."""
+        cell, episodes = part.cell, part.missing()
+        if self.watch is not None:
+            self.watch.started(cell, part.total, part.total - len(episodes))
+        self._running.clear()
+        playing = run_many(
+            cell.env.make,
+            lambda episode: self._policy(part.make_policy, episode),
+            episodes,
+            concurrency=self.concurrency,
+            limits=replace(self.limits, max_turns=cell.max_turns),
+            retries=self.retries,
+            on_end=lambda trajectory: self._ended(part, trajectory),
+            env_id=cell.env.id,
+            go_on=self._goes_on,
+            keep=False,
+        )
+        try:
+            await self._until_stopped(asyncio.create_task(playing))
+        finally:
+            if self.watch is not None:
+                self.watch.finished(cell)
+
+    def _goes_on(self) -> bool:
+        if self.stopped is None:
+            self.stopped = self.budget.reached(self.tally, self._running.values())
+        return self.stopped is None
+
+    async def _until_stopped(self, playing: asyncio.Task[Any]) -> None:
+        """Wait for the episodes. Asked to stop, or past the limit of time and patience, cancel those that still run."""
+        asked = asyncio.create_task(self.stop.wait())
+        late = None
+        if self.budget.seconds is not None:
+            late = max(0.0, self.tally.begun + self.budget.seconds + self.budget.patience - time.monotonic())
+        try:
+            await asyncio.wait({playing, asked}, timeout=late, return_when=asyncio.FIRST_COMPLETED)
+            if not playing.done():
+                self.stopped = "interrupted" if self.stop.is_set() else "seconds"
+        finally:
+            asked.cancel()
+            playing.cancel()
+            await asyncio.wait({playing})
+        if not playing.cancelled():
+            playing.result()
+
+    def _policy(self, make_policy: MakePolicy, episode: Episode) -> Policy:
+        # Every try asks here before anything else of it happens, so these are the episodes that run.
+        tries = self._running.setdefault((episode.task.id, episode.sample), [])
+        policy = make_policy(episode)
+        if policy is self._last:  # one object for all: whose calls they were nobody knows, so turns are counted instead
+            return policy
+        tries.append(policy)
+        self._last = policy
+        return policy
+
+    def _ended(self, part: _Part, trajectory: Trajectory) -> None:
+        key = (trajectory.task_id, trajectory.sample)
+        if key not in self._running:
+            raise ValueError(f"{part.cell.env.id} says that it played task {key[0]!r}, which it was not given")
+        calls = calls_of(self._running.pop(key))
+        trajectory.metadata |= _labels(part.tasks[key[0]])
+        if calls is not None:
+            trajectory.metadata["calls"] = vars(calls)
+        usage = usage_of(trajectory) if calls is None else calls.usage
+        if self.prices is not None and usage:
+            cost = self.prices.cost(model_of(part.cell.agent), usage)
+            if cost is not None:
+                trajectory.metadata["cost"] = cost
+        trajectory.metadata["ended"] = time.time()
+        if self.store is None:
+            self.numbers.append(numbers_of(trajectory))
+        else:
+            self.store.append(part.cell, trajectory)
+        self.tally.add(trajectory)
+        if self.watch is not None:
+            self.watch.ended(part.cell, trajectory)
+
+
+async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, command: Sequence[str]) -> Results:
+    """Play parts in a run folder, from what it holds on, and write what was found, however they end."""
+    plan = [Planned(part.cell, len(part.tasks), _mark(part.tasks)) for part in parts]
+    settings = {
+        "limits": {name: value for name, value in vars(run.limits).items() if name != "max_turns"},
+        "budget": run.budget.to_json(),
+        "retries": run.retries,
+        "concurrency": run.concurrency,
+    }
+    prices = None if run.prices is None else run.prices.to_json()
+    with open_store(out, plan, settings=settings, prices=prices, command=command) as store:
+        run.store = store
+        done = {}
+        for cell, file in cells_of(out, store.record):
+            stored = scan(file)
+            done[cell.name] = stored.done
+            run.tally.earlier += stored.spent
+        for part in parts:
+            part.done = done[part.cell.name]
+        took = _seconds_before(out)
+        try:
+            await _in_turn(parts, run, took)
+        except StoreError:
+            with contextlib.suppress(OSError):  # the disk that took no episode may take no results either
+                _write_results(out, "disk", took)
+            raise
+        except asyncio.CancelledError:
+            _write_results(out, "interrupted", took)
+            raise
+        return _write_results(out, run.stopped, took)
+
+
+async def _in_turn(parts: list[_Part], run: _Evaluation, took: dict[str, float]) -> None:
+    """Play parts until one is stopped, and count the seconds of each."""
+    for part in parts:
+        began = time.monotonic()
+        try:
+            await run.play(part)
+        finally:
+            took[part.cell.name] = took.get(part.cell.name, 0.0) + time.monotonic() - began
+        if run.stopped is not None:
+            return
+
+
+def _write_results(out: Path, stopped: str | None, took: Mapping[str, float]) -> Results:
+    results = results_in(out, stopped, took)
+    if stopped is not None and all(cell.episodes + cell.errors == cell.planned for cell in results.cells):
+        results = replace(results, stopped=None)  # the limit came with the last episode
+    write_json(out / "results.json", results.to_json())
+    write_report(out, results)
+    return results
+
+
+def _seconds_before(out: Path) -> dict[str, float]:
+    """Wall time by cell of the earlier starts that ended by themselves; one that was killed left none."""
+    file = out / "results.json"
+    if not file.exists():
+        return {}
+    return {cell["name"]: cell["seconds"] for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]}
+
+
+def _part_of(cell: Cell, make_policy: MakePolicy) -> _Part:
+    """A cell with its tasks.
+
+    Raises:
+        ValueError: n or k below 1, an unknown split, no task, or two tasks of one id.
+    """
+    if cell.k < 1 or (cell.n is not None and cell.n < 1):
+        raise ValueError(f"n and k must be at least 1, not {cell.n} and {cell.k}")
+    tasks = cell.env.tasks(cell.split)
+    tasks = tasks if cell.n is None else tasks.take(cell.n)
+    found: dict[str, Task] = {}
+    for task in tasks:
+        if task.id in found:
+            raise ValueError(
+                f"{cell.env.id}/{cell.split}: two tasks have the id {task.id!r}: results need ids of their own"
+            )
+        found[task.id] = task
+    if not found:
+        raise ValueError(f"{cell.env.id}/{cell.split} has no tasks")
+    return _Part(cell, make_policy, found)
+
+
+def _mark(tasks: Mapping[str, Task]) -> str:
+    """A digest of the first task: the same for any number of tasks of the same data."""
+    first = next(iter(tasks.values()))
+    return hashlib.sha256(line_of([first.id, first.messages, first.answer, first.seed]).encode()).hexdigest()[:16]
+
+
+def _labels(task: Task) -> dict[str, Any]:
+    """What results are grouped by."""
+    return {
+        name: task.metadata[name] for name in ("tags", "difficulty") if task.metadata.get(name) not in (None, [], ())
+    }
+
+
+def model_of(agent: AgentSpec) -> str:
+    """The name by which a table of prices knows an agent."""
+    return agent.settings.get("model", agent.name)
+
+
+def _named(cell: Cell) -> dict[str, str]:
+    return {"env": cell.env.id, "agent": cell.agent.name, "split": cell.split}
+
+
+class _Calling:
+    """Looks on for a function that wants the episodes only."""
+
+    def __init__(self, on_end: Callable[[Trajectory], None]):
+        self._on_end = on_end
+
+    def started(self, cell: Cell, total: int, done_before: int) -> None:
+        pass
+
+    def ended(self, cell: Cell, trajectory: Trajectory) -> None:
+        self._on_end(trajectory)
+
+    def finished(self, cell: Cell) -> None:
+        pass

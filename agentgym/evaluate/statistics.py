@@ -1,96 +1,131 @@
-"""What trajectories say: means, intervals, pass@k. Plain functions of numbers."""
+"""What numbers say: clustered means and their intervals, pass@k, pass^k, paired differences. Plain functions of numbers."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
-
-from agentgym.trajectory import Trajectory
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 
 _Z95 = 1.959964
+# Two-sided 95% of Student's t with 1 to 9 degrees of freedom; above, `_t95` has a series that is good to 1e-4.
+_T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
+
+Interval = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Report:
-    """What an evaluation found. Episodes that failed are counted in `errors` and are in no other number.
+class ClusteredMean:
+    """The mean of episodes' numbers and its interval, clustered by task. Kept as sums: one more costs the same at any size.
 
-    Attributes:
-        env, split: what was played.
-        tasks: how many tasks.
-        samples: episodes of each task.
-        episodes: episodes that were played to an end, over all tasks.
-        errors: episodes that failed (environment or endpoint).
-        reward: mean reward of an episode; None if no episode ended.
-        success: share of successful episodes; None if no episode ended.
-        success_low, success_high: 95% interval of `success`; see `success_interval`.
-        pass_at: unbiased pass@k for k = 1, 2, 4 ... `samples`, over the tasks with at least k episodes.
-        turns: mean replies of an episode.
-        ends: how many episodes ended how.
-        error_texts: the commonest errors, at most five, and how often each came.
-        seconds: wall time.
+    Episodes of one task are not independent, so the variance is that of task totals (arXiv 2411.00640).
     """
 
-    env: str
-    split: str
-    tasks: int
-    samples: int
-    episodes: int
-    errors: int
-    reward: float | None
-    success: float | None
-    success_low: float | None
-    success_high: float | None
-    pass_at: dict[int, float]
-    turns: float | None
-    ends: dict[str, int] = field(default_factory=dict)
-    error_texts: dict[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
+    __slots__ = ("_cross", "_origin", "_sizes", "_squares", "_tasks", "_total", "count")
 
-    def to_json(self) -> dict[str, Any]:
-        """The report as a JSON object."""
-        return asdict(self)
+    def __init__(self) -> None:
+        self.count = 0
+        # Numbers are kept as distances from the first one, so that sums of squares do not cancel.
+        self._origin = 0.0
+        self._tasks: dict[Hashable, tuple[int, float]] = {}
+        self._total = self._squares = self._cross = 0.0
+        self._sizes = 0
+
+    @classmethod
+    def of(cls, groups: Iterable[Iterable[float]]) -> ClusteredMean:
+        """Of numbers grouped by task."""
+        made = cls()
+        for task, values in enumerate(groups):
+            for value in values:
+                made.add(task, value)
+        return made
+
+    def add(self, task: Hashable, value: float) -> None:
+        """One more episode of a task."""
+        if self.count == 0:
+            self._origin = value
+        value -= self._origin
+        episodes, total = self._tasks.get(task, (0, 0.0))
+        self._tasks[task] = (episodes + 1, total + value)
+        self.count += 1
+        self._total += value
+        # What this does to the sums over tasks of total**2, episodes * total, and episodes**2.
+        self._squares += value * (2 * total + value)
+        self._cross += total + (episodes + 1) * value
+        self._sizes += 2 * episodes + 1
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks there are."""
+        return len(self._tasks)
+
+    @property
+    def mean(self) -> float | None:
+        """Over episodes; None where there are none."""
+        return self._origin + self._total / self.count if self.count else None
+
+    @property
+    def variance(self) -> float:
+        """Of the mean: that of task totals, unbiased for the number of tasks. 0 with one task, which tells nothing of it."""
+        if self.count == 0:
+            return 0.0
+        mean, tasks = self._total / self.count, self.tasks
+        residuals = self._squares - 2 * mean * self._cross + mean * mean * self._sizes
+        if not math.isfinite(residuals):
+            return math.inf
+        rounding = 1e-12 * (self._squares + mean * mean * self._sizes)
+        return residuals / self.count**2 * tasks / max(tasks - 1, 1) if residuals > rounding else 0.0
+
+    def interval(self) -> Interval | None:
+        """95% interval by Student's t with one degree of freedom less than tasks.
+
+        None with fewer than two tasks, and where the numbers are too large to be squared.
+        """
+        mean, variance = self.mean, self.variance
+        if mean is None or self.tasks < 2 or math.isinf(variance):
+            return None
+        half = _t95(self.tasks - 1) * math.sqrt(variance)
+        return mean - half, mean + half
+
+    def share_interval(self) -> Interval | None:
+        """95% Wilson interval of numbers that are 0 or 1; None where there are none. See `success_interval`."""
+        mean = self.mean
+        if mean is None:
+            return None
+        variance = self.variance
+        worth = min(mean * (1 - mean) / variance, self.count) if variance > 0 else self.tasks
+        centre = (mean + _Z95**2 / (2 * worth)) / (1 + _Z95**2 / worth)
+        spread = max(mean * (1 - mean), 0.0) / worth + _Z95**2 / (4 * worth**2)
+        half = _Z95 / (1 + _Z95**2 / worth) * math.sqrt(spread)
+        return max(0.0, min(centre - half, mean)), min(1.0, max(centre + half, mean))
 
 
-def summarise(
-    trajectories: Sequence[Trajectory], *, env: str, split: str, samples: int, seconds: float = 0.0
-) -> Report:
-    """The report of trajectories; those that failed count as errors only."""
-    played = [t for t in trajectories if not t.failed]
-    by_task: dict[str, list[float]] = defaultdict(list)
-    for trajectory in played:
-        by_task[trajectory.task_id].append(trajectory.success)
-    low, high = success_interval(list(by_task.values())) if played else (None, None)
-    errors = Counter(_cause(t) for t in trajectories if t.failed)
-    return Report(
-        env=env,
-        split=split,
-        tasks=len({t.task_id for t in trajectories}),
-        samples=samples,
-        episodes=len(played),
-        errors=len(trajectories) - len(played),
-        reward=_mean([t.reward for t in played]),
-        success=_mean([t.success for t in played]),
-        success_low=low,
-        success_high=high,
-        pass_at=_pass_at(list(by_task.values()), samples),
-        turns=_mean([len(t.turns) for t in played]),
-        ends=dict(Counter(t.end for t in trajectories)),
-        error_texts=dict(errors.most_common(5)),
-        seconds=seconds,
-    )
+def success_interval(successes: Sequence[Sequence[float]]) -> Interval:
+    """95% interval of the mean of successes (0 to 1), grouped by task.
+
+    The clustered variance gives the number of independent episodes that these are worth, for a Wilson interval, which stays
+    in [0, 1] and has a width where all succeed. That number is at most the episodes, and the tasks where the variance is 0.
+
+    Raises:
+        ValueError: there is no episode.
+    """
+    found = ClusteredMean.of(successes).share_interval()
+    if found is None:
+        raise ValueError("an interval needs at least one episode")
+    return found
 
 
-def _cause(trajectory: Trajectory) -> str:
-    """The error without its task, turn and time, so that equal failures count together."""
-    return re.sub(r" after [\d.]+ s\b", "", (trajectory.error or "").partition(": ")[2])
+def mean_interval(values: Sequence[Sequence[float]]) -> Interval | None:
+    """95% interval of the mean of any numbers, grouped by task: `ClusteredMean.interval`."""
+    return ClusteredMean.of(values).interval()
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _t95(freedom: int) -> float:
+    """Two-sided 95% of Student's t: a table, then the series around the normal's (Abramowitz and Stegun 26.7.5)."""
+    if freedom <= len(_T95):
+        return _T95[freedom - 1]
+    z = _Z95
+    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+    return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -99,34 +134,102 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     Raises:
         ValueError: not 1 <= k <= n, or not 0 <= c <= n.
     """
-    if not (1 <= k <= n and 0 <= c <= n):
-        raise ValueError(f"pass@k needs 1 <= k <= n and 0 <= c <= n, not n={n}, c={c}, k={k}")
+    _check_draw("pass@k", n, c, k)
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def _pass_at(successes: Sequence[Sequence[float]], samples: int) -> dict[int, float]:
-    ks = [2**i for i in range(samples.bit_length()) if 2**i < samples] + [samples]
-    found = {}
-    for k in ks:
-        tasks = [values for values in successes if len(values) >= k]
-        if tasks:
-            found[k] = sum(pass_at_k(len(v), sum(x > 0 for x in v), k) for v in tasks) / len(tasks)
-    return found
+def pass_hat_k(n: int, c: int, k: int) -> float:
+    """Chance that all of k samples drawn from n, of which c succeed, succeed: C(c, k) / C(n, k) (arXiv 2406.12045).
 
-
-def success_interval(successes: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """95% interval of the mean of successes (0 to 1), grouped by task.
-
-    Episodes of one task are not independent: the variance is that of task totals (clustered, arXiv 2411.00640), and gives the
-    number of independent episodes that these are worth, for a Wilson interval, which stays in [0, 1] and has a width
-    where all succeed. That number is at most the episodes, and the tasks where the variance is 0.
+    Raises:
+        ValueError: not 1 <= k <= n, or not 0 <= c <= n.
     """
-    total = sum(len(values) for values in successes)
-    mean = sum(map(sum, successes)) / total
-    tasks = len(successes)
-    residuals = sum((sum(values) - len(values) * mean) ** 2 for values in successes)
-    variance = residuals / total**2 * (tasks / (tasks - 1) if tasks > 1 else 1.0)
-    worth = min(mean * (1 - mean) / variance, total) if variance > 0 else tasks
-    centre = (mean + _Z95**2 / (2 * worth)) / (1 + _Z95**2 / worth)
-    half = _Z95 / (1 + _Z95**2 / worth) * math.sqrt(mean * (1 - mean) / worth + _Z95**2 / (4 * worth**2))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    _check_draw("pass^k", n, c, k)
+    return math.comb(c, k) / math.comb(n, k)
+
+
+def _check_draw(name: str, n: int, c: int, k: int) -> None:
+    if not (1 <= k <= n and 0 <= c <= n):
+        raise ValueError(f"{name} needs 1 <= k <= n and 0 <= c <= n, not n={n}, c={c}, k={k}")
+
+
+def ks_of(samples: int) -> list[int]:
+    """The k that pass@k and pass^k are told for: 1, 2, 4, ... and `samples`."""
+    return [*(2**i for i in range(samples.bit_length()) if 2**i < samples), samples]
+
+
+def passes(outcomes: Iterable[tuple[int, int]], samples: int) -> tuple[dict[int, float], dict[int, float]]:
+    """pass@k and pass^k by k, each a mean over the tasks with at least k episodes; a k that no task has is left out.
+
+    Args:
+        outcomes: `(episodes, successes)` of each task.
+        samples: the largest k.
+    """
+    alike = Counter(outcomes)
+    at, hat = {}, {}
+    for k in ks_of(samples):
+        enough = [(n, c, tasks) for (n, c), tasks in alike.items() if n >= k]
+        if tasks := sum(tasks for _, _, tasks in enough):
+            at[k] = math.fsum(pass_at_k(n, c, k) * many for n, c, many in enough) / tasks
+            hat[k] = math.fsum(pass_hat_k(n, c, k) * many for n, c, many in enough) / tasks
+    return at, hat
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What changed from `a` to `b` on the tasks that both have, each task's episodes averaged first.
+
+    Attributes:
+        tasks: how many tasks are compared.
+        a, b: the means over these tasks.
+        mean: b minus a.
+        low, high: 95% interval of `mean`, by Student's t over the tasks' differences; None with fewer than two tasks.
+        wins, ties, losses: tasks on which b was better, the same, worse.
+        p: two-sided exact sign test of wins against losses; with one episode of each task and successes this is McNemar's.
+    """
+
+    tasks: int
+    a: float
+    b: float
+    mean: float
+    low: float | None
+    high: float | None
+    wins: int
+    ties: int
+    losses: int
+    p: float
+
+
+def paired_difference(pairs: Sequence[Interval]) -> Difference:
+    """The difference of tasks' means.
+
+    Args:
+        pairs: `(mean of a, mean of b)` of each task.
+
+    Raises:
+        ValueError: there is no task.
+    """
+    if not pairs:
+        raise ValueError("a paired difference needs at least one task that both have")
+    differences = [b - a for a, b in pairs]
+    interval = mean_interval([[difference] for difference in differences])
+    wins, losses = sum(d > _SAME for d in differences), sum(d < -_SAME for d in differences)
+    a, b = (math.fsum(pair[side] for pair in pairs) / len(pairs) for side in (0, 1))
+    low, high = interval or (None, None)
+    mean = math.fsum(differences) / len(pairs)
+    return Difference(
+        len(pairs), a, b, mean, low, high, wins, len(pairs) - wins - losses, losses, sign_test(wins, losses)
+    )
+
+
+# Means of the same numbers in another order may differ by rounding.
+_SAME = 1e-9
+
+
+def sign_test(wins: int, losses: int) -> float:
+    """Two-sided exact p-value of so many wins and losses where both are equally likely; 1.0 where there are none."""
+    n, fewer = wins + losses, min(wins, losses)
+    logs = [
+        math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2) for i in range(fewer + 1)
+    ]
+    return min(1.0, 2 * math.fsum(map(math.exp, logs)))

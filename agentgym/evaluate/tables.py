@@ -1,26 +1,168 @@
-"""Results as tables for a terminal."""
+"""Results as tables for a terminal of 80 columns, plain where the output is no terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
+from rich.text import Text
 
-from agentgym.evaluate.statistics import Report
+from agentgym.evaluate.formats import (
+    NOTHING,
+    count,
+    cut,
+    duration,
+    half_width,
+    money,
+    number,
+    one_line,
+    percent,
+    percent_range,
+)
+from agentgym.evaluate.results import CellResult, Part, Results
+
+NARROWEST_NAME = 14
+WIDEST_NAME = 60
+# What a narrow terminal does without, the first first.
+SPARED = ("turns", "time", "tok in")
+
+Cells = Sequence[CellResult]
+_Lines = tuple[str, str]
+_Column = tuple[str, str, Callable[[CellResult], _Lines]]
 
 
-def table_of(reports: Sequence[Report]) -> Table:
-    """The reports as a table for a terminal."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("env", no_wrap=True)
-    for column in ("n", "err", "reward", "success", "95%", "pass@k", "turns", "s"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for r in reports:
-        numbers = ["-"] * 5
-        if r.success is not None and r.success_low is not None and r.success_high is not None:
-            interval = f"{100 * r.success_low:.1f}-{100 * r.success_high:.1f}"
-            passes = "\n".join(f"@{k} {100 * value:.1f}" for k, value in r.pass_at.items() if k > 1)
-            numbers = [f"{r.reward:.3f}", f"{r.success:.1%}", interval, passes or "-", f"{r.turns:.1f}"]
-        table.add_row(f"{r.env}/{r.split}", str(r.episodes), str(r.errors), *numbers, f"{r.seconds:.1f}")
+def results_table(results: Results, parts: bool = False) -> RenderableType:
+    """All that a terminal is told of a run: the cells, what stopped it, errors by cause.
+
+    Args:
+        parts: with the tables by tag and by difficulty.
+    """
+    shown: list[RenderableType] = [table_of(results.cells)]
+    if parts:
+        shown += [part_tables(cell) for cell in results.cells]
+    missing = sum(cell.planned - cell.episodes - cell.errors for cell in results.cells)
+    if results.stopped or missing > 0:
+        why = f"stopped: {one_line(results.stopped)}; " if results.stopped else ""
+        shown.append(
+            Text(
+                f"{why}{missing:,} of {sum(c.planned for c in results.cells):,} episodes were not played",
+                style="yellow",
+            )
+        )
+    return Group(*shown, *_errors(results.cells))
+
+
+def table_of(cells: Cells) -> RenderableType:
+    """The cells as a table, two lines each: the mean and under it its interval, pass@k and under it pass^k."""
+    return _CellTable(cells)
+
+
+class _CellTable:
+    """A table that leaves out the columns that say nothing, and cuts names to the space that is left."""
+
+    def __init__(self, cells: Cells):
+        self._cells = cells
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        names = [_name_lines(cell) for cell in self._cells]
+        longest = max((len(part) for name in names for part in name), default=0)
+        columns = [c for c in _columns(self._cells) if any(c[2](cell) != (NOTHING, "") for cell in self._cells)]
+        for spared in (*SPARED, None):
+            widths = [max(len(text) for text in _texts(column, self._cells)) + 1 for column in columns]
+            room = options.max_width - sum(widths)
+            if room >= min(longest, NARROWEST_NAME) or spared is None:
+                break
+            columns = [column for column in columns if column[0] != spared]
+        width = max(min(room, WIDEST_NAME, longest), len("agent"))
+        table = grid("env\n@agent" if any(agent for _, agent in names) else "env", [f"{c[0]}\n{c[1]}" for c in columns])
+        for name, cell in zip(names, self._cells, strict=True):
+            table.add_row(_two([cut(part, width) for part in name]), *(_two(make(cell)) for _, _, make in columns))
+        yield table
+
+
+def _columns(cells: Cells) -> list[_Column]:
+    """Headings, each of two lines as its cells are, and what makes a cell."""
+    ks = {max(cell.pass_at, default=1) for cell in cells}
+    k = str(max(ks)) if len(ks) == 1 else "k"
+    return [
+        ("n", "", lambda cell: (str(cell.episodes), "")),
+        ("err", "", lambda cell: (str(cell.errors) if cell.errors else NOTHING, "")),
+        ("success", "95%", _success),
+        ("reward", "±95%", _reward),
+        (f"pass@{k}", f"pass^{k}", lambda cell: _pass(cell, told=len(ks) == 1)),
+        ("turns", "", lambda cell: (NOTHING if cell.turns is None else f"{cell.turns:.1f}", "")),
+        ("tok in", "out", _tokens),
+        ("cost", "", lambda cell: (money(cell.cost), "")),
+        ("time", "", lambda cell: (duration(cell.seconds) if cell.seconds else NOTHING, "")),
+    ]
+
+
+def _texts(column: _Column, cells: Cells) -> list[str]:
+    return [*column[:2], *(text for cell in cells for text in column[2](cell))]
+
+
+def _name_lines(cell: CellResult) -> _Lines:
+    split = "" if cell.split == "test" else f"/{cell.split}"
+    return one_line(f"{cell.env}{split}"), one_line(f"@{cell.agent}") if cell.agent else ""
+
+
+def _success(cell: CellResult | Part) -> _Lines:
+    return percent(cell.success), "" if cell.success is None else percent_range(cell.success_low, cell.success_high)
+
+
+def _reward(cell: CellResult | Part) -> _Lines:
+    return number(cell.reward), half_width(cell.reward_low, cell.reward_high)
+
+
+def _pass(cell: CellResult, told: bool) -> _Lines:
+    """Of the largest k, which is told in the heading or here; that of one episode is the success."""
+    k = max(cell.pass_at, default=1)
+    if k == 1:
+        return NOTHING, ""
+    at, hat = ("", "") if told else (f"@{k} ", f"^{k} ")
+    return f"{at}{percent(cell.pass_at[k])}", f"{hat}{percent(cell.pass_hat[k])}"
+
+
+def _tokens(cell: CellResult) -> _Lines:
+    """That an agent read, and under it those that it wrote, in all episodes."""
+    read, written = (cell.tokens.get(kind) for kind in ("prompt_tokens", "completion_tokens"))
+    return (NOTHING, "") if read is None and written is None else (count(read), count(written))
+
+
+def part_tables(cell: CellResult) -> RenderableType:
+    """The numbers of a cell by tag and by difficulty; nothing where it has neither."""
+    tables: list[RenderableType] = []
+    for kind, parts in (("tag", cell.by_tag), ("difficulty", cell.by_difficulty)):
+        table = grid(kind, ["tasks", "n", "err", "success", "95%", "reward", ""])
+        for name, part in parts.items():
+            numbers = [str(part.tasks), str(part.episodes), str(part.errors) if part.errors else NOTHING]
+            line = [cut(one_line(name), WIDEST_NAME // 2), *numbers, *_success(part), *_reward(part)]
+            table.add_row(*(Text(text) for text in line))
+        tables += [Text(), table] if parts else []
+    return Group(*tables[:1], Text(one_line(cell.name), style="bold"), *tables[1:]) if tables else Group()
+
+
+def grid(first: str, rest: Sequence[str]) -> Table:
+    """A table without frames: names to the left, numbers to the right."""
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
+    table.add_column(Text(first), no_wrap=True, overflow="ellipsis")
+    for heading in rest:
+        table.add_column(Text(heading.rstrip()), justify="right", no_wrap=True)
     return table
+
+
+def _two(lines: Sequence[str]) -> Text:
+    return Text("\n".join(lines).rstrip("\n"))
+
+
+def _errors(cells: Cells) -> list[RenderableType]:
+    """Errors by cause, the commonest of each cell first."""
+    several = len(cells) > 1
+    lines = [
+        f"{f'{one_line(cell.name)}: ' if several else ''}{times:,} x {one_line(text)}"
+        for cell in cells
+        for text, times in cell.error_texts.items()
+    ]
+    return [Text("\nerrors by cause", style="bold"), *(Text(line, overflow="fold") for line in lines)] if lines else []

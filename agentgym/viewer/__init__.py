@@ -4,21 +4,43 @@ What the page asks for, all JSON, all under the page's own address. The static e
 inside the file.
 
 GET api/runs                       {"runs": [RUN]}, newest first
-GET api/runs/ID                    RUN with its details: {"cells": [...], "results": {...} | null, "config": text | null,
-                                   "versions": {...} | null, "steps": [...]}
+GET api/runs/ID                    RUN with its details: {"cells": [CELL], "results": {...} | null, "config": text | null,
+                                   "versions": {...} | null, "steps": [STEP], "problems": [text]}
 GET api/runs/ID/metrics?after=N    {"records": [...], "next": M}: lines of metrics.jsonl from the N-th on
-GET api/runs/ID/episodes?...       {"total": all, "matching": found, "rows": [ROW], "next": OFFSET | null}; parameters below
+GET api/runs/ID/episodes?...       {"total": all, "matching": found, "rows": [ROW], "next": OFFSET | null,
+                                   "indexing": share, "searching": share}; parameters below
 GET api/runs/ID/episodes/KEY       {"episode": trajectory as JSON, "row": ROW, "tokens": {"ID": "text"} | null}
 GET api/compare?a=ID&b=ID          what `agentgym compare --json` prints
 GET api/events?run=ID              server-sent events while a run grows: {"run": ID, "episodes": count, "metrics": count, "live": bool}
 
 RUN  {"id", "name", "path", "kind": "evaluation" | "training", "created", "updated" (unix seconds), "live": bool, "episodes",
-      "errors", "headline": {"label", "value", "low", "high"} | null, "envs": [...], "agents": [...]}
+      "errors", "headline": {"label", "value", "low", "high"} | null, "envs": [...], "agents": [...], "problem": text | null
+      (why its files cannot be read), "indexing": share}
 ROW  {"key", "cell" (or the file's name in a training run: "eval-000010"), "env", "agent", "task", "sample", "reward", "success",
-      "end", "error" (its first 200 characters) | null, "turns", "tokens", "seconds", "cost" | null, "tags", "difficulty",
-      "step" | null}
+      "end", "error" (its first 200 characters) | null, "turns", "tokens" (that the agent wrote) | null, "seconds",
+      "cost" | null, "tags", "difficulty", "step" | null, "superseded": bool}
+CELL {"name", "env", "agent", "split", "planned" (episodes) | null, "episodes", "errors", "reward", "success", "low", "high",
+      "turns"}: numbers of the episodes so far; null where there are none. Of evaluations; `steps` are those of training runs
+STEP {"cell": "eval-000010", "step": 10, "kind": "eval" | "train"}: a file of trajectories of a training run
+A share is a number from 0 to 1, and below 1 the answer is of what was read so far: ask again after a moment. An episode's
+`turns[i].tokens` is as stored: a turn's prompt is the first `shared` ids of the turn before (its prompt and completion) and
+then `new_prompt_ids`; `completion_ids`, which alone are trained on, have `logprobs` and `versions`.
+
 Parameters of episodes, all optional: cell, outcome (success | failure | error), end, reward_min, reward_max, turns_min, turns_max,
 tokens_min, tokens_max, tag, text (in any message, without case), sort (stored | reward | turns | tokens | seconds | task), order
-(asc | desc), offset, limit (default 200, at most 1,000).
+(asc | desc), offset, limit (default 200, at most 1,000), task (exactly), sample, superseded (1: also episodes that failed and
+were played again).
 Errors are {"error": text} with status 400 or 404.
+
+The static files lie flat in `static/` and are served beside the page: `style.css`, `app.js`. Every address in them is relative,
+since the page may lie under a path. Scripts are classic ones (no import, no export), each in a function of its own that puts
+what others need on `window.agentgym`; `index.html` names them in order, `<script src="NAME.js" defer></script>`, and its
+styles, `<link rel="stylesheet" href="NAME.css">`. The export puts them into the file as they are, the scripts at the end of
+the body, after `<script type="application/json" id="agentgym-data">` with
+
+{"exported": unix seconds, "version": text, "note": text | null (what was left out),
+ "runs": [RUN], "details": {ID: what api/runs/ID answers}, "metrics": {ID: [record]}, "rows": {ID: [ROW], as stored},
+ "episodes": {ID: {KEY: what api/runs/ID/episodes/KEY answers}}, "compare": {"ID ID": what api/compare answers}}
+
+The page filters and sorts these rows itself. A row whose key is not in `episodes` was left out.
 """

@@ -13,10 +13,12 @@ def register_code() -> None:
         entry_point=f"{code}.mbpp:CodeMBPP",
         description="Write a Python function for a short request, run it on an example, submit it to hidden tests.",
         tags=("code", "multi-turn", "tools", "sandbox"),
+        needs=("sandbox:python",),
     )
     register(
         id="code_humaneval",
         entry_point=f"{code}.humaneval:CodeHumanEval",
         description="Write a Python function from its head and docstring, run it, submit it to hidden tests.",
         tags=("code", "multi-turn", "tools", "sandbox"),
+        needs=("sandbox:python",),
     )

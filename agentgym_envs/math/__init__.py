@@ -25,12 +25,14 @@ def register_math() -> None:
         entry_point=f"{math}.gsm8k_python:GSM8KPython",
         description="School word problems over several turns, with a Python session in a sandbox.",
         tags=("math", "multi-turn", "tools", "sandbox"),
+        needs=("sandbox:python",),
     )
     register(
         id="math_python",
         entry_point=f"{math}.math_python:MathPython",
         description="Harder mathematics with a Python session in a sandbox; answers compared symbolically.",
         tags=("math", "multi-turn", "tools", "sandbox"),
+        needs=("sandbox:python", "math_verify:agentgym[math]"),
     )
     register(
         id="countdown",

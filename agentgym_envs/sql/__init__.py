@@ -12,4 +12,5 @@ def register_sql() -> None:
         entry_point="agentgym_envs.sql.env:SQL",
         description="Questions about SQLite databases: explore with a tool, then answer with a query.",
         tags=("sql", "multi-turn", "tools", "sandbox"),
+        needs=("sandbox:sql",),
     )

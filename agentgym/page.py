@@ -1,4 +1,64 @@
-"""The style sheet of the report: light, and dark where the reader's system is."""
+"""What the reports share: one HTML file that asks no other host for anything, in light and dark, on wide and narrow screens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from agentgym.charts import Palette
+
+COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#0891b2", "#db2777")
+PAGE = Palette(tuple(f"var(--c{i})" for i in range(len(COLORS))), text="var(--text)", grid="var(--grid)")
+PRINT = Palette(COLORS, text="#1f2937", grid="#e5e7eb", background="#ffffff")
+
+# Should anything slip through the escaping, a browser still runs no script and asks no host.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def document(title: str, kind: str, parts: Iterable[str]) -> str:
+    """A whole page.
+
+    Args:
+        title: its heading; any text.
+        kind: what it is a page of, above the heading.
+        parts: the body, as HTML.
+    """
+    name = escape(title)
+    page = "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{name}</title>',
+            f"<style>{STYLE}</style></head><body><main>",
+            f"<header><p>{escape(kind)}</p><h1>{name}</h1></header>",
+            *parts,
+            "</main></body></html>\n",
+        ]
+    )
+    # Models can write half of a surrogate pair, which no file can hold.
+    return page.encode("utf-8", "replace").decode()
+
+
+def card(name: str, value: str, note: str) -> str:
+    """A number with its name above and a note below."""
+    return f'<div class="card"><p>{escape(name)}</p><strong>{escape(value)}</strong><small>{escape(note)}</small></div>'
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], names: int = 0) -> str:
+    """A table of texts; the first `names` columns are words and stand to the left."""
+
+    def line(tag: str, texts: Sequence[str]) -> str:
+        kinds = [' class="name"' if i < names else "" for i in range(len(texts))]
+        return "".join(f"<{tag}{kind}>{escape(text)}</{tag}>" for kind, text in zip(kinds, texts, strict=True))
+
+    body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{line("th", headings)}</tr>{body}</table></div>'
+
+
+def folded(title: str, text: str) -> str:
+    """A text as it is, folded away under its title."""
+    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1f2937; --soft: #6b7280; --grid: #e5e7eb; --page: #f8fafc; --panel: #ffffff;
@@ -27,6 +87,10 @@ table { border-collapse: separate; border-spacing: 0; font-variant-numeric: tabu
 th, td { padding: 6px 16px; text-align: right; }
 th { color: var(--soft); font-weight: 600; font-size: 13px; }
 td { border-top: 1px solid var(--grid); }
+.scroll { overflow-x: auto; }
+.scroll td, .scroll th { white-space: nowrap; }
+.scroll th.name, .scroll td.name { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 10ch; }
+.alone { max-width: 780px; margin-top: 14px; }
 details { margin: 8px 0; }
 summary { cursor: pointer; padding: 8px 14px; }
 summary .task { overflow-wrap: anywhere; font-weight: 600; }
@@ -42,5 +106,6 @@ pre { margin: 2px 0; white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/
 details > pre { padding: 0 14px 12px; max-height: none; }
 .reward { color: var(--soft); font-size: 13px; margin: 2px 0 10px; }
 .note { color: var(--soft); font-size: 13px; }
+@media (max-width: 640px) { main { padding: 18px 12px 40px; } h1 { font-size: 21px; } th, td { padding: 5px 9px; } }
 .token { background: rgba(var(--shade), var(--a)); border-radius: 2px; }
 """

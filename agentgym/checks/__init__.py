@@ -1,0 +1,1 @@
+"""What `agentgym check` looks at, a file for each kind of check; `agentgym.checker` runs them."""

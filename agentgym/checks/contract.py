@@ -1,0 +1,287 @@
+"""Checks of the contract: values, episodes that repeat, any action, the end, closing, tools, tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import json
+import random
+import re
+import time
+import warnings
+from typing import Any
+
+from gymnasium.utils.env_checker import check_env as gymnasium_check
+
+from agentgym.checks.findings import NOTE, PROBLEM, Finding, said
+from agentgym.checks.subject import MAX_STEPS, Played, Subject, problems_of
+from agentgym.core import Env, Wrapper
+from agentgym.messages import Action
+from agentgym.tasks import Task, TaskSet
+
+SPLITS = ("train", "validation", "test")
+SEEDS = (11, 12, 13)
+TASKS_READ, TASK_SECONDS = 2_000, 2.0  # of each split
+_TOOL_CALL = {"id": "1", "type": "function", "function": {"name": "unknown", "arguments": "{"}}
+ACTIONS: tuple[Action, ...] = (
+    "",
+    "  \n\t ",
+    "héllo wörld 漢字 🙂 \u202eabc",
+    '{"a": [',
+    "\x00\x07",
+    "\ud83d",  # half of a surrogate pair
+    "x" * 10_000,
+    {"role": "assistant", "content": [{"type": "text", "text": "parts"}]},
+    {"role": "assistant", "content": None, "tool_calls": [_TOOL_CALL]},
+)
+_SAME = "draw only from self.np_random and the task, and put no clock or address into observations and info"
+
+
+async def values(subject: Subject, alone: list[Played]) -> list[Finding]:
+    """Three random episodes return what they should. They are the ones that later checks compare with."""
+    for seed in SEEDS:
+        alone.append(await subject.play(seed))
+    found = dict.fromkeys(problem for played in alone for problem in played.problems)
+    return [Finding("values", PROBLEM, problem) for problem in found]
+
+
+async def repeats(subject: Subject, alone: list[Played]) -> list[Finding]:
+    """The same seed and actions give the same episode, after others were played; no message is given out twice."""
+    again = await subject.play(alone[0].seed, alone[0].actions)
+    if difference := alone[0].difference(again):
+        return [
+            Finding("repeats", PROBLEM, f"two episodes with the same seed and actions differ {difference}: {_SAME}")
+        ]
+    if {id(message) for message in alone[0].opening} & {id(message) for message in again.opening}:
+        return [
+            Finding(
+                "repeats",
+                PROBLEM,
+                "reset() returns the same message dicts twice: copy the task's messages, [dict(m) for m in task.messages]",
+            )
+        ]
+    return []
+
+
+async def any_action(subject: Subject, alone: list[Played]) -> list[Finding]:
+    """A model may say anything: step answers it and does not raise."""
+    found = []
+    raised: dict[tuple[str, str], list[Action]] = {}
+    for action in ACTIONS:
+        await subject.reset(1)
+        try:
+            observation, reward, _, _, info = await subject.step(action)
+        except Exception as error:
+            if subject.hung:
+                raise
+            raised.setdefault((said(error), subject.home.place_of(error)), []).append(action)
+        else:
+            found += [Finding("any action", PROBLEM, text) for text in problems_of(observation, reward, info)]
+    for (error_text, place), actions in raised.items():
+        others = f" and {len(actions) - 1} other(s)" if len(actions) > 1 else ""
+        text = f"step raises for the action {actions[0]!r:.80}{others} ({error_text}): answer what you cannot read, do not raise"
+        found.append(Finding("any action", PROBLEM, text, place))
+    return list(dict.fromkeys(found))
+
+
+async def end(subject: Subject, alone: list[Played]) -> list[Finding]:
+    """An episode ends, and a step after its end raises."""
+    endless = [played for played in alone if not played.ended]
+    if endless and len(endless[0].actions) >= MAX_STEPS:
+        text = f"no end after {MAX_STEPS} steps: set max_turns and return self.outcome(...) from step"
+        return [Finding("end", PROBLEM, text)]
+    if endless:
+        steps = len(endless[0].actions)
+        return [
+            Finding("end", NOTE, f"a random episode was left after {subject.timeout:g} s and {steps} steps, not ended")
+        ]
+    played = await subject.play(alone[0].seed, alone[0].actions)
+    if not played.ended:
+        return []  # `repeats` has said so
+    try:
+        await subject.step("x")
+    except Exception:
+        if subject.hung:
+            raise
+        return []
+    return [
+        Finding(
+            "end", PROBLEM, "step() after the end of an episode must raise: begin step with `text = self.read(action)`"
+        )
+    ]
+
+
+async def rewards(subject: Subject, alone: list[Played]) -> list[Finding]:
+    """What random play earns, and whether the last info says if it was a success."""
+    sums = [sum(played.rewards) for played in alone]
+    text = f"{len(sums)} random episodes earned {min(sums):g} to {max(sums):g}"
+    if any(played.ended and played.success is None for played in alone):
+        missing = (
+            "info has no 'success' on the last step, so that an episode with a positive reward counts as a success"
+        )
+        return [Finding("rewards", NOTE, f"{text}; {missing}")]
+    successes = sum(played.success is True for played in alone)
+    return [Finding("rewards", "ok", f"{text}, {successes} of them a success")]
+
+
+async def close(subject: Subject, alone: list[Played]) -> list[Finding]:
+    """Closing twice, and closing what was never reset."""
+    found = []
+    fresh = await subject.another() if subject.spec is not None else None
+    for one, when in ((fresh, "before any reset"), (subject, "a second time")):
+        if one is None:
+            continue
+        try:
+            if one is subject:
+                await one.call("close", one.env.close)
+            await one.call("close", one.env.close)
+            await one.close()
+        except Exception as error:
+            if one.hung:
+                raise
+            text = f"close() must be callable {when}; it raised {said(error)}"
+            text = text.replace("callable a second time", "callable twice")
+            found.append(Finding("close", PROBLEM, text, one.home.place_of(error)))
+    return found
+
+
+async def tools(subject: Subject, alone: list[Played]) -> list[Finding]:
+    """Tool schemas are such as endpoints take."""
+    schemas = subject.env.get_wrapper_attr("tools")
+    if not isinstance(schemas, list):
+        text = f"tools must be a list of schemas, not {type(schemas).__name__}: tools = ToolSet([...]).schemas"
+        return [Finding("tools", PROBLEM, text)]
+    texts = [f"tool {index}: {wrong}" for index, schema in enumerate(schemas) if (wrong := _wrong_with_tool(schema))]
+    names = [schema["function"]["name"] for schema in schemas] if not texts else []
+    texts += [f"two tools are called {name!r}: rename one" for name in dict.fromkeys(names) if names.count(name) > 1]
+    if texts:
+        return [Finding("tools", PROBLEM, f"{text}; ToolSet([...]).schemas makes valid ones") for text in texts]
+    return [Finding("tools", "ok", ", ".join(names) or "none")]
+
+
+def _wrong_with_tool(schema: Any) -> str:
+    try:
+        json.dumps(schema, allow_nan=False)
+        function = schema["function"]
+        parameters = function.get("parameters", {"type": "object", "properties": {}})
+        if schema.get("type") != "function":
+            return f"its type must be 'function', not {schema.get('type')!r}"
+        if not isinstance(function["name"], str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", function["name"]):
+            return f"its name must be 1 to 64 letters, digits, _ or -, not {function['name']!r:.100}"
+        if not isinstance(function.get("description"), str) or not function["description"].strip():
+            return f"{function['name']} has no description: it is what the agent reads about the tool"
+        if parameters.get("type") != "object" or not isinstance(parameters.get("properties", {}), dict):
+            return f"the parameters of {function['name']} must be a JSON schema of type 'object' with properties"
+        strangers = set(parameters.get("required", ())) - set(parameters.get("properties", {}))
+        if strangers:
+            return f"{function['name']} requires {min(strangers)!r}, which is none of its properties"
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        return f"is no schema of the OpenAI form ({said(error)}): {schema!r:.100}"
+    return ""
+
+
+async def tasks(subject: Subject, alone: list[Played]) -> list[Finding]:
+    """Tasks are JSON, their ids unique, and no id is in two splits; of each split's first tasks."""
+    owner: dict[str, str] = {}
+    counts = []
+    for split in SPLITS:
+        found, total = await subject.call(f"tasks of the split {split!r}", _read_tasks, subject, split)
+        if total:
+            counts.append(f"{split} {total:,}" + (f" ({len(found):,} read)" if len(found) < total else ""))
+        for task in found:
+            if problem := _wrong_with_task(task, split, owner):
+                return [Finding("tasks", PROBLEM, problem)]
+    if not counts:
+        return [
+            Finding(
+                "tasks", NOTE, "it has no task set: default_tasks(split) or tasks= of register gives it train and test"
+            )
+        ]
+    return [Finding("tasks", "ok" if any(c.startswith("test ") for c in counts) else NOTE, ", ".join(counts))]
+
+
+def _wrong_with_task(task: Any, split: str, owner: dict[str, str]) -> str:
+    if not isinstance(task, Task):
+        return f"split {split!r} has a {type(task).__name__} that is no agentgym.Task: {task!r:.100}"
+    if task.id in owner:
+        return f"task id {task.id!r} of split {split!r} is in {owner[task.id]!r} already: ids are unique"
+    owner[task.id] = split
+    try:
+        same = Task.from_json(json.loads(json.dumps(task.to_json(), allow_nan=False))).to_json() == task.to_json()
+    except (TypeError, ValueError) as error:
+        return f"task {task.id!r} is no plain JSON ({said(error)}): use lists, numbers and texts"
+    return "" if same else f"task {task.id!r} changes on its way through JSON: use lists and text keys, no tuples"
+
+
+def _read_tasks(subject: Subject, split: str) -> tuple[list[Task], int]:
+    """The first tasks of a split, as many as a short while gives, and how many there are."""
+    tasks = tasks_of(subject, split)
+    until = time.monotonic() + min(TASK_SECONDS, subject.timeout / 2)
+    first = itertools.islice(tasks, TASKS_READ)
+    return list(itertools.takewhile(lambda _: time.monotonic() < until, first)), len(tasks)
+
+
+def tasks_of(subject: Subject, split: str) -> TaskSet:
+    """The tasks of a split; none where the environment has no such split."""
+    source = subject.spec.tasks if subject.spec is not None else subject.bare.default_tasks
+    try:
+        return source(split)
+    except ValueError:
+        return TaskSet([])
+
+
+async def gymnasium(subject: Subject, alone: list[Played]) -> list[Finding]:
+    """Gymnasium's own check."""
+
+    def run(env: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gymnasium_check(env, skip_render_check=subject.is_async, skip_close_check=True)
+
+    try:
+        if subject.is_async:
+            await subject.call("Gymnasium's check", _run_blocking, run, subject.bare, patience=5.0)
+        else:
+            await subject.call("Gymnasium's check", run, subject.bare, patience=5.0)
+    except Exception as error:
+        if subject.hung:
+            raise
+        text = f"gymnasium.utils.env_checker.check_env says {said(error)}"
+        return [Finding("gymnasium", PROBLEM, text, subject.home.place_of(error))]
+    return []
+
+
+def _run_blocking(run: Any, env: Env) -> None:
+    blocking = _Blocking(env)
+    try:
+        run(blocking)
+    finally:
+        blocking.runner.close()
+
+
+class _Blocking(Wrapper):
+    """An environment with `async def` methods, called as plain ones: Gymnasium's check knows no others."""
+
+    def __init__(self, env: Env):
+        super().__init__(env)
+        self.runner = asyncio.Runner()
+
+    def _wait(self, result: Any) -> Any:
+        async def wait() -> Any:
+            return await result
+
+        return self.runner.run(wait()) if inspect.isawaitable(result) else result
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if inspect.iscoroutinefunction(self.env.init) and (options or {}).get("task") is None:
+            # Env.reset binds no task where init is async; this stands in for the caller who does.
+            tasks = self.env.tasks
+            self._wait(self.env.init(tasks[random.Random(seed).randrange(len(tasks))]))
+        return self._wait(self.env.reset(seed=seed, options=options))
+
+    def step(self, action: Action) -> Any:
+        return self._wait(self.env.step(action))
+
+    def close(self) -> Any:
+        return self._wait(self.env.close())

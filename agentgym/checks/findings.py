@@ -1,0 +1,104 @@
+"""What a check found, and where in the author's code it happened."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+
+OK, NOTE, PROBLEM = "ok", "note", "problem"
+_NOT_THE_AUTHORS = frozenset(
+    {"agentgym", "gymnasium", "numpy", "builtins", "abc", "typing", "collections", "contextlib"}
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check.
+
+    Attributes:
+        check: the check's name, "any action".
+        state: "ok"; "note", worth reading; "problem", to be changed.
+        text: what was found, and for a problem what to change.
+        place: "my_env/env.py:31" in the author's code; "" where there is none.
+    """
+
+    check: str
+    state: str
+    text: str = ""
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.place})" if self.place else self.text
+
+
+class Home:
+    """The author's files: the packages or modules that an environment's classes come from."""
+
+    def __init__(self, classes: Iterable[type]):
+        self._roots: list[str] = []
+        for each in classes:
+            top = each.__module__.partition(".")[0]
+            module = sys.modules.get(top)
+            if top in _NOT_THE_AUTHORS or module is None:
+                continue
+            file = getattr(module, "__file__", None)
+            if file:
+                self._roots.append(os.path.dirname(file) + os.sep if hasattr(module, "__path__") else file)
+            else:  # a namespace package
+                self._roots += [folder + os.sep for folder in getattr(module, "__path__", ())]
+
+    def owns(self, file: str) -> bool:
+        """Whether a file is the author's."""
+        return any(file == root or (root.endswith(os.sep) and file.startswith(root)) for root in self._roots)
+
+    def place_of(self, error: BaseException | TracebackType | None) -> str:
+        """The author's innermost line that an exception came through; "" where it came through none."""
+        walked = error.__traceback__ if isinstance(error, BaseException) else error
+        lines = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(walked)]
+        return self._innermost(lines)
+
+    def place_in(self, frame: FrameType | None) -> str:
+        """The author's innermost line of a running thread, given its innermost frame."""
+        lines: list[tuple[str, int | None]] = []
+        while frame is not None:
+            lines.insert(0, (frame.f_code.co_filename, frame.f_lineno))
+            frame = frame.f_back
+        return self._innermost(lines)
+
+    def line_with(self, kind: type, words: Iterable[str]) -> str:
+        """The first line of a class's file that has one of these words, for a hint where to look."""
+        try:
+            file = inspect.getsourcefile(kind) or ""
+            text = Path(file).read_text(encoding="utf-8")
+        except (TypeError, OSError, UnicodeDecodeError):
+            return ""
+        for number, line in enumerate(text.splitlines(), start=1):
+            if any(word in line.partition("#")[0] for word in words):
+                return f"{shown(file)}:{number}"
+        return ""
+
+    def _innermost(self, lines: list[tuple[str, int | None]]) -> str:
+        for file, line in reversed(lines):
+            if self.owns(file):
+                return f"{shown(file)}:{line}"
+        return ""
+
+
+def shown(file: str) -> str:
+    """A file's path as the author would write it: relative where it lies below the current folder."""
+    try:
+        near = os.path.relpath(file)
+    except (ValueError, OSError):  # another drive, or a current folder that is gone
+        return file
+    return file if near.startswith(os.pardir) else near
+
+
+def said(error: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]

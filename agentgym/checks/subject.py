@@ -1,0 +1,282 @@
+"""An environment under check: its calls run in a lane of its own, and none is waited for longer than allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import json
+import math
+import numbers
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from agentgym.checks.findings import Home
+from agentgym.core import Env
+from agentgym.lanes import Lane
+from agentgym.messages import Action, Message, problem_of
+from agentgym.registration import EnvSpec
+
+MAX_STEPS = 1_000  # of an episode that does not end by itself
+_counter = itertools.count(1)
+
+
+class Hung(Exception):
+    """A call did not come back in time; the environment is of no more use."""
+
+    def __init__(self, what: str, seconds: float, place: str):
+        super().__init__(f"{what} had not returned after {seconds:g} s: give whatever it waits for a timeout")
+        self.place = place
+
+
+@dataclass
+class Played:
+    """One episode, as JSON text, so that nothing that happens later can change it.
+
+    Attributes:
+        seed: what `reset` was given.
+        task: the task's JSON object; None where the environment binds none.
+        actions: what was done.
+        shown: the opening and the answer to each action: observation, reward, terminated, truncated, info.
+        opening: the very messages that `reset` returned.
+        rewards: one for each action.
+        success: the last info's `success`; None where it has none.
+        ended: False where it was left after too many steps or seconds.
+        problems: what is wrong with its values, in words.
+        slowest: the longest call and its seconds.
+    """
+
+    seed: int
+    task: dict[str, Any] | None = None
+    actions: list[Action] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
+    opening: list[Message] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    success: Any = None
+    ended: bool = False
+    problems: list[str] = field(default_factory=list)
+    slowest: tuple[float, str] = (0.0, "")
+
+    def difference(self, other: Played) -> str:
+        """Where two episodes first differ, in words; "" where they are equal."""
+        for turn, (one, two) in enumerate(zip(self.shown, other.shown, strict=False)):
+            if one != two:
+                at = next(
+                    (i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two))
+                )
+                start = max(0, at - 30)
+                return f"at turn {turn}: ...{one[start : at + 30]!r} and then ...{two[start : at + 30]!r}"
+        return (
+            ""
+            if len(self.shown) == len(other.shown)
+            else f"in length: {len(self.shown) - 1} and {len(other.shown) - 1} turns"
+        )
+
+
+@dataclass
+class Subject:
+    """One environment under check.
+
+    Attributes:
+        env: the environment, with its wrappers.
+        spec: how others like it are made; None where nobody knows.
+        home: the author's files.
+        timeout: seconds that a call may take.
+        lane: where its calls run.
+        hung: whether a call has not come back.
+    """
+
+    env: Any
+    spec: EnvSpec | None
+    home: Home
+    timeout: float
+    lane: Lane = field(default_factory=lambda: Lane(f"agentgym check {next(_counter)}"))
+    hung: bool = False
+
+    @property
+    def bare(self) -> Any:
+        """The environment without its wrappers."""
+        return self.env.unwrapped
+
+    @property
+    def is_async(self) -> bool:
+        """Whether one of its methods is `async def`."""
+        return any(inspect.iscoroutinefunction(getattr(self.bare, name)) for name in ("init", "reset", "step", "close"))
+
+    async def another(self) -> Subject:
+        """Another environment of the same spec, in a lane of its own.
+
+        Raises:
+            ValueError: nobody knows how to make one.
+            Hung: making it took too long.
+        """
+        if self.spec is None:
+            raise ValueError("this environment was given as an object without a spec")
+        return await made(self.spec, self.timeout)
+
+    async def call(
+        self, what: str, function: Callable[..., Any], *args: Any, patience: float = 1.0, **kwargs: Any
+    ) -> Any:
+        """The result of a call; `patience` multiplies the time it may take.
+
+        Raises:
+            Hung: it took longer.
+        """
+        waiting = asyncio.ensure_future(self.lane.call(function, *args, **kwargs))
+        seconds = self.timeout * patience
+        await asyncio.wait({waiting}, timeout=seconds)
+        if waiting.done():
+            return waiting.result()
+        self.hung = True
+        place = self.where()
+        waiting.cancel()
+        raise Hung(what, seconds, place)
+
+    def where(self) -> str:
+        """The author's line that a call is at now."""
+        frames = sys._current_frames()
+        for thread in threading.enumerate():
+            if (
+                thread.name == self.lane.name
+                and thread.ident in frames
+                and (place := self.home.place_in(frames[thread.ident]))
+            ):
+                return place
+        place = ""
+        for task in asyncio.all_tasks():
+            waited: Any = task.get_coro() if task.get_name() == self.lane.name else None
+            while (frame := getattr(waited, "cr_frame", None)) is not None:
+                place = self.home.place_in(frame) or place
+                waited = waited.cr_await
+        return place
+
+    async def reset(self, seed: int | None, task: Any = None) -> tuple[list[Message], dict[str, Any]]:
+        """Start an episode; where `init` is async, which `reset` cannot call, a task is bound first, drawn by the seed."""
+        if task is None and inspect.iscoroutinefunction(self.bare.init):
+            tasks = await self.call("tasks", lambda: self.bare.tasks)
+            task = await self.call("tasks", tasks.__getitem__, random.Random(seed).randrange(len(tasks)))
+        if task is not None:
+            await self.call("init", self.env.init, task)
+        result = await self.call("reset", self.env.reset, seed=seed)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(f"reset must return (observation, info), not {result!r:.200}")
+        return result
+
+    async def step(self, action: Action) -> Any:
+        """One step."""
+        result = await self.call("step", self.env.step, action)
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise TypeError(
+                f"step must return (observation, reward, terminated, truncated, info), not {result!r:.200}: "
+                "end it with `return self.outcome(...)`"
+            )
+        return result
+
+    async def close(self) -> None:
+        """Close it, once, and end its thread. Nothing is waited for where a call hangs."""
+        if not self.hung:
+            await self.call("close", self.env.close)
+        self.lane.stop()
+
+    async def choose(self, rng: random.Random) -> Action:
+        """A random action: the environment's own, or any text."""
+        own = getattr(self.bare, "random_action", None)
+        if own is not None:
+            return await self.call("random_action", own, rng)
+        return self.env.action_space.sample()
+
+    async def play(self, seed: int, actions: Sequence[Action] | None = None, task: Any = None) -> Played:
+        """One episode of a seed, by random actions or by these."""
+        rng = random.Random(seed)
+        self.env.action_space.seed(seed)
+        played = Played(seed)
+        begun = time.perf_counter()
+        observation, info = await self.reset(seed, task)
+        played.slowest = (time.perf_counter() - begun, "reset")
+        bound = getattr(self.bare, "task", None)
+        played.task = None if bound is None else bound.to_json()
+        played.opening = observation
+        played.problems += problems_of(observation, 0.0, info)
+        if played.problems:
+            return played
+        played.shown.append(text_of([observation, info]))
+        for turn in range(MAX_STEPS if actions is None else len(actions)):
+            action = await self.choose(rng) if actions is None else actions[turn]
+            played.actions.append(action)
+            started = time.perf_counter()
+            observation, reward, terminated, truncated, info = await self.step(action)
+            played.slowest = max(played.slowest, (time.perf_counter() - started, "step"))
+            played.problems += problems_of(observation, reward, info)
+            if played.problems:
+                break
+            played.shown.append(text_of([observation, float(reward), bool(terminated), bool(truncated), info]))
+            played.rewards.append(float(reward))
+            if terminated or truncated:
+                played.ended = True
+                played.success = info.get("success")
+                break
+            if time.perf_counter() - begun > self.timeout:
+                break
+        return played
+
+
+async def made(spec: EnvSpec, timeout: float) -> Subject:
+    """The environment of a spec, made in the thread that will run it.
+
+    Raises:
+        Hung: making it took too long.
+        Exception: whatever making it raised.
+    """
+    subject = Subject(None, spec, Home([]), timeout)
+    try:
+        factory = await subject.call("importing the environment", spec.load)
+        subject.home = Home(
+            [factory if isinstance(factory, type) else type("", (), {"__module__": factory.__module__})]
+        )
+        env: Env = await subject.call("making the environment", spec.make)
+    except BaseException:
+        subject.lane.stop()
+        raise
+    subject.env, subject.home = env, home_of(env)
+    return subject
+
+
+def home_of(env: Any) -> Home:
+    """The files of whoever wrote an environment and its wrappers."""
+    classes: list[type] = []
+    while True:
+        classes += type(env).__mro__
+        if not hasattr(env, "env"):
+            return Home(classes)
+        env = env.env
+
+
+def text_of(value: Any) -> str:
+    """A value as JSON text; what is no JSON, which `problems_of` reports, stands there by its type."""
+    return json.dumps(value, ensure_ascii=False, default=lambda v: f"<{type(v).__name__}>")
+
+
+def problems_of(observation: Any, reward: Any, info: Any) -> list[str]:
+    """What is wrong with the values that `reset` or `step` returned."""
+    if not isinstance(observation, list):
+        return [f"an observation must be a list of messages, not {type(observation).__name__}: {observation!r:.200}"]
+    if not isinstance(info, dict):
+        return [f"the info must be a dict, not {type(info).__name__}: {info!r:.200}"]
+    problems = [f"an observation has a bad message: {p}: {m!r:.200}" for m in observation if (p := problem_of(m))]
+    if not isinstance(reward, numbers.Real | np.bool_) or not math.isfinite(reward):
+        problems.append(f"the reward must be a finite number, not {reward!r:.200}")
+    for name, value in (("observation", observation), ("info", info)):
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            problems.append(f"the {name} must be plain JSON values: {error}: {value!r:.200}")
+    if not isinstance(info.get("success", True), bool):
+        problems.append(f"info['success'] must be True or False, not {info['success']!r:.200}")
+    return problems

@@ -1,0 +1,129 @@
+"""The command `agentgym list`. Cheap: it imports no environment."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from agentgym.commands.output import print_json, print_table
+from agentgym.mistake import Mistake, nearest
+
+if TYPE_CHECKING:
+    from agentgym.registration import Adapter, EnvSpec
+
+
+@dataclass(frozen=True)
+class Need:
+    """What an environment takes.
+
+    Attributes:
+        what: "sandbox IMAGE", or what `pip install` is told.
+        here: whether this machine has it; None where only asking a Docker Engine would tell.
+        remedy: the command that gets it, if it is or may be missing.
+    """
+
+    what: str
+    here: bool | None
+    remedy: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """An environment, or an adapter, whose id ends in `:NAME`. `example` is an id of it to try."""
+
+    id: str
+    kind: str
+    description: str
+    tags: Sequence[str]
+    needs: Sequence[Need]
+    example: str
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add `agentgym list`."""
+    listing = commands.add_parser("list", help="the environments that there are, and what they need")
+    listing.add_argument("--tag", action="append", default=[], metavar="T", help="only those with this tag; repeatable")
+    listing.add_argument("--json", action="store_true", help="as JSON")
+    listing.set_defaults(run=_list)
+
+
+def _list(args: argparse.Namespace) -> int:
+    from agentgym.registration import adapters, registry
+
+    tags = sorted({tag for spec in registry.values() for tag in spec.tags})
+    if unknown := [tag for tag in args.tag if tag not in tags]:
+        raise Mistake(
+            f"no environment has the tag {unknown[0]!r}{nearest(unknown[0], tags)}; there are {', '.join(tags)}"
+        )
+    rows = [_env_row(registry[id]) for id in sorted(registry) if set(args.tag) <= set(registry[id].tags)]
+    if not args.tag:
+        rows += [_adapter_row(adapter) for _, adapter in sorted(adapters.items())]
+    if args.json:
+        print_json([asdict(row) for row in rows])
+    else:
+        _print(rows)
+    return 0
+
+
+def _print(rows: list[Row]) -> None:
+    from rich.table import Table
+
+    table = Table("id", "description", "tags", "needs", box=None, pad_edge=False)
+    table.columns[0].no_wrap = True
+    for row in rows:
+        description = row.description if row.kind == "environment" else f"{row.description}, as {row.example}"
+        table.add_row(row.id, description, ", ".join(row.tags), "; ".join(_told(need) for need in row.needs))
+    print_table(table)
+
+
+def _told(need: Need) -> str:
+    if need.here:
+        return need.what
+    return f"{need.what}, {'missing' if need.here is False else 'perhaps missing'}: {need.remedy}"
+
+
+def _env_row(spec: EnvSpec) -> Row:
+    return Row(spec.id, "environment", spec.description, spec.tags, [_need(need) for need in spec.needs], spec.id)
+
+
+def _adapter_row(adapter: Adapter) -> Row:
+    example = f"{adapter.prefix}:{adapter.example}"
+    package = re.split(r"[^\w.-]", adapter.install, maxsplit=1)[0]
+    try:
+        metadata.distribution(package)
+        need = Need(adapter.install, True)
+    except metadata.PackageNotFoundError:
+        need = Need(adapter.install, False, f"pip install {adapter.install!r}")
+    return Row(f"{adapter.prefix}:NAME", "adapter", adapter.description, (), [need], example)
+
+
+def _need(need: str) -> Need:
+    kind, _, what = need.partition(":")
+    if kind == "sandbox":
+        return _sandbox(what)
+    if importlib.util.find_spec(kind) is not None:
+        return Need(what, True)
+    return Need(what, False, f"pip install {what!r}")
+
+
+def _sandbox(image: str) -> Need:
+    """Whether bubblewrap has an image. A Docker Engine is not asked: that takes too long for a list."""
+    from agentgym.sandbox import SandboxError
+    from agentgym.sandbox.bubblewrap import image_root
+
+    what = f"sandbox {image}"
+    if importlib.util.find_spec("docker") is None and shutil.which("bwrap") is None:
+        return Need(what, False, "agentgym doctor")
+    if shutil.which("bwrap") is None:
+        return Need(what, None, "agentgym doctor")
+    try:
+        image_root(image)
+    except SandboxError:
+        return Need(what, None, f"agentgym sandbox build {image}")
+    return Need(what, True)

@@ -1,0 +1,29 @@
+"""What commands print: JSON for programs, tables for people, on standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WIDE = 10_000  # columns where nobody looks: a pipe gets every row as one line, with nothing cut off
+
+
+def print_json(value: Any) -> None:
+    """One JSON document, the only thing on standard output of a command with `--json`."""
+    print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
+
+
+def print_table(table: RenderableType) -> None:
+    """A table as wide as the terminal; into a pipe or a file as wide as it needs."""
+    from rich.console import Console
+
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 - inside rich's handler: the command line says what a reader that left means
+
+    terminal = sys.stdout.isatty()
+    Output(width=None if terminal else WIDE, highlight=False, markup=False, emoji=False).print(table)

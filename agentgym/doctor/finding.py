@@ -1,0 +1,95 @@
+"""What is found, and how looking for it ends in time."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["ok", "warning", "missing", "broken"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the examination.
+
+    Attributes:
+        name: of what was looked at.
+        state: "ok"; "warning": it works, but not as it should; "missing": optional, and not here; "broken": every command
+            needs it, or one of the user's own settings names it, and it cannot be used.
+        text: what was seen.
+        todo: what to do about it, where there is something to do.
+    """
+
+    name: str
+    state: State
+    text: str
+    todo: str | None = None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A part of the examination: `look` may take `seconds`."""
+
+    name: str
+    look: Callable[[], list[Finding]]
+    seconds: float
+
+
+def examine(probes: Sequence[Probe]) -> dict[str, list[Finding]]:
+    """The findings of each part, in the order of the parts; takes no longer than the slowest part may.
+
+    A part that fails or takes too long is a warning. Its thread is left behind, and does not keep the process alive.
+    """
+    found: dict[str, list[Finding]] = {}
+
+    def run(probe: Probe) -> None:
+        try:
+            found[probe.name] = probe.look()
+        except Exception as error:  # whatever it meets: the other parts are still worth telling
+            found[probe.name] = [Finding(probe.name, "warning", f"could not be looked at: {_line(error)}")]
+
+    start = time.monotonic()
+    threads = [threading.Thread(target=run, args=(p,), name=f"doctor {p.name}", daemon=True) for p in probes]
+    for thread in threads:
+        thread.start()
+    for probe, thread in zip(probes, threads, strict=True):
+        thread.join(max(0.0, start + probe.seconds - time.monotonic()))
+    late = "no answer within {:g} s"
+    return {
+        p.name: found.get(p.name) or [Finding(p.name, "warning", late.format(p.seconds), "look at it by hand")]
+        for p in probes
+    }
+
+
+def output_of(command: Sequence[str], seconds: float) -> str:
+    """What a program prints.
+
+    Raises:
+        RuntimeError: it cannot be started, fails, or takes too long; says which, in one line.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except OSError as error:
+        raise RuntimeError(f"{command[0]} cannot be started: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"{command[0]} did not end within {seconds:g} s") from error
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise RuntimeError(f"{command[0]} ended with {done.returncode}: {lines[-1] if lines else 'and said nothing'}")
+    return done.stdout
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

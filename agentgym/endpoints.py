@@ -1,0 +1,141 @@
+"""What all policies of one endpoint share: connections, and a gate that narrows when the endpoint says "too many requests"."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import aiohttp
+
+FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
+_sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, Any]]
+_sessions = weakref.WeakKeyDictionary()
+_gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Gate]] = weakref.WeakKeyDictionary()
+
+
+async def session() -> aiohttp.ClientSession:
+    """This event loop's session. It lives in an async generator, which the loop closes when it shuts down."""
+    loop = asyncio.get_running_loop()
+    if loop not in _sessions:
+        life = _session_life()
+        _sessions[loop] = (await anext(life), life)
+    return _sessions[loop][0]
+
+
+async def _session_life() -> AsyncGenerator[aiohttp.ClientSession, None]:
+    import aiohttp
+
+    # The loop that runs the episodes bounds how many requests are open, so the pool does not.
+    made = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def gate_of(url: str) -> Gate:
+    """The gate of an endpoint in this event loop."""
+    return _gates.setdefault(asyncio.get_running_loop(), {}).setdefault(url, Gate())
+
+
+class Gate:
+    """How many requests an endpoint is sent at a time. Open until it refuses one as too many; then
+
+    - nobody sends anything until its wait is over;
+    - half as many as then were running may run at a time. Refusals of requests that were sent before say nothing new;
+    - every answer lets one more in, so that a round of answers doubles them.
+
+    Attributes:
+        limit: requests at a time.
+        running: requests that were sent and not yet answered.
+    """
+
+    def __init__(self) -> None:
+        self.limit = math.inf
+        self.running = 0
+        self._loop = asyncio.get_running_loop()
+        self._opens = self._narrowed = -math.inf
+        self._queue: deque[asyncio.Future[None]] = deque()
+
+    async def enter(self, again: bool = False) -> float:
+        """Wait for a place, which `leave` gives back; a request that is sent again goes before new ones.
+
+        Returns:
+            The seconds waited.
+        """
+        if not self._queue and self._has_place():
+            self.running += 1
+            return 0.0
+        started = self._loop.time()
+        place = self._loop.create_future()
+        if again:
+            self._queue.appendleft(place)
+        else:
+            self._queue.append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():
+                self.leave()  # it was given a place that it cannot take any more
+            raise
+        return self._loop.time() - started
+
+    def leave(self) -> None:
+        """A request has ended."""
+        self.running -= 1
+        self._admit()
+
+    def answered(self) -> None:
+        """A request was answered, so the endpoint may take one more at a time."""
+        self.limit += 1
+
+    def refused(self, sent: float, wait: float) -> None:
+        """The endpoint refused a request as too many.
+
+        Args:
+            sent: when it was sent, by the loop's clock.
+            wait: seconds to send nothing.
+        """
+        now = self._loop.time()
+        if sent >= self._narrowed:
+            self.limit = max(1.0, self.running // 2)
+            self._narrowed = now
+        self._opens = max(self._opens, now + wait)
+        self._loop.call_at(self._opens + 0.001, self._admit)
+
+    def _has_place(self) -> bool:
+        return self.running < self.limit and self._loop.time() >= self._opens
+
+    def _admit(self) -> None:
+        while self._queue and self._has_place():
+            place = self._queue.popleft()
+            if not place.done():
+                self.running += 1
+                place.set_result(None)
+
+
+def backoff(tries: int) -> float:
+    """Seconds to wait after so many tries: growing, and not the same for all that failed together."""
+    return min(FIRST_WAIT * 2 ** (tries - 1), LONGEST_WAIT) * random.uniform(0.5, 1.0)
+
+
+def retry_after(value: str | None) -> float | None:
+    """Seconds of a Retry-After header: a number, or a date."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except ValueError:
+            return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None

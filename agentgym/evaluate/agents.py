@@ -1,0 +1,239 @@
+"""Agents by their specs: what a command line names becomes an `AgentSpec`, and a spec makes the policy of each episode."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentgym.evaluate.plan import AgentSpec
+from agentgym.messages import Action, assistant
+from agentgym.policy import ExpertPolicy, NullPolicy, Policy, RandomPolicy, ScriptedPolicy
+from agentgym.rollout import Episode
+
+if TYPE_CHECKING:
+    from agentgym.core import Env
+
+MakePolicy = Callable[[Episode], Policy]
+ASKING = frozenset({"timeout", "retries", "stream"})
+"""Settings of a chat that say how it is asked, and not what; they may differ between a run and its resumption."""
+
+
+def chat(
+    model: str,
+    base_url: str | None = None,
+    *,
+    serve: str | Path | None = None,
+    name: str | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    extra: Mapping[str, Any] | None = None,
+    send_reasoning: bool = False,
+    timeout: float | None = None,
+    retries: int | None = None,
+    stream: bool = False,
+) -> AgentSpec:
+    """A model behind an OpenAI-compatible endpoint; arguments as in `ChatPolicy`. The key is no part of it.
+
+    Args:
+        base_url: the endpoint. None for a model folder that is served for the run only; see `located`.
+        serve: that folder.
+        name: default: the model's.
+    """
+    given: dict[str, Any] = {
+        "model": model,
+        "base_url": base_url,
+        "serve": None if serve is None else str(serve),
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+        "extra": dict(extra or {}) or None,
+        "send_reasoning": send_reasoning or None,
+        "timeout": timeout,
+        "retries": retries,
+        "stream": stream or None,
+    }
+    return AgentSpec(name or model, "chat", {key: value for key, value in given.items() if value is not None})
+
+
+def located(agent: AgentSpec, base_url: str, model: str | None = None) -> AgentSpec:
+    """The same chat at an endpoint that is only known now: where its folder is served. It is not what a run stores."""
+    found = {"base_url": base_url} if model is None else {"base_url": base_url, "model": model}
+    return replace(agent, settings={**agent.settings, **found})
+
+
+def expert(mistakes: float = 0.0, name: str = "expert") -> AgentSpec:
+    """The environment's own expert, with a share of random actions."""
+    return AgentSpec(name, "expert", {"mistakes": mistakes} if mistakes else {})
+
+
+def random_agent(name: str = "random") -> AgentSpec:
+    """Random legal actions, by a generator of the seed, the task and the sample."""
+    return AgentSpec(name, "random")
+
+
+def null(name: str = "null") -> AgentSpec:
+    """Says nothing."""
+    return AgentSpec(name, "null")
+
+
+def scripted(answers: Sequence[Action] | Mapping[str, Sequence[Action]], name: str = "scripted") -> AgentSpec:
+    """The same answers in every episode, or those of its task by the task's id."""
+    return AgentSpec(name, "scripted", {"answers": dict(answers) if isinstance(answers, Mapping) else list(answers)})
+
+
+def scripted_file(path: str | Path, name: str | None = None) -> AgentSpec:
+    """A script from a file: `.json` has a list of answers, or an object of them by task; any other an answer a line.
+
+    Raises:
+        ValueError: there is no such file, or it holds something else.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        answers = json.loads(text) if path.suffix == ".json" else text.splitlines()
+    except OSError as error:
+        raise ValueError(f"script {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"script {path}: no JSON in UTF-8: {error}") from error
+    if not isinstance(answers, list | dict):
+        raise ValueError(f"script {path}: a list of answers is needed, or an object of lists by task id")
+    return scripted(answers, name or path.stem)
+
+
+def python(target: str, kwargs: Mapping[str, Any] | None = None, name: str | None = None) -> AgentSpec:
+    """The user's own agent, `pkg.mod:run`; see `agentgym.evaluate.python_agent` for what it may be."""
+    return AgentSpec(name or target, "python", {"target": target, **({"kwargs": dict(kwargs)} if kwargs else {})})
+
+
+def measured(agent: AgentSpec) -> dict[str, Any]:
+    """What of an agent decides what is measured: all but how an endpoint is asked, and where a folder was served."""
+    left_out = ASKING | ({"base_url"} if "serve" in agent.settings else set())
+    settings = {key: value for key, value in agent.settings.items() if key not in left_out}
+    return {"name": agent.name, "kind": agent.kind, **settings}
+
+
+def policy_maker(agent: AgentSpec) -> MakePolicy:
+    """What makes the policy of each episode.
+
+    Raises:
+        ValueError: the spec cannot play: an unknown kind or setting, a bad URL, a target that is not there or takes other
+            arguments. Whether an environment has an expert is seen by `check_plays`.
+    """
+    maker = _MAKERS.get(agent.kind)
+    if maker is None:
+        raise ValueError(f"agent {agent.name!r}: there is no kind {agent.kind!r}, only {', '.join(_MAKERS)}")
+    try:
+        inspect.signature(maker).bind(**agent.settings)
+    except TypeError as error:
+        raise ValueError(f"agent {agent.name!r} ({agent.kind}): {error}") from error
+    return maker(**agent.settings)
+
+
+def check_plays(agent: AgentSpec, env: Env) -> None:
+    """Whether an agent can play in an environment.
+
+    Raises:
+        ValueError: it plays by a method that the environment does not have.
+    """
+    methods = {"expert": "expert_action", "random": "random_action"}
+    name = methods.get(agent.kind)
+    if name is not None and not hasattr(env.unwrapped, name):
+        raise ValueError(f"agent {agent.name!r} cannot play {type(env.unwrapped).__name__}: it has no {name}()")
+
+
+def _chat_maker(
+    model: str,
+    base_url: str | None = None,
+    serve: str | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    extra: Mapping[str, Any] | None = None,
+    send_reasoning: bool = False,
+    timeout: float = 120.0,
+    retries: int = 5,
+    stream: bool = False,
+) -> MakePolicy:
+    from agentgym.chat import ChatPolicy
+
+    if not base_url:
+        served = f" of {serve}, which is not served yet" if serve else ""
+        raise ValueError(f"model {model!r}: the base_url of its endpoint{served} is missing")
+    url = base_url
+
+    def make(seed: int | None) -> Policy:
+        return ChatPolicy(
+            model,
+            url,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=seed,
+            extra=extra,
+            send_reasoning=send_reasoning,
+            stream=stream,
+            timeout=timeout,
+            retries=retries,
+        )
+
+    make(0)
+    return lambda episode: make(episode.seed)
+
+
+def _expert_maker(mistakes: float = 0.0) -> MakePolicy:
+    ExpertPolicy(mistakes=mistakes)
+    return lambda episode: ExpertPolicy(mistakes=mistakes, rng=_generator(episode))
+
+
+def _random_maker() -> MakePolicy:
+    return lambda episode: RandomPolicy(rng=_generator(episode))
+
+
+def _generator(episode: Episode) -> random.Random:
+    """A seed of its own for every episode, or random play would repeat itself."""
+    return random.Random(f"{(episode.seed or 0) - episode.sample} {episode.task.id} {episode.sample}")
+
+
+def _null_maker() -> MakePolicy:
+    return lambda episode: NullPolicy()
+
+
+def _scripted_maker(answers: Sequence[Action] | Mapping[str, Sequence[Action]]) -> MakePolicy:
+    for where, answer in _answers_of(answers):
+        try:
+            assistant(answer)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the script's answer {where}: {error}") from error
+    if isinstance(answers, Mapping):
+        by_task = answers
+        return lambda episode: ScriptedPolicy(by_task.get(episode.task.id, ()))
+    listed = answers
+    return lambda episode: ScriptedPolicy(listed)
+
+
+def _answers_of(answers: Any) -> Iterator[tuple[str, Any]]:
+    """Each answer and where it stands."""
+    for place, listed in answers.items() if isinstance(answers, Mapping) else [("", answers)]:
+        if not isinstance(listed, list | tuple):
+            raise ValueError(f"a script is a list of answers, or an object of lists by task id, not {listed!r:.80}")
+        for number, answer in enumerate(listed, start=1):
+            yield f"{place} {number}".strip(), answer
+
+
+def _python_maker(target: str, kwargs: Mapping[str, Any] | None = None) -> MakePolicy:
+    from agentgym.evaluate.python_agent import PythonAgent
+
+    agent = PythonAgent.load(target, kwargs or {})
+    return lambda episode: agent.policy()
+
+
+_MAKERS: dict[str, Callable[..., MakePolicy]] = {
+    "chat": _chat_maker,
+    "expert": _expert_maker,
+    "random": _random_maker,
+    "null": _null_maker,
+    "scripted": _scripted_maker,
+    "python": _python_maker,
+}

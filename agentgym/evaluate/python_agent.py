@@ -1,0 +1,273 @@
+"""The user's own agent in Python, named `package.module:name`. It may be
+
+- a class with `act(messages, tools)`: made once for each episode, with the agent's kwargs;
+- an object with `act(messages, tools)`: one for all episodes, many at a time;
+- a function of `(messages)` or `(messages, tools)`, which gets the kwargs with every call. So does a class or an object that
+  is called.
+
+All may be `def` or `async def`. A `def` runs in a thread of its episode's own, so that it never blocks the others. The answer is
+text, an assistant message (the `openai` package's too) or a `Reply`; raising `EndEpisode` ends the episode. Anything else that
+is raised fails the episode, and its error names the place in the user's file.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import sys
+import traceback
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from agentgym.lanes import Lane
+from agentgym.messages import Message, assistant
+from agentgym.policy import Calls, EndEpisode, Reply
+
+if TYPE_CHECKING:
+    from agentgym.core import Env
+
+
+class AgentError(RuntimeError):
+    """What the user's agent raised, and where in their files; or what is wrong with its answer."""
+
+
+@dataclass(frozen=True)
+class PythonAgent:
+    """A target that was found and fits; `policy()` plays one episode by it.
+
+    Attributes:
+        target: how the user named it.
+        found: the class, object or function itself.
+        kwargs: of the class, or of every call of a function.
+        with_tools: whether it takes the tools beside the messages.
+        folder: where the user's files are, by which errors find their place.
+    """
+
+    target: str
+    found: Any
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    with_tools: bool = True
+    folder: str = ""
+
+    @classmethod
+    def load(cls, target: str, kwargs: Mapping[str, Any]) -> PythonAgent:
+        """Import the target; the current directory counts as importable.
+
+        Raises:
+            ValueError: it is no `module:name`, cannot be imported, or takes other arguments.
+        """
+        module = _module(target)
+        found: Any = module
+        for part in target.partition(":")[2].split("."):
+            if not hasattr(found, part):
+                near = ", ".join(name for name in vars(module) if not name.startswith("_")) or "nothing"
+                raise ValueError(f"agent {target!r}: module {module.__name__!r} has no {part!r}; it has {near}"[:400])
+            found = getattr(found, part)
+        with_tools = _check(target, found, kwargs)
+        return cls(target, found, dict(kwargs), with_tools, str(Path(module.__file__ or ".").resolve().parent))
+
+    def policy(self) -> PythonPolicy:
+        """What plays one episode."""
+        return PythonPolicy(self)
+
+
+class PythonPolicy:
+    """One episode of the user's agent. Its `calls` are the user's object's, where it counts them."""
+
+    def __init__(self, agent: PythonAgent):
+        self._agent = agent
+        self._answer: Callable[..., Any] | None = None
+        self._player: Any = None
+        self._env: tuple[Any, Any] | None = None
+        self._lane: Lane | None = None
+
+    @property
+    def calls(self) -> Calls | None:
+        """What the user's object counted of its own requests."""
+        found = getattr(self._player, "calls", None)
+        return found if isinstance(found, Calls) else None
+
+    def attach(self, env: Env, call: Any) -> None:
+        """Play in this environment, where the user's object wants to know it."""
+        self._env = (env, call)
+
+    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
+        """The agent's answer.
+
+        Raises:
+            EndEpisode: the agent's own.
+            AgentError: it raised anything else, or what it returned is no answer.
+        """
+        # Copies: an agent that writes into what it is shown would write into the trajectory.
+        given = [copy.deepcopy(list(messages))]
+        if self._agent.with_tools:
+            given.append(copy.deepcopy(list(tools)))
+        try:
+            answer = await self._run(given)
+        except (EndEpisode, AgentError):
+            raise
+        except (Exception, SystemExit) as error:
+            raise AgentError(f"{_last_line(error)} ({_place(error, self._agent.folder)})") from error
+        return _reply(answer, self._agent.target)
+
+    async def _run(self, given: list[Any]) -> Any:
+        agent = self._agent
+        kwargs = {} if inspect.isclass(agent.found) else agent.kwargs
+        if _is_async(agent.found):
+            if self._answer is None:
+                self._answer = self._made()
+            return await self._answer(*given, **kwargs)
+        if self._lane is None:
+            self._lane = Lane(f"agentgym agent {agent.target}")
+            weakref.finalize(self, self._lane.stop).atexit = False
+        if self._answer is None:
+            # Here, in its thread, as the calls: what it makes may refuse any other.
+            self._player = await self._lane.call(_make, agent)
+            self._answer = self._entered()
+        outcome = await self._lane.call(_caught, self._answer, given, kwargs)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return await outcome if inspect.isawaitable(outcome) else outcome
+
+    def _made(self) -> Callable[..., Any]:
+        self._player = _make(self._agent)
+        return self._entered()
+
+    def _entered(self) -> Callable[..., Any]:
+        """The function to call for each turn; the environment is passed on first."""
+        if self._env is not None and hasattr(self._player, "attach"):
+            self._player.attach(*self._env)
+        return self._player.act if hasattr(self._player, "act") else self._player
+
+
+def _make(agent: PythonAgent) -> Any:
+    return agent.found(**agent.kwargs) if inspect.isclass(agent.found) else agent.found
+
+
+def _caught(function: Callable[..., Any], given: list[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The result, or SystemExit as a value: raised, it would end the thread."""
+    try:
+        return function(*given, **kwargs)
+    except SystemExit as error:
+        return error
+
+
+def _module(target: str) -> ModuleType:
+    name, colon, rest = target.partition(":")
+    if name.endswith(".py"):
+        raise ValueError(f"agent {target!r}: write {name[:-3].replace('/', '.')}:{rest or 'run'} for a file {name}")
+    if not (colon and rest and all(part.isidentifier() for part in f"{name}.{rest}".split("."))):
+        raise ValueError(f"agent {target!r}: write package.module:name")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            where = f"looked in {Path.cwd()} and what is installed"
+            raise ValueError(f"agent {target!r}: there is no module {error.name!r} ({where})") from error
+        raise ValueError(f"agent {target!r}: module {name!r} needs {error.name!r}, which is not installed") from error
+    except (Exception, SystemExit) as error:
+        place = _place(error, str(Path.cwd()))
+        raise ValueError(f"agent {target!r}: importing it failed: {_last_line(error)} ({place})") from error
+
+
+def _entry(found: Any) -> Any:
+    """What is called for each turn, unbound where `found` is a class."""
+    return getattr(found, "act", None) or (getattr(found, "__call__", None) if inspect.isclass(found) else found)  # noqa: B004
+
+
+def _is_async(found: Any) -> bool:
+    entry = _entry(found)
+    return inspect.iscoroutinefunction(entry) or inspect.iscoroutinefunction(getattr(entry, "__call__", None))  # noqa: B004
+
+
+def _check(target: str, found: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether the target takes the tools too.
+
+    Raises:
+        ValueError: it is nothing to call, or takes other arguments.
+    """
+    if inspect.isclass(found):
+        if not hasattr(found, "act") and "__call__" not in dir(found):
+            raise ValueError(f"agent {target!r}: class {found.__name__} has no act(messages, tools)")
+        problem = _problem(found, [], kwargs)
+        if problem:
+            raise ValueError(f"agent {target!r}: {found.__name__} cannot be made: {problem}")
+        return _takes_tools(target, _entry(found), [None], {})
+    if not callable(_entry(found)):
+        raise ValueError(f"agent {target!r} is {found!r:.40}: a function or something with act() is needed")
+    if kwargs and hasattr(found, "act"):
+        raise ValueError(
+            f"agent {target!r} is an object that is made already: kwargs {', '.join(kwargs)} go to a class"
+        )
+    return _takes_tools(target, _entry(found), [], kwargs)
+
+
+def _takes_tools(target: str, entry: Callable[..., Any], bound: list[Any], kwargs: Mapping[str, Any]) -> bool:
+    """By signature; a second parameter with a default and another name than "tools" is a setting of the user's own."""
+    try:
+        parameters = list(inspect.signature(entry).parameters.values())
+    except (TypeError, ValueError):  # a function in C tells nothing
+        return True
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][len(bound) :]
+    second = places[1] if len(places) > 1 else None
+    wants = (
+        second is not None and second.name not in kwargs and (second.default is second.empty or second.name == "tools")
+    )
+    both = wants or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    problem = _problem(entry, [*bound, [], []] if both else [*bound, []], kwargs)
+    if problem:
+        raise ValueError(f"agent {target!r} must take (messages) or (messages, tools){_and(kwargs)}: {problem}")
+    return both
+
+
+def _and(kwargs: Mapping[str, Any]) -> str:
+    return f" and {', '.join(kwargs)}" if kwargs else ""
+
+
+def _problem(entry: Callable[..., Any], args: list[Any], kwargs: Mapping[str, Any]) -> str:
+    try:
+        signature = inspect.signature(entry)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return f"{error}; it takes {signature}"
+    return ""
+
+
+def _reply(answer: Any, target: str) -> Reply:
+    if isinstance(answer, Reply):
+        return answer
+    if not isinstance(answer, str | Mapping) and hasattr(answer, "model_dump"):
+        answer = answer.model_dump(exclude_none=True)
+    try:
+        return Reply(assistant(answer))
+    except (TypeError, ValueError) as error:
+        raise AgentError(f"{target} answered with no text, message or Reply: {error}"[:500]) from error
+
+
+def _last_line(error: BaseException) -> str:
+    """The last line of the error's traceback."""
+    return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+
+
+def _place(error: BaseException, folder: str) -> str:
+    """The innermost line of the user's files that the error passed, else the innermost of all."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if _is_below(f.filename, folder)] or list(frames)
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else "nowhere"
+
+
+def _is_below(file: str, folder: str) -> bool:
+    path = Path(file).resolve()
+    return bool(folder) and path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts

@@ -1,0 +1,423 @@
+"""What an evaluation found: the numbers of each cell, and of the whole run. Made from trajectories, of which only numbers stay."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
+from sys import intern
+from typing import Any
+
+from agentgym.evaluate.statistics import ClusteredMean, passes
+from agentgym.trajectory import Trajectory
+
+FORMAT = 1
+COMMONEST_ERRORS = 10
+# Numbers as difficulty get ranges where there are more than this many.
+MOST_DIFFICULTIES = 10
+HISTOGRAM_BINS = 20
+_NAMED_DIFFICULTIES = (
+    "trivial",
+    "very easy",
+    "easy",
+    "medium",
+    "moderate",
+    "intermediate",
+    "hard",
+    "challenging",
+    "difficult",
+)
+_NO_DIFFICULTY = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeNumbers:
+    """What the statistics need of one episode: some hundred bytes, so that 50,000 are nothing.
+
+    Attributes:
+        usage: tokens by kind, of all tries; `prompt_tokens` and `completion_tokens` where anybody counted.
+        retries: requests that were sent again, by cause.
+        cause: of the error, without its task, turn and time; None where the episode was played.
+    """
+
+    task: str
+    sample: int
+    cause: str | None
+    end: str
+    reward: float
+    success: float
+    turns: int
+    seconds: float
+    usage: Mapping[str, int]
+    requests: int
+    retries: Mapping[str, int]
+    waited: float
+    cost: float | None
+    tags: tuple[str, ...]
+    difficulty: str | float | None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the environment, sandbox or endpoint failed."""
+        return self.cause is not None
+
+
+_NOTHING: dict[str, int] = {}
+
+
+def numbers_of(trajectory: Trajectory) -> EpisodeNumbers:
+    """The numbers of an episode. What an evaluation knows of it beside its turns stands in its metadata."""
+    metadata = trajectory.metadata
+    calls: Mapping[str, Any] = metadata.get("calls") or {}
+    tags = metadata.get("tags") or ()
+    difficulty = metadata.get("difficulty")
+    if not isinstance(difficulty, str | int | float | None):
+        difficulty = str(difficulty)
+    return EpisodeNumbers(
+        task=trajectory.task_id,
+        sample=trajectory.sample,
+        cause=intern(cause_of(trajectory)) if trajectory.failed else None,
+        end=intern(trajectory.end),
+        reward=trajectory.reward,
+        success=min(max(trajectory.success, 0.0), 1.0),
+        turns=len(trajectory.turns),
+        seconds=trajectory.seconds,
+        usage=calls.get("usage") or usage_of(trajectory),
+        requests=calls.get("requests", 0),
+        retries=calls.get("retries") or _NOTHING,
+        waited=calls.get("waited", 0.0),
+        cost=metadata.get("cost"),
+        tags=(intern(tags),) if isinstance(tags, str) else tuple(intern(str(tag)) for tag in tags),
+        difficulty=difficulty,
+    )
+
+
+def usage_of(trajectory: Trajectory) -> dict[str, int]:
+    """Tokens of an episode's turns by kind: the endpoint's count, or that of the exact tokens; empty where there is neither."""
+    total: dict[str, int] = {}
+    for turn in trajectory.turns:
+        usage = turn.usage
+        if not usage and turn.tokens:
+            usage = {"prompt_tokens": len(turn.tokens.prompt_ids), "completion_tokens": len(turn.tokens.completion_ids)}
+        for kind, count in usage.items():
+            total[kind] = total.get(kind, 0) + count
+    return total
+
+
+def cause_of(trajectory: Trajectory) -> str:
+    """The error without its task, turn and time, so that equal failures count together."""
+    text = (trajectory.error or "").strip()
+    _, colon, rest = text.partition(": ")
+    return re.sub(r" after [\d.]+ s\b", "", rest if colon else text)[:300] or "no message"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The episodes with one tag, or of one difficulty.
+
+    Attributes:
+        tasks, episodes, errors: how many; `episodes` are those that were played to an end.
+        reward, success: means; None if no episode ended.
+        reward_low, reward_high, success_low, success_high: 95% intervals, as for a whole cell.
+    """
+
+    tasks: int
+    episodes: int
+    errors: int
+    reward: float | None
+    reward_low: float | None
+    reward_high: float | None
+    success: float | None
+    success_low: float | None
+    success_high: float | None
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How many episodes had which reward.
+
+    Attributes:
+        low, high: of all rewards.
+        counts: of equal ranges from low to high, the last with its upper end; one range where all rewards are equal.
+    """
+
+    low: float
+    high: float
+    counts: list[int]
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What was found of one agent on one environment. Episodes that failed are counted in `errors` and are in no mean.
+
+    Attributes:
+        env, agent, split: what was played, and by whom.
+        tasks: how many tasks have an episode.
+        samples: episodes of each task that were asked for.
+        planned: episodes that were asked for; more than `episodes + errors` where the run was stopped.
+        episodes: episodes that were played to an end, over all tasks.
+        errors: episodes that failed (environment or endpoint).
+        reward: mean reward of an episode; None if no episode ended.
+        reward_low, reward_high: 95% interval of `reward`, by Student's t clustered by task; None with fewer than two tasks.
+        success: share of successful episodes; None if no episode ended.
+        success_low, success_high: 95% interval of `success`; see `success_interval`.
+        pass_at: unbiased pass@k for k = 1, 2, 4 ... `samples`, over the tasks with at least k episodes.
+        pass_hat: unbiased pass^k for the same k, over the same tasks.
+        turns: mean replies of an episode.
+        episode_seconds: mean wall time of an episode.
+        tokens: tokens of all episodes by kind, those of failed episodes and tries included.
+        tokens_per_episode: mean of an episode that was played to an end, by kind; over those that somebody counted.
+        cost: US dollars of all episodes, failed ones included; None where no price is known.
+        requests: HTTP requests that were sent.
+        retries: requests that were sent again, by cause.
+        waited: seconds between the tries of requests, summed over episodes.
+        ends: how many episodes ended how.
+        error_texts: the commonest errors, at most ten, and how often each came.
+        by_tag: the part with each tag, by name.
+        by_difficulty: the part of each difficulty, easiest first; many different numbers are put together in ranges.
+        rewards: their histogram; None if no episode ended.
+        seconds: wall time.
+    """
+
+    env: str
+    agent: str
+    split: str
+    tasks: int
+    samples: int
+    planned: int
+    episodes: int
+    errors: int
+    reward: float | None
+    reward_low: float | None
+    reward_high: float | None
+    success: float | None
+    success_low: float | None
+    success_high: float | None
+    pass_at: dict[int, float]
+    pass_hat: dict[int, float]
+    turns: float | None
+    episode_seconds: float | None
+    tokens: dict[str, int] = field(default_factory=dict)
+    tokens_per_episode: dict[str, float] = field(default_factory=dict)
+    cost: float | None = None
+    requests: int = 0
+    retries: dict[str, int] = field(default_factory=dict)
+    waited: float = 0.0
+    ends: dict[str, int] = field(default_factory=dict)
+    error_texts: dict[str, int] = field(default_factory=dict)
+    by_tag: dict[str, Part] = field(default_factory=dict)
+    by_difficulty: dict[str, Part] = field(default_factory=dict)
+    rewards: Histogram | None = None
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """`ENV@AGENT`, with `/SPLIT` after the environment where the split is not "test", as `Cell.name` has it."""
+        split = "" if self.split == "test" else f"/{self.split}"
+        return f"{self.env}{split}@{self.agent}" if self.agent else f"{self.env}{split}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as a JSON object, with its name."""
+        return {"name": self.name, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> CellResult:
+        """The reverse of `to_json`; keys that other versions write are passed over."""
+        known = {f.name for f in fields(cls)}
+        values = {key: value for key, value in record.items() if key in known}
+        for key in ("pass_at", "pass_hat"):
+            values[key] = {int(k): share for k, share in values[key].items()}
+        for key in ("by_tag", "by_difficulty"):
+            values[key] = {name: Part(**part) for name, part in values.get(key, {}).items()}
+        if values.get("rewards"):
+            values["rewards"] = Histogram(**values["rewards"])
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a whole run found: `results.json`.
+
+    Attributes:
+        name: of the run.
+        cells: one for each agent on each environment.
+        stopped: the limit that ended the run before all was played, or "interrupted"; None where all was played.
+        seconds: wall time, over all the times that the run was started.
+    """
+
+    name: str
+    cells: list[CellResult]
+    stopped: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every planned episode was played to an end."""
+        return all(cell.episodes == cell.planned for cell in self.cells)
+
+    def to_json(self) -> dict[str, Any]:
+        """The results as a JSON object."""
+        rest = {"name": self.name, "stopped": self.stopped, "seconds": self.seconds}
+        return {"format": FORMAT, **rest, "cells": [cell.to_json() for cell in self.cells]}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Results:
+        """The reverse of `to_json`.
+
+        Raises:
+            ValueError: of a format that this version does not know.
+        """
+        if record.get("format") != FORMAT:
+            raise ValueError(f"results of format {record.get('format')!r}; this version reads format {FORMAT}")
+        cells = [CellResult.from_json(cell) for cell in record["cells"]]
+        return cls(record["name"], cells, record["stopped"], record["seconds"])
+
+
+def results_of(
+    episodes: Iterable[Trajectory | EpisodeNumbers],
+    *,
+    env: str,
+    agent: str = "",
+    split: str = "test",
+    samples: int = 1,
+    planned: int | None = None,
+    seconds: float = 0.0,
+) -> CellResult:
+    """The result of a cell. Trajectories may come one by one from a file: only their numbers are kept.
+
+    Args:
+        episodes: one for each task and sample, failed ones included.
+        env, agent, split: what was played, and by whom.
+        samples: episodes of each task that were asked for.
+        planned: episodes that were asked for; None: those that there are.
+        seconds: wall time.
+    """
+    numbers = [e if isinstance(e, EpisodeNumbers) else numbers_of(e) for e in episodes]
+    played = [e for e in numbers if not e.failed]
+    outcomes: dict[str, tuple[int, int]] = {}
+    for e in played:
+        n, c = outcomes.get(e.task, (0, 0))
+        outcomes[e.task] = (n + 1, c + (e.success > 0))
+    pass_at, pass_hat = passes(outcomes.values(), samples)
+    costs = [e.cost for e in numbers if e.cost is not None]
+    part = _part(numbers)
+    return CellResult(
+        env=env,
+        agent=agent,
+        split=split,
+        samples=samples,
+        planned=len(numbers) if planned is None else planned,
+        **asdict(part),
+        pass_at=pass_at,
+        pass_hat=pass_hat,
+        turns=_mean([e.turns for e in played]),
+        episode_seconds=_mean([e.seconds for e in played]),
+        tokens=_summed(e.usage for e in numbers),
+        tokens_per_episode=_tokens_per_episode(played),
+        cost=math.fsum(costs) if costs else None,
+        requests=sum(e.requests for e in numbers),
+        retries=_summed(e.retries for e in numbers),
+        waited=math.fsum(e.waited for e in numbers),
+        ends=dict(Counter(e.end for e in numbers)),
+        error_texts=dict(Counter(e.cause for e in numbers if e.cause is not None).most_common(COMMONEST_ERRORS)),
+        by_tag={tag: _part(tagged) for tag, tagged in sorted(_tagged(numbers).items())},
+        by_difficulty={name: _part(alike) for name, alike in _by_difficulty(numbers).items()},
+        rewards=_histogram([e.reward for e in played]),
+        seconds=seconds,
+    )
+
+
+def _part(numbers: Sequence[EpisodeNumbers]) -> Part:
+    reward, success = ClusteredMean(), ClusteredMean()
+    for e in numbers:
+        if not e.failed:
+            reward.add(e.task, e.reward)
+            success.add(e.task, e.success)
+    reward_low, reward_high = reward.interval() or (None, None)
+    success_low, success_high = success.share_interval() or (None, None)
+    return Part(
+        tasks=len({e.task for e in numbers}),
+        episodes=reward.count,
+        errors=len(numbers) - reward.count,
+        reward=reward.mean,
+        reward_low=reward_low,
+        reward_high=reward_high,
+        success=success.mean,
+        success_low=success_low,
+        success_high=success_high,
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for one in counts:
+        for name, count in one.items():
+            total[name] = total.get(name, 0) + count
+    return total
+
+
+def _tokens_per_episode(played: Sequence[EpisodeNumbers]) -> dict[str, float]:
+    counted = [e.usage for e in played if e.usage]
+    return {kind: total / len(counted) for kind, total in _summed(counted).items()}
+
+
+def _tagged(numbers: Iterable[EpisodeNumbers]) -> dict[str, list[EpisodeNumbers]]:
+    found = defaultdict(list)
+    for e in numbers:
+        for tag in e.tags:
+            found[tag].append(e)
+    return found
+
+
+def _by_difficulty(numbers: Iterable[EpisodeNumbers]) -> dict[str, list[EpisodeNumbers]]:
+    """The episodes that have a difficulty, by its name, the easiest first."""
+    rated = [e for e in numbers if e.difficulty is not None]
+    values = {e.difficulty for e in rated}
+    name = _difficulty_names([v for v in values if v is not None])
+    found: dict[str, list[EpisodeNumbers]] = defaultdict(list)
+    for e in sorted(rated, key=lambda e: _difficulty_order(e.difficulty)):
+        found[name(e.difficulty)].append(e)
+    return found
+
+
+def _difficulty_names(values: Sequence[str | float]) -> Callable[[Any], str]:
+    """What each difficulty is called: itself, or the range of numbers that it lies in, with about as many values in each."""
+    if len(values) <= MOST_DIFFICULTIES or any(isinstance(v, str) for v in values):
+        return lambda value: f"{value:g}" if isinstance(value, float) else str(value)
+    ordered = sorted(v for v in values if not isinstance(v, str))
+    ranges = MOST_DIFFICULTIES // 2
+    edges = [i * len(ordered) // ranges for i in range(ranges + 1)]
+    names = {}
+    for first, end in pairwise(edges):
+        for value in ordered[first:end]:
+            names[value] = f"{ordered[first]:g} to {ordered[end - 1]:g}"
+    return lambda value: names[value]
+
+
+def _difficulty_order(value: str | float | None) -> tuple[int, float, str]:
+    if isinstance(value, str):
+        known = value.lower()
+        named = _NAMED_DIFFICULTIES.index(known) if known in _NAMED_DIFFICULTIES else len(_NAMED_DIFFICULTIES)
+        return 1, named, value
+    return 0, float(value or 0), ""
+
+
+def _histogram(rewards: Sequence[float]) -> Histogram | None:
+    if not rewards:
+        return None
+    low, high = min(rewards), max(rewards)
+    if high == low:
+        return Histogram(low, high, [len(rewards)])
+    counts = [0] * HISTOGRAM_BINS
+    for reward in rewards:
+        # Halves, so that the distance between the ends of what a float can hold is one too.
+        share = (reward / 2 - low / 2) / (high / 2 - low / 2)
+        counts[min(int(share * HISTOGRAM_BINS), HISTOGRAM_BINS - 1)] += 1
+    return Histogram(low, high, counts)

@@ -1,0 +1,374 @@
+"""The folder of an evaluation: what was asked for, and every episode as it ended. Started again, it goes on.
+
+    run.json             what is played, and how
+    episodes/NAME.jsonl  the episodes of one cell, one JSON object a line, in the order in which they ended
+    lock                 held (`flock`) by the process that writes
+    results.json, report.html
+
+A line is written by one call as soon as its episode has ended, so a process may be killed at any moment: at most the line
+that it was writing is cut, and the next start removes it. The file of a cell only grows. What counts of an episode (a task
+and a sample) is its last line that did not fail, else its last line: its effective one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentgym.evaluate.agents import ASKING
+from agentgym.evaluate.budget import Spent
+from agentgym.evaluate.plan import Cell
+from agentgym.files import write_json
+from agentgym.jsonl import line_of
+from agentgym.trajectory import Trajectory
+
+FORMAT = 1
+Key = tuple[str, int]
+"""Of an episode in its cell: the task's id and the sample."""
+
+# Where and how patiently a model is asked does not change what it answers: a server may come back on another port.
+_MAY_DIFFER = ASKING | {"base_url"}
+_BLOCK = 1 << 16
+
+
+class StoreError(OSError):
+    """An episode could not be stored: a full disk. The message says which file, and what is safe."""
+
+
+@dataclass
+class Stored:
+    """What a cell's file holds.
+
+    Attributes:
+        done: episodes with a line that did not fail.
+        failed: episodes with only lines that failed.
+        spent: by all lines.
+    """
+
+    done: set[Key] = field(default_factory=set)
+    failed: set[Key] = field(default_factory=set)
+    spent: Spent = field(default_factory=Spent)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A cell, how many tasks it has here, and `mark`: a digest of its first task, which tells other data apart."""
+
+    cell: Cell
+    tasks: int
+    mark: str = ""
+
+
+class Store:
+    """A run folder that this process writes. Made by `open_store`; a context manager that lets go of it."""
+
+    def __init__(self, path: Path, lock: int, record: dict[str, Any]):
+        self.path = path
+        self.record = record
+        self._lock = lock
+        self._files: dict[str, tuple[int, int]] = {}  # by the cell's name: descriptor, and bytes that are whole lines
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for descriptor, _ in self._files.values():
+            os.close(descriptor)
+        os.close(self._lock)
+
+    def file_of(self, cell: Cell) -> Path:
+        """The file of a cell's episodes."""
+        return self.path / next(c["file"] for c in self.record["cells"] if c["name"] == cell.name)
+
+    def append(self, cell: Cell, trajectory: Trajectory) -> None:
+        """Store an episode that has ended.
+
+        Raises:
+            StoreError: it could not be written; the file is as it was before.
+        """
+        descriptor, size = self._files.get(cell.name) or self._open(cell)
+        line = line_of(trajectory.to_json()).encode()
+        try:
+            written = os.write(descriptor, line)
+            while written < len(line):  # a disk that fills takes a part, and refuses the rest
+                written += os.write(descriptor, line[written:])
+        except OSError as error:
+            os.ftruncate(descriptor, size)
+            raise StoreError(
+                f"{self.file_of(cell)}: cannot store an episode: {error.strerror}; what was stored before is safe:"
+                " make room and start the same command again"
+            ) from error
+        self._files[cell.name] = (descriptor, size + len(line))
+
+    def _open(self, cell: Cell) -> tuple[int, int]:
+        path = self.file_of(cell)
+        path.parent.mkdir(exist_ok=True)
+        mend(path)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._files[cell.name] = (descriptor, os.fstat(descriptor).st_size)
+        return self._files[cell.name]
+
+
+def open_store(
+    path: Path,
+    plan: Sequence[Planned],
+    *,
+    settings: Mapping[str, Any],
+    prices: Mapping[str, Any] | None = None,
+    command: Sequence[str] = (),
+) -> Store:
+    """Make a run folder, or take up the one that is there: its cells, and those of `plan` that it does not have yet.
+
+    Args:
+        path: the folder; its name is the run's.
+        plan: what is to be played now.
+        settings: limits, budget, retries, concurrency, as JSON; they may differ from those of the last start.
+        prices: the table of prices, as JSON.
+        command: the command line.
+
+    Raises:
+        ValueError: another process writes it, it holds something else, or a cell of the plan differs from the stored one in
+            what is measured.
+        OSError: it cannot be written.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    _check_is_ours(path)
+    lock = _locked(path)
+    try:
+        present = read_run(path) if (path / "run.json").exists() else None
+        cells = _merged(path, present["cells"] if present else [], plan)
+        record = {
+            "kind": "evaluation",
+            "format": FORMAT,
+            "name": path.resolve().name,
+            "created": present["created"] if present else time.time(),
+            "command": list(command),
+            "versions": _versions(),
+            "cells": cells,
+            "settings": dict(settings),
+            "prices": dict(prices) if prices is not None else None,
+        }
+        (path / "episodes").mkdir(exist_ok=True)
+        write_json(path / "run.json", record)
+    except BaseException:
+        os.close(lock)
+        raise
+    return Store(path, lock, record)
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """`run.json` of a run folder.
+
+    Raises:
+        ValueError: the folder holds no evaluation, or one of another format.
+    """
+    file = path / "run.json"
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        kind, form = record["kind"], record["format"]
+    except FileNotFoundError:
+        raise ValueError(f"{path} holds no evaluation: there is no {file.name}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} does not describe an evaluation: {error!r}") from error
+    if (kind, form) != ("evaluation", FORMAT):
+        raise ValueError(f"{file} is a run of kind {kind!r}, format {form}; this program reads 'evaluation', {FORMAT}")
+    return record
+
+
+def cells_of(path: Path, record: Mapping[str, Any]) -> list[tuple[Cell, Path]]:
+    """The cells of a run folder, and the files of their episodes, which need not be there yet."""
+    return [(Cell.from_json(cell), path / cell["file"]) for cell in record["cells"]]
+
+
+def scan(path: Path) -> Stored:
+    """What a file of episodes holds, read once from end to end; only keys and sums stay in memory. No file: nothing.
+
+    Raises:
+        ValueError: a line other than the last is broken.
+    """
+    found = Stored()
+    if not path.exists():
+        return found
+    for _, record in _records(path):
+        key = (record["task_id"], record["sample"])
+        (found.failed if record["end"] == "error" else found.done).add(key)
+        found.spent.add(record)
+    found.failed -= found.done
+    return found
+
+
+def effective(path: Path) -> Iterator[Trajectory]:
+    """The effective episodes of a file, one at a time, in the order of their lines; none where there is no file.
+
+    Raises:
+        ValueError: a line other than the last is broken.
+    """
+    if not path.exists():
+        return
+    chosen: dict[Key, tuple[int, bool]] = {}
+    for offset, record in _records(path):
+        key, failed = (record["task_id"], record["sample"]), record["end"] == "error"
+        if key not in chosen or chosen[key][1] or not failed:
+            chosen[key] = (offset, failed)
+    with path.open("rb") as lines:
+        for offset, _ in sorted(chosen.values()):
+            lines.seek(offset)
+            yield Trajectory.from_json(json.loads(lines.readline()))
+
+
+def read_cell(path: Path) -> dict[Key, Trajectory]:
+    """The effective episodes of a file by their keys, all in memory. Raises as `effective`."""
+    return {(trajectory.task_id, trajectory.sample): trajectory for trajectory in effective(path)}
+
+
+def mend(path: Path) -> None:
+    """Remove a last line that was cut off; one that lacks only its end gets it. Reads no more than that line."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        begin, last = size, b""
+        while begin and b"\n" not in last:
+            end, begin = begin, max(0, begin - _BLOCK)
+            file.seek(begin)
+            last = file.read(end - begin) + last
+        last = last[last.rfind(b"\n") + 1 :]
+        if not last:
+            return
+        try:
+            json.loads(last)
+        except ValueError:
+            file.truncate(size - len(last))
+        else:
+            file.seek(0, os.SEEK_END)
+            file.write(b"\n")
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each line's offset and object; a last line that is cut is left out."""
+    offset = 0
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                record = json.loads(line)
+                _ = record["task_id"], record["sample"], record["end"], record["metadata"]
+            except (ValueError, KeyError, TypeError) as error:
+                if not line.endswith(b"\n"):
+                    return
+                raise ValueError(
+                    f"{path}:{number}: not an episode ({error!r:.100}): remove this line to go on without it"
+                ) from error
+            yield offset, record
+            offset += len(line)
+
+
+def _check_is_ours(path: Path) -> None:
+    others = sorted(p.name for p in path.iterdir() if p.name != "lock" and p.suffix not in (".tmp", ".log"))
+    if others and "run.json" not in others:
+        raise ValueError(f"{path} holds other things ({', '.join(others[:3])}): choose another folder")
+
+
+def _locked(path: Path) -> int:
+    """A descriptor that holds the folder's lock. The kernel lets go of it when this process ends, however it ends."""
+    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        writer = os.read(lock, 20).decode(errors="replace").strip()
+        os.close(lock)
+        raise ValueError(
+            f"{path} is being written by another process{f' ({writer})' if writer else ''}: wait for it, end it, or"
+            " choose another folder"
+        ) from None
+    except OSError:
+        os.close(lock)
+        raise
+    os.ftruncate(lock, 0)
+    os.write(lock, f"process {os.getpid()}\n".encode())
+    return lock
+
+
+def _merged(path: Path, present: Sequence[dict[str, Any]], plan: Sequence[Planned]) -> list[dict[str, Any]]:
+    """The records of all cells: those that are there, grown where the plan asks for more, and the plan's new ones.
+
+    Raises:
+        ValueError: two cells of the plan have one name, or one differs from the stored cell of its name.
+    """
+    cells = {record["name"]: record for record in present}
+    files = {record["file"].casefold() for record in present}
+    seen: set[str] = set()
+    for planned in plan:
+        cell = planned.cell
+        if cell.name in seen:
+            raise ValueError(f"two cells are called {cell.name!r}: give the agents or environments names of their own")
+        seen.add(cell.name)
+        # What is compared must have gone through JSON, as the stored one has: tuples become lists.
+        record = json.loads(json.dumps(cell.to_json()))
+        extent = {"tasks": planned.tasks, "first_task": planned.mark}
+        old = cells.get(cell.name)
+        if old is None:
+            cells[cell.name] = {**record, **extent, "file": _file_for(cell, files)}
+            files.add(cells[cell.name]["file"].casefold())
+            continue
+        if differences := _differences(old, {**record, **extent}):
+            raise ValueError(
+                f"{path} holds {cell.name} played otherwise: {'; '.join(differences)}; ask for the same, or choose"
+                " another folder"
+            )
+        grown = {
+            "n": None if None in (old["n"], cell.n) else max(old["n"], cell.n or 0),
+            "k": max(old["k"], cell.k),
+            "tasks": max(old["tasks"], planned.tasks),
+        }
+        cells[cell.name] = {**record, **extent, **grown, "file": old["file"]}
+    return list(cells.values())
+
+
+def _file_for(cell: Cell, taken: set[str]) -> str:
+    """A file name that no other cell has, on file systems too that do not tell capitals from small letters."""
+    stem = cell.file_name.removesuffix(".jsonl").encode()[:200].decode(errors="ignore")
+    names = (f"episodes/{stem}{f'-{number}' if number > 1 else ''}.jsonl" for number in range(1, len(taken) + 2))
+    return next(name for name in names if name.casefold() not in taken)
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What differs of that which is measured: "seed was 0, is now 1"."""
+    measured = {
+        name: (old[name], new[name]) for name in ("split", "seed", "max_turns") if old.get(name) != new.get(name)
+    }
+    for name in ("entry_point", "kwargs"):
+        measured |= _compared(f"env {name}", old["env"].get(name, {}), new["env"].get(name, {}))
+    measured |= _compared("agent kind", old["agent"]["kind"], new["agent"]["kind"])
+    measured |= _compared("", old["agent"]["settings"], new["agent"]["settings"])
+    found = [f"{name} was {_short(was)}, is now {_short(now)}" for name, (was, now) in measured.items()]
+    if not found and old.get("first_task") and new["first_task"] and old["first_task"] != new["first_task"]:
+        found.append("the data has changed: its first task is another one")
+    return found
+
+
+def _compared(name: str, old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
+    """What differs between two values, by the names of keys where both are objects."""
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return {} if old == new else {name: (old, new)}
+    keys = [key for key in {**old, **new} if key not in _MAY_DIFFER]
+    return {f"{name} {key}".strip(): (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else re.sub(r"\s+", " ", text)[:57] + "..."
+
+
+def _versions() -> dict[str, str]:
+    import platform
+
+    from agentgym import __version__
+
+    return {"agentgym": __version__, "python": platform.python_version()}

@@ -1,0 +1,300 @@
+"""A suite: what `agentgym eval` plays, as one object. A YAML file has one, and a command line is made into one.
+
+name: small                     # of the run's folder; default: the file's name
+n: 50                           # tasks of each environment, the first of the split; default 100, or all
+k: 4                            # episodes of each task
+concurrency: 32
+limits: {cost: 2.5, seconds: 3600}
+agents:
+  - {model: my-model, base_url: "http://localhost:8000/v1", temperature: 0.7}
+  - policy: expert
+envs:
+  - frozen_lake
+  - {id: gsm8k, kwargs: {data: own}, n: 20, agents: [my-model]}
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from agentgym.evaluate import agents as kinds
+from agentgym.evaluate.budget import Budget
+from agentgym.evaluate.plan import AgentSpec, Cell
+from agentgym.evaluate.prices import Prices
+from agentgym.evaluate.store import cells_of, read_run
+from agentgym.mistake import nearest
+from agentgym.registration import EnvSpec, spec
+from agentgym.rollout import Limits
+
+TASKS = 100
+"""Of an environment, where nobody says how many."""
+
+_WHOLE, _NUMBER, _TEXT, _TABLE, _LIST = "a whole number", "a number", "a text", "a table", "a list"
+_COUNT = "a whole number or all"
+_TYPES: dict[str, tuple[type, ...]] = {
+    _WHOLE: (int,),
+    _COUNT: (int, str),
+    _NUMBER: (int, float),
+    _TEXT: (str,),
+    _TABLE: (Mapping,),
+    _LIST: (list, tuple),
+}
+_EXTENT = {"split": _TEXT, "n": _COUNT, "k": _WHOLE, "seed": _WHOLE, "max_turns": _WHOLE}
+_SUITE = {
+    "name": _TEXT,
+    **_EXTENT,
+    "concurrency": _WHOLE,
+    "retries": _WHOLE,
+    "limits": _TABLE,
+    "prices": _TEXT,
+    "agents": _LIST,
+    "envs": _LIST,
+}
+_ENV = {"id": _TEXT, "name": _TEXT, "kwargs": _TABLE, **_EXTENT, "agents": _LIST}
+_LIMITS = {
+    "episodes": _WHOLE,
+    "tokens": _WHOLE,
+    "cost": _NUMBER,
+    "seconds": _NUMBER,
+    "episode_tokens": _WHOLE,
+    "episode_seconds": _NUMBER,
+    "answer_seconds": _NUMBER,
+}
+_POLICIES: dict[str, Callable[..., AgentSpec]] = {
+    "expert": kinds.expert,
+    "random": kinds.random_agent,
+    "null": kinds.null,
+}
+# What stands in an agent's entry to say which kind it is, and who makes its spec.
+_AGENTS: dict[str, Callable[..., AgentSpec]] = {
+    "model": kinds.chat,
+    "serve": kinds.chat,
+    "agent": kinds.python,
+    "script": kinds.scripted_file,
+}
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Cells, and how they are played.
+
+    Attributes:
+        name: what the run's folder is called by default.
+        cells: each agent on each of its environments, by environment.
+        concurrency, retries, limits, budget: see `run.run_plan`.
+        prices: what tokens cost; None: nobody knows.
+    """
+
+    name: str
+    cells: tuple[Cell, ...]
+    concurrency: int = 64
+    retries: int = 1
+    limits: Limits = field(default_factory=Limits)
+    budget: Budget = field(default_factory=Budget)
+    prices: Prices | None = None
+
+
+def read_suite(path: Path) -> dict[str, Any]:
+    """The object in a YAML file. Files that it names are found from its own folder on.
+
+    Raises:
+        ValueError: there is no such file, or it holds no table, or names a key twice.
+    """
+    import yaml
+
+    try:
+        record = yaml.load(path.read_text(encoding="utf-8"), _loader())
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: no text in UTF-8: {error.reason}") from error
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ValueError(f"{path}{line}: {error.problem or error.context}") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{path}: a suite is a table with agents and envs, not {record!r:.60}")
+    record.setdefault("name", path.stem)
+    if isinstance(record.get("prices"), str):
+        record["prices"] = str(path.parent / record["prices"])
+    for agent in record["agents"] if isinstance(record.get("agents"), list) else []:
+        if isinstance(agent, dict) and isinstance(agent.get("script"), str):
+            agent["script"] = str(path.parent / agent["script"])
+    return record
+
+
+def suite_of(record: Mapping[str, Any]) -> Suite:
+    """The suite that an object describes.
+
+    Raises:
+        ValueError: a key that there is not, with the nearest; a value of another type; an agent, an environment or a limit
+            that cannot be. Which split and tasks there are is seen when it is played.
+    """
+    _check(record, _SUITE, "the suite")
+    for name in ("agents", "envs"):
+        if not record.get(name):
+            raise ValueError(f"the suite needs {name}")
+    found: dict[str, AgentSpec] = {}
+    for entry in record["agents"]:
+        agent = _agent_of(entry)
+        if agent.name in found:
+            raise ValueError(f"two agents are called {agent.name!r}: give one another name:")
+        found[agent.name] = agent
+    cells = [cell for entry in record["envs"] for cell in _cells_of(entry, record, found)]
+    twice = {cell.name for cell in cells if [c.name for c in cells].count(cell.name) > 1}
+    if twice:
+        raise ValueError(f"{min(twice)} is there twice: give one of the environments another name:")
+    limits, budget = limits_of(record.get("limits") or {}, Limits(), Budget())
+    return Suite(
+        name=record.get("name") or cells[0].name,
+        cells=tuple(cells),
+        **{
+            name: _at_least(record, name, least)
+            for name, least in (("concurrency", 1), ("retries", 0))
+            if name in record
+        },
+        limits=limits,
+        budget=budget,
+        prices=Prices.load(record["prices"]) if record.get("prices") else None,
+    )
+
+
+def suite_in(path: Path) -> Suite:
+    """The suite that a run folder was made for, to go on with it.
+
+    Raises:
+        ValueError: it holds no evaluation.
+    """
+    record = read_run(path)
+    settings, prices = record["settings"], record["prices"]
+    return Suite(
+        name=record["name"],
+        cells=tuple(cell for cell, _ in cells_of(path, record)),
+        concurrency=settings["concurrency"],
+        retries=settings["retries"],
+        limits=Limits(**settings["limits"]),
+        budget=Budget(**settings["budget"]),
+        prices=None if prices is None else Prices.from_json(prices),
+    )
+
+
+def _agent_of(entry: Any) -> AgentSpec:
+    if isinstance(entry, str):
+        entry = {"policy": entry} if entry in _POLICIES else {"agent": entry}
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"an agent is a table with model, serve, policy, agent or script, not {entry!r:.60}")
+    given = dict(entry)
+    if "policy" in given:
+        policy = given.pop("policy")
+        if policy not in _POLICIES:
+            raise ValueError(f"no policy {policy!r}{nearest(policy, _POLICIES)}; there are {', '.join(_POLICIES)}")
+        return _made(_POLICIES[policy], given, f"agent {policy!r}", ())
+    kind = next((name for name in _AGENTS if name in given), None)
+    if kind is None:
+        raise ValueError(f"an agent needs one of model, serve, policy, agent, script: {dict(entry)!r:.100}")
+    where = f"agent {str(given[kind])!r}"
+    if kind == "serve":
+        given.setdefault("model", Path(str(given["serve"])).resolve().name)
+    elif kind == "model":
+        given.setdefault("base_url", os.environ.get("OPENAI_BASE_URL") or None)
+    else:
+        given[{"agent": "target", "script": "path"}[kind]] = given.pop(kind)
+    return _made(_AGENTS[kind], given, where, ("target", "path"))
+
+
+def _made(make: Callable[..., AgentSpec], given: Mapping[str, Any], where: str, hidden: Sequence[str]) -> AgentSpec:
+    known = [name for name in inspect.signature(make).parameters if name not in hidden]
+    for name in given:
+        if name not in known and name not in hidden:
+            raise ValueError(f"{where} has no {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+    return make(**given)
+
+
+def _cells_of(entry: Any, suite: Mapping[str, Any], agents: Mapping[str, AgentSpec]) -> list[Cell]:
+    if isinstance(entry, str):
+        entry = {"id": entry}
+    if not isinstance(entry, Mapping) or "id" not in entry:
+        raise ValueError(f"an environment is an id, or a table with one, not {entry!r:.60}")
+    where = f"environment {entry['id']!r}"
+    _check(entry, _ENV, where)
+    names = list(agents) if entry.get("agents") is None else entry["agents"]
+    for name in names:
+        if name not in agents:
+            raise ValueError(f"{where}: no agent {name!r}{nearest(name, agents)}; there are {', '.join(agents)}")
+    env = _env_of(entry)
+    given = {name: value for part in (suite, entry) for name, value in part.items() if value is not None}
+    extent = {"n": TASKS} | {name: given[name] for name in _EXTENT if name in given}
+    if isinstance(extent["n"], str):
+        if extent["n"] != "all":
+            raise ValueError(f"{where}: n must be {_COUNT}, not {extent['n']!r}")
+        extent["n"] = None
+    for name in ("n", "k", "max_turns"):
+        if extent.get(name) is not None:
+            _at_least(extent, name, 1)
+    return [Cell(env, agents[name], **extent) for name in names]
+
+
+def _env_of(entry: Mapping[str, Any]) -> EnvSpec:
+    """The spec with the entry's kwargs, and its name as id."""
+    try:
+        found = spec(entry["id"])
+        found.load()
+    except (ImportError, TypeError) as error:
+        raise ValueError(str(error)) from error
+    kwargs = {**found.kwargs, **(entry.get("kwargs") or {})}
+    return replace(found, id=entry.get("name") or found.id, kwargs=kwargs)
+
+
+def limits_of(record: Mapping[str, Any], limits: Limits, budget: Budget) -> tuple[Limits, Budget]:
+    """Limits of an episode and of the whole run with those of a suite's `limits` in place of the given ones.
+
+    Raises:
+        ValueError: an unknown limit, or one that is not positive.
+    """
+    _check(record, _LIMITS, "limits")
+    given = {name: value for name, value in record.items() if value is not None}
+    for name, value in given.items():
+        if not value > 0:
+            raise ValueError(f"limits: {name} must be positive, not {value}")
+    names = {"episode_tokens": "tokens", "episode_seconds": "episode_timeout", "answer_seconds": "act_timeout"}
+    of_episode = {names[name]: value for name, value in given.items() if name in names}
+    of_run = {name: value for name, value in given.items() if name not in names}
+    return replace(limits, **of_episode), replace(budget, **of_run)
+
+
+def _check(record: Mapping[str, Any], known: Mapping[str, str], where: str) -> None:
+    """Whether all keys are known, and have values of their types; None stands for what is not given."""
+    for name, value in record.items():
+        if name not in known:
+            raise ValueError(f"{where} has no {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+        if value is not None and (not isinstance(value, _TYPES[known[name]]) or isinstance(value, bool)):
+            raise ValueError(f"{where}: {name} must be {known[name]}, not {value!r:.60}")
+
+
+def _at_least(record: Mapping[str, Any], name: str, least: int) -> int:
+    if record[name] < least:
+        raise ValueError(f"{name} must be at least {least}, not {record[name]}")
+    return record[name]
+
+
+def _loader() -> Any:
+    """YAML's safe loader, for which a key that stands twice is a mistake."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    def table(loader: Any, node: Any) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
+            seen.add(key.value)
+        return loader.construct_mapping(node, deep=True)
+
+    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, table)
+    return Loader

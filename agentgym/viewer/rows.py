@@ -1,0 +1,154 @@
+"""What a list shows of an episode: a row. It stays in memory, the episode does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from sys import intern
+from typing import Any
+
+ERROR_CHARS = 200
+_MOST_TAGS = 50
+
+
+@dataclass(slots=True)
+class Row:
+    """One line of a file of episodes. `start` and `size` say where it lies, in bytes; for the rest see the package's ROW."""
+
+    start: int
+    size: int
+    env: str
+    task: str
+    sample: int
+    reward: float | None
+    success: float | None
+    end: str
+    error: str | None
+    turns: int
+    tokens: int | None
+    seconds: float | None
+    cost: float | None
+    tags: tuple[str, ...]
+    difficulty: str | float | None
+    superseded: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether the environment, sandbox or endpoint failed: no reward."""
+        return self.end == "error"
+
+    @property
+    def outcome(self) -> str:
+        """ "error", "success" or "failure"."""
+        return "error" if self.failed else "success" if self.success else "failure"
+
+
+def row_of(record: Any, start: int, size: int) -> Row:
+    """The row of a stored episode.
+
+    Raises:
+        ValueError: it is no episode; says why.
+    """
+    if not isinstance(record, dict) or not isinstance(record.get("turns"), list):
+        raise ValueError("a line is no episode: it has no list of turns")
+    turns = [turn for turn in record["turns"] if isinstance(turn, dict)]
+    end = intern(str(record.get("end", "")))
+    metadata, metrics = _object(record.get("metadata")), _object(record.get("metrics"))
+    reward = success = None
+    if end != "error":
+        reward = number(record["reward"]) if "reward" in record else _sum(number(t.get("reward")) for t in turns)
+        success = number(metrics.get("success", float((reward or 0) > 0)))
+    error = record.get("error")
+    difficulty = metadata.get("difficulty")
+    return Row(
+        start=start,
+        size=size,
+        env=intern(str(record.get("env", ""))),
+        task=str(record.get("task_id", "")),
+        sample=int(number(record.get("sample")) or 0),
+        reward=reward,
+        success=success,
+        end=end,
+        error=None if error is None else str(error)[:ERROR_CHARS],
+        turns=len(turns),
+        tokens=_tokens(turns, metadata),
+        seconds=number(record.get("seconds")),
+        cost=number(metadata.get("cost")),
+        tags=_tags(metadata.get("tags")),
+        difficulty=difficulty if isinstance(difficulty, str) else number(difficulty),
+    )
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def number(value: Any) -> float | None:
+    """The value if it is a finite number, else None."""
+    if isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _sum(values: Iterator[float | None]) -> float:
+    return sum(value for value in values if value is not None)
+
+
+def _tokens(turns: list[dict[str, Any]], metadata: Mapping[str, Any]) -> int | None:
+    """Tokens that the agent wrote: the exact ones, what the endpoint counted for each turn, or for the episode."""
+    counts = []
+    for turn in turns:
+        tokens, usage = turn.get("tokens"), turn.get("usage")
+        if isinstance(tokens, dict) and isinstance(tokens.get("completion_ids"), list):
+            counts.append(len(tokens["completion_ids"]))
+        elif isinstance(usage, dict) and number(usage.get("completion_tokens")) is not None:
+            counts.append(usage["completion_tokens"])
+    if counts:
+        return int(sum(counts))
+    calls = metadata.get("calls")
+    usage = calls.get("usage") if isinstance(calls, dict) else None
+    count = number(usage.get("completion_tokens")) if isinstance(usage, dict) else None
+    return None if count is None else int(count)
+
+
+def _tags(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (intern(value),)
+    return tuple(intern(str(tag)) for tag in value[:_MOST_TAGS]) if isinstance(value, list) else ()
+
+
+def texts_of(record: Mapping[str, Any]) -> Iterator[str]:
+    """Every text of an episode that a reader sees: messages, thoughts, tool calls, and the error."""
+    if isinstance(record.get("error"), str):
+        yield record["error"]
+    for turn in record["turns"]:
+        if isinstance(turn, dict):
+            yield from _message_texts(turn.get("observation"))
+            yield from _message_texts([turn.get("reply")])
+    yield from _message_texts(record.get("final_observation"))
+
+
+def _message_texts(messages: Any) -> Iterator[str]:
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict):
+            for name, value in message.items():
+                if name not in ("role", "tool_call_id"):
+                    yield from _leaves(value)
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            if name not in ("type", "id"):
+                yield from _leaves(item)

@@ -1,0 +1,238 @@
+"""One run as the page shows it: its files of episodes, its numbers, what stands beside them."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from agentgym.viewer.index import EpisodeFile, NotServed, open_regular, parsed
+from agentgym.viewer.lines import GrowingLines
+from agentgym.viewer.query import Found, Query, find
+from agentgym.viewer.rows import Row
+from agentgym.viewer.search import Search
+
+Kind = Literal["evaluation", "training"]
+FOLDERS: dict[Kind, str] = {"evaluation": "episodes", "training": "trajectories"}
+MOST_SEARCHES = 4
+MOST_SMALL_FILE = 64 * 2**20
+_STEP = re.compile(r"(train|eval)-(\d+)")
+
+
+@dataclass
+class Run:
+    """A run folder. Its files are looked at again by `refresh`, and read by `advance`.
+
+    Attributes:
+        id: its name in addresses.
+        path: the folder, resolved: nothing that lies elsewhere is read, whatever links or files in it say.
+        kind: "evaluation" or "training".
+    """
+
+    id: str
+    path: Path
+    kind: Kind
+    files: dict[str, EpisodeFile] = field(default_factory=dict)
+    metrics: GrowingLines = field(init=False)
+    manifest: dict[str, Any] = field(default_factory=dict)
+    manifest_problem: str | None = None
+    _manifest_seen: tuple[int, int] = (-1, -1)
+    _thread: threading.Thread | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _searches: OrderedDict[str, Search] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        self.metrics = GrowingLines(self.path / "metrics.jsonl")
+
+    def refresh(self) -> None:
+        """See which files there are now."""
+        with self._lock:
+            if self.kind == "evaluation":
+                self._read_manifest()
+            cells = {str(c.get("file", "")): str(c.get("name", "")) for c in self.cells}
+            folder = self.path / FOLDERS[self.kind]
+            if not is_inside(folder, self.path):
+                self.files = {}
+                return
+            names = [p.name for p in folder.glob("*.jsonl") if not p.name.startswith(".") and is_inside(p, self.path)]
+            files = {}
+            for name in sorted(names, key=_in_order):
+                stem = name.removesuffix(".jsonl")
+                cell = cells.get(f"{folder.name}/{name}") or stem
+                file = self.files.get(stem) or EpisodeFile(folder / name, cell, self.kind == "evaluation")
+                file.name = cell
+                files[stem] = file
+            self.files = files
+
+    def _read_manifest(self) -> None:
+        path = self.path / "run.json"
+        try:
+            found = path.stat()
+            seen = (found.st_mtime_ns, found.st_size)
+            if seen == self._manifest_seen:
+                return
+            self._manifest_seen = seen
+            manifest = json_file(path, self.path)
+            if not isinstance(manifest, dict) or not isinstance(manifest.get("cells"), list):
+                raise ValueError("has no list of cells")
+        except (OSError, ValueError) as error:
+            self.manifest, self.manifest_problem = {}, f"run.json: {error}"
+        else:
+            self.manifest, self.manifest_problem = manifest, None
+
+    @property
+    def cells(self) -> list[dict[str, Any]]:
+        """The cells of an evaluation, as `run.json` has them."""
+        return [cell for cell in self.manifest.get("cells", []) if isinstance(cell, dict)]
+
+    @property
+    def problems(self) -> list[str]:
+        """What cannot be read of it, one line each."""
+        found = [self.manifest_problem] if self.manifest_problem else []
+        for file in self.files.values():
+            if file.problem:
+                more = f" ({file.broken} lines in all)" if file.broken > 1 else ""
+                found.append(f"{file.problem}{more}")
+        if self.metrics.broken:
+            found.append(f"metrics.jsonl: {self.metrics.broken} lines are no JSON objects")
+        return found
+
+    @property
+    def indexing(self) -> float:
+        """How much of all files was read, 0 to 1."""
+        files = list(self.files.values())
+        total = sum(file.size for file in files) or 1
+        return 1.0 if all(f.share == 1.0 for f in files) else min(0.9999, sum(f.read_to for f in files) / total)
+
+    def advance(self, seconds: float) -> None:
+        """Read what is new in a thread; returns when all is read, or after this long, while the thread goes on."""
+        self.refresh()
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                behind = [file for file in self.files.values() if file.changed()]
+                if not behind:
+                    return
+                self._thread = threading.Thread(target=_read_all, args=(behind,), name="index", daemon=True)
+                self._thread.start()
+            thread = self._thread
+        thread.join(seconds)
+
+    def listed(self, query: Query, seconds: float) -> tuple[list[Found], float]:
+        """What a query finds, and the share of the rows in which its text was looked for."""
+        files = list(self.files.values())
+        if query.cell and query.cell not in {file.name for file in files}:
+            raise NotServed(f"run {self.id} has no cell {query.cell!r}")
+        found = find(files, query)
+        if not query.text:
+            return found, 1.0
+        search = self._search(query.text)
+        search.go_on(files, seconds)
+        return [(file, row) for file, row in found if search.has(file, row.start)], search.share(files)
+
+    def _search(self, text: str) -> Search:
+        with self._lock:
+            search = self._searches.pop(text.lower(), None) or Search(text)
+            self._searches[text.lower()] = search
+            while len(self._searches) > MOST_SEARCHES:
+                self._searches.popitem(last=False)[1].stop()
+            return search
+
+    def episode(self, key: str) -> tuple[EpisodeFile, Row]:
+        """The file and the row of a key.
+
+        Raises:
+            NotServed: there is no such episode.
+        """
+        stem, _, start = key.rpartition(":")
+        file = self.files.get(stem)
+        row = file.row_at(int(start)) if file and start.isascii() and start.isdigit() and len(start) < 20 else None
+        if file is None or row is None:
+            reading = "" if self.indexing == 1.0 else " so far: its files are still being read"
+            raise NotServed(f"run {self.id} has no episode {key!r}{reading}")
+        return file, row
+
+    def row_json(self, file: EpisodeFile, row: Row) -> dict[str, Any]:
+        """A row as the page gets it."""
+        stem = file.path.name.removesuffix(".jsonl")
+        step = _STEP.fullmatch(stem) if self.kind == "training" else None
+        values = {name: getattr(row, name) for name in Row.__slots__ if name not in ("start", "size")}
+        rest = {"key": f"{stem}:{row.start}", "cell": file.name, "agent": self.agent_of(file)}
+        return {**rest, **values, "tags": list(row.tags), "step": int(step[2]) if step else None}
+
+    def agent_of(self, file: EpisodeFile) -> str:
+        """Who plays in a file's episodes: of a training run the policy itself."""
+        if self.kind == "training":
+            return "policy"
+        cell = next((c for c in self.cells if c.get("name") == file.name), {})
+        return agent_name(cell)
+
+
+def _in_order(name: str) -> tuple[int, str]:
+    """Steps in their order, an evaluation before the training of the same step; other files by name."""
+    step = _STEP.match(name)
+    return (int(step[2]) if step else 0, name)
+
+
+def _read_all(files: Iterable[EpisodeFile]) -> None:
+    for file in files:
+        file.update()
+
+
+def agent_name(cell: dict[str, Any]) -> str:
+    """The name of a cell's agent."""
+    agent = cell.get("agent")
+    return str(agent.get("name", "")) if isinstance(agent, dict) else ""
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path, links followed, lies in a folder that is resolved already."""
+    try:
+        return path.resolve().is_relative_to(folder)
+    except (OSError, RuntimeError):
+        return False
+
+
+def small_file(path: Path, folder: Path) -> bytes:
+    """What a file in a folder holds.
+
+    Raises:
+        OSError: it cannot be read, is too large, or lies elsewhere.
+    """
+    if not is_inside(path, folder):
+        raise OSError("it lies outside the run's folder")
+    with open_regular(path) as file:
+        content = file.read(MOST_SMALL_FILE + 1)
+    if len(content) > MOST_SMALL_FILE:
+        raise OSError(f"it is larger than {MOST_SMALL_FILE >> 20} MiB")
+    return content
+
+
+def json_file(path: Path, folder: Path) -> Any:
+    """The value of a JSON file in a folder.
+
+    Raises:
+        OSError: see `small_file`.
+        ValueError: it is no JSON.
+    """
+    return parsed(small_file(path, folder))
+
+
+def text_file(path: Path, folder: Path) -> str | None:
+    """The text of a file in a folder; None where it cannot be read."""
+    try:
+        return small_file(path, folder).decode("utf-8", "replace")
+    except OSError:
+        return None
+
+
+def json_or_none(path: Path, folder: Path) -> dict[str, Any] | None:
+    """The object in a JSON file of a folder; None where there is none."""
+    try:
+        value = json_file(path, folder)
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

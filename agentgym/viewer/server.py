@@ -1,0 +1,238 @@
+"""The local server of the page. It answers GET only, to this machine only unless told otherwise, and asks nobody anything."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.resources import files as package_files
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from agentgym.viewer import answers
+from agentgym.viewer.answers import BadRequest
+from agentgym.viewer.index import NotServed
+from agentgym.viewer.lines import finite
+
+if TYPE_CHECKING:
+    from agentgym.viewer.runs import Runs
+
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+POLL_SECONDS = 0.5
+# A proxy that hears nothing closes the connection; a comment tells it that the server is there.
+HEARTBEAT_SECONDS = 15.0
+COMPRESS_BYTES = 4096
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+    "png": "image/png",
+}
+_log = logging.getLogger("agentgym.viewer")
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class Served:
+    """A server that runs.
+
+    Attributes:
+        url: where the page is, with its token where there is one.
+        port: which it got.
+    """
+
+    url: str
+    port: int
+    _runner: web.AppRunner = field(repr=False)
+    _closing: asyncio.Event = field(repr=False)
+
+    async def close(self) -> None:
+        """End it, and the streams of events first: they would not end by themselves."""
+        self._closing.set()
+        await self._runner.cleanup()
+
+
+async def serve(runs: Runs, host: str = "127.0.0.1", port: int = 0) -> Served:
+    """Start the server.
+
+    Args:
+        runs: what is shown.
+        host: the address to listen at. Any but this machine's own is reached through a random token in the page's address.
+        port: 0 takes a free one.
+
+    Raises:
+        OSError: the address cannot be had.
+    """
+    token = "" if host in LOCAL_HOSTS else secrets.token_urlsafe(24)
+    closing = asyncio.Event()
+    app = web.Application(middlewares=[partial_middleware(bool(token))])
+    prefix = f"/{token}" if token else ""
+    _add_routes(app, prefix, runs, closing)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except BaseException:
+        await runner.cleanup()
+        raise
+    taken = runner.addresses[0][1]
+    shown = f"[{host}]" if ":" in host else host
+    return Served(f"http://{shown}:{taken}{prefix}/", taken, runner, closing)
+
+
+def _add_routes(app: web.Application, prefix: str, runs: Runs, closing: asyncio.Event) -> None:
+    add = app.router.add_get
+    add(f"{prefix}/api/runs", _json(lambda r: answers.list_runs(runs)))
+    add(f"{prefix}/api/runs/{{id}}", _json(lambda r: answers.one_run(runs, r.match_info["id"])))
+    add(f"{prefix}/api/runs/{{id}}/metrics", _json(lambda r: answers.metrics(runs, r.match_info["id"], r.query)))
+    add(f"{prefix}/api/runs/{{id}}/episodes", _json(lambda r: answers.episodes(runs, r.match_info["id"], r.query)))
+    add(
+        f"{prefix}/api/runs/{{id}}/episodes/{{key}}",
+        _json(lambda r: answers.episode(runs, r.match_info["id"], r.match_info["key"])),
+    )
+    add(f"{prefix}/api/compare", _json(lambda r: answers.compare(runs, r.query)))
+    add(f"{prefix}/api/events", partial(_events, runs, closing), allow_head=False)
+    for name, (kind, content) in static_files().items():
+        handler = _static(kind, content)
+        add(f"{prefix}/{name}", handler)
+        if name == "index.html":
+            add(f"{prefix}/", handler)
+
+
+def partial_middleware(has_token: bool) -> Any:
+    """What every request passes: the check of its Host, errors as JSON, and the headers of every answer."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Answer) -> web.StreamResponse:
+        if not has_token and not _is_local(request.headers.get("Host", "")):
+            # A name of somebody else that leads to this machine: their page would read ours.
+            response: web.StreamResponse = _error(403, "this page is served as 127.0.0.1 or localhost only")
+        else:
+            response = await _answered(request, handler)
+        if not response.prepared:
+            response.headers.update(HEADERS)
+            response.headers.setdefault("Cache-Control", "no-store")
+        return response
+
+    return middleware
+
+
+async def _answered(request: web.Request, handler: Answer) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except NotServed as error:
+        return _error(404, str(error))
+    except BadRequest as error:
+        return _error(400, str(error))
+    except web.HTTPException as error:
+        return _error(error.status, f"{error.reason}: {request.method} {request.path[:200]}")
+    except (ConnectionError, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        _log.exception("%s %s", request.method, request.path)
+        return _error(500, f"the viewer failed: {type(error).__name__}: {error}")
+
+
+def _is_local(host: str) -> bool:
+    """Whether a Host header names this machine. Any port: it may be forwarded (`ssh -L`)."""
+    name = host.partition("]")[0].lstrip("[") if host.startswith("[") else host.rpartition(":")[0] or host
+    return name.lower() in LOCAL_HOSTS
+
+
+def _error(status: int, text: str) -> web.Response:
+    return web.Response(status=status, body=encoded({"error": text}), content_type="application/json", charset="utf-8")
+
+
+def _json(answer: Callable[[web.Request], Any]) -> Answer:
+    """A handler that computes its answer in a thread, and sends it compressed where it is long."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        zipped = "gzip" in request.headers.get("Accept-Encoding", "")
+
+        def work() -> tuple[bytes, bool]:
+            body = encoded(answer(request))
+            return (gzip.compress(body, 1), True) if zipped and len(body) > COMPRESS_BYTES else (body, False)
+
+        body, compressed = await asyncio.to_thread(work)
+        headers = {"Vary": "Accept-Encoding", **({"Content-Encoding": "gzip"} if compressed else {})}
+        return web.Response(body=body, headers=headers, content_type="application/json", charset="utf-8")
+
+    return handle
+
+
+def encoded(value: Any) -> bytes:
+    """The value as JSON that any browser reads: ASCII, and null for what JSON has no number for."""
+    try:
+        return json.dumps(value, allow_nan=False).encode()
+    except ValueError:
+        return json.dumps(finite(value), allow_nan=False).encode()
+
+
+def static_files() -> dict[str, tuple[str, bytes]]:
+    """The page's own files by name: their content type and content. No other file is ever served."""
+    folder = package_files("agentgym.viewer") / "static"
+    found = {}
+    for entry in sorted(folder.iterdir(), key=lambda e: e.name):
+        kind = TYPES.get(entry.name.rpartition(".")[2])
+        if kind and entry.is_file():
+            found[entry.name] = (kind, entry.read_bytes())
+    return found
+
+
+def _static(kind: str, content: bytes) -> Answer:
+    import hashlib
+
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        headers = {"ETag": tag, "Cache-Control": "no-cache"}
+        if tag in request.headers.get("If-None-Match", ""):
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=content, headers={**headers, "Content-Type": kind})
+
+    return handle
+
+
+async def _events(runs: Runs, closing: asyncio.Event, request: web.Request) -> web.StreamResponse:
+    """Server-sent events of one run: one at once, then one whenever it has grown."""
+    id = request.query.get("run", "")
+    said = await asyncio.to_thread(answers.growth, runs, id)
+    response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+    await response.prepare(request)
+    await response.write(b"data: " + encoded(said) + b"\n\n")
+    heard = time.monotonic()
+    with suppress(ConnectionError):
+        while not closing.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(closing.wait(), POLL_SECONDS)
+            try:
+                now = await asyncio.to_thread(answers.growth, runs, id)
+            except NotServed:  # the run's folder is gone
+                break
+            if now != said:
+                said, heard = now, time.monotonic()
+                await response.write(b"data: " + encoded(said) + b"\n\n")
+            elif time.monotonic() - heard > HEARTBEAT_SECONDS:
+                heard = time.monotonic()
+                await response.write(b": still here\n\n")
+    return response

@@ -1,0 +1,80 @@
+// An exported file holds its data. The answers are those of the server, so that the page need not know the difference.
+(function () {
+  "use strict";
+  const agentgym = (window.agentgym = window.agentgym || {});
+  const holder = document.getElementById("agentgym-data");
+  if (!holder) return;
+  const data = JSON.parse(holder.textContent);
+  const texts = new Map();
+
+  function textOf(run, key) {
+    const id = `${run} ${key}`;
+    if (!texts.has(id)) {
+      const answer = (data.episodes[run] || {})[key];
+      const episode = answer ? answer.episode : { turns: [] };
+      const said = episode.turns.flatMap((turn) => [...turn.observation, turn.reply]);
+      texts.set(id, JSON.stringify([said, episode.final_observation, episode.error]).toLowerCase());
+    }
+    return texts.get(id);
+  }
+
+  const within = (value, low, high) =>
+    (low === undefined || (value !== null && value >= Number(low))) && (high === undefined || (value !== null && value <= Number(high)));
+
+  const outcome = (row) => (row.error !== null || row.end === "error" ? "error" : row.success > 0 ? "success" : "failure");
+
+  function matches(run, row, q) {
+    if (q.superseded !== "1" && row.superseded) return false;
+    for (const name of ["cell", "end", "task"]) if (q[name] !== undefined && row[name] !== q[name]) return false;
+    if (q.sample !== undefined && row.sample !== Number(q.sample)) return false;
+    if (q.outcome !== undefined && outcome(row) !== q.outcome) return false;
+    if (q.tag !== undefined && !(row.tags || []).includes(q.tag)) return false;
+    for (const name of ["reward", "turns", "tokens"]) {
+      if (!within(row[name], q[`${name}_min`], q[`${name}_max`])) return false;
+    }
+    const sought = q.text === undefined ? "" : JSON.stringify(q.text).slice(1, -1).toLowerCase();
+    return !sought || textOf(run, row.key).includes(sought);
+  }
+
+  function sorted(rows, by, order) {
+    const sign = order === "desc" ? -1 : 1;
+    if (!by || by === "stored") return sign < 0 ? rows.slice().reverse() : rows;
+    const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b);
+    const absent = (x) => x === null || x === undefined;
+    return rows.slice().sort((one, two) => {
+      const [a, b] = [one[by], two[by]];
+      return absent(a) || absent(b) ? Number(absent(a)) - Number(absent(b)) : sign * compare(a, b);
+    });
+  }
+
+  function episodes(run, given) {
+    const q = Object.fromEntries(Object.entries(given).filter(([, v]) => v !== undefined && v !== null && v !== ""));
+    const all = data.rows[run] || [];
+    const found = sorted(all.filter((row) => matches(run, row, q)), q.sort, q.order);
+    const from = Number(q.offset || 0);
+    const to = from + Number(q.limit || 200);
+    const total = all.filter((row) => !row.superseded).length;
+    return { total, matching: found.length, rows: found.slice(from, to), next: to < found.length ? to : null };
+  }
+
+  function answer(parts, q) {
+    const [, what, run, part, key] = parts;
+    if (what === "compare") return data.compare[`${q.a} ${q.b}`];
+    if (what !== "runs") return undefined;
+    if (run === undefined) return { runs: data.runs };
+    if (part === undefined) return data.details[run];
+    if (part === "metrics") {
+      const records = data.metrics[run] || [];
+      return { records: records.slice(Number(q.after || 0)), next: records.length };
+    }
+    return key === undefined ? episodes(run, q) : (data.episodes[run] || {})[key];
+  }
+
+  async function get(address, q) {
+    const found = answer(address.split("/").map(decodeURIComponent), q);
+    if (found === undefined) throw new agentgym.api.ApiError("This was left out of the exported file.", 404);
+    return found;
+  }
+
+  agentgym.embedded = { get, exported: data.exported, version: data.version, note: data.note };
+})();

@@ -1,0 +1,63 @@
+// Messages of a conversation as elements.
+(function () {
+  "use strict";
+  const agentgym = (window.agentgym = window.agentgym || {});
+  const { h, written, parts } = agentgym;
+  const f = agentgym.format;
+  const SHOWN = new Set(["role", "content", "tool_calls", "tool_call_id", "name", "reasoning", "reasoning_content"]);
+
+  function content(value) {
+    if (value === null || value === undefined || value === "") return [];
+    if (typeof value === "string") return [parts.longText(value)];
+    if (!Array.isArray(value)) return [json(value)];
+    return value.map((part) => (part && part.type === "text" ? parts.longText(part.text ?? "") : [
+      h("span", { class: "chip" }, written((part && part.type) || "part")), json(part)]));
+  }
+
+  const json = (value) => parts.longText(JSON.stringify(value, null, 2) ?? String(value), "code");
+
+  // The arguments of a tool call: each by its name, texts with their own line breaks.
+  function callArguments(given) {
+    let value = given;
+    if (typeof given === "string") {
+      try {
+        value = JSON.parse(given);
+      } catch {
+        return [h("span", { class: "bad small" }, "arguments are no JSON"), parts.longText(given, "code")];
+      }
+    }
+    if (value === null || typeof value !== "object" || Array.isArray(value)) return [json(value)];
+    const names = Object.entries(value);
+    if (!names.length) return [h("span", { class: "muted small" }, "no arguments")];
+    return [h("dl", { class: "arguments" }, names.map(([name, item]) => [
+      h("dt", {}, written(name)), h("dd", {}, typeof item === "string" ? parts.longText(item, "code") : json(item))]))];
+  }
+
+  function toolCall(call) {
+    const made = (call && call.function) || {};
+    return h("div", { class: "call" },
+      h("div", { class: "call-head" }, h("span", { class: "chip" }, "calls"), h("b", { class: "mono" }, written(made.name ?? "?")), call && call.id && h("span", { class: "muted small mono" }, written(call.id))),
+      callArguments(made.arguments));
+  }
+
+  function reasoning(message) {
+    const text = message.reasoning_content || message.reasoning;
+    if (!text) return null;
+    return h("details", { class: "reasoning" }, h("summary", {}, `Reasoning · ${f.count(String(text).length)} characters`), parts.longText(typeof text === "string" ? text : JSON.stringify(text, null, 2)));
+  }
+
+  function message(given) {
+    const value = given && typeof given === "object" ? given : { role: "?", content: String(given) };
+    const role = String(value.role ?? "?");
+    const rest = Object.fromEntries(Object.entries(value).filter(([key, v]) => !SHOWN.has(key) && v !== null));
+    const known = ["system", "user", "assistant", "tool"].includes(role) ? role : "other";
+    return h("article", { class: `message ${known}`, "aria-label": `${role} message` },
+      h("header", {}, h("span", { class: "role" }, written(role)), value.name && h("span", { class: "mono small" }, written(value.name)),
+        value.tool_call_id && h("span", { class: "muted small mono" }, "answers ", written(value.tool_call_id))),
+      reasoning(value), content(value.content), Array.isArray(value.tool_calls) && value.tool_calls.map(toolCall),
+      Object.keys(rest).length > 0 && parts.fold("Other fields", parts.pretty(rest)),
+      !value.content && !(value.tool_calls || []).length && h("p", { class: "muted small" }, "no text"));
+  }
+
+  agentgym.message = message;
+})();

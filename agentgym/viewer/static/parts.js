@@ -1,0 +1,163 @@
+// Pieces that several views use: marks, interval bars, tables that sort, folded texts, errors and empty states.
+(function () {
+  "use strict";
+  const agentgym = (window.agentgym = window.agentgym || {});
+  const { h, fill, written } = agentgym;
+  const f = agentgym.format;
+  const FOLD_LETTERS = 3000;
+  const FOLD_LINES = 40;
+
+  // A share of 0 to 1 with its interval, as a bar and as numbers.
+  function interval(value, low, high) {
+    if (!f.known(value)) return h("span", { class: "muted" }, "–");
+    const share = (x) => `${100 * Math.min(1, Math.max(0, x))}%`;
+    const known = f.known(low) && f.known(high);
+    const words = known ? `${f.percent(value)}, 95% interval ${f.percent(low)} to ${f.percent(high)}` : f.percent(value);
+    return h("span", { class: "interval", title: words },
+      h("b", {}, f.percent(value)),
+      h("span", { class: "track", "aria-hidden": "true" },
+        known && h("span", { class: "band", css: { left: share(low), width: share(high - low) } }),
+        h("span", { class: "dot", css: { left: share(value) } })),
+      h("span", { class: "range" }, known ? `${f.fixed(100 * low, 1)}–${f.fixed(100 * high, 1)}` : ""));
+  }
+
+  const MARKS = { success: ["✓", "success"], failure: ["✗", "failure"], error: ["!", "error"] };
+
+  const outcomeOf = (row) => (row.error || row.end === "error" ? "error" : row.success > 0 ? "success" : "failure");
+
+  function mark(outcome) {
+    const [sign, word] = MARKS[outcome];
+    return h("span", { class: `mark ${outcome}`, title: word, role: "img", "aria-label": word }, sign);
+  }
+
+  // A table whose heads sort. Columns: {name, title, of(row) -> sort value, show(row) -> child, right, narrow}.
+  function table(caption, columns, rows, options = {}) {
+    const state = { by: options.by ?? null, down: options.down ?? false };
+    const body = h("tbody");
+    const heads = columns.map((column) => head(column, state, () => draw()));
+    function draw() {
+      const column = columns.find((c) => c.name === state.by);
+      const shown = column ? ordered(rows, column.of, state.down) : rows;
+      fill(body, shown.map((row) => {
+        const cells = columns.map((c) => h("td", { class: classes(c), "data-name": c.name }, c.show(row)));
+        return h("tr", options.row ? options.row(row) : {}, cells);
+      }));
+      columns.forEach((c, i) => heads[i].setAttribute("aria-sort", c.name !== state.by ? "none" : state.down ? "descending" : "ascending"));
+    }
+    draw();
+    const element = h("table", { class: "data" }, h("caption", { class: "hidden" }, caption), h("thead", {}, h("tr", {}, heads)), body);
+    return { element: h("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" }, element),
+      update: (now) => { rows = now; keepingFocus(element, draw); } };
+  }
+
+  // Draw a part of the page again without losing which link has the focus.
+  function keepingFocus(element, draw) {
+    const active = document.activeElement;
+    const address = active && element.contains(active) ? active.getAttribute("href") : null;
+    draw();
+    const again = address && [...element.querySelectorAll("a")].find((a) => a.getAttribute("href") === address);
+    if (again) again.focus({ preventScroll: true });
+  }
+
+  const classes = (column) => [column.right && "right", column.narrow === false && "wide-only"].filter(Boolean).join(" ");
+
+  function head(column, state, draw) {
+    const sort = () => {
+      state.down = state.by === column.name ? !state.down : Boolean(column.right);
+      state.by = column.name;
+      draw();
+    };
+    const content = column.of ? h("button", { class: "sort", type: "button", on: { click: sort } }, column.title) : column.title;
+    return h("th", { scope: "col", class: classes(column), title: column.about }, content);
+  }
+
+  function ordered(rows, of, down) {
+    const absent = (x) => x === null || x === undefined || Number.isNaN(x);
+    const compare = (a, b) => (typeof a === "string" ? a.localeCompare(String(b), "en", { numeric: true }) : a - b);
+    return rows.map((row, i) => ({ row, i, value: of(row) })).sort((one, two) => {
+      if (absent(one.value) || absent(two.value)) return Number(absent(one.value)) - Number(absent(two.value)) || one.i - two.i;
+      return (down ? -1 : 1) * compare(one.value, two.value) || one.i - two.i;
+    }).map((item) => item.row);
+  }
+
+  // A text that is folded where it is long.
+  function longText(text, className = "text") {
+    const value = String(text);
+    const cut = cutAt(value);
+    const box = h("div", { class: className, dir: "auto" }, written(value.slice(0, cut)));
+    if (cut >= value.length) return box;
+    const whole = h("button", { class: "more", type: "button", "aria-expanded": "false" }, `Show all ${f.count(value.length)} characters`);
+    let open = false;
+    whole.addEventListener("click", () => {
+      open = !open;
+      fill(box, written(open ? value : value.slice(0, cut)));
+      whole.textContent = open ? "Show less" : `Show all ${f.count(value.length)} characters`;
+      whole.setAttribute("aria-expanded", String(open));
+    });
+    return h("div", { class: "folded" }, box, whole);
+  }
+
+  function cutAt(value) {
+    if (value.length <= FOLD_LETTERS && value.split("\n", FOLD_LINES + 1).length <= FOLD_LINES) return value.length;
+    let at = -1;
+    for (let line = 0; line < FOLD_LINES; line++) {
+      at = value.indexOf("\n", at + 1);
+      if (at < 0 || at > FOLD_LETTERS) return Math.min(FOLD_LETTERS, value.length);
+    }
+    return at;
+  }
+
+  // What went wrong, in place, and what to do about it.
+  function problem(error, again) {
+    const status = error && error.status;
+    const todo = status === 404 ? "It may have been moved or deleted; go back to the list of runs."
+      : status === 0 ? "Is `agentgym view` still running? Start it again in its terminal; this page goes on by itself."
+      : "Look at the terminal of `agentgym view` for more.";
+    return h("div", { class: "problem", role: "alert" },
+      h("b", {}, written(error && error.message ? error.message : String(error))), h("p", {}, code(todo)),
+      again && h("button", { type: "button", on: { click: again } }, "Try again"));
+  }
+
+  // Words with `code` in them.
+  const code = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+
+  const empty = (title, ...lines) => h("div", { class: "empty" }, h("b", {}, title), lines.map((line) => h("p", {}, code(line))));
+
+  const fact = (name, value) => h("div", { class: "fact" }, h("dt", {}, name), h("dd", {}, value));
+
+  const fold = (title, ...content) => h("details", { class: "fold" }, h("summary", {}, title), content);
+
+  const pretty = (value) => h("pre", { class: "code", dir: "auto" }, written(typeof value === "string" ? value : JSON.stringify(value, null, 2)));
+
+  // Call it often; it runs once things have been quiet for a moment.
+  function settled(milliseconds, run) {
+    let timer = 0;
+    return (...values) => {
+      window.clearTimeout(timer);
+      timer = window.setTimeout(() => run(...values), milliseconds);
+    };
+  }
+
+  // Run again and again, but never two at a time, and at most once in a while: for what events ask for.
+  function paced(milliseconds, run) {
+    let busy = false;
+    let wanted = false;
+    async function next() {
+      if (busy) return;
+      busy = true;
+      while (wanted) {
+        wanted = false;
+        try {
+          await run();
+        } catch (error) {
+          if (error.name !== "AbortError" && !(error instanceof agentgym.api.ApiError)) console.error(error);
+        }
+        await new Promise((done) => window.setTimeout(done, milliseconds));
+      }
+      busy = false;
+    }
+    return () => { wanted = true; next(); };
+  }
+
+  agentgym.parts = { interval, mark, outcomeOf, table, keepingFocus, longText, problem, code, empty, fact, fold, pretty, settled, paced };
+})();

@@ -1,0 +1,167 @@
+// A training run: its curves, alone or with those of other runs over them.
+(function () {
+  "use strict";
+  const agentgym = (window.agentgym = window.agentgym || {});
+  const { h, fill, written, api, router, parts, Chart } = agentgym;
+  const f = agentgym.format;
+  const USUAL = ["eval.success", "train.reward", "train.success", "sft.loss", "train.update.loss", "train.update.gap_mean", "train.update.entropy", "train.update.grad_norm", "train.step_seconds"];
+  const NAMES = {
+    "eval.success": "Success on held-out tasks", "train.reward": "Training reward", "train.success": "Training success", "sft.loss": "Warm-start loss",
+    "train.update.loss": "Policy loss", "train.update.gap_mean": "Log-probability gap", "train.update.entropy": "Entropy",
+    "train.update.grad_norm": "Gradient norm", "train.step_seconds": "Seconds of a step",
+  };
+  const BANDS = { success: ["low", "high"], reward: ["reward_low", "reward_high"] };
+  const HIDDEN = new Set(["step", "steps", "elapsed", "kind"]);
+
+  // The numbers of a record by their full names: {"train.update.loss": 0.1}.
+  function numbers(record, prefix = record.kind || "all", out = {}) {
+    for (const [key, value] of Object.entries(record)) {
+      if (f.known(value)) { if (!HIDDEN.has(key)) out[`${prefix}.${key}`] = value; }
+      else if (value && typeof value === "object" && !Array.isArray(value)) numbers(value, `${prefix}.${key}`, out);
+    }
+    return out;
+  }
+
+  function keysOf(records) {
+    const keys = new Set();
+    for (const record of records) for (const key of Object.keys(numbers(record))) keys.add(key);
+    return [...keys].sort();
+  }
+
+  function pointsOf(records, key, axis) {
+    const [kind, ...rest] = key.split(".");
+    const band = rest.length === 1 && BANDS[rest[0]];
+    const out = [];
+    for (const record of records) {
+      if ((record.kind || "all") !== kind) continue;
+      const y = rest.reduce((value, name) => (value ? value[name] : undefined), record);
+      if (f.known(y) && f.known(record[axis])) out.push(band ? [record[axis], y, record[band[0]], record[band[1]]] : [record[axis], y]);
+    }
+    return out.sort((a, b) => a[0] - b[0]);
+  }
+
+  class Training {
+    constructor(holder, run, route) {
+      Object.assign(this, { run, runs: [], charts: new Map(), asked: false });
+      this.axis = h("select", { "aria-label": "Horizontal axis" }, h("option", { value: "step" }, "by step"), h("option", { value: "elapsed" }, "by time"));
+      this.keys = h("select", { "aria-label": "Add a chart" });
+      this.others = h("select", { "aria-label": "Add a run to the charts" });
+      this.legend = h("div", { class: "legend" });
+      this.grid = h("div", { class: "charts" });
+      this.steps = h("div", {});
+      const change = (what) => () => this.change(what);
+      this.axis.addEventListener("change", change("axis"));
+      this.keys.addEventListener("change", change("key"));
+      this.others.addEventListener("change", change("run"));
+      fill(holder, h("div", { class: "bar sub" }, h("h2", {}, "Curves"), this.axis, this.keys, this.others), this.legend, this.grid, this.steps);
+      this.changed({ path: route.path, query: route.query });
+      this.offer();
+    }
+
+    close() {
+      for (const chart of this.charts.values()) chart.close();
+    }
+
+    // What the address says: other runs, charts, the axis.
+    changed(now) {
+      if (now.path[1] !== this.run.id || now.path.length !== 2) return false;
+      const list = (text) => (text ? text.split(" ").filter(Boolean) : []);
+      this.query = now.query;
+      const ids = [this.run.id, ...list(now.query.with)];
+      this.runs = ids.map((id) => this.runs.find((r) => r.id === id) || { id, name: id === this.run.id ? this.run.name : id, records: [], next: 0 });
+      this.extra = list(now.query.charts);
+      this.axis.value = now.query.axis || "step";
+      this.read();
+      return true;
+    }
+
+    change(what) {
+      const query = { ...this.query };
+      if (what === "axis") query.axis = this.axis.value === "step" ? "" : this.axis.value;
+      if (what === "key" && this.keys.value) query.charts = [...this.extra, this.keys.value].join(" ");
+      if (what === "run" && this.others.value) query.with = [query.with, this.others.value].filter(Boolean).join(" ");
+      router.go(["run", this.run.id], query);
+    }
+
+    async offer() {
+      const { runs } = await api.runs().catch(() => ({ runs: [] }));
+      this.known = runs.filter((run) => run.kind === "training");
+      this.draw();
+    }
+
+    async read() {
+      try {
+        await Promise.all(this.runs.map(async (run) => {
+          const answer = await api.metrics(run.id, run.next);
+          if (answer.next <= run.next) return;
+          run.records.push(...answer.records);
+          run.next = answer.next;
+        }));
+      } catch (error) {
+        if (!this.charts.size) return void fill(this.grid, parts.problem(error, () => this.read()));
+      }
+      this.draw();
+      return undefined;
+    }
+
+    update(run) {
+      this.run = run;
+      return this.read();
+    }
+
+    draw() {
+      for (const run of this.runs) run.name = ((this.known || []).find((k) => k.id === run.id) || run).name;
+      const keys = keysOf(this.runs.flatMap((run) => run.records));
+      const shown = [...USUAL.filter((key) => keys.includes(key)), ...this.extra.filter((key) => !USUAL.includes(key))];
+      if (!keys.length) fill(this.grid, parts.empty("No measurements yet.", "Curves appear with the first step. A run is started by `agent-train +env=frozen_lake`."));
+      for (const [key, chart] of this.charts) {
+        if (!shown.includes(key) || chart.xName !== this.axis.value) { chart.close(); chart.element.remove(); this.charts.delete(key); }
+      }
+      if (keys.length && !this.charts.size) fill(this.grid);
+      for (const key of shown) this.chart(key);
+      this.fillMenus(keys, shown);
+      this.drawLegend();
+      this.drawSteps();
+    }
+
+    chart(key) {
+      if (!this.charts.has(key)) {
+        const name = key.split(".").at(-1);
+        const tools = this.extra.includes(key) && h("button", { class: "plain", type: "button", "aria-label": `Remove the chart ${key}`,
+          on: { click: () => router.go(["run", this.run.id], { ...this.query, charts: this.extra.filter((k) => k !== key).join(" ") }) } }, "×");
+        const chart = new Chart({ title: NAMES[key] || key, percent: name === "success", xName: this.axis.value, tools });
+        chart.element.dataset.key = key;
+        this.charts.set(key, chart);
+        this.grid.append(chart.element);
+      }
+      this.charts.get(key).update(this.runs.map((run, colour) => ({ name: run.name, colour, points: pointsOf(run.records, key, this.axis.value) })).filter((s, i) => s.points.length || !i));
+    }
+
+    fillMenus(keys, shown) {
+      const option = (value, name) => h("option", { value }, name);
+      const left = keys.filter((key) => !shown.includes(key));
+      if (this.keys.options.length !== left.length + 1) fill(this.keys, option("", "Add a chart…"), left.map((key) => option(key, key)));
+      const free = (this.known || []).filter((run) => !this.runs.some((r) => r.id === run.id));
+      fill(this.others, option("", free.length ? "Add a run…" : "No other training run"), free.map((run) => option(run.id, run.name)));
+      this.others.disabled = !free.length;
+      this.keys.value = this.others.value = "";
+    }
+
+    drawLegend() {
+      const without = (id) => ({ ...this.query, with: this.runs.slice(1).map((r) => r.id).filter((r) => r !== id).join(" ") });
+      fill(this.legend, this.runs.length > 1 && this.runs.map((run, i) => h("span", { class: `key c${i % 6}` }, h("i", { class: "swatch" }), written(run.name),
+        i > 0 && h("a", { class: "plain", href: router.link(["run", this.run.id], without(run.id)), "aria-label": `Remove ${run.name}` }, "×"))));
+    }
+
+    drawSteps() {
+      const steps = this.run.steps || [];
+      if (!steps.length || this.drawnSteps === steps.length) return;
+      this.drawnSteps = steps.length;
+      const list = (kind) => steps.filter((s) => s.kind === kind).map((s) => h("a", { class: "step", href: router.link(["run", this.run.id, "episodes"], { cell: s.cell }) }, f.count(s.step)));
+      const row = (title, kind) => { const links = list(kind); return links.length && h("div", { class: "steps" }, h("b", {}, title), links); };
+      fill(this.steps, h("h2", {}, "Episodes by step"), row("Evaluation", "eval"), row("Training", "train"));
+    }
+  }
+
+  agentgym.kinds.training = (holder, run, route) => new Training(holder, run, route);
+})();

@@ -1,0 +1,169 @@
+"""The numbers and the particulars of a run, as the page gets them: RUN, CELL and STEP of the package."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from agentgym.evaluate.statistics import ClusteredMean
+from agentgym.viewer.index import EpisodeFile
+from agentgym.viewer.lines import finite
+from agentgym.viewer.live import just_written, lock_held, newest
+from agentgym.viewer.rows import Row
+from agentgym.viewer.run import Run, agent_name, json_or_none, text_file
+
+_STEP = re.compile(r"(train|eval)-(\d+)")
+_ENV_ID = re.compile(r"^env:\s*\n(?:[ \t]+.*\n)*?[ \t]+id:[ \t]*(.+?)[ \t]*$", re.MULTILINE)
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """What a list shows of a run: RUN."""
+    records = run.metrics.update() if run.kind == "training" else []
+    common = {"id": run.id, "name": run.path.name, "path": str(run.path), "kind": run.kind, "indexing": run.indexing}
+    particulars = _of_training(run, records) if run.kind == "training" else _of_evaluation(run)
+    problems = run.problems
+    return {**common, **particulars, "live": is_live(run), "problem": problems[0] if problems else None}
+
+
+def is_live(run: Run) -> bool:
+    """Whether a process writes it: of an evaluation, holds its lock; of a training run, wrote of late and has no result."""
+    if run.kind == "evaluation":
+        return lock_held(run.path / "lock")
+    return not (run.path / "result.json").exists() and just_written(_updated(run))
+
+
+def details(run: Run) -> dict[str, Any]:
+    """RUN, and what only the run's own page shows."""
+    evaluation = run.kind == "evaluation"
+    if evaluation:
+        settings = {name: run.manifest.get(name) for name in ("command", "settings", "prices", "cells")}
+        config: str | None = json.dumps(settings, indent=2, ensure_ascii=False) if run.manifest else None
+        versions = run.manifest.get("versions")
+    else:
+        config = text_file(run.path / "config.yaml", run.path)
+        versions = json_or_none(run.path / "versions.json", run.path)
+    return {
+        **summary(run),
+        "cells": [_cell(run, name, run.files.get(stem)) for name, stem in _cells(run)] if evaluation else [],
+        "steps": [] if evaluation else list(_steps(run)),
+        "results": json_or_none(run.path / ("results.json" if evaluation else "result.json"), run.path),
+        "config": config,
+        "versions": versions if isinstance(versions, dict) else None,
+        "problems": run.problems,
+    }
+
+
+def _of_evaluation(run: Run) -> dict[str, Any]:
+    files = list(run.files.values())
+    created = run.manifest.get("created")
+    updated = _updated(run)
+    return {
+        "created": created if isinstance(created, int | float) else updated,
+        "updated": updated,
+        "episodes": sum(file.episodes for file in files),
+        "errors": sum(file.failed for file in files),
+        "headline": _headline(files),
+        "envs": _unique(str(e.get("id", "")) for c in run.cells if isinstance(e := c.get("env"), dict)),
+        "agents": _unique(map(agent_name, run.cells)),
+    }
+
+
+def _of_training(run: Run, records: list[dict[str, Any]]) -> dict[str, Any]:
+    played = [r for r in records if r.get("kind") in ("eval", "train")]
+    evals = [r for r in played if r.get("kind") == "eval"]
+    headline = None
+    if evals:
+        last = evals[-1]
+        numbers = {"value": last.get("success"), "low": last.get("low"), "high": last.get("high")}
+        headline = {"label": f"success at step {last.get('step')}", **finite(numbers)}
+    env = _ENV_ID.search(text_file(run.path / "config.yaml", run.path) or "")
+    return {
+        "created": newest([run.path / "config.yaml"]),
+        "updated": _updated(run),
+        "episodes": sum(_count(r, "episodes") + _count(r, "failed") for r in played),
+        "errors": sum(_count(r, "failed") for r in played),
+        "headline": headline,
+        "envs": [env[1].strip("'\"")] if env else [],
+        "agents": ["policy"],
+    }
+
+
+def _count(record: dict[str, Any], name: str) -> int:
+    value = record.get(name)
+    return int(value) if isinstance(value, int) else 0
+
+
+def _updated(run: Run) -> float:
+    own = ("run.json", "results.json", "config.yaml", "metrics.jsonl")
+    return newest([*(run.path / name for name in own), *(file.path for file in run.files.values())])
+
+
+def _unique(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(name for name in names if name))
+
+
+def _headline(files: list[EpisodeFile]) -> dict[str, Any] | None:
+    """The success of one cell with its interval, or the mean over several cells."""
+    shares = [shares for file in files if (shares := _success(_played(file))).count]
+    if not shares:
+        return None
+    if len(shares) == 1:
+        low, high = shares[0].share_interval() or (None, None)
+        return {"label": "success", "value": shares[0].mean, "low": low, "high": high}
+    means = [s.mean for s in shares if s.mean is not None]
+    return {
+        "label": f"success, mean of {len(means)} cells",
+        "value": sum(means) / len(means),
+        "low": None,
+        "high": None,
+    }
+
+
+def _played(file: EpisodeFile) -> list[Row]:
+    return [row for row in list(file.rows) if not row.superseded and not row.failed]
+
+
+def _success(rows: list[Row]) -> ClusteredMean:
+    mean = ClusteredMean()
+    for row in rows:
+        mean.add(row.task, row.success or 0.0)
+    return mean
+
+
+def _cells(run: Run) -> list[tuple[str, str]]:
+    """Names of the cells and of their files: those of `run.json`, then files that it does not name."""
+    planned = [(str(c.get("name", "")), Path(str(c.get("file", ""))).stem) for c in run.cells]
+    stems = {stem for _, stem in planned}
+    return planned + [(file.name, stem) for stem, file in run.files.items() if stem not in stems]
+
+
+def _cell(run: Run, name: str, file: EpisodeFile | None) -> dict[str, Any]:
+    cell = next((c for c in run.cells if c.get("name") == name), {})
+    env = cell.get("env")
+    tasks, k = cell.get("tasks", cell.get("n")), cell.get("k")
+    rows = _played(file) if file else []
+    success = _success(rows)
+    low, high = success.share_interval() or (None, None)
+    return {
+        "name": name,
+        "env": str(env.get("id", "")) if isinstance(env, dict) else "",
+        "agent": agent_name(cell),
+        "split": str(cell.get("split", "")),
+        "planned": tasks * k if isinstance(tasks, int) and isinstance(k, int) else None,
+        "episodes": file.episodes if file else 0,
+        "errors": file.failed if file else 0,
+        "reward": sum(row.reward or 0.0 for row in rows) / len(rows) if rows else None,
+        "success": success.mean,
+        "low": low,
+        "high": high,
+        "turns": sum(row.turns for row in rows) / len(rows) if rows else None,
+    }
+
+
+def _steps(run: Run) -> Iterable[dict[str, Any]]:
+    for stem in run.files:
+        if found := _STEP.fullmatch(stem):
+            yield {"cell": stem, "step": int(found[2]), "kind": found[1]}

@@ -1,0 +1,201 @@
+"""The command line as a whole: what it costs, what it says to mistakes, how it ends."""
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agentgym.cli import COMMANDS, main, parser
+from agentgym.mistake import nearest
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+AGENTGYM = [sys.executable, "-m", "agentgym.cli"]
+
+
+def leaves(found=None, words=()):
+    """Every command that runs something: its words and its parser."""
+    found = found or parser()
+    below = [action for action in found._actions if isinstance(action, argparse._SubParsersAction)]
+    if not below:
+        return [(words, found)]
+    return [leaf for name, sub in below[0].choices.items() for leaf in leaves(sub, (*words, name))]
+
+
+LEAVES = [pytest.param(*leaf, id="-".join(leaf[0])) for leaf in leaves()]
+
+
+def options_of(found):
+    return {
+        name
+        for action in found._actions
+        if action.help != argparse.SUPPRESS
+        for name in action.option_strings
+        if name not in ("-h", "--help")
+    }
+
+
+# ---- what every command has
+
+
+@pytest.mark.parametrize(("words", "found"), LEAVES)
+def test_every_command_has_json_help_and_a_description(words, found):
+    assert "--json" in options_of(found)
+    assert callable(found.get_default("run"))
+    for action in found._actions:
+        assert action.help, f"{words}: {action.option_strings or action.dest} says nothing of itself"
+
+
+def test_the_page_is_what_the_parser_says():
+    """docs/cli.md names every command and every option, and none that is no more."""
+    made = script("command_page.py").page(PAGE)
+    assert made == PAGE, "run scripts/command_page.py"
+    for words, found in leaves():
+        section = made.partition(f"### `agentgym {' '.join(words)}`\n")[2].partition("\n### ")[0]
+        assert all(f"`{name}" in section for name in options_of(found)), words
+    assert made.count("\n### ") == len(LEAVES)
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name.removesuffix(".py"), ROOT / "scripts" / name)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_help_groups_the_commands_by_use(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for use, names in COMMANDS.items():
+        block = re.search(rf"^{use}:\n((?:  .+\n)+)", text, re.MULTILINE)[1]
+        assert [line.split()[0] for line in block.splitlines()] == names
+    assert re.findall(r"^  (\d+) ", text, re.MULTILINE) == ["0", "1", "2", "3", "130"]
+    assert "uploaded" in text
+
+
+def test_no_words_at_all_show_the_help_and_are_a_mistake(capsys):
+    assert main([]) == 2
+    assert "evaluate:" in capsys.readouterr().err
+
+
+# ---- what it costs
+
+HEAVY = ("numpy", "gymnasium", "aiohttp", "rich", "asyncio", "torch", "ray", "transformers", "datasets", "yaml")
+
+
+def imported_by(code):
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys, json\nprint(json.dumps(sorted(sys.modules)))"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_help_and_completion_import_nothing_heavy():
+    assert not imported_by("import agentgym.cli; agentgym.cli.parser()") & set(HEAVY)
+    code = "from agentgym.cli import parser; from agentgym.commands.candidates import candidates"
+    assert not imported_by(f"{code}; assert candidates(parser(), ['eval', 'froz'])") & set(HEAVY)
+
+
+def test_the_list_imports_no_environment_and_nothing_heavy():
+    code = "import agentgym.cli, contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()): agentgym.cli.main(['list'])"
+    found = imported_by(code)
+    assert not found & ({*HEAVY} - {"rich", "asyncio"})
+    assert "agentgym_envs.games.frozen_lake" not in found
+
+
+# ---- mistakes
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("lst", "agentgym: no command 'lst': did you mean list?; there are eval, "),
+        ("evaluate", "agentgym: no command 'evaluate': did you mean eval?"),
+        ("--jsn list", "agentgym: no option --jsn"),
+        ("list --jso", "agentgym list: no option --jso: did you mean --json?"),
+        ("list frozen_lake", "agentgym list: one argument too many: 'frozen_lake'"),
+        ("list --tag", "agentgym list: argument --tag: expected one argument"),
+        ("eval", "agentgym eval: "),
+        ("eval --concurency 3", "agentgym eval: no option --concurency: did you mean --concurrency?"),
+        (
+            "eval frozen_lake --policy exprt",
+            "agentgym eval: argument --policy: no 'exprt': did you mean expert?; there are ",
+        ),
+        ("eval frozen_lake -n many", "agentgym eval: argument -n: "),
+        ("data lst", "agentgym data: no command 'lst': did you mean list?"),
+        ("data", "agentgym data: the following arguments are required: COMMAND"),
+        ("data get gsm8", "agentgym data: no data set 'gsm8': did you mean gsm8k?"),
+        ("data get gsm8k --timeout -1", "agentgym data: --timeout must be positive, not -1"),
+        ("sandbox build pyton", "agentgym sandbox: no image 'pyton': did you mean python?"),
+        ("sandbox cleanup --al", "agentgym sandbox cleanup: no option --al: did you mean --all?"),
+        ("completion powershell", "agentgym completion: argument SHELL: no 'powershell'; there are bash, zsh, fish"),
+        ("doctor --netwrk", "agentgym doctor: no option --netwrk: did you mean --network?"),
+        ("check froezn_lake", "agentgym check: no environment 'froezn_lake': did you mean 'frozen_lake'?"),
+        ("eval frozen_lak --policy expert", "agentgym eval: no environment 'frozen_lak': did you mean 'frozen_lake'?"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_nearest(line, says, capsys):
+    try:
+        code = main(line.split())
+    except SystemExit as ended:
+        code = ended.code
+    said = capsys.readouterr()
+    assert code == 2
+    assert said.out == ""
+    assert said.err.startswith(says), said.err
+    assert said.err.count("\n") == 1
+
+
+def test_nothing_near_names_nothing():
+    assert nearest("xyz", ["eval", "list"]) == ""
+    assert nearest("evl", []) == ""
+    assert nearest("evl", ["eval", "list"]) == ": did you mean eval?"
+
+
+# ---- how it ends
+
+
+def test_a_reader_that_leaves_ends_it_quietly():
+    """`head` closes the pipe: no traceback, no complaint of the interpreter's as it ends."""
+    for words in (["list"], ["list", "--json"], ["completion", "bash"], ["--help"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(
+            [*AGENTGYM, *words], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (0, ""), words
+
+
+def test_interrupted_is_130_and_one_line():
+    """A command that takes long is hit by Ctrl-C: `completion --words` waits for its standard input."""
+    process = subprocess.Popen(
+        [*AGENTGYM, "completion", "--words"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    until = time.monotonic() + 30
+    while b"read" not in Path(f"/proc/{process.pid}/wchan").read_bytes():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said == b"agentgym: interrupted\n"
+
+
+def test_version():
+    done = subprocess.run([*AGENTGYM, "--version"], capture_output=True, text=True, timeout=60, check=True)
+    assert re.fullmatch(r"agentgym \d+\.\d+\.\S+\n", done.stdout)

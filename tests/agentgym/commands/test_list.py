@@ -1,0 +1,118 @@
+"""`agentgym list`: every environment and adapter, what each needs, and what of that is missing here."""
+
+import json
+import shutil
+
+import pytest
+
+from agentgym import registration
+from agentgym.cli import main
+from agentgym.core import Env
+from agentgym.registration import adapters, register, registry
+
+
+class Plain(Env):
+    """Stands in the registry."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed, options=options)
+        return [], {}
+
+    def step(self, action):
+        return self.outcome("", 0.0, terminated=True)
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    registration.load_plugins()
+    before = dict(registration._specs)
+    register("test/plain", Plain, description="nothing", tags=["test"])
+    register("test/needy", Plain, needs=["not_installed_here:not-installed-here>=2", "json:json", "sandbox:search"])
+    yield
+    registration._specs.clear()
+    registration._specs.update(before)
+
+
+def listed(capsys, *options):
+    assert main(["list", "--json", *options]) == 0
+    return {row["id"]: row for row in json.loads(capsys.readouterr().out)}
+
+
+def test_every_environment_and_adapter_is_listed(capsys):
+    rows = listed(capsys)
+    assert set(rows) == {*registry, *(f"{prefix}:NAME" for prefix in adapters)}
+    assert rows["test/plain"] == {
+        "id": "test/plain",
+        "kind": "environment",
+        "description": "nothing",
+        "tags": ["test"],
+        "needs": [],
+        "example": "test/plain",
+    }
+    assert rows["gymnasium:NAME"]["kind"] == "adapter"
+    assert rows["gymnasium:NAME"]["example"].startswith("gymnasium:")
+    assert rows["gymnasium:NAME"]["needs"] == [{"what": "gymnasium", "here": True, "remedy": None}]
+    assert main(["list"]) == 0
+    table = capsys.readouterr().out
+    assert all(id in table for id in rows)
+
+
+def test_what_is_missing_is_told_with_its_remedy(capsys):
+    first, second, third = listed(capsys)["test/needy"]["needs"]
+    assert first == {
+        "what": "not-installed-here>=2",
+        "here": False,
+        "remedy": "pip install 'not-installed-here>=2'",
+    }
+    assert second == {"what": "json", "here": True, "remedy": None}
+    assert third["what"] == "sandbox search"
+    main(["list"])
+    assert "not-installed-here>=2, missing: pip install 'not-installed-here>=2'; json" in capsys.readouterr().out
+
+
+def test_where_no_back_end_is_installed_a_sandbox_is_missing(capsys, monkeypatch):
+    found = {True: "/bin/bwrap", False: None}
+    for docker, bwrap, here in ((False, False, False), (True, False, None), (False, True, None)):
+        monkeypatch.setattr(
+            "importlib.util.find_spec", lambda name, d=docker: object() if d or name != "docker" else None
+        )
+        monkeypatch.setattr(shutil, "which", lambda name, b=bwrap: found[b])
+        monkeypatch.setattr("agentgym.sandbox.images.rootfs", lambda name: None)
+        need = listed(capsys)["test/needy"]["needs"][2]
+        assert need["here"] is here
+        assert need["remedy"] == ("agentgym sandbox build search" if bwrap else "agentgym doctor")
+
+
+def test_tags_choose(capsys):
+    assert set(listed(capsys, "--tag", "test")) == {"test/plain"}
+    both = listed(capsys, "--tag", "math", "--tag", "sandbox")
+    assert both
+    assert all({"math", "sandbox"} <= set(row["tags"]) for row in both.values())
+    assert main(["list", "--tag", "gamee"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("agentgym list: no environment has the tag 'gamee': did you mean game?; there are ")
+
+
+def test_a_need_is_written_in_one_of_two_ways():
+    for bad in ("agentgym[math]", "sandbox:", ":x"):
+        with pytest.raises(ValueError, match="sandbox:IMAGE"):
+            register("test/bad", Plain, needs=[bad])
+
+
+@pytest.mark.parametrize(
+    "id", [id for id, spec in registry.items() if str(spec.entry_point).startswith("agentgym_envs.")]
+)
+def test_shipped_environments_declare_the_sandboxes_that_they_take(id):
+    env = registry[id].make()
+    image = env.unwrapped.sandbox_image
+    env.close()
+    declared = [need.removeprefix("sandbox:") for need in registry[id].needs if need.startswith("sandbox:")]
+    assert declared == ([image] if image else [])
+    assert ("sandbox" in registry[id].tags) == bool(image)
+
+
+def test_needs_travel_as_json():
+    spec = registry["math_python"]
+    assert spec.needs
+    assert registration.EnvSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec

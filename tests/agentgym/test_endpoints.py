@@ -1,0 +1,149 @@
+"""The gate that all requests to one endpoint pass. The endpoint is a double that refuses more than it can take."""
+
+import asyncio
+import math
+
+import pytest
+
+from agentgym.endpoints import Gate, backoff, gate_of, retry_after
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 10))
+
+
+def test_it_is_open_until_a_refusal_and_then_lets_half_as_many_in():
+    async def go():
+        gate = Gate()
+        assert [await gate.enter() for _ in range(100)] == [0.0] * 100
+        gate.refused(asyncio.get_running_loop().time(), 0.0)
+        assert gate.limit == 50
+        for _ in range(100):
+            gate.leave()
+        entered = [asyncio.create_task(gate.enter()) for _ in range(60)]
+        await asyncio.sleep(0.05)
+        assert sum(task.done() for task in entered) == 50
+        gate.answered()
+        gate.leave()
+        await asyncio.sleep(0.01)
+        assert sum(task.done() for task in entered) == 52
+        for task in entered:
+            task.cancel()
+
+    run(go())
+
+
+def test_refusals_of_what_was_sent_before_narrow_it_once():
+    async def go():
+        gate = Gate()
+        sent = asyncio.get_running_loop().time()
+        for _ in range(64):
+            await gate.enter()
+        await asyncio.sleep(0.01)
+        for _ in range(64):
+            gate.refused(sent, 0.0)
+            gate.leave()
+        return gate.limit
+
+    assert run(go()) == 32
+
+
+def test_nobody_enters_before_the_wait_is_over_and_who_was_refused_goes_first():
+    async def go():
+        gate, loop, order = Gate(), asyncio.get_running_loop(), []
+
+        async def enter(name, again=False):
+            waited = await gate.enter(again)
+            order.append(name)
+            return waited
+
+        await gate.enter()
+        gate.refused(loop.time(), 0.2)
+        gate.leave()
+        tasks = [asyncio.create_task(enter("new")), asyncio.create_task(enter("again", True))]
+        await asyncio.sleep(0.1)
+        assert order == []
+        await asyncio.sleep(0.2)
+        assert order == ["again"], "one at a time is the least"
+        gate.leave()
+        waited = await asyncio.gather(*tasks)
+        assert order == ["again", "new"]
+        assert all(0.19 < seconds < 5 for seconds in waited)
+
+    run(go())
+
+
+@pytest.mark.parametrize("given_a_place", [False, True])
+def test_who_gives_up_waiting_takes_no_place(given_a_place):
+    async def go():
+        gate = Gate()
+        gate.limit = 1.0
+        await gate.enter()
+        first, second = (asyncio.create_task(gate.enter()) for _ in range(2))
+        await asyncio.sleep(0)
+        if given_a_place:
+            gate.leave()
+            first.cancel()
+        else:
+            first.cancel()
+            await asyncio.sleep(0)
+            gate.leave()
+        await second
+        assert gate.running == 1
+
+    run(go())
+
+
+def test_policies_of_one_endpoint_share_it_and_an_overloaded_one_is_soon_asked_what_it_can_take():
+    """The endpoint takes 8 at a time, 10 ms each, and refuses all beyond."""
+    refused = 0
+
+    async def go():
+        nonlocal refused
+        loop, busy = asyncio.get_running_loop(), 0
+
+        async def ask():
+            nonlocal busy, refused
+            gate, again = gate_of("http://x"), False
+            while True:
+                await gate.enter(again)
+                sent, again = loop.time(), True
+                busy += 1
+                try:
+                    await asyncio.sleep(0.01)
+                    if busy <= 8:
+                        gate.answered()
+                        return
+                    refused += 1
+                    gate.refused(sent, 0.01)
+                finally:
+                    busy -= 1
+                    gate.leave()
+
+        await asyncio.gather(*(ask() for _ in range(200)))
+        assert gate_of("http://x") is gate_of("http://x")
+        assert gate_of("http://x") is not gate_of("http://y")
+        assert gate_of("http://y").limit == math.inf
+
+    run(go())
+    assert refused < 800
+
+
+def test_waits_grow_and_are_not_all_the_same():
+    assert 0.25 <= backoff(1) <= 0.5
+    assert 1.0 <= backoff(3) <= 2.0
+    assert 15.0 <= backoff(50) <= 30.0
+    assert len({backoff(2) for _ in range(20)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [(None, None), ("3", 3.0), ("0.5", 0.5), ("-2", 0.0), ("soon", None), ("inf", None), ("nan", None)],
+)
+def test_retry_after_is_a_number(header, seconds):
+    assert retry_after(header) == seconds
+
+
+def test_retry_after_may_be_a_date():
+    assert retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
+    assert retry_after("Wed, 21 Oct 2095 07:28:00 GMT") > 1e9
