@@ -1,13 +1,14 @@
 # make train   set up, then train the default agent and show it learning
 # make test    set up, then lint, types, the images that tests need, and every test this machine can run
 # make images  build all images of sandboxes, for Docker too if an engine answers; quick where they are there
+# make pictures   draw docs/pictures again, in a real Chromium (some minutes: it trains)
 # make lint, make format, make clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help setup train test images lint format clean
+.PHONY: help setup train test images pictures lint format clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -26,6 +27,10 @@ test: setup lint
 
 images: setup
 	$(BIN)/agentgym sandbox build
+
+pictures: setup
+	AGENTGYM_NEED_BROWSER=1 AGENTGYM_PICTURES=docs/pictures $(BIN)/python -m pytest --timeout 1800 \
+	  tests/agentgym/viewer/test_viewer_page_pictures.py $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

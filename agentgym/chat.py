@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 RETRIED_STATUS = frozenset({408, 409, 429})
 _TOO_LONG = ("context_length_exceeded", "maximum context length")
 _PATH = "/chat/completions"
+_PATIENCE = 10  # times the retries, with an endpoint that is only busy
 _SECRETS = frozenset({"key", "api_key", "api-key", "apikey", "token", "access_token"})
 
 
@@ -29,6 +30,7 @@ class ChatPolicy:
     Connections are shared by all policies of an event loop and closed with it. Statuses 408, 409, 429 and 5xx, refused or
     broken connections, cut bodies, nonsense and silence are retried after a growing wait, or after what `Retry-After` asks
     for. After a 429 all policies of the endpoint wait, and then begin with half as many requests at a time; see `Gate`.
+    As long as the endpoint answers others meanwhile, a 429 uses up no retry, up to ten times as many requests.
 
     Args:
         model: the model's name at the endpoint.
@@ -92,8 +94,9 @@ class ChatPolicy:
         sent = as_sent(list(messages), self._send_reasoning)
         body = {**self._fields, "messages": sent, **({"tools": list(tools)} if tools else {})}
         gate = endpoints.gate_of(self.url)
-        tries, cause = 0, ""
+        tries, counted, cause = 0, 0, ""
         while True:
+            answers = gate.answers
             self.calls.waited += await gate.enter(again=tries > 0)
             if cause:
                 self.calls.retries[cause] = self.calls.retries.get(cause, 0) + 1
@@ -104,7 +107,10 @@ class ChatPolicy:
                 gate.answered()
                 break
             except _Passing as failure:
-                cause, wait, busy = failure.cause, self._wait_after(failure, tries), failure.busy
+                cause, busy = failure.cause, failure.busy
+                # An endpoint that has too much to do, but answers others meanwhile, will come to this one.
+                counted += not (busy and gate.answers > answers)
+                wait = self._wait_after(failure, tries, counted)
                 if busy:
                     gate.refused(started, wait)
             finally:
@@ -115,17 +121,21 @@ class ChatPolicy:
             self.calls.usage[name] = self.calls.usage.get(name, 0) + count
         return reply
 
-    def _wait_after(self, failure: _Passing, tries: int) -> float:
+    def _wait_after(self, failure: _Passing, tries: int, counted: int) -> float:
         """Seconds until the next try.
+
+        Args:
+            tries: requests so far.
+            counted: those of them that count as retries.
 
         Raises:
             EndpointError: there is none.
         """
-        if tries > self._retries:
+        if counted > self._retries or tries > _PATIENCE * self._retries:
             raise EndpointError(f"{self.url}: {failure} ({tries} {'try' if tries == 1 else 'tries'})") from failure
         if failure.wait is not None and failure.wait > self._timeout:
             raise EndpointError(f"{self.url}: {failure}; it asks to wait {failure.wait:.0f} s") from failure
-        return endpoints.backoff(tries) if failure.wait is None else failure.wait
+        return endpoints.backoff(max(counted, 1)) if failure.wait is None else failure.wait
 
     async def _sleep(self, seconds: float) -> None:
         started = asyncio.get_running_loop().time()

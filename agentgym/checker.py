@@ -71,6 +71,7 @@ def examine(
     watched = _Watched(env if isinstance(env, Env | Wrapper) else spec(env) if isinstance(env, str) else env, timeout)
     # A thread, so that an `async def` method that blocks its event loop cannot block who waits here.
     thread = threading.Thread(target=watched.run, name="agentgym check", daemon=True)
+    on_beat()
     thread.start()
     while not watched.done.wait(_BEAT):
         on_beat()

@@ -18,12 +18,13 @@ from agentgym.mistake import Mistake, nearest
 
 # By use, as `agentgym --help` shows them; each name is a module of `agentgym.commands`.
 COMMANDS = {
-    "evaluate": ["eval", "compare"],
+    "evaluate": ["eval", "compare", "rescore", "play"],
     "look": ["view", "list"],
-    "write environments": ["check"],
+    "write environments": ["init", "check", "validate"],
     "this machine": ["doctor", "sandbox", "data", "completion"],
 }
 _WIDTH = 12  # of the column of commands
+_NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
 EXIT_CODES = """exit codes:
   0    done
   1    not all was done: a check failed, episodes failed or could not be played, an image was not built
@@ -71,6 +72,14 @@ class Parser(argparse.ArgumentParser):
         if rest:
             self.error(f"one argument too many: {rest[0]!r}")
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            if action.type not in _NUMBERS:
+                raise
+            raise argparse.ArgumentError(action, f"{_NUMBERS[action.type]}, not {arg_string!r}") from None
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return
@@ -90,8 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words:
         print(parser().format_help(), file=sys.stderr, end="")
         return 2
+    if words[0] == "help":
+        words = [*words[1:], "--help"]
     try:
-        args = parser().parse_args(words)
+        args = parser(words).parse_args(words)
         args.words = words
         code: int = _run(args)
         if sys.stdout is not None:
@@ -113,8 +124,8 @@ def _run(args: argparse.Namespace) -> int:
         return 2
 
 
-def parser() -> Parser:
-    """The parser of the whole command line."""
+def parser(words: Sequence[str] = ()) -> Parser:
+    """The parser of the whole command line; where `words` begin with a command, of that one, and the others cost nothing."""
     from agentgym import __version__
 
     whole = Parser(
@@ -129,9 +140,10 @@ def parser() -> Parser:
         dest="command", required=True, metavar="COMMAND", parser_class=Parser, help=argparse.SUPPRESS, prog="agentgym"
     )
     groups = []
+    wanted = words[0] if words and any(words[0] in modules for modules in COMMANDS.values()) else None
     for use, modules in COMMANDS.items():
         before = len(commands._choices_actions)
-        for module in modules:
+        for module in modules if wanted is None else [wanted] if wanted in modules else []:
             importlib.import_module(f"agentgym.commands.{module}").add(commands)
         lines = [f"  {action.dest:<{_WIDTH}}{action.help}" for action in commands._choices_actions[before:]]
         groups.append("\n".join([f"{use}:", *lines]))

@@ -56,11 +56,13 @@ class Gate:
     Attributes:
         limit: requests at a time.
         running: requests that were sent and not yet answered.
+        answers: how many were answered so far.
     """
 
     def __init__(self) -> None:
         self.limit = math.inf
         self.running = 0
+        self.answers = 0
         self._loop = asyncio.get_running_loop()
         self._opens = self._narrowed = -math.inf
         self._queue: deque[asyncio.Future[None]] = deque()
@@ -96,6 +98,7 @@ class Gate:
     def answered(self) -> None:
         """A request was answered, so the endpoint may take one more at a time."""
         self.limit += 1
+        self.answers += 1
 
     def refused(self, sent: float, wait: float) -> None:
         """The endpoint refused a request as too many.

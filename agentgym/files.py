@@ -20,4 +20,14 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file in one step, indented."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json_text(value) + "\n")
+
+
+def json_text(value: Any) -> str:
+    """A value as indented JSON that any file and terminal can take."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which a model may write: only an escape can carry it
+        text = json.dumps(value, indent=2)
+    return text

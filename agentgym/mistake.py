@@ -12,5 +12,8 @@ class Mistake(Exception):
 
 def nearest(word: object, known: Iterable[object]) -> str:
     """": did you mean X?", or nothing where nothing is near."""
-    near = difflib.get_close_matches(str(word), [str(name) for name in known], 1, 0.5)
+    names = [str(name) for name in known]
+    # A word that only goes on is nearer than any that looks alike: evaluate is eval, not validate.
+    begun = [name for name in names if len(name) > 2 and str(word).startswith(name)]
+    near = begun or difflib.get_close_matches(str(word), names, 1, 0.6)
     return f": did you mean {near[0]}?" if near else ""

@@ -143,6 +143,8 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
         step = lane.start(env.step, reply.message)
         outcome = await bounded("step", step, limits.step_timeout, _checked_step)
         observation, turn.reward, terminated, truncated, turn.info = outcome
+        if reply.finish_reason == "length":  # an answer that was cut explains much of what comes of it
+            turn.info["finish_reason"] = "length"
         turn.step_seconds = time.perf_counter() - acted
         conversation += [reply.message, *observation]
         if terminated or truncated:

@@ -58,7 +58,8 @@ class Trajectory:
         env: id of the environment.
         turns: in order. An episode that failed keeps the turns that it had.
         final_observation: what the env said after the last reply.
-        end: "terminated", "truncated" (by the env), a limit of the loop ("max_turns", "context", "time"), or "error".
+        end: "terminated", "truncated" (by the env), a limit of the loop ("max_turns", "tokens", "context",
+            "time"), or "error".
         error: what failed, where, after how long; None unless `end` is "error". An error is not a reward of 0.
         metrics: numbers of the last `info` (`success` as 0.0 or 1.0).
         seconds: wall time of the episode.

@@ -74,8 +74,12 @@ def seeds_of(split: str, game: str) -> range:
     return SEEDS[split]
 
 
-def generated_tasks(game: str, split: str, make_level: Callable[[int], str]) -> TaskSet:
+def generated_tasks(
+    game: str, split: str, make_level: Callable[[int], str], rate: Callable[[str], int] | None = None
+) -> TaskSet:
     """100,000 train or 1,000 test tasks; `metadata["level"]` holds what `make_level(seed)` drew, made when asked for.
+
+    `metadata["difficulty"]` is what `rate(level)` says, where it is given.
 
     Raises:
         ValueError: no such split.
@@ -84,7 +88,8 @@ def generated_tasks(game: str, split: str, make_level: Callable[[int], str]) -> 
 
     def make(seed: int) -> Task:
         level = make_level(seed)
-        return Task(id=f"{game}-{split}-{seed - seeds.start}", seed=seed, metadata={"split": split, "level": level})
+        metadata = {"split": split, "level": level, **({} if rate is None else {"difficulty": rate(level)})}
+        return Task(id=f"{game}-{split}-{seed - seeds.start}", seed=seed, metadata=metadata)
 
     return TaskSet.generate(make, seeds, name=f"{game}/{split}")
 

@@ -32,18 +32,32 @@ def section(command: argparse.ArgumentParser, about: str) -> str:
     if below:
         told = {choice.dest: choice.help or "" for choice in below[0]._choices_actions}
         return "\n".join(section(sub, told[name]) for name, sub in below[0].choices.items())
-    shown = [a for a in command._actions if a.help != argparse.SUPPRESS and "--help" not in a.option_strings]
+    first, second, *own = command._action_groups
+    groups = [([], _shown([*first._group_actions, *second._group_actions]))]
+    groups += [(_heading(group), _shown(group._group_actions)) for group in own]
+    # As argparse: arguments and options first, then the groups that the command made.
+    shown = [action for _, actions in groups for action in actions]
     options = any(action.option_strings for action in shown)
     arguments = [_argument(action) for action in shown if not action.option_strings]
     usage = " ".join([command.prog, *arguments, *(["[options]"] if options else [])])
-    rows = [f"| `{_names(action)}` | {_cell(_help(command, action))} |" for action in shown]
     description = command.description or about
     texts = [f"### `{command.prog}`\n", f"{_sentence(description)}\n", f"```text\n{usage}\n```\n"]
-    if rows:
-        texts.append("\n".join(["| argument | what |", "|---|---|", *rows]) + "\n")
+    for heading, actions in groups:
+        rows = [f"| `{_names(action)}` | {_cell(_help(command, action))} |" for action in actions]
+        if rows:
+            texts += [*heading, "\n".join(["| argument | what |", "|---|---|", *rows]) + "\n"]
     if command.epilog:
         texts.append(f"```text\n{command.epilog.strip()}\n```\n")
     return "\n".join(texts)
+
+
+def _shown(actions: list[argparse.Action]) -> list[argparse.Action]:
+    return [action for action in actions if action.help != argparse.SUPPRESS and "--help" not in action.option_strings]
+
+
+def _heading(group: argparse._ArgumentGroup) -> list[str]:
+    """The title of a group that a command made, and what it says of itself."""
+    return [f"{_sentence(f'{group.title}: {group.description}' if group.description else group.title or '')}\n"]
 
 
 def _argument(action: argparse.Action) -> str:

@@ -52,7 +52,7 @@ def test_register_env(tmp_path):
 def test_evaluate(tmp_path):
     out = run("evaluate", "-n", "5", cwd=tmp_path)
     expert, _, chance = out.partition("random\n")
-    for env in ("frozen_lake/test", "tic_tac_toe/test"):
+    for env in ("frozen_lake", "tic_tac_toe"):
         line = next(line for line in expert.splitlines() if env in line)
         assert "100.0%" in line
         assert env in chance

@@ -266,6 +266,7 @@ class _Blocking(Wrapper):
     def __init__(self, env: Env):
         super().__init__(env)
         self.runner = asyncio.Runner()
+        self._draws = random.Random(0)
 
     def _wait(self, result: Any) -> Any:
         async def wait() -> Any:
@@ -276,8 +277,9 @@ class _Blocking(Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         if inspect.iscoroutinefunction(self.env.init) and (options or {}).get("task") is None:
             # Env.reset binds no task where init is async; this stands in for the caller who does.
+            self._draws = self._draws if seed is None else random.Random(seed)
             tasks = self.env.tasks
-            self._wait(self.env.init(tasks[random.Random(seed).randrange(len(tasks))]))
+            self._wait(self.env.init(tasks[self._draws.randrange(len(tasks))]))
         return self._wait(self.env.reset(seed=seed, options=options))
 
     def step(self, action: Action) -> Any:

@@ -57,7 +57,7 @@ async def spec(subject: Subject, alone: list[Played]) -> list[Finding]:
         )
         return [Finding("spec", NOTE, text)]
     try:
-        again = EnvSpec.from_json(given.to_json())
+        again = EnvSpec.from_json(json.loads(json.dumps(given.to_json())))
         if pickle.loads(pickle.dumps(given)) != given or again != given:
             text = f"the spec is another one after pickle or JSON: use plain JSON values as kwargs, not {dict(given.kwargs)}"
             return [Finding("spec", PROBLEM, text)]
@@ -110,14 +110,20 @@ async def seeds(subject: Subject, alone: list[Played]) -> list[Finding]:
 
 async def process_state(subject: Subject, alone: list[Played]) -> list[Finding]:
     """Nothing of the process is used or changed that others share: random states, folder, environment variables."""
+    own = random.getstate(), np.random.get_state()
+    # States of our own, or a second seeding by the same seed would change nothing.
+    random.seed("agentgym check")
+    np.random.seed(20_240_229)
     before = _state()
     another = await subject.another() if subject.spec is not None else None
     try:
         await (another or subject).play(alone[0].seed, alone[0].actions)
+        after = _state()
     finally:
+        random.setstate(own[0])
+        np.random.set_state(own[1])
         if another is not None:
             await another.close()
-    after = _state()
     found = []
     for name, advice in _ADVICE.items():
         if before[name] != after[name]:

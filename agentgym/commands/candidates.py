@@ -15,6 +15,7 @@ from pathlib import Path
 SPLITS = {"test": "what is evaluated", "train": "what is trained on"}
 RUN_FILES = ("run.json", "config.yaml")  # that an evaluation's folder has, and a training run's
 MOST_RUNS = 200
+ENV_FILES = (".py", ".yaml", ".yml")  # an environment's own file, and a suite's
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,10 @@ def _envs(last: str) -> list[Candidate]:
     from agentgym.registration import adapters, registry
 
     ours = [Candidate(spec.id, spec.description) for spec in registry.values()]
-    return ours + [Candidate(f"{prefix}:", adapter.description) for prefix, adapter in adapters.items()]
+    ours += [Candidate(f"{prefix}:", adapter.description) for prefix, adapter in adapters.items()]
+    if not last or any(candidate.word.startswith(last) for candidate in ours):
+        return ours
+    return [file for file in _files(last) if file.word.endswith(("/", *ENV_FILES))]
 
 
 def _splits(last: str) -> list[Candidate]:

@@ -95,7 +95,7 @@ def _answer_words(words: list[str]) -> None:
     from agentgym.cli import parser
     from agentgym.commands.candidates import candidates
 
-    for candidate in candidates(parser(), words[1:]):
+    for candidate in candidates(parser(words[1:-1]), words[1:]):
         about = " ".join(candidate.about.split())[:_ABOUT]
         print(f"{candidate.word}\t{about}" if about else candidate.word)
 
@@ -110,7 +110,7 @@ def _answer_line(line: str, breaks: str) -> None:
     # bash goes on after the last of these; a blank or a quote among them is not in question inside a word.
     broken = [last.rfind(mark) + 1 for mark in breaks if mark in ":="]
     skipped = max(broken, default=0)
-    for candidate in candidates(parser(), words[1:]):
+    for candidate in candidates(parser(words[1:-1]), words[1:]):
         print(re.sub(r"([^\w@%+=:,./~-])", r"\\\1", candidate.word[skipped:]))
 
 

@@ -86,38 +86,47 @@ def _new_folder(suite: Suite, agents: list[AgentSpec]) -> Path:
 
 
 def _run(suite: Suite, agents: list[AgentSpec], out: Path, args: argparse.Namespace) -> int:
+    """Play, first who needs no server, then each model folder while it is served: one at a time, as they share a GPU."""
     from agentgym.evaluate.serving import ServingError
     from agentgym.evaluate.store import StoreError
 
+    served = [agent for agent in agents if "serve" in agent.settings]
+    others = {agent.name: agent for agent in agents if agent not in served}
+    begun = time.monotonic()
+    results = None
     try:
-        with _served(agents, out, args) as places:
-            results = asyncio.run(_play(suite, out, places, args))
+        if others:
+            results = asyncio.run(_play(suite, out, others, begun, args))
+        for agent in served:
+            if results is not None and results.stopped is not None:
+                break
+            with _served(agent, out, args) as there:
+                results = asyncio.run(_play(suite, out, {agent.name: there}, begun, args))
     except (StoreError, ServingError) as error:
         print(f"agentgym eval: {error}", file=sys.stderr)
         return 1
     except (ValueError, OSError) as error:
         raise Mistake(str(error)) from error
+    if results is None:
+        raise Mistake("there is no agent to play")
     _show(results, out, args)
     return _exit_code(results)
 
 
 @contextlib.contextmanager
-def _served(agents: list[AgentSpec], out: Path, args: argparse.Namespace) -> Iterator[dict[str, tuple[str, str]]]:
-    """Base URL and model, by the agent's name, of the folders that are served for as long as this lasts."""
-    places: dict[str, tuple[str, str]] = {}
-    with contextlib.ExitStack() as servers:
-        for agent in agents:
-            if "serve" not in agent.settings:
-                continue
-            from agentgym.evaluate.serving import serve_model
+def _served(agent: AgentSpec, out: Path, args: argparse.Namespace) -> Iterator[AgentSpec]:
+    """The agent at the endpoint of its folder, which is served for as long as this lasts."""
+    from agentgym.evaluate.agents import located
+    from agentgym.evaluate.serving import serve_model
 
-            folder = agent.settings["serve"]
-            if not args.quiet:
-                print(f"{agent.name}: starting vLLM on {folder}", file=sys.stderr)
-            log = out / f"serve-{len(places) + 1}.log"
-            server = serve_model(folder, log=log, args=shlex.split(args.serve_args or ""), say=_say(agent.name, args))
-            places[agent.name] = servers.enter_context(server)
-        yield places
+    folder = agent.settings["serve"]
+    name = re.sub(r"[^\w.-]+", "-", agent.name)
+    log = out / f"serve-{name}.log"
+    if not args.quiet:
+        print(f"{agent.name}: starting vLLM on {folder}; its log is {log}", file=sys.stderr)
+    more = shlex.split(args.serve_args or "")
+    with serve_model(folder, log=log, args=more, say=_say(agent.name, args)) as place:
+        yield located(agent, *place)
 
 
 def _say(name: str, args: argparse.Namespace) -> Any:
@@ -132,10 +141,13 @@ def _say(name: str, args: argparse.Namespace) -> Any:
     return say
 
 
-async def _play(suite: Suite, out: Path, places: Mapping[str, tuple[str, str]], args: argparse.Namespace) -> Results:
+async def _play(
+    suite: Suite, out: Path, playing: Mapping[str, AgentSpec], begun: float, args: argparse.Namespace
+) -> Results:
     from rich.console import Console
 
-    from agentgym.evaluate.agents import located, policy_maker
+    from agentgym.evaluate.agents import policy_maker
+    from agentgym.evaluate.budget import Tally
     from agentgym.evaluate.display import LiveDisplay
     from agentgym.evaluate.run import run_plan
 
@@ -146,13 +158,14 @@ async def _play(suite: Suite, out: Path, places: Mapping[str, tuple[str, str]], 
         return await run_plan(
             suite.cells,
             out,
-            make=lambda agent: policy_maker(located(agent, *places[agent.name]) if agent.name in places else agent),
+            make=lambda agent: policy_maker(playing[agent.name]) if agent.name in playing else None,
             concurrency=suite.concurrency,
             limits=suite.limits,
             retries=suite.retries,
             budget=suite.budget,
             prices=suite.prices,
             watch=display,
+            tally=Tally(begun=begun),
             stop=stop,
             command=["agentgym", *args.words],
         )

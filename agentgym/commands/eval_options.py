@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.commands.spec_of import ENVS
+from agentgym.commands.spec_of import ENVS, spec_of
 from agentgym.mistake import Mistake
 
 if TYPE_CHECKING:
@@ -97,8 +99,8 @@ def _add_agents(command: argparse.ArgumentParser) -> None:
     add("--name", help="what results call the agent, where there is one")
     group = command.add_argument_group("how models answer (default: as the endpoint likes)")
     add = group.add_argument
-    add("--temperature", type=float)
-    add("--top-p", type=float)
+    add("--temperature", type=float, help="of sampling")
+    add("--top-p", type=float, help="of sampling: the likeliest tokens whose chances sum to this")
     add("--max-tokens", type=int, help="of one answer")
     add("--reasoning-effort", metavar="LEVEL", help="low, medium, high: sent as reasoning_effort")
     add("--send-reasoning", action="store_true", help="send the reasoning of earlier turns back")
@@ -123,13 +125,13 @@ def suite_from(args: argparse.Namespace) -> Suite:
         if args.resume is not None:
             return _resumed(args)
         if file is None:
-            return suite_of(_record(args))
+            return suite_of(_record(args), spec_of)
         where = f"{file}: "
         record = read_suite(file)
         if args.envs or args.kwargs:
             raise ValueError(f"{'--kwargs' if args.kwargs else args.envs[0]}: {file} has the environments")
         try:
-            return suite_of(_over(record, args))
+            return suite_of(_over(record, args), spec_of)
         except ValueError as error:
             raise ValueError(f"{where}{error}") from error
     except ValueError as error:
@@ -153,6 +155,8 @@ def _record(args: argparse.Namespace) -> dict[str, Any]:
 def _over(record: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """A suite with what the command line says in place of its own."""
     given = {name: getattr(args, name) for name in _EXTENT if getattr(args, name) is not None}
+    if agents := list(_agents(args)):
+        given["agents"] = agents
     envs = record.get("envs")
     if isinstance(envs, list):
         own = [{k: v for k, v in env.items() if k not in given} if isinstance(env, dict) else env for env in envs]
@@ -165,8 +169,6 @@ def _over(record: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     if limits := _limits(args):
         stored = record.get("limits")
         given["limits"] = {**stored, **limits} if isinstance(stored, dict) else limits
-    if agents := list(_agents(args)):
-        given["agents"] = agents
     return {**record, **given}
 
 
@@ -179,6 +181,8 @@ def _resumed(args: argparse.Namespace) -> Suite:
     ]
     if args.envs or asked:
         raise Mistake(f"--resume plays what the folder was made for: leave out {(args.envs or asked)[0]}")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # environments and agents in files of this folder, as `spec_of` finds them
     suite = suite_in(args.resume)
     limits, budget = limits_of(_limits(args), suite.limits, suite.budget)
     given = {name: getattr(args, name) for name in ("concurrency", "retries") if getattr(args, name) is not None}
@@ -225,8 +229,6 @@ def _agents(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _urls(args: argparse.Namespace) -> list[dict[str, str]]:
     """The base URL of each model."""
-    import os
-
     models, urls = args.model or [], args.base_url or []
     if models and not urls and not os.environ.get("OPENAI_BASE_URL"):
         raise Mistake("--model and --base-url are needed (or OPENAI_BASE_URL in the environment)")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
+
+from agentgym.files import json_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -14,7 +15,7 @@ WIDE = 10_000  # columns where nobody looks: a pipe gets every row as one line, 
 
 def print_json(value: Any) -> None:
     """One JSON document, the only thing on standard output of a command with `--json`."""
-    print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
+    print(json_text(value), flush=True)
 
 
 def print_table(table: RenderableType) -> None:

@@ -22,13 +22,18 @@ def spec_of(id: str) -> EnvSpec:
     Raises:
         Mistake: there is none, or it cannot be imported.
     """
-    from agentgym.registration import spec
+    from agentgym.registration import UnknownEnvError, spec
 
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # at the end, where a file here cannot stand in for a module of that name
     try:
         found = spec(_in_file(id) if ".py" in id else id)
         found.load()
+    except UnknownEnvError as error:
+        is_here = (Path(id) / "__init__.py").is_file() or (Path(id) / "pyproject.toml").is_file()
+        raise Mistake(
+            f"{error}; the folder {id} is not installed: pip install -e ." if is_here else str(error)
+        ) from error
     except (ValueError, ImportError, TypeError) as error:
         raise Mistake(str(error)) from error
     except SyntaxError as error:

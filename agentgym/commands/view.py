@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentgym.commands.output import print_json
 from agentgym.mistake import Mistake
 
 if TYPE_CHECKING:
@@ -19,7 +19,12 @@ _EPISODES = 200
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Add `agentgym view`."""
-    parser = commands.add_parser("view", help="look at runs in the browser")
+    parser = commands.add_parser(
+        "view",
+        help="look at runs in the browser: curves, comparisons, episodes turn by turn",
+        description="Serve a page that shows runs, evaluations and training runs, until Ctrl-C; to this machine only, and"
+        " nothing is sent anywhere. With --export, write the page and the runs into one HTML file.",
+    )
     add = parser.add_argument
     add(
         "paths",
@@ -63,9 +68,10 @@ def _export(args: argparse.Namespace, runs: Runs) -> int:
     except (ValueError, OSError) as error:
         raise Mistake(str(error)) from error
     if args.json:
-        print(json.dumps(vars(exported), default=str))
+        print_json({**vars(exported), "path": str(exported.path)})
     else:
-        print(f"{exported.path}: {exported.runs} runs, {exported.episodes} episodes, {exported.bytes / 1e6:.1f} MB")
+        what = f"{_many(exported.runs, 'run')}, {_many(exported.episodes, 'episode')}"
+        print(f"{exported.path}: {what}, {exported.bytes / 1e6:.1f} MB")
         if exported.note:
             print(f"agentgym view: {exported.note}", file=sys.stderr)
     return 0
@@ -83,24 +89,37 @@ def _serve(args: argparse.Namespace, runs: Runs, count: int) -> int:
             raise Mistake(f"cannot listen at {args.host}, port {args.port}: {error.strerror or error}") from error
         try:
             if args.json:
-                print(json.dumps({"url": served.url, "port": served.port, "runs": count}), flush=True)
+                print_json({"url": served.url, "port": served.port, "runs": count})
             else:
-                print(f"{count} runs at {served.url} (Ctrl-C ends it)", flush=True)
+                print(f"{_many(count, 'run')} at {served.url} (Ctrl-C ends it)", flush=True)
             if args.host not in LOCAL_HOSTS:
                 print(
                     "agentgym view: whoever has this address can read these runs; it is not encrypted", file=sys.stderr
                 )
             if not args.no_open and not args.json:
                 await asyncio.to_thread(_open, served.url)
-            await asyncio.Event().wait()
+            await _ended()
         finally:
             await served.close()
 
-    try:
-        asyncio.run(serving())
-    except KeyboardInterrupt:
-        print("", file=sys.stderr)
+    asyncio.run(serving())
     return 0
+
+
+async def _ended() -> None:
+    """Wait for Ctrl-C or SIGTERM: for a server, that is how it ends well."""
+    import asyncio
+    import signal
+
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for how in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(how, ended.set)
+    await ended.wait()
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _open(url: str) -> None:

@@ -49,15 +49,17 @@ def _cards() -> tuple[list[Finding], int]:
         return [Finding("GPU", "missing", "no nvidia-smi: models are served and trained on the CPU, or elsewhere")], 0
     try:
         rows = [line.split(", ") for line in output_of(_QUERY, 15.0).splitlines() if line.strip()]
-        told = [
-            f"{name}, {int(total) / 1024:.0f} GiB, {int(used) / 1024:.0f} used, driver {driver}"
-            for name, total, used, driver in rows
-        ]
+        told = [f"{name}, {_gib(total)} GiB, {_gib(used)} used, driver {driver}" for name, total, used, driver in rows]
     except (RuntimeError, ValueError) as error:
         return [Finding("GPU", "warning", str(error), "repair NVIDIA's driver")], 0
     if not told:
         return [Finding("GPU", "missing", "the driver is here, and no card")], 0
     return [Finding(f"GPU {i}", "ok", text) for i, text in enumerate(told)], len(told)
+
+
+def _gib(mebibytes: str) -> str:
+    """The driver's number in GiB; some cards, those that share the machine's memory say, have none."""
+    return f"{int(mebibytes) / 1024:.0f}" if mebibytes.strip().isdecimal() else "?"
 
 
 def compute() -> list[Finding]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 _HOME = {
     "AgentSpec": "plan",
+    "Budget": "budget",
     "Cell": "plan",
     "CellResult": "results",
     "Results": "results",
@@ -16,11 +17,13 @@ _HOME = {
     "pass_at_k": "statistics",
     "pass_hat_k": "statistics",
     "results_of": "results",
+    "run_plan": "run",
     "success_interval": "statistics",
     "table_of": "tables",
 }
 __all__ = [
     "AgentSpec",
+    "Budget",
     "Cell",
     "CellResult",
     "Results",
@@ -30,15 +33,17 @@ __all__ = [
     "pass_at_k",
     "pass_hat_k",
     "results_of",
+    "run_plan",
     "success_interval",
     "table_of",
 ]
 
 if TYPE_CHECKING:
+    from agentgym.evaluate.budget import Budget
     from agentgym.evaluate.compare import compare_runs
     from agentgym.evaluate.plan import AgentSpec, Cell
     from agentgym.evaluate.results import CellResult, Results, results_of
-    from agentgym.evaluate.run import evaluate
+    from agentgym.evaluate.run import evaluate, run_plan
     from agentgym.evaluate.statistics import mean_interval, pass_at_k, pass_hat_k, success_interval
     from agentgym.evaluate.tables import table_of
 

@@ -47,7 +47,7 @@ def chat(
     given: dict[str, Any] = {
         "model": model,
         "base_url": base_url,
-        "serve": None if serve is None else str(serve),
+        "serve": None if serve is None else str(Path(serve).resolve()),
         "temperature": temperature,
         "max_tokens": max_tokens,
         "extra": dict(extra or {}) or None,

@@ -86,16 +86,17 @@ def compare_runs(a: Path | str, b: Path | str) -> Comparison:
     Raises:
         ValueError: a path is no such run, or holds a broken line.
     """
-    return _comparison(read_compared(Path(a)), read_compared(Path(b)))
+    return compare_read(read_compared(Path(a)), read_compared(Path(b)))
 
 
 def compare_all(paths: Sequence[Path | str]) -> list[Comparison]:
     """Each run against the first, which is read once. Raises as `compare_runs`."""
     first, *others = [read_compared(Path(path)) for path in paths]
-    return [_comparison(first, other) for other in others]
+    return [compare_read(first, other) for other in others]
 
 
-def _comparison(a: ComparedRun, b: ComparedRun) -> Comparison:
+def compare_read(a: ComparedRun, b: ComparedRun) -> Comparison:
+    """Compare two runs that were read; see `compare_runs`."""
     pairs = _pairs(a.cells, b.cells)
     only_a = [cell.name for cell in a.cells if all(cell is not mine for mine, _ in pairs)]
     only_b = [cell.name for cell in b.cells if all(cell is not theirs for _, theirs in pairs)]
@@ -172,18 +173,22 @@ def _notes(a: ComparedCell, b: ComparedCell, both: Sequence[str]) -> list[str]:
         notes.append("the first task has another content: the data has changed, or the settings make other tasks")
     if not both:
         notes.append("no task was played to an end in both runs")
-    for which, mine, other in (("a", a, b), ("b", b, a)):
+    for which, mine, rival, other in (("a", a, "b", b), ("b", b, "a", a)):
         played = [task for task, means in mine.tasks.items() if means.episodes]
         alone = sum(task not in other.tasks for task in played)
         lost = sum(task in other.tasks and not other.tasks[task].episodes for task in played)
         if alone:
-            notes.append(f"{alone:,} tasks only in {which}")
+            notes.append(f"{_tasks(alone)} only in {which}")
         if lost:
-            notes.append(f"{lost:,} tasks of {which} have only failed episodes in the other run")
+            notes.append(f"{_tasks(lost)} of {which} {'has' if lost == 1 else 'have'} only failed episodes in {rival}")
     samples = [_samples(cell) for cell in (a, b)]
     if samples[0] != samples[1]:
         notes.append(f"episodes of each task: {samples[0]} and {samples[1]}")
     return notes
+
+
+def _tasks(many: int) -> str:
+    return "1 task" if many == 1 else f"{many:,} tasks"
 
 
 def _samples(cell: ComparedCell) -> str:

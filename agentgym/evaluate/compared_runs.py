@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,12 @@ class ComparedRun:
     cells: list[ComparedCell]
 
 
-def read_compared(path: Path) -> ComparedRun:
+def read_compared(path: Path, tasks_of: Callable[[Path], dict[str, TaskMeans]] | None = None) -> ComparedRun:
     """A run to compare: an evaluation's folder, a training run's (its last evaluation), or a file of trajectories.
+
+    Args:
+        path: where it is.
+        tasks_of: gives the means of a cell by its file, for who has read it already; None reads it.
 
     Raises:
         ValueError: it is none of these, or holds a broken line.
@@ -76,7 +80,7 @@ def read_compared(path: Path) -> ComparedRun:
     if path.is_file():
         return ComparedRun(str(path), _cells_of(effective(path), path.stem.rpartition("@")[2]))
     if (path / "run.json").is_file():
-        return ComparedRun(str(path), [_evaluated(path, record) for record in read_run(path)["cells"]])
+        return ComparedRun(str(path), [_evaluated(path, r, tasks_of) for r in read_run(path)["cells"]])
     evaluations = sorted((path / "trajectories").glob("eval-*.jsonl"))
     if evaluations:
         last = evaluations[-1]
@@ -88,7 +92,9 @@ def read_compared(path: Path) -> ComparedRun:
     )
 
 
-def _evaluated(run: Path, record: dict[str, Any]) -> ComparedCell:
+def _evaluated(
+    run: Path, record: dict[str, Any], tasks_of: Callable[[Path], dict[str, TaskMeans]] | None
+) -> ComparedCell:
     env = record["env"]
     settings = {
         "kwargs": env.get("kwargs", {}),
@@ -97,7 +103,8 @@ def _evaluated(run: Path, record: dict[str, Any]) -> ComparedCell:
         "max_turns": record["max_turns"],
         "first task": record.get("first_task") or None,
     }
-    tasks = _tasks(effective(run / record["file"]))
+    file = run / record["file"]
+    tasks = _tasks(effective(file)) if tasks_of is None else tasks_of(file)
     return ComparedCell(env["id"], record["split"], record["agent"]["name"], tasks, settings)
 
 

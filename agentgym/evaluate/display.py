@@ -157,7 +157,9 @@ class LiveDisplay:
         for progress in self._cells:
             if progress.finished is None:
                 parts.append(_bar(progress, now, self._console.width))
-                parts += [Text(f"  {line}", no_wrap=True, overflow="ellipsis") for line in _details(progress, now)]
+                parts += [
+                    Text(f"  {line}", no_wrap=True, overflow="ellipsis") for line in _details(progress, now) if line
+                ]
         return Group(*parts)
 
     def _say(self, line: str) -> None:
@@ -200,7 +202,7 @@ def _details(progress: _Progress, now: float) -> list[str]:
     if progress.before:
         score.append(f"{progress.before:,} from before not in it")
     if progress.errors:
-        score.append(f"{progress.errors:,} errors")
+        score.append(f"{progress.errors:,} error{'s' * (progress.errors > 1)}")
     used = [f"{count(progress.tokens)} tokens, {count(progress.pace(now))}/s"] if progress.tokens else []
     if progress.requests:
         used.append(f"{count(progress.requests)} requests")

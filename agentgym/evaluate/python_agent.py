@@ -112,7 +112,7 @@ class PythonPolicy:
         except (EndEpisode, AgentError):
             raise
         except (Exception, SystemExit) as error:
-            raise AgentError(f"{_last_line(error)} ({_place(error, self._agent.folder)})") from error
+            raise AgentError(f"{_what(error)} ({_place(error, self._agent.folder)})") from error
         return _reply(answer, self._agent.target)
 
     async def _run(self, given: list[Any]) -> Any:
@@ -174,7 +174,7 @@ def _module(target: str) -> ModuleType:
         raise ValueError(f"agent {target!r}: module {name!r} needs {error.name!r}, which is not installed") from error
     except (Exception, SystemExit) as error:
         place = _place(error, str(Path.cwd()))
-        raise ValueError(f"agent {target!r}: importing it failed: {_last_line(error)} ({place})") from error
+        raise ValueError(f"agent {target!r}: importing it failed: {_what(error)} ({place})") from error
 
 
 def _entry(found: Any) -> Any:
@@ -254,9 +254,10 @@ def _reply(answer: Any, target: str) -> Reply:
         raise AgentError(f"{target} answered with no text, message or Reply: {error}"[:500]) from error
 
 
-def _last_line(error: BaseException) -> str:
-    """The last line of the error's traceback."""
-    return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+def _what(error: BaseException) -> str:
+    """The error as the end of its traceback has it, in one line."""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return " ".join(f"{type(error).__name__}: {text}".split())[:500].removesuffix(":")
 
 
 def _place(error: BaseException, folder: str) -> str:

@@ -102,7 +102,7 @@ async def run_plan(
     cells: Sequence[Cell],
     out: Path,
     *,
-    make: Callable[[AgentSpec], MakePolicy],
+    make: Callable[[AgentSpec], MakePolicy | None],
     concurrency: int = 64,
     limits: Limits | None = None,
     retries: int = 1,
@@ -118,7 +118,8 @@ async def run_plan(
     Args:
         cells: what to play. Those that the folder holds may ask for more tasks and samples than before.
         out: the folder; see `agentgym.evaluate.store`.
-        make: makes the maker of an agent's policies; `agents.policy_maker`.
+        make: makes the maker of an agent's policies; `agents.policy_maker`. None for an agent that does not play now, because
+            its model is not served yet, say: its cells are planned, and another start plays them.
         concurrency, retries: see `run_many`.
         limits: of each episode; `max_turns` is the cell's. None: `Limits()`.
         budget: limits of the whole run, what its folder already holds included. None: there are none.
@@ -176,7 +177,7 @@ class _Part:
     """A cell, what makes its policies, its tasks by id, and which of its episodes are stored."""
 
     cell: Cell
-    make_policy: MakePolicy
+    make_policy: MakePolicy | None
     tasks: dict[str, Task]
     done: set[Key] = field(default_factory=set)
 
@@ -212,13 +213,15 @@ class _Evaluation:
 
     async def play(self, part: _Part) -> None:
         """Play what is missing of a cell, until it is done, a limit is reached, or it is asked to stop."""
-        cell, episodes = part.cell, part.missing()
+        if part.make_policy is None:
+            return
+        cell, episodes, make_policy = part.cell, part.missing(), part.make_policy
         if self.watch is not None:
             self.watch.started(cell, part.total, part.total - len(episodes))
         self._running.clear()
         playing = run_many(
             cell.env.make,
-            lambda episode: self._policy(part.make_policy, episode),
+            lambda episode: self._policy(make_policy, episode),
             episodes,
             concurrency=self.concurrency,
             limits=replace(self.limits, max_turns=cell.max_turns),
@@ -350,7 +353,7 @@ def _seconds_before(out: Path) -> dict[str, float]:
     return {cell["name"]: cell["seconds"] for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]}
 
 
-def _part_of(cell: Cell, make_policy: MakePolicy) -> _Part:
+def _part_of(cell: Cell, make_policy: MakePolicy | None) -> _Part:
     """A cell with its tasks.
 
     Raises:

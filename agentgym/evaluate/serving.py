@@ -205,7 +205,7 @@ def _wait(
             raise ServingError(f"the vLLM server was not ready within {timeout:g} s; its log, {log}, ends:\n{shown}")
         if say is not None and time.monotonic() - told >= 1:
             told = time.monotonic()
-            say(seconds, next(iter(_last_lines(log, begun, 1)), ""))
+            say(seconds, next(iter(_last_lines(log, begun, 1)), "nothing in its log yet"))
         time.sleep(0.2)
 
 

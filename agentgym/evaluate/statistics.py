@@ -92,7 +92,7 @@ class ClusteredMean:
         if mean is None:
             return None
         variance = self.variance
-        worth = min(mean * (1 - mean) / variance, self.count) if variance > 0 else self.tasks
+        worth = min(mean * (1 - mean) / variance, self.count) if variance > 0 and 0 < mean < 1 else self.tasks
         centre = (mean + _Z95**2 / (2 * worth)) / (1 + _Z95**2 / worth)
         spread = max(mean * (1 - mean), 0.0) / worth + _Z95**2 / (4 * worth**2)
         half = _Z95 / (1 + _Z95**2 / worth) * math.sqrt(spread)

@@ -127,8 +127,8 @@ def read_suite(path: Path) -> dict[str, Any]:
     return record
 
 
-def suite_of(record: Mapping[str, Any]) -> Suite:
-    """The suite that an object describes.
+def suite_of(record: Mapping[str, Any], find: Callable[[str], EnvSpec] = spec) -> Suite:
+    """The suite that an object describes. `find` makes the spec of an environment's id.
 
     Raises:
         ValueError: a key that there is not, with the nearest; a value of another type; an agent, an environment or a limit
@@ -144,7 +144,7 @@ def suite_of(record: Mapping[str, Any]) -> Suite:
         if agent.name in found:
             raise ValueError(f"two agents are called {agent.name!r}: give one another name:")
         found[agent.name] = agent
-    cells = [cell for entry in record["envs"] for cell in _cells_of(entry, record, found)]
+    cells = [cell for entry in record["envs"] for cell in _cells_of(entry, record, found, find)]
     twice = {cell.name for cell in cells if [c.name for c in cells].count(cell.name) > 1}
     if twice:
         raise ValueError(f"{min(twice)} is there twice: give one of the environments another name:")
@@ -214,7 +214,9 @@ def _made(make: Callable[..., AgentSpec], given: Mapping[str, Any], where: str, 
     return make(**given)
 
 
-def _cells_of(entry: Any, suite: Mapping[str, Any], agents: Mapping[str, AgentSpec]) -> list[Cell]:
+def _cells_of(
+    entry: Any, suite: Mapping[str, Any], agents: Mapping[str, AgentSpec], find: Callable[[str], EnvSpec]
+) -> list[Cell]:
     if isinstance(entry, str):
         entry = {"id": entry}
     if not isinstance(entry, Mapping) or "id" not in entry:
@@ -225,7 +227,7 @@ def _cells_of(entry: Any, suite: Mapping[str, Any], agents: Mapping[str, AgentSp
     for name in names:
         if name not in agents:
             raise ValueError(f"{where}: no agent {name!r}{nearest(name, agents)}; there are {', '.join(agents)}")
-    env = _env_of(entry)
+    env = _env_of(entry, find)
     given = {name: value for part in (suite, entry) for name, value in part.items() if value is not None}
     extent = {"n": TASKS} | {name: given[name] for name in _EXTENT if name in given}
     if isinstance(extent["n"], str):
@@ -238,10 +240,10 @@ def _cells_of(entry: Any, suite: Mapping[str, Any], agents: Mapping[str, AgentSp
     return [Cell(env, agents[name], **extent) for name in names]
 
 
-def _env_of(entry: Mapping[str, Any]) -> EnvSpec:
+def _env_of(entry: Mapping[str, Any], find: Callable[[str], EnvSpec]) -> EnvSpec:
     """The spec with the entry's kwargs, and its name as id."""
     try:
-        found = spec(entry["id"])
+        found = find(entry["id"])
         found.load()
     except (ImportError, TypeError) as error:
         raise ValueError(str(error)) from error

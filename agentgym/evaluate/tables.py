@@ -26,7 +26,7 @@ from agentgym.evaluate.results import CellResult, Part, Results
 NARROWEST_NAME = 14
 WIDEST_NAME = 60
 # What a narrow terminal does without, the first first.
-SPARED = ("turns", "time", "tok in")
+SPARED = ("turns", "time", "tok in", "cost", "pass", "reward")
 
 Cells = Sequence[CellResult]
 _Lines = tuple[str, str]
@@ -74,7 +74,7 @@ class _CellTable:
             room = options.max_width - sum(widths)
             if room >= min(longest, NARROWEST_NAME) or spared is None:
                 break
-            columns = [column for column in columns if column[0] != spared]
+            columns = [column for column in columns if not column[0].startswith(spared)]
         width = max(min(room, WIDEST_NAME, longest), len("agent"))
         table = grid("env\n@agent" if any(agent for _, agent in names) else "env", [f"{c[0]}\n{c[1]}" for c in columns])
         for name, cell in zip(names, self._cells, strict=True):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from agentgym.viewer.index import NotServed
+from agentgym.evaluate.compare import compare_read
+from agentgym.evaluate.compared_runs import ComparedRun, TaskMeans, read_compared
+from agentgym.viewer.numbers import task_means
 from agentgym.viewer.query import Query
+from agentgym.viewer.run import Run
 from agentgym.viewer.runs import Runs
 from agentgym.viewer.summary import details, is_live, summary
 from agentgym.viewer.token_texts import token_texts
@@ -14,6 +18,7 @@ from agentgym.viewer.token_texts import token_texts
 # How long an answer waits for what is being read; then it is of what was read so far.
 PATIENCE = 0.4
 SEARCH_PATIENCE = 0.3
+COMPARE_PATIENCE = 20.0
 
 
 def list_runs(runs: Runs) -> dict[str, Any]:
@@ -48,6 +53,7 @@ def episodes(runs: Runs, id: str, given: Mapping[str, str]) -> dict[str, Any]:
         raise BadRequest(str(error)) from error
     run = runs.get(id)
     run.advance(PATIENCE)
+    indexing = run.indexing  # before the rows are looked at: 1 promises that they are all there
     found, searched = run.listed(query, SEARCH_PATIENCE)
     end = query.offset + query.limit
     return {
@@ -55,7 +61,7 @@ def episodes(runs: Runs, id: str, given: Mapping[str, str]) -> dict[str, Any]:
         "matching": len(found),
         "rows": [run.row_json(file, row) for file, row in found[query.offset : end]],
         "next": end if end < len(found) else None,
-        "indexing": run.indexing,
+        "indexing": indexing,
         "searching": searched,
     }
 
@@ -78,19 +84,30 @@ def growth(runs: Runs, id: str) -> dict[str, Any]:
 
 
 def compare(runs: Runs, given: Mapping[str, str]) -> dict[str, Any]:
-    """What `agentgym compare --json` prints for two evaluations."""
+    """What `agentgym compare --json` prints for two runs, from their rows where these are evaluations."""
     first, second = (runs.get(given.get(name, "")) for name in ("a", "b"))
     for run in (first, second):
-        if run.kind != "evaluation":
-            raise BadRequest(f"{run.id} is a training run; only evaluations are compared")
+        run.advance(COMPARE_PATIENCE)
+        if strays := run.strays():
+            raise BadRequest(f"{run.id} is not compared: {strays[0]} is no file of its own")
+        if run.kind == "evaluation" and run.indexing < 1:
+            raise BadRequest(f"{run.id} is still being read ({run.indexing:.0%}): compare it again in a moment")
     try:
-        from agentgym.evaluate.compare import compare_runs
-    except ImportError as error:
-        raise NotServed("this version cannot compare runs") from error
-    try:
-        return compare_runs(first.path, second.path).to_json()
-    except (ValueError, OSError) as error:
-        raise BadRequest(str(error)) from error
+        return compare_read(_compared(first), _compared(second)).to_json()
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:  # whatever broken files hold
+        raise BadRequest(f"cannot be compared: {error}") from error
+
+
+def _compared(run: Run) -> ComparedRun:
+    def tasks_of(path: Path) -> dict[str, TaskMeans]:
+        file = run.files.get(path.stem)
+        if file is None:
+            return {}
+        if file.broken:
+            raise ValueError(str(file.problem))
+        return task_means(list(file.rows))
+
+    return read_compared(run.path, tasks_of)
 
 
 class BadRequest(Exception):

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations, islice
 from pathlib import Path
@@ -16,7 +17,6 @@ from agentgym.files import write_text
 from agentgym.viewer import answers
 from agentgym.viewer.answers import BadRequest
 from agentgym.viewer.index import EpisodeFile, NotServed
-from agentgym.viewer.lines import finite
 from agentgym.viewer.rows import Row
 from agentgym.viewer.run import Run
 from agentgym.viewer.runs import Runs
@@ -31,6 +31,7 @@ MOST_COMPARED = 4
 _STYLE = re.compile(r'<link\s+rel="stylesheet"\s+href="([\w.-]+)"\s*/?>')
 _SCRIPT = re.compile(r'<script\s+(?:defer\s+)?src="([\w.-]+)"(?:\s+defer)?\s*></script>')
 _ELSEWHERE = re.compile(r"""\b(?:src|href|action)\s*=\s*["'](?!#|data:)""", re.IGNORECASE)
+_FETCHED = re.compile(r"""@import|url\((?!['"]?(?:data:|#))""", re.IGNORECASE)
 
 
 @dataclass
@@ -100,7 +101,7 @@ def export(runs: Runs, path: Path, episodes: int) -> Exported:
     data.compare = _comparisons(runs, found)
     note = "; ".join(left_out) or None
     record = {"exported": time.time(), "version": __version__, "note": note, **vars(data)}
-    page = page_of(finite(record))
+    page = page_of(record)
     write_text(path, page)
     return Exported(path, len(found), sum(map(len, data.episodes.values())), len(page.encode()), note)
 
@@ -115,7 +116,7 @@ def _read(run: Run) -> None:
         run.advance(1.0)
 
 
-def _in_turn(files: list[EpisodeFile]) -> Any:
+def _in_turn(files: list[EpisodeFile]) -> Iterator[tuple[EpisodeFile, Row]]:
     """The episodes that count, one of each file in turn."""
     waiting = [iter([row for row in file.rows if not row.superseded]) for file in files]
     open_files = list(zip(files, waiting, strict=True))
@@ -164,7 +165,7 @@ def page_of(data: dict[str, Any]) -> str:
     styles = [_checked(name, files.get(name), "</style") for name in _STYLE.findall(page)]
     scripts = [_checked(name, files.get(name), "</script") for name in _SCRIPT.findall(page)]
     page = _SCRIPT.sub("", _STYLE.sub("", page))
-    if outside := _ELSEWHERE.search(page.replace('href="data:,"', "")):
+    if outside := _ELSEWHERE.search(page):
         raise ValueError(f"index.html names what an exported file would not have: {page[outside.start() :][:80]!r}")
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {' '.join(map(_hash, styles))}; "
@@ -186,8 +187,8 @@ def embedded(data: Any) -> str:
 def _checked(name: str, content: str | None, end: str) -> str:
     if content is None:
         raise ValueError(f"index.html names {name}, which is not there")
-    if end in content.lower() or "<!--" in content:
-        raise ValueError(f"{name} has {end} or a comment of HTML in it, and cannot stand inside a page")
+    if end in content.lower() or "<!--" in content or (name.endswith(".css") and _FETCHED.search(content)):
+        raise ValueError(f"{name} has {end}, a comment of HTML or another file in it, and cannot stand inside a page")
     # Line ends as a browser reads them, or its hash would differ.
     return content.replace("\r\n", "\n")
 

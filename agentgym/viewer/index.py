@@ -65,7 +65,7 @@ class EpisodeFile:
     @property
     def share(self) -> float:
         """How much of the file was read, 0 to 1."""
-        return 1.0 if self._done or not self.size else min(self.read_to / self.size, 0.9999)
+        return 1.0 if self._done else min(self.read_to / self.size, 0.9999) if self.size else 0.0
 
     @property
     def episodes(self) -> int:

@@ -101,20 +101,19 @@ def _sum(values: Iterator[float | None]) -> float:
 
 
 def _tokens(turns: list[dict[str, Any]], metadata: Mapping[str, Any]) -> int | None:
-    """Tokens that the agent wrote: the exact ones, what the endpoint counted for each turn, or for the episode."""
+    """Tokens that the agent wrote, as results count them: by the endpoint over all tries, for each turn, or the exact ones."""
+    usage = _object(_object(metadata.get("calls")).get("usage"))
+    if usage:
+        count = number(usage.get("completion_tokens"))
+        return None if count is None else int(count)
     counts = []
     for turn in turns:
-        tokens, usage = turn.get("tokens"), turn.get("usage")
-        if isinstance(tokens, dict) and isinstance(tokens.get("completion_ids"), list):
-            counts.append(len(tokens["completion_ids"]))
-        elif isinstance(usage, dict) and number(usage.get("completion_tokens")) is not None:
+        tokens, usage = turn.get("tokens"), _object(turn.get("usage"))
+        if number(usage.get("completion_tokens")) is not None:
             counts.append(usage["completion_tokens"])
-    if counts:
-        return int(sum(counts))
-    calls = metadata.get("calls")
-    usage = calls.get("usage") if isinstance(calls, dict) else None
-    count = number(usage.get("completion_tokens")) if isinstance(usage, dict) else None
-    return None if count is None else int(count)
+        elif not usage and isinstance(tokens, dict) and isinstance(tokens.get("completion_ids"), list):
+            counts.append(len(tokens["completion_ids"]))
+    return int(sum(counts)) if counts else None
 
 
 def _tags(value: Any) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from agentgym.viewer.index import EpisodeFile, NotServed, open_regular, parsed
 from agentgym.viewer.lines import GrowingLines
+from agentgym.viewer.numbers import Numbers
 from agentgym.viewer.query import Found, Query, find
 from agentgym.viewer.rows import Row
 from agentgym.viewer.search import Search
@@ -31,6 +32,7 @@ class Run:
         id: its name in addresses.
         path: the folder, resolved: nothing that lies elsewhere is read, whatever links or files in it say.
         kind: "evaluation" or "training".
+        numbers: of each file, with the state in which it was when they were made.
     """
 
     id: str
@@ -40,6 +42,7 @@ class Run:
     metrics: GrowingLines = field(init=False)
     manifest: dict[str, Any] = field(default_factory=dict)
     manifest_problem: str | None = None
+    numbers: dict[str, tuple[tuple[int, int], Numbers]] = field(default_factory=dict)
     _manifest_seen: tuple[int, int] = (-1, -1)
     _thread: threading.Thread | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -124,14 +127,26 @@ class Run:
     def listed(self, query: Query, seconds: float) -> tuple[list[Found], float]:
         """What a query finds, and the share of the rows in which its text was looked for."""
         files = list(self.files.values())
-        if query.cell and query.cell not in {file.name for file in files}:
+        planned = {str(cell.get("name", "")) for cell in self.cells}
+        if query.cell and query.cell not in planned | {file.name for file in files}:
             raise NotServed(f"run {self.id} has no cell {query.cell!r}")
         found = find(files, query)
         if not query.text:
             return found, 1.0
         search = self._search(query.text)
         search.go_on(files, seconds)
-        return [(file, row) for file, row in found if search.has(file, row.start)], search.share(files)
+        share = search.share(files)
+        return [(file, row) for file, row in found if search.has(file, row.start)], share
+
+    def strays(self) -> list[str]:
+        """Files that its folders or `run.json` name and that lie elsewhere or are no plain files."""
+        named = [str(cell.get("file", "")) for cell in self.cells]
+        folder = FOLDERS[self.kind]
+        here = [f"{folder}/{path.name}" for path in (self.path / folder).glob("*.jsonl")]
+        return [name for name in [folder, *named, *here] if not self._own(self.path / name)]
+
+    def _own(self, path: Path) -> bool:
+        return is_inside(path, self.path) and (path.is_file() or path.is_dir() or not path.exists())
 
     def _search(self, text: str) -> Search:
         with self._lock:

@@ -130,10 +130,17 @@ def run_folders(roots: Sequence[Path]) -> Iterator[tuple[Path, Kind]]:
 def _children(folder: Path, root: Path) -> list[Path]:
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        names = [Path(e.path) for e in entries if e.name not in _NOT_RUNS and e.name[0] != "." and e.is_dir()]
     except OSError:
         return []
+    names = [Path(e.path) for e in entries if e.name not in _NOT_RUNS and e.name[0] != "." and _is_folder(e)]
     return [path.resolve() for path in names if is_inside(path, root)]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def kind_of(folder: Path) -> Kind | None:

@@ -99,7 +99,9 @@ class _Needles:
         """Whether a message of the stored episode has the text."""
         if self.plain not in line.lower():
             return False
-        if not self.ascii and b"\\u" not in line and not self._in_text(line):  # with an escape in it, only parsing tells
+        if (
+            not self.ascii and b"\\u" not in line and not self._in_text(line)
+        ):  # with an escape in it, only parsing tells
             return False
         try:
             return any(self.text in text.lower() for text in texts_of(parsed(line)))

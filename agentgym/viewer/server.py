@@ -85,7 +85,7 @@ async def serve(runs: Runs, host: str = "127.0.0.1", port: int = 0) -> Served:
     """
     token = "" if host in LOCAL_HOSTS else secrets.token_urlsafe(24)
     closing = asyncio.Event()
-    app = web.Application(middlewares=[partial_middleware(bool(token))])
+    app = web.Application(middlewares=[guarded(bool(token))])
     prefix = f"/{token}" if token else ""
     _add_routes(app, prefix, runs, closing)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
@@ -119,7 +119,7 @@ def _add_routes(app: web.Application, prefix: str, runs: Runs, closing: asyncio.
             add(f"{prefix}/", handler)
 
 
-def partial_middleware(has_token: bool) -> Any:
+def guarded(has_token: bool) -> Any:
     """What every request passes: the check of its Host, errors as JSON, and the headers of every answer."""
 
     @web.middleware

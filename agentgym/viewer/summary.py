@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agentgym.evaluate.statistics import ClusteredMean
 from agentgym.viewer.index import EpisodeFile
 from agentgym.viewer.lines import finite
 from agentgym.viewer.live import just_written, lock_held, newest
-from agentgym.viewer.rows import Row
+from agentgym.viewer.numbers import Numbers, numbers_of
 from agentgym.viewer.run import Run, agent_name, json_or_none, text_file
 
 _STEP = re.compile(r"(train|eval)-(\d+)")
@@ -22,7 +22,8 @@ _ENV_ID = re.compile(r"^env:\s*\n(?:[ \t]+.*\n)*?[ \t]+id:[ \t]*(.+?)[ \t]*$", r
 def summary(run: Run) -> dict[str, Any]:
     """What a list shows of a run: RUN."""
     records = run.metrics.update() if run.kind == "training" else []
-    common = {"id": run.id, "name": run.path.name, "path": str(run.path), "kind": run.kind, "indexing": run.indexing}
+    read = 1.0 if run.kind == "training" else run.indexing  # these numbers are of its metrics, which are read whole
+    common = {"id": run.id, "name": run.path.name, "path": str(run.path), "kind": run.kind, "indexing": read}
     particulars = _of_training(run, records) if run.kind == "training" else _of_evaluation(run)
     problems = run.problems
     return {**common, **particulars, "live": is_live(run), "problem": problems[0] if problems else None}
@@ -47,7 +48,7 @@ def details(run: Run) -> dict[str, Any]:
         versions = json_or_none(run.path / "versions.json", run.path)
     return {
         **summary(run),
-        "cells": [_cell(run, name, run.files.get(stem)) for name, stem in _cells(run)] if evaluation else [],
+        "cells": [_cell(run, name, stem) for name, stem in _cells(run)] if evaluation else [],
         "steps": [] if evaluation else list(_steps(run)),
         "results": json_or_none(run.path / ("results.json" if evaluation else "result.json"), run.path),
         "config": config,
@@ -65,7 +66,7 @@ def _of_evaluation(run: Run) -> dict[str, Any]:
         "updated": updated,
         "episodes": sum(file.episodes for file in files),
         "errors": sum(file.failed for file in files),
-        "headline": _headline(files),
+        "headline": _headline(run),
         "envs": _unique(str(e.get("id", "")) for c in run.cells if isinstance(e := c.get("env"), dict)),
         "agents": _unique(map(agent_name, run.cells)),
     }
@@ -105,32 +106,26 @@ def _unique(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for name in names if name))
 
 
-def _headline(files: list[EpisodeFile]) -> dict[str, Any] | None:
+def _headline(run: Run) -> dict[str, Any] | None:
     """The success of one cell with its interval, or the mean over several cells."""
-    shares = [shares for file in files if (shares := _success(_played(file))).count]
-    if not shares:
+    cells = [n for stem, file in run.files.items() if (n := _numbers(run, stem, file)).success is not None]
+    if not cells:
         return None
-    if len(shares) == 1:
-        low, high = shares[0].share_interval() or (None, None)
-        return {"label": "success", "value": shares[0].mean, "low": low, "high": high}
-    means = [s.mean for s in shares if s.mean is not None]
-    return {
-        "label": f"success, mean of {len(means)} cells",
-        "value": sum(means) / len(means),
-        "low": None,
-        "high": None,
-    }
+    if len(cells) == 1:
+        return {"label": "success", "value": cells[0].success, "low": cells[0].low, "high": cells[0].high}
+    mean = sum(n.success or 0.0 for n in cells) / len(cells)
+    return {"label": f"success, mean of {len(cells)} cells", "value": mean, "low": None, "high": None}
 
 
-def _played(file: EpisodeFile) -> list[Row]:
-    return [row for row in list(file.rows) if not row.superseded and not row.failed]
-
-
-def _success(rows: list[Row]) -> ClusteredMean:
-    mean = ClusteredMean()
-    for row in rows:
-        mean.add(row.task, row.success or 0.0)
-    return mean
+def _numbers(run: Run, stem: str, file: EpisodeFile | None) -> Numbers:
+    """The means of a file's episodes, made again when it has grown."""
+    if file is None:
+        return Numbers()
+    state = (file.generation, len(file.rows))
+    known = run.numbers.get(stem)
+    if known is None or known[0] != state:
+        known = run.numbers[stem] = (state, numbers_of(list(file.rows)))
+    return known[1]
 
 
 def _cells(run: Run) -> list[tuple[str, str]]:
@@ -140,13 +135,11 @@ def _cells(run: Run) -> list[tuple[str, str]]:
     return planned + [(file.name, stem) for stem, file in run.files.items() if stem not in stems]
 
 
-def _cell(run: Run, name: str, file: EpisodeFile | None) -> dict[str, Any]:
+def _cell(run: Run, name: str, stem: str) -> dict[str, Any]:
     cell = next((c for c in run.cells if c.get("name") == name), {})
-    env = cell.get("env")
+    env, file = cell.get("env"), run.files.get(stem)
     tasks, k = cell.get("tasks", cell.get("n")), cell.get("k")
-    rows = _played(file) if file else []
-    success = _success(rows)
-    low, high = success.share_interval() or (None, None)
+    numbers = _numbers(run, stem, file)
     return {
         "name": name,
         "env": str(env.get("id", "")) if isinstance(env, dict) else "",
@@ -155,11 +148,7 @@ def _cell(run: Run, name: str, file: EpisodeFile | None) -> dict[str, Any]:
         "planned": tasks * k if isinstance(tasks, int) and isinstance(k, int) else None,
         "episodes": file.episodes if file else 0,
         "errors": file.failed if file else 0,
-        "reward": sum(row.reward or 0.0 for row in rows) / len(rows) if rows else None,
-        "success": success.mean,
-        "low": low,
-        "high": high,
-        "turns": sum(row.turns for row in rows) / len(rows) if rows else None,
+        **asdict(numbers),
     }
 
 

@@ -22,7 +22,7 @@ def load_word_problems(split: str = "train") -> TaskSet:
     """The tasks of a split, from `AGENTGYM_DATA`, Hugging Face or the package; `source` says which.
 
     Each task has the question as its message, the gold number (a text) as its answer and the worked solution, in GSM8K's form,
-    in `metadata["solution"]`.
+    in `metadata["solution"]`. `metadata["difficulty"]` is the number of calculations in it, where they are marked.
 
     Raises:
         ValueError: no such split.
@@ -61,7 +61,9 @@ def _task(record: dict[str, Any], id: str, split: str) -> Task:
     gold = solution.rpartition("####")[2].strip()
     if number_of(gold) is None:
         raise ValueError(f"no gold number after '####' in the answer {solution!r:.200}")
-    return Task(id, (user(record["question"]),), gold, metadata={"split": split, "solution": solution})
+    metadata = {"split": split, "solution": solution}
+    steps = len(_ANNOTATION.findall(solution))
+    return Task(id, (user(record["question"]),), gold, metadata=metadata | ({"difficulty": steps} if steps else {}))
 
 
 def check_task(task: Task) -> None:

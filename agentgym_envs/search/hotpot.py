@@ -56,6 +56,10 @@ def _task(record: dict[str, Any], split: str) -> Task:
         "type": record.get("type", ""),
         "hops": [{"query": title, "passage": title} for title in titles],
     }
+    if record.get("type"):
+        metadata["tags"] = [record["type"]]
+    if record.get("level"):
+        metadata["difficulty"] = record["level"]
     return Task(f"hotpot-{record['id']}", (user(record["question"]),), [record["answer"]], metadata=metadata)
 
 

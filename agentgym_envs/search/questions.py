@@ -2,6 +2,7 @@
 
 A task's `answer` is the list of its gold answers. `metadata["corpus"]` names the corpus that answers it, and
 `metadata["hops"]` the chain of searches that leads there: for each a query and the id of the passage that it is for.
+`metadata["difficulty"]` is the length of that chain.
 """
 
 from __future__ import annotations
@@ -83,5 +84,6 @@ def queries_of(task: Task) -> list[str]:
 
 
 def _own_task(record: dict[str, Any], id: str) -> Task:
-    metadata = {"split": record["split"], "corpus": "own", "hops": record["hops"]}
+    hops = record["hops"]
+    metadata = {"split": record["split"], "corpus": "own", "hops": hops, "difficulty": len(hops)}
     return Task(id, (user(record["question"]),), record["answers"], metadata=metadata)

@@ -68,7 +68,8 @@ def _written(split: str, databases: tuple[str, ...]) -> TaskSet:
     tasks = []
     for place, record in enumerate(own_records("agentgym_envs.sql", "questions.jsonl")):
         if record["split"] == split and record["database"] in databases:
-            about = {"split": split, "database": record["database"], "ordered": record.get("ordered", False)}
+            name = record["database"]
+            about = {"split": split, "database": name, "ordered": record.get("ordered", False), "tags": [name]}
             id = f"{record['database']}-{split}-{place}"
             tasks.append(Task(id, (user(record["question"]),), record["gold"], metadata=about))
     return TaskSet(tasks, name=f"sql/{split}", source=f"the project's own questions over {' and '.join(databases)}")
@@ -100,6 +101,7 @@ def _defog_task(row: dict[str, str], place: int, split: str) -> Task:
         "split": split,
         "database": f"defog/{row['db_name']}",
         "category": row["query_category"],
+        "tags": [row["query_category"]],
         "ordered": any(word in ORDER_WORDS for word in words),
     }
     golds = [query.strip() for query in row["query"].split(";") if query.strip()]

@@ -344,6 +344,47 @@ def test_an_answer_that_was_cut_at_its_longest_says_so():
     assert ask(Server()).finish_reason == "stop"
 
 
+class Busy(Server):
+    """Takes so many requests at a time and refuses all beyond; every answer takes 10 ms."""
+
+    def __init__(self, places):
+        super().__init__()
+        self.places = places
+        self.refused = self.busy = 0
+
+    async def answer(self, request):
+        self.busy += 1
+        try:
+            if self.busy > self.places:
+                self.refused += 1
+                return web.Response(status=429)
+            await asyncio.sleep(0.01)
+            return await super().answer(request)
+        finally:
+            self.busy -= 1
+
+
+def test_an_endpoint_that_is_only_busy_answers_all_in_the_end_however_many_ask():
+    server = Busy(2)
+
+    async def go():
+        async with server.running() as url:
+            policies = [ChatPolicy("m", url, timeout=20, retries=2) for _ in range(60)]
+            await asyncio.gather(*(policy.act(HELLO, []) for policy in policies))
+            return [policy.calls for policy in policies]
+
+    calls = asyncio.run(go())
+    assert len(server.requests) == 60
+    assert sum(each.retries.get("429", 0) for each in calls) == server.refused > 60
+    assert sum(each.requests for each in calls) == 60 + server.refused
+    assert max(each.requests for each in calls) > 3, "more than the retries alone allow"
+
+
+def test_an_endpoint_that_is_too_busy_for_anybody_is_an_error():
+    with pytest.raises(EndpointError, match=r"answered 429: .*\(3 tries\)"):
+        ask(Busy(0), retries=2)
+
+
 # ---- reasoning, streams
 
 

@@ -8,13 +8,24 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 IN_CI = bool(os.environ.get("CI") or os.environ.get("AGENTGYM_NEED_SANDBOXES"))
-LEFT_OUT = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "AGENTGYM_DATA", "AGENTGYM_SANDBOX", "OPENAI_API_KEY")
+LEFT_OUT = (
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "AGENTGYM_DATA",
+    "AGENTGYM_SANDBOX",
+    "OPENAI_API_KEY",
+    "OPENAI_BASE_URL",
+)
+# Without it every command would compile all that it imports again.
+LEFT_OUT += ("PYTHONDONTWRITEBYTECODE",)
 HEAVY = ("torch", "ray", "transformers", "vllm", "datasets", "pyarrow", "docker", "openai", "pandas", "scipy")
 
 
@@ -116,3 +127,106 @@ def test_completion_works_there(fresh):
         ["bash", "-c", ask], capture_output=True, text=True, timeout=60, env={"PATH": path}, check=True
     )
     assert done.stdout == "frozen_lake\n"
+
+
+# ---- evaluate, look, write
+
+
+AGENT = """
+def run(messages):
+    return "right"
+"""
+
+
+@pytest.fixture(scope="module")
+def played(fresh):
+    """A run of the expert."""
+    folder = fresh.folder / "work"
+    folder.mkdir()
+    results = fresh.json("eval", "frozen_lake", "--policy", "expert", "-n", "20", "--out", "runs/expert", cwd=folder)
+    return folder, results
+
+
+def test_an_evaluation_by_the_expert(fresh, played):
+    folder, results = played
+    (cell,) = results["cells"]
+    assert (cell["episodes"], cell["errors"], cell["success"]) == (20, 0, 1.0)
+    assert json.loads((folder / "runs/expert/results.json").read_text())["cells"] == [cell]
+    assert (folder / "runs/expert/report.html").is_file()
+    again = fresh.json("eval", "frozen_lake", "--policy", "expert", "-n", "20", "--out", "runs/expert", cwd=folder)
+    assert again["cells"][0]["success"] == 1.0
+    assert len((folder / "runs/expert/episodes/frozen_lake@expert.jsonl").read_text().splitlines()) == 20, (
+        "all was there"
+    )
+
+
+def test_a_script_and_an_agent_of_ones_own(fresh, played):
+    folder, _ = played
+    (folder / "answers.txt").write_text("right\ndown\nright\ndown\n")
+    (folder / "my_agent.py").write_text(AGENT)
+    both = fresh.json(
+        *("eval", "frozen_lake", "--script", "answers.txt", "--agent", "my_agent:run", "-n", "20", "-k", "2"),
+        *("--max-turns", "6", "--out", "runs/scripted"),
+        cwd=folder,
+    )
+    cells = {cell["agent"]: cell for cell in both["cells"]}
+    assert set(cells) == {"answers", "my_agent:run"}
+    assert all((cell["episodes"], cell["errors"]) == (40, 0) for cell in cells.values())
+    assert cells["my_agent:run"]["turns"] > 1
+    assert cells["answers"]["success"] < 1.0
+
+
+def test_runs_are_compared_and_shown_in_one_file(fresh, played):
+    folder, _ = played
+    fresh.json("eval", "frozen_lake", "--policy", "random", "-n", "20", "--out", "runs/random", cwd=folder)
+    (cell,) = fresh.json("compare", "runs/expert", "runs/random", cwd=folder)["cells"]
+    success = cell["measures"]["success"]
+    assert success["tasks"] == 20
+    assert success["high"] < 0, "chance is worse than the expert"
+    told = fresh.json("view", "runs/expert", "runs/random", "--export", "page.html", cwd=folder)
+    assert (told["runs"], told["episodes"]) == (2, 40)
+    assert "frozen_lake" in (folder / "page.html").read_text()
+
+
+def test_an_environment_of_ones_own(fresh, played):
+    folder, _ = played
+    assert "ok" in fresh.run("agentgym", "check", "frozen_lake", "tic_tac_toe")
+    fresh.run("agentgym", "init", "my_env", cwd=folder)
+    fresh.pip("install", "--quiet", "--no-deps", "--no-compile", str(folder / "my_env"))
+    assert "my_env" in {row["id"] for row in fresh.json("list")}
+    fresh.run("agentgym", "check", "my_env", cwd=folder)
+
+
+def test_what_needs_more_says_what_to_install(fresh):
+    results = fresh.json("eval", "search", "--policy", "random", "-n", "1", "--no-store", code=1)
+    assert results["cells"][0]["reward"] is None, "an error is never a score of 0"
+    assert 'pip install "agentgym[search]"' in str(list(results["cells"][0]["error_texts"]))
+
+
+# ---- a real endpoint: vLLM, of the development environment
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_real_endpoint(fresh, tmp_path):
+    from agent_train.config import TinyConfig
+    from agent_train.tiny import build_tiny
+    from agentgym.evaluate.serving import serve_model
+
+    shape = replace(TinyConfig(), hidden=64, layers=2, heads=2, intermediate=128, vocab=512)
+    build_tiny(tmp_path / "tiny", ["up down left right\n"] * 8, shape, 1024, seed=0)
+    with serve_model(tmp_path / "tiny", log=tmp_path / "vllm.log", timeout=300) as (url, model):
+        results = fresh.json(
+            *("eval", "frozen_lake", "--model", model, "--base-url", url, "-n", "6", "-k", "2", "--max-turns", "3"),
+            *("--max-tokens", "8", "--concurrency", "6", "--out", "real"),
+            cwd=tmp_path,
+            seconds=200,
+        )
+    (cell,) = results["cells"]
+    assert (cell["episodes"], cell["errors"]) == (12, 0)
+    assert cell["requests"] >= 12
+    assert cell["tokens"]["completion_tokens"] > 0
+    episodes = [json.loads(line) for line in (tmp_path / "real/episodes").glob("*.jsonl").__next__().open()]
+    assert len(episodes) == 12
+    assert all(turn["reply"]["role"] == "assistant" for episode in episodes for turn in episode["turns"])

@@ -2,7 +2,7 @@
 (function () {
   "use strict";
   const agentgym = (window.agentgym = window.agentgym || {});
-  const { h, fill, written, api, router, parts, tokens } = agentgym;
+  const { h, fill, api, router, parts, tokens } = agentgym;
   const f = agentgym.format;
   const AROUND = 50;
 
@@ -52,18 +52,18 @@
     const retries = Object.entries(calls.retries || {});
     return h("dl", { class: "facts" },
       parts.fact("Reward", parts.outcomeOf(row) === "error" ? "none: it failed" : f.number(row.reward)),
-      parts.fact("Ended by", written(row.end)), parts.fact("Turns", f.count(row.turns)),
+      parts.fact("Ended by", parts.name(row.end)), parts.fact("Turns", f.count(row.turns)),
       f.known(row.tokens) && parts.fact("Tokens", f.count(row.tokens)), parts.fact("Time", f.seconds(row.seconds)),
       f.known(row.cost) && parts.fact("Cost", f.money(row.cost)), f.known(episode.seed) && parts.fact("Seed", episode.seed),
-      row.difficulty !== null && row.difficulty !== undefined && parts.fact("Difficulty", written(row.difficulty)),
+      row.difficulty !== null && row.difficulty !== undefined && parts.fact("Difficulty", parts.name(row.difficulty)),
       f.known(row.step) && parts.fact("Step", f.count(row.step)),
       retries.length > 0 && parts.fact("Retries", retries.map(([cause, n]) => `${cause}: ${n}`).join(", ")),
-      metrics.map(([name, value]) => parts.fact(written(name), f.number(value))));
+      metrics.map(([name, value]) => parts.fact(parts.name(name), f.number(value))));
   }
 
   function names({ row }) {
-    return [parts.mark(parts.outcomeOf(row)), h("h1", { class: "name" }, h("bdi", {}, written(row.task)), row.sample ? h("span", { class: "muted" }, ` #${row.sample}`) : null),
-      h("span", { class: "muted" }, h("bdi", {}, written(row.cell))), (row.tags || []).map((tag) => h("span", { class: "chip tag" }, written(tag)))];
+    return [parts.mark(parts.outcomeOf(row)), h("h1", { class: "name" }, h("bdi", {}, parts.name(row.task)), row.sample ? h("span", { class: "muted" }, ` #${row.sample}`) : null),
+      h("span", { class: "muted" }, h("bdi", {}, parts.name(row.cell))), (row.tags || []).map((tag) => h("span", { class: "chip tag" }, parts.name(tag)))];
   }
 
   const failure = ({ episode, row }) => {

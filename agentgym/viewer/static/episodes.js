@@ -75,9 +75,9 @@
     const href = router.link(["run", run, "episode", data.key], { ...filtersOf(query), at: index });
     return [
       cell("mark", parts.mark(outcome)),
-      cell("task", h("a", { href, class: "open" }, h("bdi", {}, written(data.task)), data.sample ? h("span", { class: "muted" }, ` #${data.sample}`) : null),
-        data.superseded && h("span", { class: "chip" }, "played again"), (data.tags || []).slice(0, 2).map((tag) => h("span", { class: "chip tag" }, written(tag)))),
-      cell("cell", h("bdi", {}, written(data.cell))),
+      cell("task", h("a", { href, class: "open" }, h("bdi", {}, parts.name(data.task)), data.sample ? h("span", { class: "muted" }, ` #${data.sample}`) : null),
+        data.superseded && h("span", { class: "chip" }, "played again"), (data.tags || []).slice(0, 2).map((tag) => h("span", { class: "chip tag" }, parts.name(tag)))),
+      cell("cell", h("bdi", {}, parts.name(data.cell))),
       cell("reward", outcome === "error" ? "–" : f.number(data.reward)),
       cell("turns", f.count(data.turns), h("i", {}, " turns")),
       cell("tokens", f.count(data.tokens), f.known(data.tokens) && h("i", {}, " tokens")),
@@ -114,7 +114,8 @@
       show(this.form, this.query);
       this.form.querySelector("details").open = NAMES.slice(2, 10).some((name) => this.query[name]);
       this.form.addEventListener("change", (event) => event.target.name !== "text" && this.filtered());
-      this.form.addEventListener("input", parts.settled(300, (event) => event.target.name === "text" && this.filtered(true)));
+      this.typed = parts.settled(300, () => this.filtered(true));
+      this.form.addEventListener("input", (event) => event.target.name === "text" && this.typed());
       this.place = h("div", { class: "list-place" });
       const clear = h("a", { class: "plain", href: router.link(["run", this.id, "episodes"]) }, "Clear filters");
       fill(this.view, h("div", { class: "bar" }, h("h1", {}, "Episodes"), this.counts, h("span", { class: "spring" }), clear), this.form, this.place);
@@ -170,7 +171,10 @@
       this.abort.abort();
       window.clearTimeout(this.again);
       this.stop();
-      if (this.list) this.list.close();
+      if (this.list) {
+        this.typed.cancel();
+        this.list.close();
+      }
     }
 
     // Before the page goes elsewhere: where in the list the reader was.

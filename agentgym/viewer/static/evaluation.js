@@ -2,7 +2,7 @@
 (function () {
   "use strict";
   const agentgym = (window.agentgym = window.agentgym || {});
-  const { h, svg, fill, written, router, parts } = agentgym;
+  const { h, svg, fill, router, parts } = agentgym;
   const f = agentgym.format;
 
   // What is known of each cell: what was played so far, and the results where they are written.
@@ -42,8 +42,8 @@
     const one = (name, title, of, show, more) => ({ name, title, of, show, right: true, ...more });
     const any = (test) => cells.some((cell) => cell.result && test(cell.result));
     return [
-      { name: "env", title: "Environment", of: (c) => c.env, show: (c) => [h("a", { class: "open", href: to(c) }, written(c.env)), c.split && c.split !== "test" && h("span", { class: "chip" }, c.split)] },
-      { name: "agent", title: "Agent", of: (c) => c.agent, show: (c) => written(c.agent) },
+      { name: "env", title: "Environment", of: (c) => c.env, show: (c) => [h("a", { class: "open", href: to(c) }, parts.name(c.env)), c.split && c.split !== "test" && h("span", { class: "chip" }, c.split)] },
+      { name: "agent", title: "Agent", of: (c) => c.agent, show: (c) => parts.name(c.agent) },
       one("success", "Success", (c) => c.success, (c) => parts.interval(c.success, c.success_low, c.success_high), { about: "share of successful episodes, 95% interval clustered by task" }),
       one("reward", "Reward", (c) => c.reward, meanReward, { about: "mean of an episode, with half of its 95% interval" }),
       any((r) => last(r.pass_at) !== undefined && r.samples > 1) && one("pass", "pass@k", (c) => c.result && last(c.result.pass_at), (c) => share(c.result && c.result.pass_at), { about: "chance that one of k samples succeeds" }),
@@ -63,7 +63,7 @@
     const rows = Object.entries(of || {}).map(([name, part], i) => ({ name, i, ...part }));
     if (!rows.length) return null;
     const table = parts.table(title, [
-      { name: "name", title, of: (r) => r.i, show: (r) => (link ? h("a", { class: "open", href: link(r.name) }, written(r.name)) : written(r.name)) },
+      { name: "name", title, of: (r) => r.i, show: (r) => (link ? h("a", { class: "open", href: link(r.name) }, parts.name(r.name)) : parts.name(r.name)) },
       { name: "success", title: "Success", right: true, of: (r) => r.success, show: (r) => parts.interval(r.success, r.success_low, r.success_high) },
       { name: "reward", title: "Reward", right: true, of: (r) => r.reward, show: (r) => f.fixed(r.reward, 3), narrow: false },
       { name: "episodes", title: "Episodes", right: true, of: (r) => r.episodes, show: (r) => f.count(r.episodes) },
@@ -76,14 +76,14 @@
     const rows = Object.entries(result.error_texts || {});
     if (!rows.length) return null;
     return h("section", { class: "card" }, h("h3", {}, "Errors by cause"), h("ul", { class: "causes" }, rows.map(([text, n]) =>
-      h("li", {}, h("b", { class: "bad" }, f.count(n)), h("a", { class: "open", href: link(text) }, written(text))))));
+      h("li", {}, h("b", { class: "bad" }, f.count(n)), h("a", { class: "open", href: link(text) }, parts.name(text))))));
   }
 
   function ends(result, link) {
     const all = Object.entries(result.ends || {});
     const total = all.reduce((sum, [, n]) => sum + n, 0);
     return h("section", { class: "card" }, h("h3", {}, "How episodes ended"), h("ul", { class: "causes" }, all.map(([end, n]) =>
-      h("li", {}, h("b", {}, f.count(n)), h("a", { href: link(end) }, written(end)), h("span", { class: "muted" }, f.percent(n / total))))));
+      h("li", {}, h("b", {}, f.count(n)), h("a", { href: link(end) }, parts.name(end)), h("span", { class: "muted" }, f.percent(n / total))))));
   }
 
   function histogram(rewards) {

@@ -2,7 +2,7 @@
 (function () {
   "use strict";
   const agentgym = (window.agentgym = window.agentgym || {});
-  const { h, fill, written, api, router, parts } = agentgym;
+  const { h, fill, api, router, parts } = agentgym;
   const THEMES = { system: ["◐", "of the system"], light: ["☀", "light"], dark: ["☾", "dark"] };
   const EVERY = 2500;
   let view = null;
@@ -40,7 +40,7 @@
     document.title = of.title && of.title !== "Runs" ? `${of.title} · agentgym` : "agentgym";
     const crumbs = of.crumbs || [];
     fill(document.getElementById("crumbs"), crumbs.length > 0 && h("a", { href: "#/runs" }, "runs"),
-      crumbs.map((crumb) => [h("span", { class: "muted", "aria-hidden": "true" }, "/"), crumb.href ? h("a", { href: crumb.href }, h("bdi", {}, written(crumb.name))) : h("span", { "aria-current": "page" }, h("bdi", {}, written(crumb.name)))]));
+      crumbs.map((crumb) => [h("span", { class: "muted", "aria-hidden": "true" }, "/"), crumb.href ? h("a", { href: crumb.href }, h("bdi", {}, parts.name(crumb.name))) : h("span", { "aria-current": "page" }, h("bdi", {}, parts.name(crumb.name)))]));
   }
 
   function nameOf({ path }) {

@@ -2,7 +2,7 @@
 (function () {
   "use strict";
   const agentgym = (window.agentgym = window.agentgym || {});
-  const { h, written, parts } = agentgym;
+  const { h, parts } = agentgym;
   const f = agentgym.format;
   const SHOWN = new Set(["role", "content", "tool_calls", "tool_call_id", "name", "reasoning", "reasoning_content"]);
 
@@ -11,10 +11,10 @@
     if (typeof value === "string") return [parts.longText(value)];
     if (!Array.isArray(value)) return [json(value)];
     return value.map((part) => (part && part.type === "text" ? parts.longText(part.text ?? "") : [
-      h("span", { class: "chip" }, written((part && part.type) || "part")), json(part)]));
+      h("span", { class: "chip" }, parts.name((part && part.type) || "part")), json(part)]));
   }
 
-  const json = (value) => parts.longText(JSON.stringify(value, null, 2) ?? String(value), "code");
+  const json = (value) => parts.pretty(value === null || typeof value === "string" ? JSON.stringify(value) : value);
 
   // The arguments of a tool call: each by its name, texts with their own line breaks.
   function callArguments(given) {
@@ -30,13 +30,13 @@
     const names = Object.entries(value);
     if (!names.length) return [h("span", { class: "muted small" }, "no arguments")];
     return [h("dl", { class: "arguments" }, names.map(([name, item]) => [
-      h("dt", {}, written(name)), h("dd", {}, typeof item === "string" ? parts.longText(item, "code") : json(item))]))];
+      h("dt", {}, parts.name(name)), h("dd", {}, typeof item === "string" ? parts.longText(item, "code") : json(item))]))];
   }
 
   function toolCall(call) {
     const made = (call && call.function) || {};
     return h("div", { class: "call" },
-      h("div", { class: "call-head" }, h("span", { class: "chip" }, "calls"), h("b", { class: "mono" }, written(made.name ?? "?")), call && call.id && h("span", { class: "muted small mono" }, written(call.id))),
+      h("div", { class: "call-head" }, h("span", { class: "chip" }, "calls"), h("b", { class: "mono" }, parts.name(made.name ?? "?")), call && call.id && h("span", { class: "muted small mono" }, parts.name(call.id))),
       callArguments(made.arguments));
   }
 
@@ -52,8 +52,8 @@
     const rest = Object.fromEntries(Object.entries(value).filter(([key, v]) => !SHOWN.has(key) && v !== null));
     const known = ["system", "user", "assistant", "tool"].includes(role) ? role : "other";
     return h("article", { class: `message ${known}`, "aria-label": `${role} message` },
-      h("header", {}, h("span", { class: "role" }, written(role)), value.name && h("span", { class: "mono small" }, written(value.name)),
-        value.tool_call_id && h("span", { class: "muted small mono" }, "answers ", written(value.tool_call_id))),
+      h("header", {}, h("span", { class: "role" }, parts.name(role)), value.name && h("span", { class: "mono small" }, parts.name(value.name)),
+        value.tool_call_id && h("span", { class: "muted small mono" }, "answers ", parts.name(value.tool_call_id))),
       reasoning(value), content(value.content), Array.isArray(value.tool_calls) && value.tool_calls.map(toolCall),
       Object.keys(rest).length > 0 && parts.fold("Other fields", parts.pretty(rest)),
       !value.content && !(value.tool_calls || []).length && h("p", { class: "muted small" }, "no text"));

@@ -6,6 +6,7 @@
   const f = agentgym.format;
   const FOLD_LETTERS = 3000;
   const FOLD_LINES = 40;
+  const LONGEST_NAME = 300;
 
   // A share of 0 to 1 with its interval, as a bar and as numbers.
   function interval(value, low, high) {
@@ -110,7 +111,8 @@
   // What went wrong, in place, and what to do about it.
   function problem(error, again) {
     const status = error && error.status;
-    const todo = status === 404 ? "It may have been moved or deleted; go back to the list of runs."
+    const todo = agentgym.embedded ? "To have more in the file: `agentgym view RUNS --export FILE --episodes N`."
+      : status === 404 ? "It may have been moved or deleted; go back to the list of runs."
       : status === 0 ? "Is `agentgym view` still running? Start it again in its terminal; this page goes on by itself."
       : "Look at the terminal of `agentgym view` for more.";
     return h("div", { class: "problem", role: "alert" },
@@ -127,15 +129,23 @@
 
   const fold = (title, ...content) => h("details", { class: "fold" }, h("summary", {}, title), content);
 
-  const pretty = (value) => h("pre", { class: "code", dir: "auto" }, written(typeof value === "string" ? value : JSON.stringify(value, null, 2)));
+  const pretty = (value) => longText(typeof value === "string" ? value : JSON.stringify(value, null, 2) ?? String(value), "code");
 
-  // Call it often; it runs once things have been quiet for a moment.
+  // A name, which may be as long as a model or a task likes.
+  function name(text) {
+    const value = String(text);
+    return written(value.length > LONGEST_NAME ? `${value.slice(0, LONGEST_NAME)}…` : value);
+  }
+
+  // Call it often; it runs once things have been quiet for a moment, unless cancelled.
   function settled(milliseconds, run) {
     let timer = 0;
-    return (...values) => {
+    const call = (...values) => {
       window.clearTimeout(timer);
       timer = window.setTimeout(() => run(...values), milliseconds);
     };
+    call.cancel = () => window.clearTimeout(timer);
+    return call;
   }
 
   // Run again and again, but never two at a time, and at most once in a while: for what events ask for.
@@ -159,5 +169,5 @@
     return () => { wanted = true; next(); };
   }
 
-  agentgym.parts = { interval, mark, outcomeOf, table, keepingFocus, longText, problem, code, empty, fact, fold, pretty, settled, paced };
+  agentgym.parts = { interval, mark, outcomeOf, table, keepingFocus, longText, problem, code, empty, fact, fold, pretty, name, settled, paced };
 })();

@@ -2,14 +2,14 @@
 (function () {
   "use strict";
   const agentgym = (window.agentgym = window.agentgym || {});
-  const { h, fill, written, api, router, parts } = agentgym;
+  const { h, fill, api, router, parts } = agentgym;
   const f = agentgym.format;
 
   function head(run) {
     const id = run.id;
     return [
       h("div", { class: "bar" },
-        h("h1", { class: "name" }, written(run.name)),
+        h("h1", { class: "name" }, parts.name(run.name)),
         h("span", { class: "chip" }, run.kind),
         h("span", { class: "spring" }),
         run.kind === "training" && h("a", { class: "button", href: router.link(["run", id, "episodes"]) }, "Episodes"),
@@ -20,9 +20,9 @@
         parts.fact("Episodes", f.count(run.episodes)),
         parts.fact("Errors", run.errors ? h("a", { class: "bad", href: router.link(["run", id, "episodes"], { outcome: "error" }) }, f.count(run.errors)) : "0"),
         parts.fact("Began", f.when(run.created)), parts.fact("Last written", f.when(run.updated)),
-        parts.fact("Folder", h("code", {}, written(run.path)))),
-      [run.problem, ...(run.problems || [])].filter(Boolean).map((text) => h("p", { class: "note bad" }, written(text))),
-      run.results && run.results.stopped && h("p", { class: "note" }, "Stopped before all was played: ", h("b", {}, written(run.results.stopped)), ". The same command with the same --out goes on."),
+        parts.fact("Folder", h("code", {}, parts.name(run.path)))),
+      [run.problem, ...(run.problems || [])].filter(Boolean).map((text) => h("p", { class: "note bad" }, parts.name(text))),
+      run.results && run.results.stopped && h("p", { class: "note" }, "Stopped before all was played: ", h("b", {}, parts.name(run.results.stopped)), ". The same command with the same --out goes on."),
       f.known(run.indexing) && run.indexing < 1 && h("p", { class: "note" }, `Reading the episodes: ${f.percent(run.indexing)} so far.`),
     ];
   }

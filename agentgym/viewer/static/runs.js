@@ -45,22 +45,9 @@
 
   const sought = (run, words) => words.every((word) => `${run.name} ${run.kind} ${run.envs.join(" ")} ${run.agents.join(" ")}`.toLowerCase().includes(word));
 
-  function open(view, route) {
-    let runs = null;
-    let table = null;
-    let timer = 0;
-    let closed = false;
+  // Which two runs are ticked; the button leads to their comparison.
+  function picker(content, button) {
     const picked = [];
-    const filter = h("input", { type: "search", class: "filter", placeholder: "Filter by name, environment, agent", "aria-label": "Filter runs" });
-    filter.value = route.query.filter || "";
-    const found = h("span", { class: "muted", role: "status" });
-    const button = h("a", { class: "button off", role: "link", "aria-disabled": "true" }, "Compare two runs");
-    const content = h("div", {});
-    const note = agentgym.embedded && h("p", { class: "muted" }, `Exported ${f.moment(agentgym.embedded.exported)}. `, agentgym.embedded.note);
-    fill(view, h("div", { class: "bar" }, h("h1", {}, "Runs"), filter, found, h("span", { class: "spring" }), button), note, content);
-    const typed = parts.settled(150, () => router.replace(["runs"], { filter: filter.value }));
-    filter.addEventListener("input", () => { show(); typed(); });
-
     function pick(id, input) {
       if (input.checked) picked.push(id);
       else picked.splice(picked.indexOf(id), 1);
@@ -75,6 +62,24 @@
       if (two) button.setAttribute("href", router.link(["compare"], { a: picked[0], b: picked[1] }));
       else button.removeAttribute("href");
     }
+    return { picked, pick };
+  }
+
+  function open(view, route) {
+    let runs = null;
+    let table = null;
+    let timer = 0;
+    let closed = false;
+    const filter = h("input", { type: "search", class: "filter", placeholder: "Filter by name, environment, agent", "aria-label": "Filter runs" });
+    filter.value = route.query.filter || "";
+    const found = h("span", { class: "muted", role: "status" });
+    const button = h("a", { class: "button off", role: "link", "aria-disabled": "true" }, "Compare two runs");
+    const content = h("div", {});
+    const { picked, pick } = picker(content, button);
+    const note = agentgym.embedded && h("p", { class: "muted" }, `Exported ${f.moment(agentgym.embedded.exported)}. `, agentgym.embedded.note);
+    fill(view, h("div", { class: "bar" }, h("h1", {}, "Runs"), filter, found, h("span", { class: "spring" }), button), note, content);
+    const typed = parts.settled(150, () => router.replace(["runs"], { filter: filter.value }));
+    filter.addEventListener("input", () => { show(); typed(); });
 
     function show() {
       const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -104,7 +109,7 @@
       title: "Runs",
       crumbs: [],
       filter: () => filter.focus(),
-      close() { closed = true; window.clearTimeout(timer); },
+      close() { closed = true; window.clearTimeout(timer); typed.cancel(); },
       changed: (now) => now.path[0] === "runs" && now.path.length === 1 && (now.query.filter || "") === filter.value,
     };
   }

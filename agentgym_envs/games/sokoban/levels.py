@@ -67,9 +67,17 @@ def make_level(seed: int, split: str, size: int, boxes: int, walls: float) -> st
 
 
 def generated_levels(split: str, size: int, boxes: int, walls: float) -> TaskSet:
-    """100,000 train and 1,000 test levels; no test room (walls and targets) is a train room."""
+    """100,000 train and 1,000 test levels; no test room (walls and targets) is a train room.
+
+    `metadata["difficulty"]` is the number of moves of the shortest solution.
+    """
     check_settings(size, boxes, walls)
-    return generated_tasks("sokoban", split, lambda seed: make_level(seed, split, size, boxes, walls))
+    return generated_tasks("sokoban", split, lambda seed: make_level(seed, split, size, boxes, walls), _moves)
+
+
+def _moves(level: str) -> int:
+    """Of the shortest solution, which `make_level` has seen that there is."""
+    return len(solve(*parse_level(level), limit=2_000) or ())
 
 
 def boxoban_levels(levels: str, split: str) -> TaskSet:
@@ -101,9 +109,8 @@ def boxoban_levels(levels: str, split: str) -> TaskSet:
     for file in files:
         for name, level in _read_levels(file):
             if split_of(fixed_part(level)) == split:
-                tasks.append(
-                    Task(f"sokoban-{difficulty}-{file.stem}-{name}", metadata={"split": split, "level": level})
-                )
+                about = {"split": split, "level": level, "difficulty": difficulty}
+                tasks.append(Task(f"sokoban-{difficulty}-{file.stem}-{name}", metadata=about))
     return TaskSet(tasks, name=f"sokoban/{levels}/{split}", source=", ".join(str(file) for file in files))
 
 

@@ -77,7 +77,7 @@ class Countdown(Env):
                 f"countdown-{split}-{seed - seeds.start}",
                 answer=target,
                 seed=seed,
-                metadata={"split": split, "numbers": numbers},
+                metadata={"split": split, "numbers": numbers, "difficulty": len(numbers)},
             )
 
         return TaskSet.generate(make, seeds, name=f"countdown/{split}")

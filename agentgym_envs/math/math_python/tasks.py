@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from agentgym import datasets
@@ -71,7 +72,12 @@ def task_of(record: dict[str, Any], id: str, split: str) -> Task:
         raise ValueError(f"{id}: no answer, and none in \\boxed{{}} in the solution")
     kept = {key: record[key] for key in ("level", "program", "solution") if record.get(key)}
     subject = record.get("subject") or record.get("type") or ""
-    return Task(id, (user(record["problem"]),), str(answer), metadata={"split": split, "subject": subject, **kept})
+    labels: dict[str, Any] = {"tags": [subject]} if subject else {}
+    level = re.fullmatch(r"(?:Level )?(\d+)", str(record.get("level", "")))
+    if level:
+        labels["difficulty"] = int(level[1])
+    metadata = {"split": split, "subject": subject, **kept, **labels}
+    return Task(id, (user(record["problem"]),), str(answer), metadata=metadata)
 
 
 def check_problem(task: Task) -> None:

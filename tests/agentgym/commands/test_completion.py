@@ -43,7 +43,11 @@ def words(line):
         ("agentgym eval sokoban --po", {"--policy"}, {"--json"}),
         ("agentgym eval sokoban --policy ", {"expert", "random"}, {"frozen_lake"}),
         ("agentgym eval sokoban --policy=ex", {"--policy=expert"}, {"--policy=random"}),
-        ("agentgym eval sokoban --policy expert --p", set(), {"--policy"}),
+        ("agentgym eval sokoban --split test --s", {"--seed"}, {"--split"}),
+        ("agentgym eval sokoban --policy expert --pol", {"--policy"}, set()),  # may be given again
+        ("agentgym eval --model x --base-url ", set(), {"frozen_lake"}),
+        ("agentgym compare ", set(), {"frozen_lake"}),
+        ("agentgym play froz", {"frozen_lake"}, set()),
         ("agentgym eval sokoban --split t", {"test", "train"}, {"tic_tac_toe"}),
         ("agentgym eval --json tic", {"tic_tac_toe"}, set()),
         ("agentgym eval -n 5 tic", {"tic_tac_toe"}, set()),

@@ -176,6 +176,8 @@ def test_cards_are_told_as_the_driver_tells_them(tmp_path, monkeypatch):
     found, cards = machine._cards()
     assert cards == 1
     assert found == [Finding("GPU 0", "ok", "NVIDIA H100 80GB HBM3, 80 GiB, 1 used, driver 550.1")]
+    program(tmp_path, "nvidia-smi", "echo 'NVIDIA GB10, [N/A], [N/A], 580.1'")
+    assert machine._cards()[0][0].text == "NVIDIA GB10, ? GiB, ? used, driver 580.1"
     program(tmp_path, "nvidia-smi", "echo 'Failed to initialize NVML' >&2; exit 9")
     found, cards = machine._cards()
     assert (cards, found[0].state) == (0, "warning")

@@ -1,7 +1,4 @@
-"""A real Chromium, driven as a reader would, and the viewer's own server: fixtures of the tests of the page.
-
-A page that opens a dialog, writes an error to the console or asks another host than the viewer's for anything fails its test.
-"""
+"""A real Chromium and the viewer's own server: what the tests of the page are made of. The fixtures are in `conftest.py`."""
 
 import asyncio
 import json
@@ -9,12 +6,11 @@ import os
 import shutil
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
-
-import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SECONDS = 15.0
@@ -35,6 +31,12 @@ def missing() -> str | None:
     except ImportError:
         return "playwright is not installed: pip install playwright"
     return None if chromium() else "there is no Chromium: bash scripts/browser.sh"
+
+
+def elsewhere(work, *arguments):
+    """The result of a function that runs an event loop: the thread that drives the browser has one already."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work, *arguments).result()
 
 
 class Served:
@@ -75,37 +77,6 @@ def serving(*paths: Path):
         yield served
     finally:
         served.close()
-
-
-@pytest.fixture(scope="session")
-def chrome():
-    """One browser for all tests."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def window(chrome):
-    """Opens a page: `window(url, **context)`. What it should not do is looked for when the test ends."""
-    opened = []
-
-    def open_page(url, may_fail=False, **context):
-        context = chrome.new_context(**{"viewport": WIDE, "color_scheme": "light", **context})
-        context.set_default_timeout(1000 * SECONDS)
-        page = context.new_page()
-        wrong = watch(page, urlsplit(url).netloc)
-        opened.append((context, page, [] if may_fail else wrong))
-        page.goto(url)
-        return page
-
-    yield open_page
-    for context, _, _ in opened:
-        context.close()
-    assert [wrong for _, _, wrong in opened] == [[] for _ in opened]
 
 
 def watch(page, host: str) -> list[str]:
@@ -150,10 +121,10 @@ def colours(chrome, picture: bytes) -> int:
 
 
 GROW = """
-import fcntl, json, sys, time
+import fcntl, sys
 from pathlib import Path
 from agentgym.trajectory import read_jsonl, write_jsonl
-run, source, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+run, source = Path(sys.argv[1]), Path(sys.argv[2])
 lock = (run / "lock").open("a")
 fcntl.flock(lock, fcntl.LOCK_EX)
 for trajectory in read_jsonl(source):
@@ -169,7 +140,7 @@ def writer(run: Path, source: Path):
     import subprocess
 
     process = subprocess.Popen(
-        [sys.executable, "-c", GROW, str(run), str(source), "0"],
+        [sys.executable, "-c", GROW, str(run), str(source)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -192,15 +163,14 @@ def writer(run: Path, source: Path):
         process.stdout.close()
 
 
-def many(run: Path, count: int, lines: list[str]) -> Path:
+def many(run: Path, count: int, manifest: dict, lines: list[str]) -> Path:
     """A run of `count` episodes: really played ones, again and again with other ids."""
     (run / "episodes").mkdir(parents=True)
-    source = json.loads((run.parent / "source.json").read_text())
-    cell = source["cells"][0]
-    (run / "run.json").write_text(json.dumps({**source, "name": run.name, "cells": [cell]}))
+    cell = manifest["cells"][0]
+    (run / "run.json").write_text(json.dumps({**manifest, "name": run.name, "cells": [cell]}))
     records = [json.loads(line) for line in lines]
-    halves = [json.dumps({k: v for k, v in r.items() if k not in ("id", "task_id")})[1:] for r in records]
+    rest = [json.dumps({k: v for k, v in r.items() if k not in ("id", "task_id")})[1:] for r in records]
     with (run / cell["file"]).open("w") as out:
         for i in range(count):
-            out.write(f'{{"id": "e{i}", "task_id": "task-{i:05d}", {halves[i % len(halves)]}\n')
+            out.write(f'{{"id": "e{i}", "task_id": "task-{i:05d}", {rest[i % len(rest)]}\n')
     return run

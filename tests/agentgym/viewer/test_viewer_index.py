@@ -65,6 +65,15 @@ def test_an_error_has_no_reward_and_a_short_text(file, played):
     assert file.failed == 1
 
 
+def test_a_file_that_was_never_read_is_not_complete(file, played):
+    write_jsonl(file.path, played[:1])
+    assert file.share == 0.0
+    file.update(lambda: False)
+    assert file.share == 0.0
+    file.update()
+    assert file.share == 1.0
+
+
 def test_only_what_was_appended_is_read(file, played):
     write_jsonl(file.path, played[:3])
     file.update()

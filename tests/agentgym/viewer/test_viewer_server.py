@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from urllib.parse import quote
 
 import httpx
@@ -167,7 +168,7 @@ def test_a_part_of_a_character_is_shown_by_its_bytes():
         ("api/runs/games/episodes?cell=other", 404, "no cell 'other'"),
         ("api/runs/lake/metrics?after=-1", 400, "after is a whole number"),
         ("api/compare?a=games", 404, "there is no run ''"),
-        ("api/compare?a=games&b=lake", 400, "lake is a training run"),
+        ("api/compare?a=nothing&b=games", 404, "there is no run 'nothing'"),
         ("api/events?run=nothing", 404, "there is no run 'nothing'"),
         ("api/other", 404, "Not Found"),
         ("nothing.js", 404, "Not Found"),
@@ -273,13 +274,74 @@ def test_another_host_needs_the_token_of_its_address(made):
 
 
 def test_the_pages_files_are_served_and_not_sent_twice(made):
-    names = list(static_files())
-    assert "index.html" in names
-    for name, response in zip(names, ask(made, *names), strict=True):
-        assert response.content == static_files()[name][1]
-        again = ask(made, name, headers={"If-None-Match": response.headers["ETag"]})
-        assert (again.status_code, again.content) == (304, b"")
-    assert ask(made, "").text == static_files()["index.html"][1].decode()
+    async def asking():
+        async with page(made) as client:
+            for name, (_, content) in static_files().items():
+                first = await client.get(name)
+                assert first.content == content
+                again = await client.get(name, headers={"If-None-Match": first.headers["ETag"]})
+                assert (again.status_code, again.content) == (304, b"")
+            assert (await client.get("")).content == static_files()["index.html"][1]
+
+    assert "index.html" in static_files()
+    asyncio.run(asking())
+
+
+def test_two_runs_are_compared_as_the_command_does(tmp_path, capsys):
+    """With episodes that failed, that were played again, and with tokens counted in each way that there is."""
+    from agentgym.cli import main
+
+    for name, kind in (("a", "random"), ("b", "expert")):
+        run = write_evaluation(tmp_path / name, [("wordle", kind)], n=5, k=2)
+        (file,) = (run / "episodes").iterdir()
+        one, two, three, four, *rest = play("wordle", policy_maker(kind), 5, 2)
+        file.unlink()
+        calls = {"requests": 3, "usage": {"prompt_tokens": 5, "completion_tokens": 70}}
+        turns = [replace(turn, usage={"completion_tokens": 9}) for turn in two.turns]
+        write_jsonl(
+            file, [failed(one), failed(two), replace(one, metadata={"calls": calls}), replace(three, turns=turns)]
+        )
+        write_jsonl(file, [failed(three), failed(four), *(rest if name == "a" else rest[:-1])])
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert value(ask(tmp_path, "api/compare?a=a&b=b")) == printed
+    assert {"success", "tokens"} <= set(printed["cells"][0]["measures"])
+    assert printed["cells"][0]["errors_a"] == 2
+
+
+def test_training_runs_are_compared_by_their_last_evaluations(made):
+    found = value(ask(made, "api/compare?a=lake&b=lake"))
+    assert [(cell["env"], cell["agent_a"]) for cell in found["cells"]] == [("frozen_lake", "step 2")]
+
+
+def test_a_comparison_is_made_again_when_a_run_has_grown(tmp_path):
+    run = write_evaluation(tmp_path / "run", [("frozen_lake", "expert")], n=2, k=1)
+    (file,) = (run / "episodes").iterdir()
+    more = play("frozen_lake", policy_maker("expert"), 3, 1)[2:]
+
+    async def asking():
+        async with page(tmp_path) as client:
+            before = await client.get("api/compare?a=run&b=run")
+            write_jsonl(file, more)
+            return before, await client.get("api/compare?a=run&b=run")
+
+    before, after = asyncio.run(asking())
+    assert [value(r)["cells"][0]["episodes_a"] for r in (before, after)] == [2, 3]
+
+
+def test_a_run_that_names_files_elsewhere_is_not_compared(tmp_path):
+    run = write_evaluation(tmp_path / "runs" / "run", [("frozen_lake", "expert")], n=1, k=1)
+    manifest = json.loads((run / "run.json").read_text())
+    (tmp_path / "secret.jsonl").write_text("root: a secret")
+    for file in ("../../secret.jsonl", str(tmp_path / "secret.jsonl")):
+        manifest["cells"][0]["file"] = file
+        (run / "run.json").write_text(json.dumps(manifest))
+        response = ask(tmp_path / "runs", "api/compare?a=run&b=run")
+        assert (response.status_code, "is no file of its own" in response.text) == (400, True)
+    os.mkfifo(run / "episodes" / "pipe.jsonl")
+    manifest["cells"][0]["file"] = "episodes/pipe.jsonl"
+    (run / "run.json").write_text(json.dumps(manifest))
+    assert ask(tmp_path / "runs", "api/compare?a=run&b=run").status_code == 400
 
 
 def test_long_answers_are_compressed_for_those_who_take_it(made):
@@ -350,11 +412,11 @@ def test_a_live_run_is_followed(tmp_path):
 def test_the_server_ends_though_somebody_listens(made):
     async def ending():
         served = await serve(Runs(roots_of([made])))
-        async with httpx.AsyncClient(base_url=served.url, timeout=PATIENCE) as client:
-            async with client.stream("GET", "api/events?run=games") as stream:
-                await next_event(stream.aiter_lines())
-                async with asyncio.timeout(PATIENCE / 2):
-                    await served.close()
+        client = httpx.AsyncClient(base_url=served.url, timeout=PATIENCE)
+        async with client, client.stream("GET", "api/events?run=games") as stream:
+            await next_event(stream.aiter_lines())
+            async with asyncio.timeout(PATIENCE / 2):
+                await served.close()
 
     asyncio.run(ending())
 

@@ -1,0 +1,217 @@
+"""Stored episodes graded again: their replies are played once more through the environments as these are now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from agentgym.evaluate.plan import Cell
+from agentgym.evaluate.report import write_report
+from agentgym.evaluate.results import Results
+from agentgym.evaluate.run import results_in
+from agentgym.evaluate.store import Planned, Store, cells_of, effective, open_store, read_run, scan
+from agentgym.files import write_json
+from agentgym.replays import ReplayPolicy
+from agentgym.rollout import Episode, Limits, run_many
+from agentgym.tasks import Task
+from agentgym.trajectory import Trajectory
+
+BATCH = 512  # episodes that are in memory at a time
+_BY_ENV = ("terminated", "truncated")
+
+
+@dataclass
+class Rescored:
+    """What came of one cell. Means are over the episodes that were graded both times.
+
+    Attributes:
+        cell: its name.
+        episodes: in the run.
+        graded: graded again.
+        changed: of these, how many have another reward or another success.
+        unfaithful: of these, how many were shown something else than when they were played, or ended elsewhere: the
+            agent might have replied otherwise.
+        failed: replays that failed; they are errors and no zeros.
+        missing: episodes whose task the environment no longer has; errors too.
+        failed_before: episodes that had failed when they were played, and stay so.
+        old_reward, new_reward, old_success, new_success: means before and now; None where nothing was graded.
+    """
+
+    cell: str
+    episodes: int = 0
+    graded: int = 0
+    changed: int = 0
+    unfaithful: int = 0
+    failed: int = 0
+    missing: int = 0
+    failed_before: int = 0
+    old_reward: float | None = None
+    new_reward: float | None = None
+    old_success: float | None = None
+    new_success: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers as a JSON object."""
+        return asdict(self)
+
+
+async def rescore(
+    run: Path,
+    out: Path,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    concurrency: int = 64,
+    limits: Limits | None = None,
+    command: Sequence[str] = (),
+    on_end: Callable[[Cell, Trajectory], None] = lambda cell, trajectory: None,
+) -> tuple[list[Rescored], Results]:
+    """Grade every episode of a run again, into a run folder of its own. Started again it goes on.
+
+    Args:
+        run: the folder of an evaluation.
+        out: the folder to write; a new one, or one that this began.
+        kwargs: of the environments, over those that the run was played with.
+        concurrency, limits: see `run_many`; the cells' own `max_turns` hold.
+        command: the command line, for the record.
+        on_end: called with each episode as it was stored.
+
+    Raises:
+        ValueError: `run` holds no evaluation, `out` holds something else, or an environment refuses its arguments.
+        ImportError, TypeError: an environment cannot be made as it is now.
+    """
+    record = read_run(run)
+    source = record["name"]
+    if (out / "run.json").exists() and read_run(out)["settings"].get("rescored") != source:
+        raise ValueError(f"{out} holds another run: choose another folder")
+    pairs = []
+    for (cell, file), stored in zip(cells_of(run, record), record["cells"], strict=True):
+        now = replace(cell, env=replace(cell.env, kwargs={**cell.env.kwargs, **(kwargs or {})}))
+        now.env.make().close()
+        pairs.append((now, file, Planned(now, stored["tasks"], stored.get("first_task", ""))))
+    settings = {**record["settings"], "rescored": source, "concurrency": concurrency}
+    plan = [planned for _, _, planned in pairs]
+    with open_store(out, plan, settings=settings, prices=record["prices"], command=command) as store:
+        for cell, file, _ in pairs:
+            await _rescore_cell(store, cell, file, concurrency, limits or Limits(), on_end)
+    results = results_in(out)
+    write_json(out / "results.json", results.to_json())
+    write_report(out, results)
+    return [summed(cell.name, file, store.file_of(cell)) for cell, file, _ in pairs], results
+
+
+async def _rescore_cell(
+    store: Store,
+    cell: Cell,
+    file: Path,
+    concurrency: int,
+    limits: Limits,
+    on_end: Callable[[Cell, Trajectory], None],
+) -> None:
+    there = scan(store.file_of(cell))
+    done = there.done | there.failed
+    tasks: dict[str, Task] | None = None
+    waiting = (t for t in effective(file) if (t.task_id, t.sample) not in done)
+    while batch := list(islice(waiting, BATCH)):
+        if tasks is None:
+            tasks = _tasks_of(cell)
+        before = {(t.task_id, t.sample): t for t in batch}
+
+        def keep(trajectory: Trajectory, before: Mapping[tuple[str, int], Trajectory] = before) -> None:
+            merged = merge(before[trajectory.task_id, trajectory.sample], trajectory)
+            store.append(cell, merged)
+            on_end(cell, merged)
+
+        for stored in batch:
+            if stored.failed:
+                store.append(cell, stored)
+                on_end(cell, stored)
+            elif stored.task_id not in tasks:
+                keep(_lost(stored))
+        await run_many(
+            cell.env.make,
+            lambda episode, before=before: _policy(before[episode.task.id, episode.sample]),  # type: ignore[misc]
+            [Episode(tasks[t.task_id], t.sample, t.seed) for t in batch if not t.failed and t.task_id in tasks],
+            concurrency=concurrency,
+            limits=replace(limits, max_turns=cell.max_turns),
+            on_end=keep,
+            env_id=cell.env.id,
+        )
+
+
+def _tasks_of(cell: Cell) -> dict[str, Task]:
+    tasks = cell.env.tasks(cell.split)
+    return {task.id: task for task in (tasks if cell.n is None else tasks.take(cell.n))}
+
+
+def _policy(stored: Trajectory) -> ReplayPolicy:
+    # Where the loop or the policy ended the episode and not the environment, it is ended there again.
+    return ReplayPolicy([turn.reply for turn in stored.turns], "replayed" if stored.end in _BY_ENV else stored.end)
+
+
+def _lost(stored: Trajectory) -> Trajectory:
+    error = f"{stored.env}, task {stored.task_id!r}, turn 0: the environment no longer has this task"
+    return replace(stored, turns=[], final_observation=[], end="error", error=error, metrics={})
+
+
+def merge(stored: Trajectory, again: Trajectory) -> Trajectory:
+    """The stored episode with the grades of its replay.
+
+    What the agent saw, said and took stays: observations, replies, tokens, usage, times, metadata. Rewards, infos, metrics,
+    the end and what the environment said last are the replay's. `metadata["rescored"]` has the reward and the success
+    before, and `differs`: the first turn at which the agent would have been shown something else, None where nothing was.
+    """
+    differs = None if again.failed else _first_difference(stored, again)
+    turns = [
+        replace(was, reward=now.reward, info=now.info, step_seconds=now.step_seconds)
+        for was, now in zip(stored.turns, again.turns, strict=False)
+    ]
+    grades = {"reward": stored.reward, "success": stored.success, "differs": differs}
+    return replace(
+        stored,
+        turns=turns,
+        final_observation=again.final_observation,
+        end=again.end,
+        error=again.error,
+        metrics=again.metrics,
+        metadata={**stored.metadata, "rescored": grades},
+    )
+
+
+def _first_difference(stored: Trajectory, again: Trajectory) -> int | None:
+    """The first turn whose observation differs, the number of turns if only the last word or the length does."""
+    for turn, (was, now) in enumerate(zip(stored.turns, again.turns, strict=False)):
+        if was.observation != now.observation:
+            return turn
+    if len(again.turns) != len(stored.turns) or again.end != stored.end:
+        return len(again.turns)
+    return None
+
+
+def summed(name: str, before: Path, after: Path) -> Rescored:
+    """The numbers of one cell, from the files of its episodes."""
+    found = Rescored(name)
+    sums = [0.0, 0.0, 0.0, 0.0]
+    failed_before = {(t.task_id, t.sample) for t in effective(before) if t.failed}
+    for trajectory in effective(after):
+        found.episodes += 1
+        if trajectory.failed:
+            if (trajectory.task_id, trajectory.sample) in failed_before:
+                found.failed_before += 1
+            elif "no longer has this task" in (trajectory.error or ""):
+                found.missing += 1
+            else:
+                found.failed += 1
+            continue
+        was = trajectory.metadata["rescored"]
+        found.graded += 1
+        found.changed += (was["reward"], was["success"]) != (trajectory.reward, trajectory.success)
+        found.unfaithful += was["differs"] is not None
+        grades = (was["reward"], trajectory.reward, was["success"], trajectory.success)
+        sums = [total + grade for total, grade in zip(sums, grades, strict=True)]
+    if found.graded:
+        means = [total / found.graded for total in sums]
+        found.old_reward, found.new_reward, found.old_success, found.new_success = means
+    return found

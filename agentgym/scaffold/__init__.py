@@ -1,0 +1,91 @@
+"""A new environment as an installable package, from the templates beside this file.
+
+A template is a file as it will be, with `.tmpl` after its name, for an environment called my_env with the class MyEnv in a
+distribution my-env. `common/` goes into every package, one of the other folders besides.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+import sys
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+KINDS = ("plain", "tools", "sandbox")
+LONGEST = 40  # letters of a name: longer ones would break the templates' lines
+_SUFFIX = ".tmpl"
+
+
+def scaffold(name: str, parent: Path, kind: str = "plain") -> tuple[Path, list[Path]]:
+    """Make the folder `parent/name` with a whole package in it.
+
+    Args:
+        name: of the package and the environment.
+        parent: where the folder is made; made too if it is not there.
+        kind: "plain", "tools" (an agent that calls tools) or "sandbox" (one that runs commands).
+
+    Returns:
+        The folder and the files in it.
+
+    Raises:
+        ValueError: the name is no good, or the kind is none.
+        FileExistsError: there is something of that name already.
+        OSError: it cannot be written.
+    """
+    check_name(name)
+    if kind not in KINDS:
+        raise ValueError(f"kind is {', '.join(KINDS)}, not {kind!r}")
+    root = parent / name
+    if root.exists():
+        raise FileExistsError(f"{root} is there already: choose another name, or another folder with --dir")
+    files = []
+    templates = resources.files("agentgym.scaffold") / "templates"
+    for folder in ("common", kind):
+        for template, path in _templates(templates / folder):
+            target = root / _named(path.removesuffix(_SUFFIX), name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(_named(template.read_text(encoding="utf-8"), name), encoding="utf-8")
+            files.append(target)
+    return root, sorted(files)
+
+
+def check_name(name: str) -> None:
+    """Refuse what cannot be the name of a package and an environment.
+
+    Raises:
+        ValueError: says what is wrong, and what would do.
+    """
+    from agentgym.registration import registry
+
+    if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", name) or "__" in name or len(name) > LONGEST:
+        near = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789")[:LONGEST]
+        hint = f", such as {near}" if len(near) > 1 and near != name else ", such as my_env"
+        raise ValueError(
+            f"{name!r} is no name for a package: write at most {LONGEST} small letters, digits and _{hint}"
+        )
+    if keyword.iskeyword(name) or keyword.issoftkeyword(name):
+        raise ValueError(f"{name!r} is a word of Python's: choose another, such as {name}_env")
+    if name in sys.stdlib_module_names or name in ("agentgym", "agentgym_envs", "agent_train", "tests"):
+        raise ValueError(f"{name!r} would hide the module of that name: choose another, such as {name}_env")
+    if name in registry:
+        raise ValueError(
+            f"there is an environment {name!r} already ({registry[name].entry_point}): choose another name"
+        )
+
+
+def _templates(folder: Traversable, below: str = "") -> list[tuple[Traversable, str]]:
+    found = []
+    for item in folder.iterdir():
+        if item.is_dir():
+            found += _templates(item, f"{below}{item.name}/")
+        elif item.name.endswith(_SUFFIX):
+            found.append((item, below + item.name))
+    return found
+
+
+def _named(text: str, name: str) -> str:
+    """A template's text or path with the environment's own names."""
+    title = "".join(part.capitalize() for part in name.split("_"))
+    return text.replace("my_env", name).replace("MyEnv", title).replace("my-env", name.replace("_", "-"))

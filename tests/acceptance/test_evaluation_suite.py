@@ -1,0 +1,155 @@
+"""All shipped environments, played by policies and by real models behind real vLLM servers, and killed again and again.
+
+What must come out: every episode is played once, and the results are those of a run that nobody disturbed.
+
+Greedy answers of a model follow from the prompt alone only if each request is computed alone. In a batch the sums of the
+matrix products are taken in another order, their last bits differ, and two tokens that are nearly as likely change places; with
+kept prefixes, what was asked before decides how much is computed anew. A killed run meets other batches and other
+prefixes than an undisturbed one. The servers here therefore compute in float32, one sequence at a time
+(`--max-num-seqs 1`), and keep no prefixes; the evaluation plays several episodes at a time all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from evaluation_process import ENVS, Evaluation, conversations, lines, results, stored, times_played
+from instruct_model import NAME, instruct_model
+
+from agent_train.config import TinyConfig
+from agent_train.tiny import build_tiny
+from agentgym.evaluate.serving import serve_model
+from agentgym.registration import load_plugins, registry
+
+KILLS = 10
+STARTING = 2  # of them while it still starts
+CONTEXT = 8192
+ALONE = ("--dtype", "float32", "--max-num-seqs", "1", "--no-enable-prefix-caching", "--max-model-len", str(CONTEXT))
+GREEDY = ("--temperature", "0", "--seed", "7", "--max-turns", "2", "--concurrency", "4")
+
+pytestmark = [pytest.mark.slow, pytest.mark.sandbox, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    """A tiny policy with random weights: what it says is noise, which environments must bear."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    shape = TinyConfig(hidden=64, layers=2, heads=2, intermediate=128, vocab=512)
+    build_tiny(folder, [Path(__file__).read_text()], shape, CONTEXT, seed=0)
+    return folder
+
+
+@contextlib.contextmanager
+def served(model: Path, log: Path) -> Iterator[tuple[str, ...]]:
+    """What `agentgym eval` is told of a model that is being served."""
+    with serve_model(model, log=log, args=ALONE) as (url, name):
+        yield ("--model", name, "--base-url", url)
+
+
+def moments(rng: random.Random, total: int) -> list[int]:
+    """How many episodes are to be stored when the run is killed, once for each kill that is not at the start."""
+    return sorted(rng.sample(range(1, int(0.9 * total)), KILLS - STARTING))
+
+
+def check_killed_and_undisturbed(folder: Path, seed: int, n: int, *options: str) -> None:
+    """Play all environments undisturbed, and again with `kill -9` at random moments, from the first second to near the end."""
+    asked = (*ENVS, "-n", str(n), *options)
+    whole, torn = folder / "whole", folder / "torn"
+    undisturbed = Evaluation(whole, *asked)
+    assert undisturbed.ends() == 0, undisturbed.told()
+    total = len(ENVS) * n
+    assert lines(whole) == total, undisturbed.told()
+
+    rng = random.Random(seed)
+    early = [rng.uniform(0, 1) for _ in range(STARTING)]
+    for seconds, episodes in [*((t, 0) for t in early), *((0, n) for n in moments(rng, total))]:
+        run = Evaluation(torn, *asked)
+        time.sleep(seconds)
+        run.wait_for(lambda episodes=episodes: lines(torn) >= episodes)
+        assert run.runs, f"it ended before it could be killed: {run.told()}"
+        run.kill()
+    assert lines(torn) < total
+    last = Evaluation(torn, *asked)
+    assert last.ends() == 0, last.told()
+
+    assert set(times_played(torn).values()) == {1}
+    assert times_played(torn) == times_played(whole)
+    assert lines(torn) == total, "an episode failed"
+    assert conversations(torn) == conversations(whole)
+    assert results(torn) == results(whole)
+
+
+def test_these_are_all_environments() -> None:
+    load_plugins()
+    ours = {spec.id for spec in registry.values() if str(spec.entry_point).startswith("agentgym_envs")}
+    assert ours == set(ENVS)
+
+
+def test_killed_while_nothing_answers(tmp_path) -> None:
+    check_killed_and_undisturbed(tmp_path, 1, 8, "--policy", "null", "--concurrency", "4")
+
+
+@pytest.mark.vllm
+def test_killed_while_the_tiny_policy_plays(tmp_path, tiny) -> None:
+    with served(tiny, tmp_path / "vllm.log") as model:
+        check_killed_and_undisturbed(tmp_path, 2, 3, *model, *GREEDY, "--max-tokens", "24")
+
+
+@pytest.mark.vllm
+def test_killed_while_an_instruct_model_plays(tmp_path) -> None:
+    with served(instruct_model(), tmp_path / "vllm.log") as model:
+        check_killed_and_undisturbed(tmp_path, 3, 2, *model, *GREEDY, "--max-tokens", "12")
+    said = {
+        message["content"]
+        for messages, *_ in conversations(tmp_path / "whole").values()
+        for message in messages
+        if message["role"] == "assistant"
+    }
+    assert len(said) > len(ENVS), f"{NAME} says the same everywhere: {said}"
+
+
+@pytest.mark.vllm
+def test_an_endpoint_that_dies_and_comes_back(tmp_path, tiny) -> None:
+    """What could not be played is recorded as failed, and played when the same evaluation is started again."""
+    out, games = tmp_path / "run", ("frozen_lake", "sokoban", "wordle")
+    options = (*games, "-n", "20", *GREEDY, "--max-tokens", "24", "--request-retries", "1", "--retries", "0")
+    with served(tiny, tmp_path / "first.log") as model:
+        run = Evaluation(out, *options, *model)
+        run.wait_for(lambda: lines(out) >= 10)
+        kill_server(model[-1])
+        assert run.ends() == 1, run.told()
+    failed = [episode for episode in stored(out) if episode["end"] == "error"]
+    played = times_played(out)
+    assert len(played) >= 10
+    assert len(failed) + len(played) == lines(out) == 60
+    assert all("127.0.0.1" in episode["error"] for episode in failed), failed[0]["error"]
+    assert not any(cell["episodes"] + cell["errors"] != 20 for cell in results(out)["cells"])
+
+    with served(tiny, tmp_path / "second.log") as model:
+        run = Evaluation(out, *options, *model)
+        assert run.ends() == 0, run.told()
+        assert played.items() <= times_played(out).items()
+        assert sorted(times_played(out).values()) == [1] * 60
+        assert [(cell["episodes"], cell["errors"]) for cell in results(out)["cells"]] == [(20, 0)] * 3
+        undisturbed = Evaluation(tmp_path / "whole", *options, *model)
+        assert undisturbed.ends() == 0, undisturbed.told()
+    assert conversations(out) == conversations(tmp_path / "whole")
+
+
+def kill_server(url: str) -> None:
+    """Kill what serves a URL, by SIGKILL."""
+    port = int(url.split(":")[2].split("/")[0])
+    servers = [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if any(c.laddr.port == port for c in child.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
+    ]
+    assert servers, f"nothing of ours listens at {url}"
+    for server in servers:
+        server.kill()

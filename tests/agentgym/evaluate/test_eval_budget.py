@@ -1,0 +1,99 @@
+"""Limits of a whole run, and what is counted against them."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentgym.evaluate.budget import Budget, Spent, Tally, calls_of
+from agentgym.policy import Calls, NullPolicy
+from agentgym.trajectory import Trajectory, Turn
+
+
+class Counted:
+    """Stands for a policy of which only the counts matter."""
+
+    def __init__(self, prompt=0, completion=0, requests=0, retries=None, waited=0.0):
+        usage = {"prompt_tokens": prompt, "completion_tokens": completion, "reasoning_tokens": completion}
+        self.calls = Calls(requests=requests, retries=retries or {}, usage=usage, waited=waited)
+
+
+def test_no_limit_is_never_reached():
+    assert Budget().reached(Tally(episodes=10**9, tokens=10**12, cost=1e9)) is None
+    assert Budget().to_json() == {"patience": 60.0}
+
+
+@pytest.mark.parametrize(
+    ("budget", "under", "over"),
+    [
+        (Budget(episodes=3), Tally(episodes=2), Tally(episodes=3)),
+        (Budget(tokens=100), Tally(tokens=99), Tally(tokens=100)),
+        (Budget(cost=0.5), Tally(cost=0.49), Tally(cost=0.5)),
+        (Budget(seconds=100), Tally(), Tally(begun=time.monotonic() - 101)),
+        (
+            Budget(episodes=3),
+            Tally(episodes=1, earlier=Spent(episodes=1)),
+            Tally(episodes=1, earlier=Spent(episodes=2)),
+        ),
+        (Budget(tokens=9), Tally(earlier=Spent(tokens=8)), Tally(earlier=Spent(tokens=9))),
+        (Budget(cost=1.0), Tally(earlier=Spent(cost=0.9)), Tally(cost=0.5, earlier=Spent(cost=0.5))),
+    ],
+)
+def test_a_limit_is_reached_by_what_earlier_starts_used_too(budget, under, over):
+    assert budget.reached(under) is None
+    assert budget.reached(over) in budget.to_json()
+
+
+def test_running_episodes_and_their_tokens_count():
+    running = [[Counted(10, 5), Counted(20, 5)], [NullPolicy()]]
+    assert Budget(episodes=4).reached(Tally(episodes=1), running) is None
+    assert Budget(episodes=3).reached(Tally(episodes=1), running) == "episodes"
+    assert Budget(tokens=41).reached(Tally(), running) is None
+    assert Budget(tokens=40).reached(Tally(), running) == "tokens"
+
+
+@pytest.mark.parametrize("bad", [{"episodes": 0}, {"tokens": -1}, {"cost": 0.0}, {"seconds": float("nan")}])
+def test_a_limit_that_cannot_be_is_refused(bad):
+    with pytest.raises(ValueError, match=f"limit of {next(iter(bad))} must be positive"):
+        Budget(**bad)
+
+
+COUNTS = st.builds(
+    Counted,
+    st.integers(0, 1000),
+    st.integers(0, 1000),
+    st.integers(0, 9),
+    st.dictionaries(st.sampled_from(["429", "500", "cut"]), st.integers(1, 9)),
+)
+
+
+@given(st.lists(COUNTS, min_size=1, max_size=5))
+def test_the_calls_of_all_tries_are_added_and_none_is_changed(tries):
+    before = [(dict(t.calls.usage), dict(t.calls.retries)) for t in tries]
+    total = calls_of([*tries, NullPolicy()])
+    assert total.requests == sum(t.calls.requests for t in tries)
+    for name in ("prompt_tokens", "completion_tokens", "reasoning_tokens"):
+        assert total.usage[name] == sum(t.calls.usage[name] for t in tries)
+    assert sum(total.retries.values()) == sum(sum(t.calls.retries.values()) for t in tries)
+    assert [(t.calls.usage, t.calls.retries) for t in tries] == before
+
+
+def test_who_asks_no_endpoint_has_no_calls():
+    assert calls_of([NullPolicy()]) is None
+
+
+def test_stored_and_live_counts_agree():
+    turns = [Turn([], {"role": "assistant", "content": "x"}, usage={"prompt_tokens": 7, "completion_tokens": 2})]
+    counted = vars(Calls(requests=3, retries={"429": 2}, usage={"prompt_tokens": 30, "completion_tokens": 4}))
+    episodes = [
+        Trajectory("a/0", "e", "a", turns=turns, metadata={"calls": counted, "cost": 0.5}),
+        Trajectory("a/1", "e", "a", turns=turns),
+        Trajectory("a/2", "e", "a", end="error", error="x", metadata={"calls": counted}),
+    ]
+    tally, spent = Tally(), Spent()
+    for trajectory in episodes:
+        tally.add(trajectory)
+        spent.add(trajectory.to_json())
+    assert (tally.episodes, tally.errors, tally.requests, tally.retries) == (3, 1, 6, 4)
+    assert (spent.episodes, spent.tokens, spent.cost) == (tally.episodes, tally.tokens, tally.cost) == (3, 77, 0.5)

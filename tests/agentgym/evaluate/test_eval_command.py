@@ -1,0 +1,490 @@
+"""`agentgym eval` as a stranger types it: what it prints, its exit codes, and its errors."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from agentgym import registration
+from agentgym.cli import main
+from agentgym.core import Env
+from agentgym.evaluate.store import read_cell, read_run
+from agentgym.messages import user
+from agentgym.registration import register
+from agentgym.tasks import Task, TaskSet
+
+
+class Parity(Env):
+    """Is the number even? Two turns."""
+
+    max_turns = 2
+
+    @classmethod
+    def default_tasks(cls, split="train"):
+        if split not in ("train", "test"):
+            raise ValueError(f"no split {split!r}; it has train, test")
+        labels = {"tags": ["number"]}
+        return TaskSet([Task(str(i), answer="odd" if i % 2 else "even", metadata=labels) for i in range(20)])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed, options=options)
+        return [user(f"Is {self.task.id} even or odd?")], {}
+
+    def step(self, action):
+        right = self.read(action) == self.task.answer
+        return self.outcome("Right." if right else "No.", float(right), terminated=right, success=right)
+
+    def expert_action(self):
+        return self.task.answer
+
+    def random_action(self, rng):
+        return rng.choice(["even", "odd"])
+
+
+class Broken(Parity):
+    """Fails on odd numbers."""
+
+    def step(self, action):
+        if self.task.answer == "odd":
+            raise RuntimeError("out of order")
+        return super().step(action)
+
+
+class Dead(Parity):
+    def init(self, task):
+        raise OSError("no licence")
+
+
+class Cursed(Parity):
+    def __init__(self, **kwargs):
+        raise KeyError("why")
+
+
+class Uninstalled(Parity):
+    def __init__(self, **kwargs):
+        import nowhere_to_be_found  # noqa: F401
+
+        super().__init__(**kwargs)
+
+
+class Slow(Parity):
+    async def init(self, task):
+        super().init(task)
+
+    async def step(self, action):
+        import asyncio
+
+        await asyncio.sleep(60 if self.task.id == "7" else 0.05)
+        return super().step(action)
+
+
+class Stuck(Parity):
+    """Holds its thread for long."""
+
+    def step(self, action):
+        time.sleep(60 if self.task.id == "7" else 0.01)
+        return super().step(action)
+
+
+@pytest.fixture(autouse=True)
+def registered(tmp_path, monkeypatch):
+    registration.load_plugins()
+    before = dict(registration._specs)
+    monkeypatch.chdir(tmp_path)
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for env in (Parity, Broken, Dead, Cursed, Uninstalled):
+        register(f"test/{env.__name__.lower()}", env)
+    yield
+    registration._specs.clear()
+    registration._specs.update(before)
+
+
+def json_of(capsys, *words, code=0):
+    capsys.readouterr()
+    assert main(["eval", *words, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+# ---- what it prints and leaves behind
+
+
+def test_all_pairs_of_environments_and_agents_are_played_into_a_new_folder(capsys):
+    words = ["test/parity", "frozen_lake", "--policy", "expert", "--policy", "null", "-n", "5", "-k", "2"]
+    assert main(["eval", *words]) == 0
+    shown = capsys.readouterr()
+    assert "100.0%" in shown.out
+    [folder] = Path("runs").iterdir()
+    assert re.fullmatch(r"test-parity\+1-2-agents-\d{8}-\d{6}", folder.name)
+    assert f"stored in runs/{folder.name}; to look at the episodes: agentgym view runs/{folder.name}" in shown.err
+    assert [cell["name"] for cell in read_run(folder)["cells"]] == [
+        f"{env}@{agent}" for env in ("test/parity", "frozen_lake") for agent in ("expert", "null")
+    ]
+    assert read_run(folder)["command"] == ["agentgym", "eval", *words]
+    assert sorted(p.name for p in folder.iterdir()) == ["episodes", "lock", "report.html", "results.json", "run.json"]
+
+
+def test_json_is_the_only_thing_on_standard_output(capsys):
+    record = json_of(capsys, "test/parity", "--policy", "random", "-n", "20", "-k", "2", "--out", "r")
+    [cell] = record["cells"]
+    assert 0.3 < cell["success"] < 1
+    assert (cell["episodes"], record["folder"], record["stopped"]) == (40, "r", None)
+
+
+def test_started_again_it_plays_only_what_is_missing(capsys):
+    json_of(capsys, "test/parity", "--policy", "expert", "-n", "3", "--out", "r")
+    record = json_of(capsys, "test/parity", "--policy", "expert", "-n", "all", "--out", "r")
+    assert record["cells"][0]["episodes"] == 20
+    assert len(Path("r/episodes/test-parity@expert.jsonl").read_text().splitlines()) == 20
+    assert main(["eval", "test/parity", "--policy", "expert", "--seed", "1", "--out", "r"]) == 2
+    assert "seed was 0, is now 1" in capsys.readouterr().err
+
+
+def test_nothing_is_kept_where_nothing_shall_be(capsys):
+    assert main(["eval", "test/parity", "--policy", "expert", "-n", "2", "--no-store", "--quiet"]) == 0
+    shown = capsys.readouterr()
+    assert "100.0%" in shown.out
+    assert shown.err == ""
+    assert not Path("runs").exists()
+
+
+def test_where_tasks_are_from_is_said(capsys, monkeypatch):
+    monkeypatch.setenv("AGENTGYM_DATA", "")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(["eval", "gsm8k", "--policy", "expert", "-n", "1"]) == 0
+    assert "gsm8k: tasks: the project's own word problems\n" in capsys.readouterr().err
+
+
+def test_tables_by_tag_are_there_for_the_asking(capsys):
+    assert main(["eval", "test/parity", "--policy", "expert", "-n", "2", "--parts"]) == 0
+    assert "number" in capsys.readouterr().out
+
+
+def test_a_users_own_agents_play(capsys, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_own_agent.py").write_text("def run(messages, word='even'):\n    return word\n")
+    (tmp_path / "answers.txt").write_text("even\nodd\n")
+    own = ["--agent", "my_own_agent:run", "--agent-kwargs", '{"word": "odd"}', "--script", "answers.txt"]
+    record = json_of(capsys, "test/parity", *own, "--out", "r")
+    assert [(cell["agent"], cell["success"], cell["turns"]) for cell in record["cells"]] == [
+        ("my_own_agent:run", 0.5, 1.5),
+        ("answers", 1.0, 1.5),
+    ]
+    assert json_of(capsys, "test/parity", "--policy", "expert", "--name", "me")["cells"][0]["agent"] == "me"
+
+
+# ---- exit codes
+
+
+def test_failed_episodes_are_exit_code_1_and_can_be_played_again(capsys):
+    assert main(["eval", "test/broken", "--policy", "expert", "--out", "r"]) == 1
+    shown = capsys.readouterr()
+    assert "10 episodes failed, and are in no mean; to play them again: agentgym eval --resume r" in shown.err
+    assert "out of order" in shown.out
+    assert main(["eval", "test/dead", "--policy", "expert", "-n", "3"]) == 1
+    assert "OSError: no licence" in capsys.readouterr().out
+
+
+def test_a_limit_is_exit_code_3_and_more_of_it_goes_on(capsys):
+    words = ["test/parity", "--policy", "expert", "--concurrency", "1", "--episode-limit", "4", "--out", "r"]
+    assert main(["eval", *words]) == 3
+    shown = capsys.readouterr()
+    assert "agentgym eval --resume r --episode-limit MORE" in shown.err
+    assert "16 of 20 episodes were not played" in shown.out
+    assert main(["eval", "--resume", "r"]) == 3
+    assert main(["eval", "--resume", "r", "--episode-limit", "100"]) == 0
+    assert len(read_cell(Path("r/episodes/test-parity@expert.jsonl"))) == 20
+
+
+def command(env, out):
+    return [
+        sys.executable,
+        "-m",
+        "agentgym.cli",
+        "eval",
+        f"{Path(__file__).stem}:{env}",
+        "--policy",
+        "expert",
+        "--out",
+        str(out),
+    ]
+
+
+def file_of(env, out):
+    return out / "episodes" / f"{Path(__file__).stem}-{env}@expert.jsonl"
+
+
+def importable():
+    """An environment in which another process finds this file's environments."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_stores_what_has_ended_and_says_how_to_go_on(tmp_path, sent):
+    run = started("Slow", tmp_path / "r")
+    run.send_signal(sent)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 130, err
+    assert "to go on: agentgym eval --resume" in err
+    assert "1 of 20 episodes were not played" in out
+    assert len(read_cell(file_of("Slow", tmp_path / "r"))) == 19
+    assert json.loads((tmp_path / "r" / "results.json").read_text())["stopped"] == "interrupted"
+
+
+def test_interrupted_twice_it_ends_at_once(tmp_path):
+    run = started("Stuck", tmp_path / "r")
+    run.send_signal(signal.SIGINT)
+    assert "once more ends it at once" in next(line for line in run.stderr if line.startswith("stopping"))
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=30)
+    assert run.returncode == 130
+    assert len(read_cell(file_of("Stuck", tmp_path / "r"))) == 19
+    assert not (tmp_path / "r" / "results.json").exists(), "it waited for the environment to close"
+
+
+def started(env, out):
+    """A run of which all but one long episode are stored."""
+    run = subprocess.Popen(
+        command(env, out), env=importable(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=out.parent
+    )
+    deadline = time.monotonic() + 60
+    while not (file_of(env, out).exists() and file_of(env, out).read_bytes().count(b"\n") == 19):
+        assert run.poll() is None, run.communicate()[1]
+        assert time.monotonic() < deadline, "the run does not begin"
+        time.sleep(0.02)
+    return run
+
+
+def test_a_second_process_on_the_folder_is_refused_while_the_first_plays(tmp_path):
+    run = started("Slow", tmp_path / "r")
+    try:
+        again = command("Slow", tmp_path / "r")
+        second = subprocess.run(again, env=importable(), capture_output=True, text=True, timeout=60, check=False)
+        assert second.returncode == 2
+        assert f"is being written by another process (process {run.pid})" in second.stderr
+    finally:
+        run.kill()
+        run.communicate()
+
+
+# ---- mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "which environment?"),
+        (["test/parity"], "--model and --base-url are needed, or --policy expert"),
+        (["test/parity", "--policy", "chat"], "--model and --base-url are needed"),
+        (["test/parity", "--model", "m"], "--model and --base-url are needed (or OPENAI_BASE_URL"),
+        (["test/parit", "--policy", "expert"], "did you mean 'test/parity'"),
+        (["test/parity", "--model", "m", "--base-url", "here"], "must begin with http"),
+        (["test/parity", "--model", "m", "--base-url", "http://a", "--base-url", "http://b"], "2 --base-url for 1"),
+        (["test/parity", "--policy", "expert", "--split", "tset"], "no split 'tset'"),
+        (["test/parity", "--policy", "expert", "--kwargs", '{"turns": 3}'], "takes no argument 'turns'"),
+        (["test/parity", "--policy", "expert", "-n", "0"], "at least 1"),
+        (["test/parity", "--policy", "expert", "-k", "0"], "at least 1"),
+        (["test/parity", "--policy", "expert", "--concurrency", "0"], "at least 1"),
+        (["test/parity", "--policy", "expert", "--retries", "-1"], "at least 0"),
+        (["test/parity", "--policy", "expert", "--token-limit", "0"], "must be positive"),
+        (["test/parity", "--policy", "expert", "--temperature", "1"], "temperature: for a --model"),
+        (
+            ["test/parity", "--policy", "expert", "--agent-kwargs", '{"a": 1}'],
+            "--agent-kwargs is there, but no --agent",
+        ),
+        (["test/parity", "--policy", "expert", "--policy", "null", "--name", "a"], "--name names one agent"),
+        (["test/parity", "--policy", "expert", "--no-store", "--out", "r"], "leave out --out"),
+        (["test/parity", "--policy", "expert", "--prices", "gone.yaml"], "gone.yaml: No such file"),
+        (["test/parity", "--model", "m", "--base-url", "http://a", "--cost-limit", "1"], "needs a table of prices"),
+        (["test/uninstalled", "--policy", "expert"], "No module named 'nowhere_to_be_found'"),
+        (["test/cursed", "--policy", "expert"], "test/cursed: cannot be made: KeyError: 'why'"),
+        (["tests.nowhere:Env", "--policy", "expert"], "cannot import module"),
+        (["test/parity", "--agent", "no_such_module:run"], "no_such_module"),
+        (["test/parity", "--serve", "no-such-folder"], "no-such-folder: no folder"),
+        (["gone.yaml"], "gone.yaml: No such file"),
+        (["--resume", "gone"], "gone holds no evaluation"),
+        (["--resume", "gone", "-n", "4"], "leave out --n"),
+        (["test/parity", "--policy", "expert", "--kwargs", "{"], "no JSON"),
+        (["test/parity", "--policy", "expert", "--kwargs", "[]"], "must be a JSON object"),
+        (["test/parity", "--policy", "expert", "-n", "some"], "a whole number or all, not 'some'"),
+        (["test/parity", "--policy", "expert", "--time-limit", "soon"], "a time: 90, 90s, 10m, 2h, not 'soon'"),
+        (["test/parity", "--polcy", "expert"], "did you mean --policy?"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2_and_leave_nothing_behind(words, told, capsys):
+    try:
+        code = main(["eval", *words])
+    except SystemExit as ended:
+        code = ended.code
+    err = capsys.readouterr().err
+    assert code == 2
+    assert told in err
+    assert err.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+# ---- endpoints
+
+
+class Endpoint(BaseHTTPRequestHandler):
+    """An OpenAI-compatible endpoint that says "even" and counts 100 tokens, or `refusal`, or has no list of models."""
+
+    models = ("m", "model-b")
+    refusal = 0
+    asked: list[dict] = []  # noqa: RUF012 - shared on purpose
+
+    def do_GET(self):
+        self.answer(200 if self.models else 404, {"data": [{"id": name} for name in self.models]})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body)
+        message = {"role": "assistant", "content": "even"}
+        self.answer(200, {"choices": [{"message": message}], "usage": {"prompt_tokens": 90, "completion_tokens": 10}})
+
+    def answer(self, status, record):
+        content = json.dumps(record).encode()
+        self.send_response(self.refusal or (404 if "/v1/" not in self.path else status))
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def endpoint():
+    Endpoint.asked.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_models_of_one_endpoint_play_with_all_that_was_asked_for(endpoint, capsys):
+    words = [
+        "test/parity",
+        "--model",
+        "m",
+        "--model",
+        "model-b",
+        "--base-url",
+        f"{endpoint}/v1",
+        "--n",
+        "4",
+        "--k",
+        "2",
+    ]
+    words += ["--temperature", "0.5", "--top-p", "0.9", "--max-tokens", "7", "--reasoning-effort", "low"]
+    words += ["--extra", '{"min_p": 0.1}', "--seed", "3"]
+    record = json_of(capsys, *words)
+    assert [(cell["agent"], cell["success"], cell["requests"]) for cell in record["cells"]] == [
+        ("m", 0.5, 12),
+        ("model-b", 0.5, 12),
+    ]
+    fields = {name: value for name, value in Endpoint.asked[0].items() if name not in ("messages", "model", "seed")}
+    assert fields == {"temperature": 0.5, "top_p": 0.9, "max_tokens": 7, "reasoning_effort": "low", "min_p": 0.1}
+    assert {(body["model"], body["seed"]) for body in Endpoint.asked} == {
+        (m, s) for m in Endpoint.models for s in (3, 4)
+    }
+    assert "OPENAI" not in Path(record["folder"], "run.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("limit", "option"), [(["--token-limit", "450"], "--token-limit"), (["--cost-limit", "0.00045"], "--cost-limit")]
+)
+def test_limits_of_tokens_and_cost_stop_the_run(endpoint, capsys, limit, option):
+    Path("prices.yaml").write_text("m: {input: 1, output: 1}")
+    words = [
+        "test/parity",
+        "--model",
+        "m",
+        "--base-url",
+        f"{endpoint}/v1",
+        "--prices",
+        "prices.yaml",
+        "--max-turns",
+        "1",
+    ]
+    assert main(["eval", *words, *limit, "--concurrency", "1", "--out", "r", "--json"]) == 3
+    shown = capsys.readouterr()
+    assert f"({option}); to go on: agentgym eval --resume r {option} MORE" in shown.err
+    [cell] = json.loads(shown.out)["cells"]
+    assert (cell["episodes"], cell["tokens"]["prompt_tokens"]) == (5, 450)
+    assert cell["cost"] == pytest.approx(500e-6)
+
+
+def test_an_episode_ends_at_its_own_limit_of_tokens(endpoint, capsys):
+    words = ["test/parity", "--model", "m", "--base-url", f"{endpoint}/v1", "--max-episode-tokens", "100"]
+    [cell] = json_of(capsys, *words)["cells"]
+    assert cell["ends"] == {"terminated": 10, "tokens": 10}
+
+
+def test_an_endpoint_that_lists_no_models_is_asked_for_one_token(endpoint, capsys, monkeypatch):
+    monkeypatch.setattr(Endpoint, "models", ())
+    words = ["test/parity", "--model", "anything", "--base-url", f"{endpoint}/v1", "-n", "2"]
+    assert main(["eval", *words]) == 0
+    assert [body.get("max_tokens") for body in Endpoint.asked].count(1) == 1
+    Endpoint.asked.clear()
+    assert main(["eval", *words, "--no-probe"]) == 0
+    assert [body.get("max_tokens") for body in Endpoint.asked].count(1) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "refusal", "told"),
+    [
+        ("model-c", "/v1", 0, "has no model 'model-c': did you mean model-b?; it has m, model-b"),
+        ("m", "", 0, "is no chat endpoint"),
+        ("m", "/v1", 401, "refuses the key, or needs one, in OPENAI_API_KEY (401"),
+    ],
+)
+def test_an_endpoint_that_cannot_play_is_found_before_anything_is_played(
+    endpoint, capsys, monkeypatch, model, path, refusal, told
+):
+    monkeypatch.setattr(Endpoint, "refusal", refusal)
+    assert main(["eval", "test/parity", "--model", model, "--base-url", endpoint + path]) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert err.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_a_dead_endpoint_is_found_before_anything_is_played(capsys):
+    assert main(["eval", "test/parity", "--model", "m", "--base-url", "http://127.0.0.1:9/v1"]) == 2
+    assert "nothing answers there" in capsys.readouterr().err
+
+
+# ---- suites
+
+
+def test_a_suite_plays_and_the_command_line_goes_over_it(capsys):
+    text = "k: 3\nagents: [expert]\nenvs: [{id: test/parity, n: 5, agents: [expert]}, frozen_lake]\n"
+    Path("two.yaml").write_text(text)
+    assert main(["eval", "two.yaml"]) == 0
+    [folder] = Path("runs").iterdir()
+    assert folder.name.startswith("two-expert-")
+    [parity, lake] = json_of(capsys, "two.yaml", "-n", "2", "--policy", "null", "--out", "r")["cells"]
+    assert (parity["agent"], parity["tasks"], parity["samples"]) == ("null", 2, 3)
+    assert lake["tasks"] == 2
+    assert (
+        json_of(capsys, "--suite", "two.yaml", "-n", "2", "--policy", "null", "--out", "r")["cells"][0]["episodes"] == 6
+    )
+
+
+def test_a_suites_mistake_names_the_file(capsys):
+    Path("two.yaml").write_text("agents: [expert]\nenvs: [frozen_lake]\nconcurency: 3\n")
+    assert main(["eval", "two.yaml"]) == 2
+    assert "two.yaml: the suite has no 'concurency': did you mean concurrency?" in capsys.readouterr().err
+    Path("two.yaml").write_text("agents: [expert]\nenvs: [frozen_lake]\n")
+    assert main(["eval", "--suite", "two.yaml", "test/parity"]) == 2
+    assert "test/parity: two.yaml has the environments" in capsys.readouterr().err

