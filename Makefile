@@ -29,7 +29,7 @@ images: setup
 	$(BIN)/agentgym sandbox build
 
 pictures: setup
-	AGENTGYM_NEED_BROWSER=1 AGENTGYM_PICTURES=docs/pictures $(BIN)/python -m pytest --timeout 1800 \
+	AGENTGYM_NEED_BROWSER=1 AGENTGYM_PICTURES=docs/pictures $(BIN)/python -m pytest --timeout 3000 \
 	  tests/agentgym/viewer/test_viewer_page_pictures.py $(ARGS)
 
 lint: setup

@@ -11,7 +11,7 @@ class Mistake(Exception):
 
 
 def nearest(word: object, known: Iterable[object]) -> str:
-    """": did you mean X?", or nothing where nothing is near."""
+    """ "The words ": did you mean X?", or none where nothing is near."""
     names = [str(name) for name in known]
     # A word that only goes on is nearer than any that looks alike: evaluate is eval, not validate.
     begun = [name for name in names if len(name) > 2 and str(word).startswith(name)]

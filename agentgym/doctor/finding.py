@@ -60,9 +60,7 @@ def examine(probes: Sequence[Probe]) -> dict[str, list[Finding]]:
         thread.join(max(0.0, start + probe.seconds - time.monotonic()))
     late = "no answer within {:g} s"
     return {
-        p.name: found[p.name]
-        if p.name in found
-        else [Finding(p.name, "warning", late.format(p.seconds), "look at it by hand")]
+        p.name: found.get(p.name, [Finding(p.name, "warning", late.format(p.seconds), "look at it by hand")])
         for p in probes
     }
 

@@ -14,7 +14,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 KINDS = ("plain", "tools", "sandbox")
-LONGEST = 40  # letters of a name: longer ones would break the templates' lines
+LONGEST = 32  # letters of a name: longer ones would break the templates' lines
 _SUFFIX = ".tmpl"
 
 

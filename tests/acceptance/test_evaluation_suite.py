@@ -104,14 +104,14 @@ def test_killed_while_the_tiny_policy_plays(tmp_path, tiny) -> None:
 @pytest.mark.vllm
 def test_killed_while_an_instruct_model_plays(tmp_path) -> None:
     with served(instruct_model(), tmp_path / "vllm.log") as model:
-        check_killed_and_undisturbed(tmp_path, 3, 2, *model, *GREEDY, "--max-tokens", "12")
+        check_killed_and_undisturbed(tmp_path, 3, 1, *model, *GREEDY, "--max-tokens", "8")
     said = {
         message["content"]
         for messages, *_ in conversations(tmp_path / "whole").values()
         for message in messages
         if message["role"] == "assistant"
     }
-    assert len(said) > len(ENVS), f"{NAME} says the same everywhere: {said}"
+    assert len(said) > len(ENVS) / 2, f"{NAME} says the same everywhere: {said}"
 
 
 @pytest.mark.vllm

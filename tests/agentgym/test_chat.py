@@ -385,6 +385,31 @@ def test_an_endpoint_that_is_too_busy_for_anybody_is_an_error():
         ask(Busy(0), retries=2)
 
 
+def test_one_that_is_refused_for_ever_while_others_are_answered_gives_up_after_ten_times_its_retries():
+    class Choosy(Server):
+        async def answer(self, request):
+            if (await request.json())["model"] == "unloved":
+                return web.Response(status=429, text="not you")
+            return await super().answer(request)
+
+    async def go():
+        async with Choosy().running() as url:
+            loved, unloved = ChatPolicy("m", url), ChatPolicy("unloved", url, retries=1)
+
+            async def goes_on():
+                while True:
+                    await loved.act(HELLO, [])
+
+            others = [asyncio.create_task(goes_on()) for _ in range(4)]
+            with pytest.raises(EndpointError, match=r"not you \(\d+ tries\)"):
+                await unloved.act(HELLO, [])
+            for task in others:
+                task.cancel()
+            return unloved.calls.requests
+
+    assert 3 <= asyncio.run(asyncio.wait_for(go(), 60)) <= 11
+
+
 # ---- reasoning, streams
 
 

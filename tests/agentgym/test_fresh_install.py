@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(600)  # the first test waits for all that is installed
 ROOT = Path(__file__).parents[2]
 IN_CI = bool(os.environ.get("CI") or os.environ.get("AGENTGYM_NEED_SANDBOXES"))
 LEFT_OUT = (
@@ -208,7 +209,6 @@ def test_what_needs_more_says_what_to_install(fresh):
 
 @pytest.mark.vllm
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_real_endpoint(fresh, tmp_path):
     from agent_train.config import TinyConfig
     from agent_train.tiny import build_tiny

@@ -18,6 +18,8 @@ from agentgym import Env, Task, TaskSet
 class Sound(Env):
     """Says no."""
 
+    max_turns = 2
+
     @classmethod
     def default_tasks(cls, split="train"):
         if split not in ("train", "test"):

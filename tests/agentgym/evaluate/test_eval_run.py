@@ -307,6 +307,11 @@ def test_a_run_stopped_by_a_limit_goes_on_to_the_same_results(tmp_path, stops):
     assert comparable(played(cells, tmp_path / "part")) == comparable(whole)
 
 
+def test_a_limit_that_comes_with_the_last_episode_has_stopped_nothing(tmp_path):
+    results = played([Cell(PARITY, EXPERT, n=5, k=2)], tmp_path / "r", budget=Budget(episodes=10))
+    assert (results.stopped, results.complete) == (None, True)
+
+
 def test_asked_to_stop_it_stores_no_half_episode_and_writes_results(tmp_path):
     async def scene():
         stop = asyncio.Event()

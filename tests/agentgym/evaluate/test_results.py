@@ -4,7 +4,7 @@ import json
 import tracemalloc
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numbers_cases import calls, trajectory
 from numbers_cases import result as cell
@@ -50,9 +50,9 @@ def test_tokens_are_those_of_all_tries_where_calls_were_counted():
         calls=calls(5, 90, 10, waited=3.0, **{"429": 2, "cut": 1}),
         cost=0.5,
     )
-    failed = trajectory("b", error="e: no", calls=calls(2, 0, 0, waited=1.0, **{"429": 1}), cost=0.25)
+    failed = trajectory("b", error="e: no", calls=calls(2, 7, 0, waited=1.0, **{"429": 1}), cost=0.25)
     found = cell([counted, failed])
-    assert found.tokens == {"prompt_tokens": 90, "completion_tokens": 10}
+    assert found.tokens == {"prompt_tokens": 97, "completion_tokens": 10}, "those of failed episodes too"
     assert found.tokens_per_episode == {"prompt_tokens": 90.0, "completion_tokens": 10.0}
     assert (found.requests, found.retries, found.waited, found.cost) == (7, {"429": 3, "cut": 1}, 4.0, 0.75)
 
@@ -115,12 +115,18 @@ def test_a_difficulty_of_another_kind_is_its_text():
     assert list(cell([trajectory("a", difficulty=[3, "x"])]).by_difficulty) == ["[3, 'x']"]
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=40))
 def test_every_reward_is_in_the_histogram(rewards):
     found = cell([trajectory(str(i), reward=r) for i, r in enumerate(rewards)]).rewards
     assert sum(found.counts) == len(rewards)
     assert (found.low, found.high) == (min(rewards), max(rewards))
     assert len(found.counts) in (1, HISTOGRAM_BINS)
+
+
+def test_the_ends_of_the_histogram_are_in_its_first_and_last_range():
+    counts = cell([trajectory(str(i), reward=r) for i, r in enumerate([0.0, 1.0, 1.0])]).rewards.counts
+    assert counts == [1, *[0] * (HISTOGRAM_BINS - 2), 2]
 
 
 def test_the_result_survives_json():

@@ -6,7 +6,7 @@ import random
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentgym.evaluate import mean_interval, pass_at_k, pass_hat_k, success_interval
@@ -80,6 +80,7 @@ def test_the_quantile_of_student(freedom, t):
     assert (high - low) / 2 == pytest.approx(t * error, rel=1e-3)
 
 
+@settings(deadline=None, max_examples=60)
 @given(GROUPS)
 def test_sums_kept_one_by_one_say_what_two_passes_say(groups):
     clustered = ClusteredMean.of(groups)
@@ -93,6 +94,7 @@ def test_sums_kept_one_by_one_say_what_two_passes_say(groups):
     assert clustered.variance == pytest.approx(expected, rel=1e-6, abs=1e-9 * (1 + spread**2))
 
 
+@settings(deadline=None, max_examples=60)
 @given(GROUPS, st.randoms(use_true_random=False))
 def test_neither_the_order_of_tasks_nor_of_episodes_matters(groups, rng):
     shuffled = [rng.sample(group, len(group)) for group in rng.sample(groups, len(groups))]
@@ -102,6 +104,7 @@ def test_neither_the_order_of_tasks_nor_of_episodes_matters(groups, rng):
         assert other == pytest.approx(one, rel=1e-4, abs=1.0)
 
 
+@settings(deadline=None, max_examples=60)
 @given(GROUPS)
 def test_an_interval_holds_its_mean(groups):
     clustered = ClusteredMean.of(groups)
@@ -109,6 +112,7 @@ def test_an_interval_holds_its_mean(groups):
         assert interval[0] <= clustered.mean <= interval[1]
 
 
+@settings(deadline=None, max_examples=60)
 @given(SUCCESSES)
 def test_an_interval_of_shares_lies_within_0_and_1_and_holds_the_share(groups):
     low, high = success_interval(groups)
@@ -172,6 +176,7 @@ def test_impossible_draws_are_mistakes(function, n, c, k):
         function(n, c, k)
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
 def test_more_draws_raise_pass_at_k_and_lower_pass_hat_k(draw):
     n, c, k = draw
@@ -240,6 +245,7 @@ def test_the_sign_test_of_many_tasks_is_a_number():
     assert sign_test(30_000, 20_000) < 1e-100
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=20))
 def test_exchanging_the_two_runs_exchanges_everything(pairs):
     one, other = paired_difference(pairs), paired_difference([(b, a) for a, b in pairs])

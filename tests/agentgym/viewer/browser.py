@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-SECONDS = 15.0
+SECONDS = 30.0
 # A real browser's window, and that of a telephone.
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 360, "height": 740}
 

@@ -1,0 +1,124 @@
+"""`agentgym init`: the package that it makes can be installed, and passes its own tests and every check as it is."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from agentgym.cli import main
+from agentgym.scaffold import KINDS, LONGEST, scaffold
+
+LONG = "an_environment_whose_name_is_very_long_"[: LONGEST - 1] + "x"
+FILES = [".dockerignore", ".gitignore", "Dockerfile", "README.md", "pyproject.toml"]
+
+
+def ran(*words, cwd, path=None, seconds=120):
+    environment = {**os.environ, **({"PYTHONPATH": str(path)} if path else {})}
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=cwd, env=environment, capture_output=True, text=True, timeout=seconds, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "kind", ["plain", "tools", pytest.param("sandbox", marks=[pytest.mark.sandbox, pytest.mark.slow])]
+)
+def test_the_package_is_installed_checked_validated_and_evaluated(kind, tmp_path):
+    root, _ = scaffold("brook_env", tmp_path, kind)
+    site = tmp_path / "site"
+    # Offline: what it needs is here already, and setuptools builds it.
+    words = [
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--disable-pip-version-check",
+        "--target",
+    ]
+    ran(*words, site, root, cwd=tmp_path)
+    agentgym = ("-m", "agentgym.cli")
+    (checked,) = json.loads(ran(*agentgym, "check", "brook_env", "--json", cwd=tmp_path, path=site))
+    assert {c["state"] for c in checked["checks"]} == {"ok"}, checked
+    (validated,) = json.loads(ran(*agentgym, "validate", "brook_env", "-n", 10, "--json", cwd=tmp_path, path=site))
+    assert {f["state"] for f in validated["findings"]} == {"ok"}, validated
+    ran(*agentgym, "eval", "brook_env", "--policy", "expert", "-n", 5, "--json", cwd=tmp_path, path=site)
+    assert "3 passed" in ran("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=root, path=site)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["ab", LONG])
+def test_its_code_is_clean_whatever_it_is_called(kind, name, tmp_path):
+    root, files = scaffold(name, tmp_path, kind)
+    assert [str(f.relative_to(root)) for f in files if f.parent == root] == FILES
+    assert {f"{name}/__init__.py", f"{name}/env.py", f"tests/test_{name}.py"} <= {
+        str(f.relative_to(root)) for f in files
+    }
+    assert not any("my_env" in file.read_text() or "MyEnv" in file.read_text() for file in files)
+    ran("-m", "ruff", "check", "--no-cache", ".", cwd=root)
+    ran("-m", "ruff", "format", "--no-cache", "--check", ".", cwd=root)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_types_are_right(kind, tmp_path):
+    root, _ = scaffold("brook_env", tmp_path, kind)
+    ran("-m", "mypy", "--cache-dir", tmp_path / "cache", "--config-file", "pyproject.toml", cwd=root)
+
+
+def test_the_next_commands_are_printed(tmp_path, capsys):
+    assert main(["init", "brook_env", "--dir", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    for line in ("pip install -e .", "agentgym check brook_env", "agentgym validate brook_env", "python -m pytest"):
+        assert f"  {line}" in out
+    assert main(["init", "creek_env", "--dir", str(tmp_path), "--tools", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert all((Path(made["folder"]) / file).is_file() for file in made["files"])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("My-Env", "write at most 32 small letters, digits and _, such as my_env"),
+        ("1env", "small letters"),
+        ("a" * 33, "at most 32"),
+        ("../up", "small letters"),
+        ("class", "a word of Python's"),
+        ("match", "a word of Python's"),
+        ("json", "would hide the module of that name: choose another, such as json_env"),
+        ("agentgym", "would hide the module"),
+        ("sokoban", "there is an environment 'sokoban' already"),
+    ],
+)
+def test_a_name_that_will_not_do_is_refused_and_nothing_is_made(name, words, tmp_path, capsys):
+    assert main(["init", name, "--dir", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_is_never_written_over(tmp_path, capsys):
+    (tmp_path / "brook_env").mkdir()
+    assert main(["init", "brook_env", "--dir", str(tmp_path)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert list((tmp_path / "brook_env").iterdir()) == []
+
+
+def test_tools_and_sandbox_are_one_choice(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["init", "brook_env", "--dir", str(tmp_path), "--tools", "--sandbox"])
+    assert stopped.value.code == 2
+
+
+def test_the_templates_are_data_of_the_package():
+    folder = resources.files("agentgym.scaffold") / "templates"
+    assert {item.name for item in folder.iterdir()} == {"common", *KINDS}

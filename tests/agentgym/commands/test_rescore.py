@@ -1,0 +1,171 @@
+"""`agentgym rescore`: stored replies, graded by the environment as it is now."""
+
+import asyncio
+import json
+
+import pytest
+
+from agentgym.cli import main
+from agentgym.core import Env
+from agentgym.evaluate import store
+from agentgym.evaluate.plan import AgentSpec, Cell
+from agentgym.evaluate.rescore import rescore
+from agentgym.messages import user
+from agentgym.policy import Reply
+from agentgym.registration import EnvSpec
+from agentgym.replays import ReplayPolicy
+from agentgym.rollout import Episode, Limits, run_many
+from agentgym.tasks import Task, TaskSet
+
+
+class Sum(Env):
+    """Twice a number, in two turns. `pays` is what a right answer earns, `greets` changes what the agent sees."""
+
+    max_turns = 2
+
+    def __init__(self, pays=1.0, greets="", tasks_from=0, fails=False, **kwargs):
+        super().__init__(**kwargs)
+        self.pays, self.greets, self.fails = pays, greets, fails
+
+    @classmethod
+    def default_tasks(cls, split="train", tasks_from=0):
+        return TaskSet([Task(str(i), answer=2 * i) for i in range(tasks_from, 6)])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed, options=options)
+        return [user(f"{self.greets}Twice {self.task.id}?")], {}
+
+    def step(self, action):
+        if self.fails and self.task.id == "4":
+            raise OSError("no space")
+        right = self.read(action) == str(self.task.answer)
+        return self.outcome(
+            "Right." if right else "No.", self.pays * right, terminated=right, success=right and self.pays > 0
+        )
+
+
+class Says:
+    """Wrong at first, right where the task is even; with a count of tokens."""
+
+    def __init__(self, task):
+        self.script = iter(["?", str(task.answer) if int(task.id) % 2 == 0 else "!"])
+
+    async def act(self, messages, tools):
+        return Reply({"role": "assistant", "content": next(self.script)}, usage={"completion_tokens": 3})
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of six tasks; that of task 5 has failed."""
+    spec = EnvSpec(id=f"{__name__}:Sum", entry_point=f"{__name__}:Sum")
+    cell = Cell(spec, AgentSpec("says", "scripted", {"answers": []}))
+    tasks = list(spec.tasks("test"))
+    played = asyncio.run(run_many(spec.make, lambda e: Says(e.task), [Episode(t, 0, 7) for t in tasks], env_id=spec.id))
+    folder = tmp_path / "run"
+    with store.open_store(folder, [store.Planned(cell, len(tasks))], settings={}) as opened:
+        for trajectory in played:
+            trajectory.metadata["cost"] = 0.5
+            if trajectory.task_id == "5":
+                trajectory.end, trajectory.error = "error", "Sum, task '5', turn 1: act failed: OSError: cut"
+            opened.append(cell, trajectory)
+    return folder
+
+
+def episodes(folder):
+    (file,) = (folder / "episodes").iterdir()
+    return store.read_cell(file)
+
+
+def graded(run, capsys, *words, code=0):
+    assert main(["rescore", str(run), "--json", *words]) == code
+    told = json.loads(capsys.readouterr().out)
+    (cell,) = told["cells"]
+    return told, cell
+
+
+def test_the_same_environment_gives_the_same_grades(run, capsys):
+    told, cell = graded(run, capsys)
+    assert told["out"] == f"{run}-rescored"
+    assert (cell["graded"], cell["changed"], cell["unfaithful"], cell["failed_before"]) == (5, 0, 0, 1)
+    assert cell["old_reward"] == cell["new_reward"] == pytest.approx(3 / 5)
+    before, after = episodes(run), episodes(run.with_name("run-rescored"))
+    assert before.keys() == after.keys()
+    for key, was in before.items():
+        now = after[key]
+        assert (now.reward, now.end, now.error, now.messages()) == (was.reward, was.end, was.error, was.messages())
+    results = json.loads((run.with_name("run-rescored") / "results.json").read_text())
+    assert results["cells"][0]["errors"] == 1
+
+
+def test_new_grades_stand_beside_what_the_agent_said_and_took(run, tmp_path, capsys):
+    out = tmp_path / "new"
+    _, cell = graded(run, capsys, "--out", str(out), "--kwargs", '{"pays": 0.25}')
+    assert (cell["changed"], cell["new_reward"]) == (3, pytest.approx(0.75 / 5))
+    was, now = episodes(run)["2", 0], episodes(out)["2", 0]
+    assert now.metadata["rescored"] == {"reward": 1.0, "success": 1.0, "differs": None}
+    assert now.metadata["cost"] == 0.5
+    assert [(t.reply, t.usage, t.act_seconds) for t in now.turns] == [
+        (t.reply, t.usage, t.act_seconds) for t in was.turns
+    ]
+
+
+def test_where_the_agent_would_have_seen_something_else_it_is_told(run, tmp_path, capsys):
+    out = tmp_path / "new"
+    assert main(["rescore", str(run), "--out", str(out), "--kwargs", '{"greets": "Hello. "}']) == 0
+    assert "5 episodes were shown something else" in capsys.readouterr().err
+    assert {t.metadata["rescored"]["differs"] for t in episodes(out).values() if not t.failed} == {0}
+    assert episodes(out)["2", 0].turns[0].observation == [user("Twice 2?")]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "field", "error"),
+    [('{"fails": true}', "failed", "OSError: no space"), ('{"tasks_from": 1}', "missing", "no longer has this task")],
+)
+def test_what_cannot_be_graded_is_an_error_and_no_zero(kwargs, field, error, run, tmp_path, capsys):
+    out = tmp_path / "new"
+    _, cell = graded(run, capsys, "--out", str(out), "--kwargs", kwargs, code=1)
+    assert (cell["graded"], cell[field]) == (4, 1)
+    assert sum(error in (t.error or "") for t in episodes(out).values()) == 1
+    assert cell["new_reward"] == pytest.approx(cell["old_reward"])
+
+
+def test_started_again_it_goes_on(run, tmp_path):
+    out = tmp_path / "new"
+
+    def stop(cell, trajectory):
+        raise KeyboardInterrupt
+
+    with pytest.raises((KeyboardInterrupt, asyncio.CancelledError)):
+        asyncio.run(rescore(run, out, concurrency=1, on_end=stop))
+    begun = sum(len(file.read_text().splitlines()) for file in (out / "episodes").iterdir())
+    asyncio.run(rescore(run, out))
+    (file,) = (out / "episodes").iterdir()
+    assert 0 < begun < 6
+    assert len(file.read_text().splitlines()) == 6
+    assert episodes(out).keys() == episodes(run).keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{run}", "--kwargs", '{"sides": 3}'], "takes no argument 'sides'"),
+        (["{run}", "--out", "{run}"], "holds another run: choose another folder"),
+        (["{run}/episodes"], "holds no evaluation"),
+        (["{run}-nowhere"], "there is no such folder"),
+        (["{run}", "--concurrency", "0"], "at least 1"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(words, said, run, capsys):
+    assert main(["rescore", *(word.replace("{run}", str(run)) for word in words)]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_replay_ends_where_its_replies_end():
+    spec = EnvSpec(id="sum", entry_point=f"{__name__}:Sum")
+    (task,) = spec.tasks().take(1)
+    (played,) = asyncio.run(
+        run_many(spec.make, lambda e: ReplayPolicy(["?"], "context"), [Episode(task)], limits=Limits())
+    )
+    assert (played.end, len(played.turns)) == ("context", 1)

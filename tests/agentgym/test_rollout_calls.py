@@ -1,0 +1,121 @@
+"""How the agent loop calls an environment: `init` and `reset` in one go, and lanes, whose threads answer to event loops."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from agentgym.core import Env
+from agentgym.lanes import Lane
+from agentgym.messages import user
+from agentgym.policy import ScriptedPolicy
+from agentgym.rollout import Limits, close_env, run_episode
+from agentgym.tasks import Task
+
+
+def run(coroutine):
+    return asyncio.run(coroutine)
+
+
+def say():
+    return ScriptedPolicy(["something"])
+
+
+class Opening(Env):
+    """Its task's answer names what `init` and `reset` do: how long each sleeps, or what it raises."""
+
+    def init(self, task):
+        super().init(task)
+        self.do(task.answer.get("init"))
+
+    def reset(self, *, seed=None, options=None):
+        self.resets = getattr(self, "resets", 0) + 1
+        self.do(self.task.answer.get("reset"))
+        super().reset(seed=seed, options=options)
+        return [user("say something")], {}
+
+    def step(self, action):
+        return self.outcome(self.read(action), 1.0, terminated=True)
+
+    def do(self, fault):
+        if isinstance(fault, str):
+            raise ValueError(fault)
+        time.sleep(fault or 0)
+
+
+class LaterInit(Opening):
+    """Its `init` is a `def` that returns a coroutine."""
+
+    def init(self, task):
+        async def later():
+            Env.init(self, task)
+            if (fault := task.answer.get("init")) and not isinstance(fault, str):
+                await asyncio.sleep(fault)
+            elif fault:
+                raise ValueError(fault)
+
+        return later()
+
+
+@pytest.mark.parametrize("env_class", [Opening, LaterInit])
+@pytest.mark.parametrize(
+    ("faults", "words"),
+    [
+        ({"init": 0.7}, "turn 0: init took longer than its limit of 0.4 s"),
+        ({"reset": 0.7}, "turn 0: reset took longer than its limit of 0.2 s"),
+        ({"init": "no such luck"}, "turn 0: init failed after 0.0 s: ValueError: no such luck"),
+        ({"reset": "no such luck"}, "turn 0: reset failed after 0.0 s: ValueError: no such luck"),
+        ({"init": 0.3}, None),
+        ({"init": 0.3, "reset": 0.1}, None),
+    ],
+)
+def test_init_and_reset_go_to_the_thread_together_and_have_limits_of_their_own(env_class, faults, words):
+    limits = Limits(init_timeout=0.4, reset_timeout=0.2, close_timeout=0.2)
+    env = env_class()
+    trajectory = run(run_episode(env, say(), Task("t", answer=faults), limits=limits))
+    assert (trajectory.error or "").partition("'t', ")[2] == (words or "")
+    assert trajectory.end == ("error" if words else "terminated")
+
+
+def test_an_environment_whose_init_failed_or_was_given_up_is_not_reset():
+    limits = Limits(init_timeout=0.2, close_timeout=1.0)
+    for fault in ("no such luck", 0.4):
+        env = Opening()
+        assert run(run_episode(env, say(), Task("t", answer={"init": fault}), limits=limits)).failed
+        run(close_env(env, 2.0))
+        assert not hasattr(env, "resets")
+
+
+def test_what_a_loop_left_behind_does_not_reach_the_next_one():
+    """A call that outlives its event loop answers to nobody, and the threads' answers in the next loop arrive."""
+    gate = threading.Event()
+    lane = Lane("left behind")
+
+    async def abandon():
+        lane.start(gate.wait, 5)
+
+    run(abandon())
+    gate.set()
+    for _ in range(3):
+        assert run(lane.call(lambda: 7)) == 7
+    assert not lane.busy
+    lane.stop()
+
+
+def test_a_call_that_is_cancelled_before_its_turn_is_left_out():
+    called, gate = [], threading.Event()
+
+    async def play():
+        lane = Lane("turns")
+        first = lane.start(gate.wait, 5)
+        second = lane.start(called.append, "second")
+        third = lane.start(called.append, "third")
+        second.cancel()
+        gate.set()
+        await asyncio.wait_for(third, 5)
+        lane.stop()
+        return await first
+
+    assert run(play())
+    assert called == ["third"]
