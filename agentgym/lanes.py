@@ -34,6 +34,7 @@ class _Call:
     lane: Lane
     outcome: asyncio.Future[Any]
     started: bool = False
+    interrupted: bool = False
     # A thing of its own: who asks whether the call has returned must not hold the call, which holds its environment.
     returned: _Flag = field(default_factory=_Flag)
 
@@ -163,14 +164,14 @@ async def _serve_async(calls: asyncio.Queue[_Call]) -> None:
                 value = await call.function(*call.args, **call.kwargs)
         except asyncio.CancelledError as raised:
             error = raised
-            if task.cancelling() and not call.outcome.cancelled():
+            if task.cancelling() > call.interrupted:
                 raise
         except (Exception, SystemExit) as raised:
             error = raised
         finally:
             call.returned.up = True
             _settle(call.outcome, value, error)
-        while call.outcome.cancelled() and task.cancelling():
+        if call.interrupted:
             task.uncancel()
         del call, value, error
 
@@ -178,6 +179,7 @@ async def _serve_async(calls: asyncio.Queue[_Call]) -> None:
 def _interrupt(call: _Call, task: asyncio.Task[None], outcome: asyncio.Future[Any]) -> None:
     """Cancel a call in a task when nobody waits for it any more."""
     if outcome.cancelled() and call.started and not call.returned.up:
+        call.interrupted = True  # so that the task tells this from a cancel that is meant for itself
         task.cancel()
 
 
