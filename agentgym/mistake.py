@@ -17,3 +17,10 @@ def nearest(word: object, known: Iterable[object]) -> str:
     begun = [name for name in names if len(name) > 2 and str(word).startswith(name)]
     near = begun or difflib.get_close_matches(str(word), names, 1, 0.6)
     return f": did you mean {near[0]}?" if near else ""
+
+
+def choices(word: object, known: Iterable[object]) -> str:
+    """What is there instead of a word: ": did you mean X? There are X, Y", or "; there are X, Y"."""
+    names = [str(name) for name in known]
+    near = nearest(word, names)
+    return f"{near} There are {', '.join(names)}" if near else f"; there are {', '.join(names)}"

@@ -64,8 +64,9 @@ class EnvSpec:
         tags: free words for lists.
         task_source: a function `split -> TaskSet`, or its `"module:function"`; None: the class's `default_tasks`.
         nondeterministic: True if the same task, seed and actions may give different results.
-        needs: for lists, what it takes besides agentgym itself: "sandbox:IMAGE", or "MODULE:REQUIREMENT", a module that
-            must be importable and what `pip install` is told to get it.
+        needs: what it takes besides agentgym itself, made with `kwargs`: "sandbox:IMAGE", or "MODULE:REQUIREMENT", a
+            module that must be importable and what `pip install` is told to get it. Shown by lists, and looked at before
+            an evaluation.
     """
 
     id: str
@@ -107,6 +108,11 @@ class EnvSpec:
         elif not callable(factory):
             raise TypeError(f"environment {self.id!r}: {self.entry_point!r} is neither a class nor a function")
         return factory
+
+    def missing(self) -> list[str]:
+        """What `pip install` is told to get the packages of `needs` that are not here; none is imported."""
+        found = (need.partition(":") for need in self.needs)
+        return [what for module, _, what in found if module != "sandbox" and not is_here(module)]
 
     def tasks(self, split: str = "train") -> TaskSet:
         """The task set of a split. The spec's kwargs that the task function accepts are passed to it.
@@ -166,7 +172,7 @@ def register(
         tags: free words for lists.
         tasks: `split -> TaskSet`, or its `"module:function"`. Default: the class's `default_tasks`.
         nondeterministic: True if the same task, seed and actions may give different results.
-        needs: for lists; see `EnvSpec`.
+        needs: see `EnvSpec`.
 
     Returns:
         The spec. Registering the same entry point and kwargs again only renews the rest.
@@ -361,6 +367,14 @@ def _resolve(path: str, id: str) -> Any:
             raise ImportError(f"environment {id!r}: module {module_name!r} has no {qualname!r} (entry point {path!r})")
         found = getattr(found, part)
     return found
+
+
+def is_here(module: str) -> bool:
+    """Whether a module can be found; it is not imported, though packages above it are."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # a package above it is not here, or it was put into sys.modules by hand
+        return module in sys.modules
 
 
 def _by_value(target: Any) -> Any:

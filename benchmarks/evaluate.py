@@ -62,7 +62,9 @@ def play(side: Side, episodes: int, concurrent: int, base_url: str | None) -> di
         command = [side.python, HERE / side.script, "--episodes", str(episodes), "--concurrent", str(concurrent)]
         command += ["--folder", folder, *(["--base-url", base_url] if base_url else [])]
         env = {**os.environ, **ONE_THREAD, "HF_HUB_OFFLINE": "1", **side.env}
-        done = subprocess.run(list(map(str, command)), env=env, capture_output=True, text=True, timeout=900)
+        done = subprocess.run(
+            list(map(str, command)), check=False, env=env, capture_output=True, text=True, timeout=900
+        )
     if done.returncode:
         raise SystemExit(f"{side.name} at {concurrent} failed: {done.stderr[-2000:]}")
     took = json.loads(done.stdout.strip().splitlines()[-1])

@@ -68,7 +68,7 @@ def _prepared(suite: Suite, agents: list[AgentSpec], args: argparse.Namespace) -
     if args.no_store and (args.out or args.resume):
         raise Mistake("--no-store keeps nothing: leave out --out and --resume")
     try:
-        check_agents(agents)
+        check_agents(agents, _serve_args(args))
         if suite.budget.cost is not None:
             check_prices(agents, suite.prices)
         notes = check_envs(suite.cells)
@@ -124,9 +124,15 @@ def _served(agent: AgentSpec, out: Path, args: argparse.Namespace) -> Iterator[A
     log = out / f"serve-{name}.log"
     if not args.quiet:
         print(f"{agent.name}: starting vLLM on {folder}; its log is {log}", file=sys.stderr)
-    more = shlex.split(args.serve_args or "")
-    with serve_model(folder, log=log, args=more, say=_say(agent.name, args)) as place:
+    with serve_model(folder, log=log, args=_serve_args(args), say=_say(agent.name, args)) as place:
         yield located(agent, *place)
+
+
+def _serve_args(args: argparse.Namespace) -> list[str]:
+    try:
+        return shlex.split(args.serve_args or "")
+    except ValueError as error:
+        raise Mistake(f"--serve-args: {error}: {args.serve_args}") from error
 
 
 def _say(name: str, args: argparse.Namespace) -> Any:

@@ -104,10 +104,12 @@ def _adapter_row(adapter: Adapter) -> Row:
 
 
 def _need(need: str) -> Need:
+    from agentgym.registration import is_here
+
     kind, _, what = need.partition(":")
     if kind == "sandbox":
         return _sandbox(what)
-    if importlib.util.find_spec(kind) is not None:
+    if is_here(kind):
         return Need(what, True)
     return Need(what, False, f"pip install {what!r}")
 

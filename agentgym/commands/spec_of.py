@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,15 +31,20 @@ def spec_of(id: str) -> EnvSpec:
         found = spec(_in_file(id) if ".py" in id else id)
         found.load()
     except UnknownEnvError as error:
-        is_here = (Path(id) / "__init__.py").is_file() or (Path(id) / "pyproject.toml").is_file()
-        raise Mistake(
-            f"{error}; the folder {id} is not installed: pip install -e ." if is_here else str(error)
-        ) from error
+        raise Mistake(f"{error}{_not_installed(id)}") from error
     except (ValueError, ImportError, TypeError) as error:
         raise Mistake(str(error)) from error
     except SyntaxError as error:
         raise Mistake(f"{id}: {error.filename}:{error.lineno}: {error.msg}") from error
     return found
+
+
+def _not_installed(id: str) -> str:
+    """Where a package of that name lies here: how to install it, so that it is found."""
+    project = "." if (Path(id) / "__init__.py").is_file() and Path("pyproject.toml").is_file() else id
+    if not (Path(project) / "pyproject.toml").is_file():
+        return ""
+    return f"; the package in the folder {id} is not installed: pip install -e {shlex.quote(project)}"
 
 
 def _in_file(named: str) -> str:

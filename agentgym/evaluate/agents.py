@@ -109,13 +109,6 @@ def python(target: str, kwargs: Mapping[str, Any] | None = None, name: str | Non
     return AgentSpec(name or target, "python", {"target": target, **({"kwargs": dict(kwargs)} if kwargs else {})})
 
 
-def measured(agent: AgentSpec) -> dict[str, Any]:
-    """What of an agent decides what is measured: all but how an endpoint is asked, and where a folder was served."""
-    left_out = ASKING | ({"base_url"} if "serve" in agent.settings else set())
-    settings = {key: value for key, value in agent.settings.items() if key not in left_out}
-    return {"name": agent.name, "kind": agent.kind, **settings}
-
-
 def policy_maker(agent: AgentSpec) -> MakePolicy:
     """What makes the policy of each episode.
 

@@ -78,9 +78,8 @@ class Spent:
         """Count a stored trajectory."""
         metadata = record["metadata"]
         self.episodes += 1
-        calls = metadata.get("calls")
-        counts = [calls.get("usage", {})] if calls else [turn.get("usage", {}) for turn in record["turns"]]
-        self.tokens += sum(map(tokens_of, counts))
+        counted = tokens_of((metadata.get("calls") or {}).get("usage") or {})
+        self.tokens += counted or sum(map(_stored_tokens, record["turns"]))
         self.cost += metadata.get("cost") or 0.0
 
 
@@ -128,6 +127,14 @@ class Tally:
 def tokens_of(usage: dict[str, int]) -> int:
     """Tokens read and written; cached and reasoning tokens are parts of these."""
     return usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
+
+
+def _stored_tokens(turn: dict[str, Any]) -> int:
+    """Of a stored turn, as `usage_of` counts them."""
+    usage, tokens = turn.get("usage"), turn.get("tokens")
+    if usage or not tokens:
+        return tokens_of(usage or {})
+    return tokens["shared"] + len(tokens["new_prompt_ids"]) + len(tokens["completion_ids"])
 
 
 def calls_of(tries: Iterable[Policy]) -> Calls | None:

@@ -194,12 +194,12 @@ def _bar(progress: _Progress, now: float, width: int) -> RenderableType:
 
 def _details(progress: _Progress, now: float) -> list[str]:
     """The score, what was used, and the last error where there is one."""
-    score = ["no episode has ended yet"]
+    score = ["no episode has ended yet"] if progress.finished is None and not progress.ended else []
     if (mean := progress.success.mean) is not None:
         low, high = progress.success.share_interval() or (None, None)
         score = [f"success {percent(mean)} ({percent_range(low, high)})"]
         score.append(f"reward {number(progress.reward / progress.success.count)}")
-    if progress.before:
+    if progress.before and progress.ended:
         score.append(f"{progress.before:,} from before not in it")
     if progress.errors:
         score.append(f"{progress.errors:,} error{'s' * (progress.errors > 1)}")

@@ -16,8 +16,8 @@ class AgentSpec:
 
     Attributes:
         name: how tables and files call it: the model's name, "expert", "random", the user's own.
-        kind: "chat" (an OpenAI-compatible endpoint), "expert", "random", "null" (says nothing), "scripted", "python" (the
-            user's own, `pkg.mod:run`), "replay" (stored actions).
+        kind: "chat" (an OpenAI-compatible endpoint), "expert", "random", "null" (says nothing), "scripted", or "python" (the
+            user's own, `pkg.mod:run`).
         settings: what its kind takes: model, base_url, temperature, max_tokens, extra of a chat; target and kwargs of a
             python agent; answers of a script. Never a key or another secret.
     """

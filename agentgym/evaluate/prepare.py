@@ -11,14 +11,18 @@ from agentgym.evaluate.plan import AgentSpec, Cell
 from agentgym.evaluate.prices import Prices
 from agentgym.evaluate.probe import probe
 from agentgym.evaluate.run import model_of
-from agentgym.registration import EnvSpec
+from agentgym.registration import EnvSpec, spec
 from agentgym.rollout import close_env
 
 _ANYWHERE = "http://127.0.0.1:9/v1"
 
 
-def check_agents(agents: Sequence[AgentSpec]) -> None:
+def check_agents(agents: Sequence[AgentSpec], serve_args: Sequence[str] = ()) -> None:
     """Whether agents can be made; nothing is asked of any endpoint.
+
+    Args:
+        agents: what plays.
+        serve_args: more arguments of the server of model folders.
 
     Raises:
         ValueError: one cannot.
@@ -28,7 +32,7 @@ def check_agents(agents: Sequence[AgentSpec]) -> None:
         if folder is not None:
             from agentgym.evaluate.serving import check_serving
 
-            check_serving(folder)
+            check_serving(folder, serve_args)
             agent = located(agent, _ANYWHERE)  # noqa: PLW2901 - where it will be is not known yet
         policy_maker(agent)
 
@@ -51,6 +55,7 @@ def check_envs(cells: Sequence[Cell]) -> list[str]:
     for own in by_env.values():
         env = own[0].env
         try:
+            _check_needs(env)
             image = _tried(env, [cell.agent for cell in own])
             for cell in own:
                 tasks = env.tasks(cell.split)
@@ -67,9 +72,20 @@ def check_envs(cells: Sequence[Cell]) -> list[str]:
     return list(notes)
 
 
-def _tried(spec: EnvSpec, agents: Sequence[AgentSpec]) -> str | None:
+def _check_needs(env: EnvSpec) -> None:
+    """Whether the packages are here that an environment needs as it is registered; other arguments may need others.
+
+    Raises:
+        ValueError: one is not.
+    """
+    missing = env.missing()
+    if missing and (":" in env.id or spec(env.id).kwargs == env.kwargs):
+        raise ValueError(f"{env.id} needs {missing[0]}, which is not installed: pip install {missing[0]!r}")
+
+
+def _tried(of: EnvSpec, agents: Sequence[AgentSpec]) -> str | None:
     """Make an environment, and close it; the image of its sandboxes."""
-    env = spec.make()
+    env = of.make()
     try:
         for agent in agents:
             check_plays(agent, env)

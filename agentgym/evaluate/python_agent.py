@@ -77,7 +77,7 @@ class PythonAgent:
 
 
 class PythonPolicy:
-    """One episode of the user's agent. Its `calls` are the user's object's, where it counts them."""
+    """One episode of the user's agent. Its `calls` are those of the user's object, where it counts them and is the episode's own."""
 
     def __init__(self, agent: PythonAgent):
         self._agent = agent
@@ -88,9 +88,9 @@ class PythonPolicy:
 
     @property
     def calls(self) -> Calls | None:
-        """What the user's object counted of its own requests."""
+        """What the user's object counted of its own requests; None where one object plays all episodes."""
         found = getattr(self._player, "calls", None)
-        return found if isinstance(found, Calls) else None
+        return found if isinstance(found, Calls) and inspect.isclass(self._agent.found) else None
 
     def attach(self, env: Env, call: Any) -> None:
         """Play in this environment, where the user's object wants to know it."""

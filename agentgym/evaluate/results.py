@@ -108,8 +108,13 @@ def usage_of(trajectory: Trajectory) -> dict[str, int]:
 
 
 def cause_of(trajectory: Trajectory) -> str:
-    """The error without its task, turn and time, so that equal failures count together."""
-    text = (trajectory.error or "").strip()
+    """The error of an episode as `cause_in` writes it."""
+    return cause_in(trajectory.error or "")
+
+
+def cause_in(error: str) -> str:
+    """An error without its task, turn and time, so that equal failures count together."""
+    text = error.strip()
     _, colon, rest = text.partition(": ")
     return re.sub(r" after [\d.]+ s\b", "", rest if colon else text)[:300] or "no message"
 

@@ -23,7 +23,7 @@ from agentgym.evaluate.results import CellResult, EpisodeNumbers, Results, numbe
 from agentgym.evaluate.store import Key, Planned, Store, StoreError, cells_of, effective, open_store, read_run, scan
 from agentgym.files import write_json
 from agentgym.jsonl import line_of
-from agentgym.policy import Policy
+from agentgym.policy import Calls, Policy
 from agentgym.registration import EnvSpec, spec
 from agentgym.rollout import Episode, Limits, run_many
 from agentgym.tasks import Task
@@ -195,7 +195,7 @@ class _Part:
 
 @dataclass
 class _Evaluation:
-    """What all cells of a run share, and what it has used so far."""
+    """What all cells of a run share, and what it has used so far. `left`: episodes that are still to be played."""
 
     concurrency: int
     limits: Limits
@@ -207,9 +207,10 @@ class _Evaluation:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     store: Store | None = None
     stopped: str | None = None
+    left: int = 0
     numbers: list[EpisodeNumbers] = field(default_factory=list)
     _running: dict[Key, list[Policy]] = field(default_factory=dict)
-    _last: Policy | None = None
+    _shared: list[Policy] = field(default_factory=list)
 
     async def play(self, part: _Part) -> None:
         """Play what is missing of a cell, until it is done, a limit is reached, or it is asked to stop."""
@@ -263,21 +264,32 @@ class _Evaluation:
         # Every try asks here before anything else of it happens, so these are the episodes that run.
         tries = self._running.setdefault((episode.task.id, episode.sample), [])
         policy = make_policy(episode)
-        if policy is self._last:  # one object for all: whose calls they were nobody knows, so turns are counted instead
-            return policy
-        tries.append(policy)
-        self._last = policy
+        if not _among(tries, policy) and not self._is_shared(policy):
+            tries.append(policy)
         return policy
+
+    def _is_shared(self, policy: Policy) -> bool:
+        """Whether it plays other episodes too: whose its calls are nobody knows then, so turns are counted instead."""
+        calls = getattr(policy, "calls", None)
+        if not isinstance(calls, Calls):
+            return False
+        others = [tries for tries in self._running.values() if _among(tries, policy)]
+        if others:
+            self._shared.append(policy)
+        for tries in others:
+            tries[:] = [one for one in tries if one is not policy]
+        return calls.requests > 0 or _among(self._shared, policy)
 
     def _ended(self, part: _Part, trajectory: Trajectory) -> None:
         key = (trajectory.task_id, trajectory.sample)
         if key not in self._running:
             raise ValueError(f"{part.cell.env.id} says that it played task {key[0]!r}, which it was not given")
+        self.left -= 1
         calls = calls_of(self._running.pop(key))
         trajectory.metadata |= _labels(part.tasks[key[0]])
         if calls is not None:
             trajectory.metadata["calls"] = vars(calls)
-        usage = usage_of(trajectory) if calls is None else calls.usage
+        usage = (calls and calls.usage) or usage_of(trajectory)
         if self.prices is not None and usage:
             cost = self.prices.cost(model_of(part.cell.agent), usage)
             if cost is not None:
@@ -311,6 +323,7 @@ async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, com
             run.tally.earlier += stored.spent
         for part in parts:
             part.done = done[part.cell.name]
+        run.left = sum(len(part.missing()) for part in parts)
         took = _seconds_before(out)
         try:
             await _in_turn(parts, run, took)
@@ -319,9 +332,10 @@ async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, com
                 _write_results(out, "disk", took)
             raise
         except asyncio.CancelledError:
-            _write_results(out, "interrupted", took)
+            _write_results(out, "interrupted" if run.left else None, took)
             raise
-        return _write_results(out, run.stopped, took)
+        # A limit that came with the last episode has stopped nothing.
+        return _write_results(out, run.stopped if run.left else None, took)
 
 
 async def _in_turn(parts: list[_Part], run: _Evaluation, took: dict[str, float]) -> None:
@@ -338,8 +352,6 @@ async def _in_turn(parts: list[_Part], run: _Evaluation, took: dict[str, float])
 
 def _write_results(out: Path, stopped: str | None, took: Mapping[str, float]) -> Results:
     results = results_in(out, stopped, took)
-    if stopped is not None and all(cell.episodes + cell.errors == cell.planned for cell in results.cells):
-        results = replace(results, stopped=None)  # the limit came with the last episode
     write_json(out / "results.json", results.to_json())
     write_report(out, results)
     return results
@@ -373,6 +385,10 @@ def _part_of(cell: Cell, make_policy: MakePolicy | None) -> _Part:
     if not found:
         raise ValueError(f"{cell.env.id}/{cell.split} has no tasks")
     return _Part(cell, make_policy, found)
+
+
+def _among(policies: Sequence[Policy], policy: Policy) -> bool:
+    return any(policy is one for one in policies)
 
 
 def _mark(tasks: Mapping[str, Task]) -> str:

@@ -138,9 +138,12 @@ def open_store(
             what is measured.
         OSError: it cannot be written.
     """
-    path.mkdir(parents=True, exist_ok=True)
-    _check_is_ours(path)
-    lock = _locked(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        _check_is_ours(path)
+        lock = _locked(path)
+    except OSError as error:
+        raise OSError(f"{path}: cannot be written ({error.strerror}): choose another folder") from error
     try:
         present = read_run(path) if (path / "run.json").exists() else None
         cells = _merged(path, present["cells"] if present else [], plan)
@@ -212,9 +215,10 @@ def effective(path: Path) -> Iterator[Trajectory]:
     """
     if not path.exists():
         return
-    chosen: dict[Key, tuple[int, bool]] = {}
+    # The file of a cell has one environment, one of a training run may have more, and their tasks the same ids.
+    chosen: dict[tuple[str, str, int], tuple[int, bool]] = {}
     for offset, record in _records(path):
-        key, failed = (record["task_id"], record["sample"]), record["end"] == "error"
+        key, failed = (record["env"], record["task_id"], record["sample"]), record["end"] == "error"
         if key not in chosen or chosen[key][1] or not failed:
             chosen[key] = (offset, failed)
     with path.open("rb") as lines:
@@ -258,7 +262,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in enumerate(lines, start=1):
             try:
                 record = json.loads(line)
-                _ = record["task_id"], record["sample"], record["end"], record["metadata"]
+                _ = [record[name] for name in ("env", "task_id", "sample", "end", "metadata")]
             except (ValueError, KeyError, TypeError) as error:
                 if not line.endswith(b"\n"):
                     return
@@ -346,7 +350,8 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     for name in ("entry_point", "kwargs"):
         measured |= _compared(f"env {name}", old["env"].get(name, {}), new["env"].get(name, {}))
     measured |= _compared("agent kind", old["agent"]["kind"], new["agent"]["kind"])
-    measured |= _compared("", old["agent"]["settings"], new["agent"]["settings"])
+    settings = _compared("", old["agent"]["settings"], new["agent"]["settings"])
+    measured |= {name: values for name, values in settings.items() if name not in _MAY_DIFFER}
     found = [f"{name} was {_short(was)}, is now {_short(now)}" for name, (was, now) in measured.items()]
     if not found and old.get("first_task") and new["first_task"] and old["first_task"] != new["first_task"]:
         found.append("the data has changed: its first task is another one")
@@ -357,8 +362,8 @@ def _compared(name: str, old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     """What differs between two values, by the names of keys where both are objects."""
     if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
         return {} if old == new else {name: (old, new)}
-    keys = [key for key in {**old, **new} if key not in _MAY_DIFFER]
-    return {f"{name} {key}".strip(): (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return {f"{name} {key}".strip(): (old.get(key), new.get(key)) for key in keys}
 
 
 def _short(value: Any) -> str:

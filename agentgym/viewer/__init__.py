@@ -17,17 +17,18 @@ RUN  {"id", "name", "path", "kind": "evaluation" | "training", "created", "updat
       "errors", "headline": {"label", "value", "low", "high"} | null, "envs": [...], "agents": [...], "problem": text | null
       (why its files cannot be read), "indexing": share}
 ROW  {"key", "cell" (or the file's name in a training run: "eval-000010"), "env", "agent", "task", "sample", "reward", "success",
-      "end", "error" (its first 200 characters) | null, "turns", "tokens" (that the agent wrote) | null, "seconds",
-      "cost" | null, "tags", "difficulty", "step" | null, "superseded": bool}
+      "end", "error" (its first 200 characters) | null, "cause" (of the error, as results count it) | null, "turns",
+      "tokens" (that the agent wrote) | null, "seconds", "cost" | null, "tags", "difficulty", "step" | null, "superseded": bool}
 CELL {"name", "env", "agent", "split", "planned" (episodes) | null, "episodes", "errors", "reward", "success", "low", "high",
-      "turns"}: numbers of the episodes so far; null where there are none. Of evaluations; `steps` are those of training runs
+      "turns", "result"}: numbers of the episodes so far; null where there are none. `result` is what `results.json` would say of
+      the cell now, but for what only endpoints count. Of evaluations; `steps` are those of training runs
 STEP {"cell": "eval-000010", "step": 10, "kind": "eval" | "train"}: a file of trajectories of a training run
 A share is a number from 0 to 1, and below 1 the answer is of what was read so far: ask again after a moment. An episode's
 `turns[i].tokens` is as stored: a turn's prompt is the first `shared` ids of the turn before (its prompt and completion) and
 then `new_prompt_ids`; `completion_ids`, which alone are trained on, have `logprobs` and `versions`.
 
-Parameters of episodes, all optional: cell, outcome (success | failure | error), end, reward_min, reward_max, turns_min, turns_max,
-tokens_min, tokens_max, tag, text (in any message, without case), sort (stored | reward | turns | tokens | seconds | task), order
+Parameters of episodes, all optional: cell, outcome (success | failure | error), end, cause, reward_min, reward_max, turns_min,
+turns_max, tokens_min, tokens_max, tag, text (in any message, without case), sort (stored | reward | turns | tokens | seconds | task), order
 (asc | desc), offset, limit (default 200, at most 1,000), task (exactly), sample, superseded (1: also episodes that failed and
 were played again).
 Errors are {"error": text} with status 400 or 404.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentgym.evaluate.compared_runs import TaskMeans
-from agentgym.evaluate.results import EpisodeNumbers
+from agentgym.evaluate.results import CellResult, EpisodeNumbers, results_of
 from agentgym.evaluate.statistics import ClusteredMean
 from agentgym.viewer.rows import Row
 
@@ -40,6 +40,12 @@ def numbers_of(rows: Sequence[Row]) -> Numbers:
     return Numbers(reward, success.mean, *interval, sum(row.turns for row in played) / len(played))
 
 
+def result_of(rows: Sequence[Row], env: str, agent: str, split: str, samples: int, planned: int | None) -> CellResult:
+    """The result of a cell as it is so far, from its rows: without what only endpoints count (requests, tokens read)."""
+    numbers = [_episode_numbers(row) for row in rows if not row.superseded]
+    return results_of(numbers, env=env, agent=agent, split=split, samples=samples, planned=planned)
+
+
 def task_means(rows: Sequence[Row]) -> dict[str, TaskMeans]:
     """What a comparison needs of each task: as `agentgym compare` makes it from the episodes themselves."""
     tasks: dict[str, TaskMeans] = {}
@@ -53,7 +59,7 @@ def _episode_numbers(row: Row) -> EpisodeNumbers:
     return EpisodeNumbers(
         task=row.task,
         sample=row.sample,
-        cause=(row.error or "") if row.failed else None,
+        cause=row.cause,
         end=row.end,
         reward=row.reward or 0.0,
         success=row.success or 0.0,

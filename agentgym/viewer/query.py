@@ -28,6 +28,7 @@ class Query:
     cell: str = ""
     outcome: str = ""
     end: str = ""
+    cause: str = ""
     tag: str = ""
     text: str = ""
     task: str = ""
@@ -72,6 +73,7 @@ class Query:
             (self.superseded or not row.superseded)
             and self.outcome in ("", row.outcome)
             and self.end in ("", row.end)
+            and self.cause in ("", row.cause)
             and (not self.tag or self.tag in row.tags)
             and self.task in ("", row.task)
             and self.sample in (None, row.sample)

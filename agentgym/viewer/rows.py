@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from sys import intern
 from typing import Any
 
+from agentgym.evaluate.results import cause_in
+
 ERROR_CHARS = 200
 _MOST_TAGS = 50
 
@@ -25,6 +27,7 @@ class Row:
     success: float | None
     end: str
     error: str | None
+    cause: str | None
     turns: int
     tokens: int | None
     seconds: float | None
@@ -71,6 +74,7 @@ def row_of(record: Any, start: int, size: int) -> Row:
         success=success,
         end=end,
         error=None if error is None else str(error)[:ERROR_CHARS],
+        cause=intern(cause_in("" if error is None else str(error))) if end == "error" else None,
         turns=len(turns),
         tokens=_tokens(turns, metadata),
         seconds=number(record.get("seconds")),

@@ -32,7 +32,7 @@ class Run:
         id: its name in addresses.
         path: the folder, resolved: nothing that lies elsewhere is read, whatever links or files in it say.
         kind: "evaluation" or "training".
-        numbers: of each file, with the state in which it was when they were made.
+        numbers, results: of each file, with the state in which it was when they were made.
     """
 
     id: str
@@ -43,6 +43,7 @@ class Run:
     manifest: dict[str, Any] = field(default_factory=dict)
     manifest_problem: str | None = None
     numbers: dict[str, tuple[tuple[int, int], Numbers]] = field(default_factory=dict)
+    results: dict[str, tuple[tuple[int, int], dict[str, Any]]] = field(default_factory=dict)
     _manifest_seen: tuple[int, int] = (-1, -1)
     _thread: threading.Thread | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -54,9 +54,14 @@ def index_of(name: str) -> Index:
         FileNotFoundError, ValueError: see `passages_of`.
         ImportError: bm25s is not installed.
     """
+    require_bm25s()
+    return _once(_indexes, name, lambda: Index(passages_of(name)))
+
+
+def require_bm25s() -> None:
+    """Raises ImportError, which says what to install, where bm25s is not."""
     if importlib.util.find_spec("bm25s") is None:
         raise ImportError('BM25 in this process needs bm25s: pip install "agentgym[search]"')
-    return _once(_indexes, name, lambda: Index(passages_of(name)))
 
 
 def corpus_lines(name: str) -> str:

@@ -62,6 +62,7 @@ class Search(Env):
 
     Raises:
         ValueError: a setting is none of these.
+        ImportError: the retriever is "bm25", and bm25s is not installed.
     """
 
     max_turns = 6
@@ -85,6 +86,8 @@ class Search(Env):
         super().__init__(tasks, max_turns, render_mode)
         check_data(data)
         check_kind(retriever)
+        if retriever == "bm25":
+            require_bm25s()
         if reward not in ("em", "f1"):
             raise ValueError(f'reward must be "em" or "f1", not {reward!r}')
         if min(topk, passage_chars) < 1 or not timeout > 0:

@@ -198,6 +198,43 @@ def test_an_environment_of_ones_own(fresh, played):
     fresh.run("agentgym", "check", "my_env", cwd=folder)
 
 
+# What a base image from a registry would bring: Python with pip; and what the index would answer with, installed already.
+BASE = """\
+FROM {image}
+COPY site /opt/site
+# PIP_NO_BUILD_ISOLATION is off where it is 0, and on where it is 1, in pip's own odd way.
+ENV PYTHONPATH=/opt/site PIP_NO_INDEX=1 PIP_NO_BUILD_ISOLATION=0
+RUN mkdir -p -m 1777 /tmp
+"""
+
+
+@pytest.mark.docker
+def test_the_image_of_an_environment_is_built_and_checks_itself_with_no_network(fresh, tmp_path):
+    from agentgym.sandbox import images
+    from agentgym.scaffold import scaffold
+
+    base, built = f"agentgym-test/base:{os.getpid()}", f"agentgym-test/creek-env:{os.getpid()}"
+    (site,) = fresh.folder.glob("venv/lib/python*/site-packages")
+    shutil.copytree(site, tmp_path / "base/site", ignore=shutil.ignore_patterns("agent*", "__pycache__", "bin"))
+    for package in ("pip", "setuptools"):
+        for part in Path(distribution(package).locate_file("")).glob(f"{package}*"):
+            shutil.copytree(part, tmp_path / "base/site" / part.name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "base/Dockerfile").write_text(BASE.format(image=images.image_tag("python")))
+    root, _ = scaffold("creek_env", tmp_path)
+    (wheel,) = (fresh.folder / "dist").glob("agentgym-*.whl")
+    shutil.copy(wheel, root)
+    try:
+        docker_build(tmp_path / "base", base)
+        docker_build(root, built, BASE=base, AGENTGYM=f"./{wheel.name}")
+        done = docker("run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", built)
+        assert "creek_env: ok" in done
+        assert "creek_env" in docker("run", "--rm", "--network", "none", built, "list")
+        assert docker("run", "--rm", "--entrypoint", "id", built, "-u").strip() == "65534"
+    finally:
+        for image in (built, base):
+            remove_image(image)
+
+
 def test_what_needs_more_says_what_to_install(fresh):
     results = fresh.json("eval", "search", "--policy", "random", "-n", "1", "--no-store", code=1)
     assert results["cells"][0]["reward"] is None, "an error is never a score of 0"

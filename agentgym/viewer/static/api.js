@@ -22,11 +22,13 @@
     const search = new URLSearchParams(kept).toString();
     const limit = AbortSignal.timeout(TIMEOUT);
     let answer;
+    let body;
     try {
       answer = await fetch(search ? `${address}?${search}` : address, {
         signal: signal ? AbortSignal.any([signal, limit]) : limit,
         headers: { Accept: "application/json" },
       });
+      body = await answer.text();
     } catch (error) {
       if (signal && signal.aborted) throw error;
       const slow = limit.aborted;
@@ -34,13 +36,13 @@
       throw new ApiError(slow ? `The server said nothing for ${TIMEOUT / 1000} s.` : "The server does not answer.", 0);
     }
     tell(true);
-    return read(answer);
+    return read(answer, body);
   }
 
-  async function read(answer) {
+  function read(answer, text) {
     let body = null;
     try {
-      body = await answer.json();
+      body = JSON.parse(text);
     } catch {
       throw new ApiError(`The server answered ${answer.status} with something that is no JSON.`, answer.status);
     }

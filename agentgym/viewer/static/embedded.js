@@ -21,13 +21,11 @@
   const within = (value, low, high) =>
     (low === undefined || (value !== null && value >= Number(low))) && (high === undefined || (value !== null && value <= Number(high)));
 
-  const outcome = (row) => (row.error !== null || row.end === "error" ? "error" : row.success > 0 ? "success" : "failure");
-
   function matches(run, row, q) {
     if (q.superseded !== "1" && row.superseded) return false;
-    for (const name of ["cell", "end", "task"]) if (q[name] !== undefined && row[name] !== q[name]) return false;
+    for (const name of ["cell", "end", "cause", "task"]) if (q[name] !== undefined && row[name] !== q[name]) return false;
     if (q.sample !== undefined && row.sample !== Number(q.sample)) return false;
-    if (q.outcome !== undefined && outcome(row) !== q.outcome) return false;
+    if (q.outcome !== undefined && agentgym.parts.outcomeOf(row) !== q.outcome) return false;
     if (q.tag !== undefined && !(row.tags || []).includes(q.tag)) return false;
     for (const name of ["reward", "turns", "tokens"]) {
       if (!within(row[name], q[`${name}_min`], q[`${name}_max`])) return false;

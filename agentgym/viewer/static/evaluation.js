@@ -5,13 +5,15 @@
   const { h, svg, fill, router, parts } = agentgym;
   const f = agentgym.format;
 
-  // What is known of each cell: what was played so far, and the results where they are written.
+  // What is known of each cell: `result` is the one that is written where it is of these episodes, else what the server
+  // makes of those so far, which knows less of the endpoints.
   function cellsOf(run) {
     const results = new Map(((run.results && run.results.cells) || []).map((cell) => [cell.name, cell]));
     return (run.cells || []).map((cell) => {
       const result = results.get(cell.name);
-      const whole = result && result.episodes === cell.episodes && result.errors === cell.errors ? result : null;
-      return { ...cell, ...(whole ? { success_low: whole.success_low, success_high: whole.success_high, reward_low: whole.reward_low, reward_high: whole.reward_high } : { success_low: cell.low, success_high: cell.high }), result: result || null };
+      const whole = result && result.episodes + result.errors === cell.episodes && result.errors === cell.errors;
+      const now = (whole ? result : cell.result) || {};
+      return { ...cell, success_low: cell.low, success_high: cell.high, reward_low: now.reward_low, reward_high: now.reward_high, result: (whole ? result : cell.result) || null };
     });
   }
 
@@ -26,8 +28,8 @@
   function tokens(cell) {
     const per = cell.result && cell.result.tokens_per_episode;
     if (!per || !f.known(per.completion_tokens)) return h("span", { class: "muted" }, "–");
-    const words = `${f.count(per.prompt_tokens)} read and ${f.count(per.completion_tokens)} written, mean of an episode`;
-    return h("span", { title: words }, f.short(per.completion_tokens), per.prompt_tokens ? h("span", { class: "muted" }, ` / ${f.short(per.prompt_tokens)}`) : null);
+    const words = `${f.known(per.prompt_tokens) ? `${f.count(per.prompt_tokens)} read and ` : ""}${f.count(per.completion_tokens)} written, mean of an episode`;
+    return h("span", { title: words }, f.short(per.completion_tokens), f.known(per.prompt_tokens) ? h("span", { class: "muted" }, ` / ${f.short(per.prompt_tokens)}`) : null);
   }
 
   function meanReward(cell) {
@@ -99,13 +101,13 @@
   }
 
   function details(run, cell) {
-    if (!cell || !cell.result) return parts.empty("No results yet.", "Tags, difficulty and causes of errors come when the run ends or is stopped.");
+    if (!cell || !cell.result) return parts.empty("No episodes yet.", "Rewards, tags, difficulty and causes of errors come with them.");
     const to = (more) => router.link(["run", run.id, "episodes"], { cell: cell.name, ...more });
     const r = cell.result;
     return h("div", { class: "cards" },
       breakdown("Difficulty", r.by_difficulty), breakdown("Tag", r.by_tag, (tag) => to({ tag })),
       histogram(r.rewards), ends(r, (end) => to({ end })),
-      errors(r, (text) => to({ outcome: "error", text: text.slice(0, 120) })));
+      errors(r, (text) => to({ outcome: "error", cause: text })));
   }
 
   function open(holder, first) {

@@ -51,12 +51,13 @@
       update: (now) => { rows = now; keepingFocus(element, draw); } };
   }
 
-  // Draw a part of the page again without losing which link has the focus.
+  // Draw a part of the page again without losing which link or box has the focus.
   function keepingFocus(element, draw) {
     const active = document.activeElement;
-    const address = active && element.contains(active) ? active.getAttribute("href") : null;
+    const name = (of) => of.getAttribute("href") || of.getAttribute("aria-label");
+    const held = active && element.contains(active) ? name(active) : null;
     draw();
-    const again = address && [...element.querySelectorAll("a")].find((a) => a.getAttribute("href") === address);
+    const again = held && !element.contains(document.activeElement) && [...element.querySelectorAll("a, button, input")].find((one) => name(one) === held);
     if (again) again.focus({ preventScroll: true });
   }
 

@@ -15,7 +15,7 @@
         run.kind === "training" && h("a", { class: "button", href: router.link(["run", id, "episodes"]) }, "Episodes"),
         run.kind === "evaluation" && h("a", { class: "button strong", href: router.link(["run", id, "episodes"]) }, `All ${f.plural(run.episodes, "episode")}`)),
       h("dl", { class: "facts" },
-        run.headline && parts.fact(run.headline.label, f.known(run.headline.low) || !/reward/.test(run.headline.label)
+        run.headline && parts.fact(run.headline.label.replace(/^./, (letter) => letter.toUpperCase()), f.known(run.headline.low) || !/reward/.test(run.headline.label)
           ? parts.interval(run.headline.value, run.headline.low, run.headline.high) : f.number(run.headline.value)),
         parts.fact("Episodes", f.count(run.episodes)),
         parts.fact("Errors", run.errors ? h("a", { class: "bad", href: router.link(["run", id, "episodes"], { outcome: "error" }) }, f.count(run.errors)) : "0"),
@@ -57,7 +57,10 @@
         fill(bottom, folds(run));
         fill(view, top, content, bottom);
       }
-      if (f.known(run.indexing) && run.indexing < 1) timer = window.setTimeout(() => load().catch(() => {}), 500);
+      if (f.known(run.indexing) && run.indexing < 1) {
+        window.clearTimeout(timer);
+        timer = window.setTimeout(() => load().catch(() => {}), 500);
+      }
     }
 
     function begin() {

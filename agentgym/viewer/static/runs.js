@@ -67,6 +67,7 @@
 
   function open(view, route) {
     let runs = null;
+    let before = "";
     let table = null;
     let timer = 0;
     let closed = false;
@@ -96,9 +97,12 @@
     }
 
     async function load() {
+      window.clearTimeout(timer);
       try {
         runs = (await api.runs()).runs;
-        if (!closed) show();
+        const now = JSON.stringify([runs, Math.floor(Date.now() / 60000)]); // "3 min ago" changes too
+        if (!closed && now !== before) show();
+        before = now;
       } catch (error) {
         if (!closed && !runs) fill(content, parts.problem(error, load));
       }

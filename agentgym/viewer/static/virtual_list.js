@@ -63,6 +63,7 @@
         this.take(answer);
       }
       this.pages = pages;
+      this.asked.clear(); // what was asked meanwhile went into the pages of before
       this.clear(true);
       this.draw();
     }

@@ -87,15 +87,6 @@ def test_scripts_come_from_files(tmp_path):
             agents.scripted_file(tmp_path / name)
 
 
-def test_how_an_endpoint_is_asked_is_not_what_is_measured():
-    one = agents.chat("m", "http://x/v1", timeout=3, retries=9, stream=True)
-    assert measured(one) == measured(agents.chat("m", "http://x/v1"))
-    assert measured(one) != measured(agents.chat("m", "http://y/v1"))
-    assert measured(one) != measured(agents.chat("m", "http://x/v1", temperature=0.0))
-    served = agents.chat("m", serve="folder")
-    assert measured(located(served, "http://127.0.0.1:1/v1")) == measured(located(served, "http://127.0.0.1:2/v1"))
-
-
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
@@ -220,7 +211,8 @@ def test_a_class_is_made_for_each_episode_and_an_object_is_shared(own):
         return said, policies[0].calls
 
     assert asyncio.run(go(own("Counting"))) == (["1", "2", "1", "2"], Calls(requests=2))
-    assert asyncio.run(go(own("shared")))[0] == ["11", "12", "13", "14"]
+    # Whose the calls of a shared object were, nobody knows.
+    assert asyncio.run(go(own("shared"))) == (["11", "12", "13", "14"], None)
 
 
 def test_a_def_never_blocks_the_others_and_its_threads_end(own):

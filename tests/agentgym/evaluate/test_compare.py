@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from numbers_cases import cell, trajectory
@@ -175,6 +176,14 @@ def test_a_training_run_is_its_last_evaluation_and_a_file_is_a_run_too(tmp_path)
     against = evaluation(tmp_path / "b", [(cell(), rewards({"t1": [1], "t2": [1]}))])
     (found,) = compare_runs(run, against).cells
     assert (found.split, found.measures["success"].mean) == ("test", 0.5)
+
+
+def test_a_file_may_hold_environments_whose_tasks_have_the_same_ids(tmp_path):
+    one, other = rewards({"t1": [0], "t2": [0]}), rewards({"t1": [1], "t2": [1]})
+    run = training_run(tmp_path / "run", {0: [*one, *(replace(t, env="other") for t in other)]})
+    (file,) = (run / "trajectories").iterdir()
+    for comparison in (compare_runs(run, run), compare_runs(file, file)):
+        assert [(c.env, c.episodes_a, c.measures["reward"].a) for c in comparison.cells] == [("e", 2, 0), ("other", 2, 1)]
 
 
 # ---- the command

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agentgym.evaluate.budget import Budget, Spent, Tally, calls_of
 from agentgym.policy import Calls, NullPolicy
-from agentgym.trajectory import Trajectory, Turn
+from agentgym.trajectory import Tokens, Trajectory, Turn
 
 
 class Counted:
@@ -81,6 +81,15 @@ def test_the_calls_of_all_tries_are_added_and_none_is_changed(tries):
 
 def test_who_asks_no_endpoint_has_no_calls():
     assert calls_of([NullPolicy()]) is None
+
+
+def test_exact_tokens_are_counted_live_and_stored():
+    exact = [Tokens([1, 2], [3], [-0.1], [0]), Tokens([1, 2, 3, 4], [5, 6], [-0.1, -0.2], [0, 0])]
+    turns = [Turn([], {"role": "assistant", "content": "x"}, tokens=tokens) for tokens in exact]
+    tally, spent = Tally(), Spent()
+    tally.add(Trajectory("a/0", "e", "a", turns=turns))
+    spent.add(Trajectory("a/0", "e", "a", turns=turns).to_json())
+    assert spent.tokens == tally.tokens == 9
 
 
 def test_stored_and_live_counts_agree():

@@ -216,7 +216,8 @@ class Asking:
     async def act(self, messages, tools):
         self.calls.requests += 1
         self.calls.retries["429"] = self.calls.retries.get("429", 0) + 1
-        self.calls.usage = {"prompt_tokens": 100, "completion_tokens": 10}
+        for kind, count in (("prompt_tokens", 100), ("completion_tokens", 10)):
+            self.calls.usage[kind] = self.calls.usage.get(kind, 0) + count
         if self.task not in self.failed:
             self.failed.add(self.task)
             raise OSError("gone")
@@ -255,6 +256,19 @@ def test_one_policy_for_all_episodes_is_counted_by_turns(tmp_path):
     assert found.episodes == 8
     lines = [json.loads(line) for line in (tmp_path / "r" / "episodes" / "parity@agent.jsonl").read_text().splitlines()]
     assert sum("calls" in line["metadata"] for line in lines) <= 1
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 8])
+@pytest.mark.parametrize("many", [1, 2])
+def test_tokens_of_shared_policies_are_counted_once(many, concurrency):
+    shared = [Asking(type("E", (), {"task": Task("0")})) for _ in range(many)]
+    Asking.failed.add("0")
+    found = asyncio.run(
+        evaluate(
+            PARITY, lambda e: shared[int(e.task.id) % many], n=8, limits=Limits(max_turns=1), concurrency=concurrency
+        )
+    )
+    assert found.tokens == {"prompt_tokens": 800, "completion_tokens": 80}
 
 
 def test_an_agent_that_does_not_play_now_is_planned_and_plays_later(tmp_path):
@@ -310,6 +324,16 @@ def test_a_run_stopped_by_a_limit_goes_on_to_the_same_results(tmp_path, stops):
 def test_a_limit_that_comes_with_the_last_episode_has_stopped_nothing(tmp_path):
     results = played([Cell(PARITY, EXPERT, n=5, k=2)], tmp_path / "r", budget=Budget(episodes=10))
     assert (results.stopped, results.complete) == (None, True)
+
+
+def test_a_limit_that_keeps_failed_episodes_from_being_played_again_has_stopped_the_run(tmp_path):
+    FAILING.add("1")
+    cells = [Cell(PARITY, EXPERT, n=5)]
+    first = played(cells, tmp_path / "r", budget=Budget(episodes=5))
+    assert (first.stopped, first.cells[0].errors) == (None, 1)
+    FAILING.clear()
+    again = played(cells, tmp_path / "r", budget=Budget(episodes=5))
+    assert (again.stopped, again.cells[0].errors) == ("episodes", 1)
 
 
 def test_asked_to_stop_it_stores_no_half_episode_and_writes_results(tmp_path):

@@ -148,6 +148,15 @@ def test_what_changes_the_measurement_is_refused_by_name(tmp_path, other, words)
         assert [cell["name"] for cell in read_run(tmp_path / "r")["cells"]] == ["e@expert"]
 
 
+@pytest.mark.parametrize("name", ["timeout", "retries", "stream", "base_url"])
+def test_an_argument_of_the_environment_is_measured_whatever_its_name(tmp_path, name):
+    first, second = (Cell(EnvSpec("e", "some.module:Env", kwargs={name: value}), expert()) for value in (1, 2))
+    with opened(tmp_path / "r", first):
+        pass
+    with pytest.raises(ValueError, match=f"env kwargs {name} was 1, is now 2"):
+        opened(tmp_path / "r", second)
+
+
 def test_other_data_under_the_same_name_is_refused(tmp_path):
     with opened(tmp_path / "r"):
         pass
