@@ -51,7 +51,7 @@ class ChatPolicy:
         calls: what all answers together took.
 
     Raises:
-        ValueError: `base_url` is no http(s) URL, or has a secret in it; the key can be in no header.
+        ValueError: `base_url` is no http(s) URL, or has a secret in it; the key can be in no header; a setting is below its least.
     """
 
     def __init__(
@@ -71,6 +71,9 @@ class ChatPolicy:
     ):
         if timeout <= 0 or retries < 0:
             raise ValueError(f"timeout must be positive and retries at least 0, not {timeout} and {retries}")
+        for name, value, least in (("temperature", temperature, 0), ("max_tokens", max_tokens, 1)):
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value}")
         streaming = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
         settings = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
         self.model = model

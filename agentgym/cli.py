@@ -8,13 +8,15 @@ quick.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from agentgym.mistake import Mistake, nearest
+from agentgym.commands.output import json_alone
+from agentgym.mistake import Mistake, instead, nearest
 
 # By use, as `agentgym --help` shows them; each name is a module of `agentgym.commands`.
 COMMANDS = {
@@ -83,7 +85,7 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return
-        there_are = f"{value!r}{nearest(value, action.choices)}; there are {', '.join(map(str, action.choices))}"
+        there_are = f"{value!r}{instead(value, action.choices)}"
         if isinstance(action, argparse._SubParsersAction):
             self.error(f"no command {there_are}")
         raise argparse.ArgumentError(action, f"no {there_are}")
@@ -118,7 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     try:
-        return args.run(args)
+        with json_alone() if getattr(args, "json", False) else contextlib.nullcontext():
+            return args.run(args)
     except Mistake as mistake:
         print(f"agentgym {args.command}: {mistake}", file=sys.stderr)
         return 2

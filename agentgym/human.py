@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentgym.messages import Message, assistant
-from agentgym.mistake import nearest
+from agentgym.mistake import instead, nearest
 from agentgym.policy import EndEpisode, Reply
 
 HELP = """A line is your answer. A line that begins with / is a command:
@@ -87,8 +87,7 @@ class HumanPolicy:
         name, _, given = text.partition(" ")
         known = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
         if name not in known:
-            there = ", ".join(known) or "none"
-            self._say(f"there is no tool {name!r}{nearest(name, known)}; there are {there}" if name else HELP)
+            self._say(f"there is no tool {name!r}{instead(name, known or ['none'])}" if name else HELP)
             return None
         arguments = self._arguments(given.strip(), known[name])
         if not isinstance(arguments, dict):

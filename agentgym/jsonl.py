@@ -1,14 +1,22 @@
-"""One line of a JSON Lines file, for any text and any value."""
+"""JSON Lines: a line for any text and any value, and the last line of a process that was killed."""
 
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
+
+_BLOCK = 1 << 16
 
 
 def line_of(record: Any) -> str:
     """The record as one line with its end. NumPy values become numbers and lists, what JSON does not know becomes text."""
-    line = json.dumps(record, ensure_ascii=False, default=_plain)
+    try:
+        line = json.dumps(record, ensure_ascii=False, default=_plain)
+    except TypeError:  # a key that is a tuple, say
+        record = _with_text_keys(record)
+        line = json.dumps(record, ensure_ascii=False, default=_plain)
     try:
         line.encode()
     except UnicodeEncodeError:  # half of a surrogate pair: only an escape can carry it
@@ -16,5 +24,34 @@ def line_of(record: Any) -> str:
     return line + "\n"
 
 
+def mend(path: Path) -> None:
+    """Remove a last line that was cut off; one that lacks only its end gets it. Reads no more than that line."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        begin, last = size, b""
+        while begin and b"\n" not in last:
+            end, begin = begin, max(0, begin - _BLOCK)
+            file.seek(begin)
+            last = file.read(end - begin) + last
+        last = last[last.rfind(b"\n") + 1 :]
+        if not last:
+            return
+        try:
+            json.loads(last)
+        except ValueError:
+            file.truncate(size - len(last))
+        else:
+            file.seek(0, os.SEEK_END)
+            file.write(b"\n")
+
+
 def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _with_text_keys(inner) for name, inner in value.items()}
+    return [_with_text_keys(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -19,7 +19,7 @@ def nearest(word: object, known: Iterable[object]) -> str:
     return f": did you mean {near[0]}?" if near else ""
 
 
-def choices(word: object, known: Iterable[object]) -> str:
+def instead(word: object, known: Iterable[object]) -> str:
     """What is there instead of a word: ": did you mean X? There are X, Y", or "; there are X, Y"."""
     names = [str(name) for name in known]
     near = nearest(word, names)

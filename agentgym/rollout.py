@@ -7,6 +7,7 @@ some at a time. A failure of an environment or a policy ends its own trajectory 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import math
@@ -226,8 +227,12 @@ def _task_id(env: Env) -> str:
 
 
 def _numbers(info: dict[str, Any]) -> dict[str, float]:
-    found = {k: float(v) for k, v in info.items() if isinstance(v, numbers.Real | np.bool_)}
-    return {k: v for k, v in found.items() if math.isfinite(v)}
+    found = {}
+    for name, value in info.items():
+        with contextlib.suppress(OverflowError):  # a whole number that no float can hold
+            if isinstance(value, numbers.Real | np.bool_) and math.isfinite(value):
+                found[str(name)] = float(value)
+    return found
 
 
 def _checked_observation(observation: Any, call: str) -> Observation:
@@ -360,11 +365,21 @@ async def _finish(places: list[asyncio.Task[None]], closing: list[asyncio.Task[N
         for task in places:
             task.cancel()
         ends = await asyncio.gather(*places, return_exceptions=True)
-        if closing:
-            await asyncio.wait(closing)
+        await _all_closed(closing)
     for end in ends:
         if isinstance(end, Exception):
             raise end
+
+
+async def _all_closed(closing: list[asyncio.Task[None]]) -> None:
+    """Wait until all are closed. Who is cancelled meanwhile waits on: each has its own limit, and what it leaves stays open."""
+    if not closing:
+        return
+    try:
+        await asyncio.wait(closing)
+    except asyncio.CancelledError:
+        await asyncio.wait(closing)
+        raise
 
 
 @dataclass

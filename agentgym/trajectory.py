@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentgym.jsonl import line_of
+from agentgym.jsonl import line_of, mend
 from agentgym.messages import Message
 
 
@@ -150,27 +149,10 @@ class Group:
 
 def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
     """Append trajectories to a file, one JSON object a line. A last line cut off by a crash is removed first."""
-    _mend_last_line(Path(path))
+    mend(Path(path))
     with Path(path).open("a", encoding="utf-8") as out:
         for trajectory in trajectories:
             out.write(line_of(trajectory.to_json()))
-
-
-def _mend_last_line(path: Path) -> None:
-    if not path.exists() or path.stat().st_size == 0:
-        return
-    with path.open("rb+") as file:
-        file.seek(-1, os.SEEK_END)
-        if file.read(1) == b"\n":
-            return
-        file.seek(0)
-        content = file.read()
-        whole, last = content[: content.rfind(b"\n") + 1], content[content.rfind(b"\n") + 1 :]
-        try:
-            json.loads(last)
-            file.write(b"\n")
-        except ValueError:
-            file.truncate(len(whole))
 
 
 def read_jsonl(path: str | Path) -> Iterator[Trajectory]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentgym.commands.output import print_json, print_table
-from agentgym.mistake import Mistake, nearest
+from agentgym.mistake import Mistake, instead
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -69,7 +69,7 @@ def _get(args: argparse.Namespace) -> int:
     known = data_sets()
     for name in args.names:
         if name not in known:
-            raise Mistake(f"no data set {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+            raise Mistake(f"no data set {name!r}{instead(name, known)}")
     if not args.timeout > 0:
         raise Mistake(f"--timeout must be positive, not {args.timeout:g}")
     records = []

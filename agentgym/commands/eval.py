@@ -230,7 +230,8 @@ def _show(results: Results, out: Path, args: argparse.Namespace) -> None:
     elif results.stopped is not None:
         print(f"{results.stopped}; to go on: {resume}", file=sys.stderr)
     elif errors:
-        print(f"{errors:,} episodes failed, and are in no mean; to play them again: {resume}", file=sys.stderr)
+        failed = f"{errors:,} episodes failed, and are" if errors > 1 else "1 episode failed, and is"
+        print(f"{failed} in no mean; to play it again: {resume}", file=sys.stderr)
 
 
 def _exit_code(results: Results) -> int:

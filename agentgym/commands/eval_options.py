@@ -126,14 +126,13 @@ def suite_from(args: argparse.Namespace) -> Suite:
             return _resumed(args)
         if file is None:
             return suite_of(_record(args), spec_of)
-        where = f"{file}: "
         record = read_suite(file)
         if args.envs or args.kwargs:
             raise ValueError(f"{'--kwargs' if args.kwargs else args.envs[0]}: {file} has the environments")
         try:
             return suite_of(_over(record, args), spec_of)
-        except ValueError as error:
-            raise ValueError(f"{where}{error}") from error
+        except (ValueError, Mistake) as error:
+            raise Mistake(f"{file}: {error}") from error
     except ValueError as error:
         raise Mistake(str(error)) from error
 
@@ -142,6 +141,8 @@ def _record(args: argparse.Namespace) -> dict[str, Any]:
     """The suite of a command line without a file."""
     if not args.envs:
         raise Mistake("which environment? `agentgym list` shows all; or give a suite, NAME.yaml")
+    if suites := [name for name in args.envs if name.endswith(SUITES)]:
+        raise Mistake(f"{suites[0]}: a suite has its own environments: give one alone, and no other ENV")
     record = {"envs": [{"id": id, "kwargs": args.kwargs or {}} for id in dict.fromkeys(args.envs)]}
     more = f"+{len(record['envs']) - 1}" if len(record["envs"]) > 1 else ""
     record = _over({**record, "name": f"{args.envs[0]}{more}"}, args)

@@ -28,14 +28,16 @@ def _init(args: argparse.Namespace) -> int:
     kind = "sandbox" if args.sandbox else "tools" if args.tools else "plain"
     try:
         root, files = scaffold(args.name, args.dir, kind)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise Mistake(str(error)) from error
+    except OSError as error:
+        raise Mistake(f"{args.dir / args.name}: cannot be made ({error.strerror or error})") from error
     if args.json:
         print_json({"folder": str(root), "files": [str(file.relative_to(root)) for file in files]})
         return 0
     for file in files:
         print(f"{root / file.relative_to(root)}")
-    print(f"\nNext:\n  cd {root}\n  pip install -e .")
+    print(f"\nNext:\n  cd {root}\n  pip install -e '.[dev]'")
     for words in (f"check {args.name}", f"validate {args.name}", f"eval {args.name} --policy expert"):
         print(f"  agentgym {words}")
     print("  python -m pytest")

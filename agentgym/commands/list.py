@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from agentgym.commands.output import print_json, print_table
-from agentgym.mistake import Mistake, nearest
+from agentgym.mistake import Mistake, instead
 
 if TYPE_CHECKING:
     from agentgym.registration import Adapter, EnvSpec
@@ -59,7 +59,7 @@ def _list(args: argparse.Namespace) -> int:
     tags = sorted({tag for spec in registry.values() for tag in spec.tags})
     if unknown := [tag for tag in args.tag if tag not in tags]:
         raise Mistake(
-            f"no environment has the tag {unknown[0]!r}{nearest(unknown[0], tags)}; there are {', '.join(tags)}"
+            f"no environment has the tag {unknown[0]!r}{instead(unknown[0], tags)}"
         )
     rows = [_env_row(registry[id]) for id in sorted(registry) if set(args.tag) <= set(registry[id].tags)]
     if not args.tag:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TextIO
 
 from agentgym.files import json_text
 
@@ -13,9 +15,25 @@ if TYPE_CHECKING:
 WIDE = 10_000  # columns where nobody looks: a pipe gets every row as one line, with nothing cut off
 
 
+_kept: list[TextIO | None] = []  # standard output, while only `print_json` may write there
+
+
+@contextlib.contextmanager
+def json_alone() -> Iterator[None]:
+    """Whatever else is printed, by an environment or an agent of the user's, goes to standard error for as long as this lasts."""
+    _kept.append(sys.stdout)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _kept.pop()
+
+
 def print_json(value: Any) -> None:
     """One JSON document, the only thing on standard output of a command with `--json`."""
-    print(json_text(value), flush=True)
+    out = _kept[-1] if _kept else sys.stdout
+    if out is not None:
+        print(json_text(value), file=out, flush=True)
 
 
 def print_table(table: RenderableType) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,12 @@ def add(commands: argparse._SubParsersAction) -> None:
     add = command.add_argument
     add("run_folder", type=Path, metavar="RUN", help="the folder of an evaluation")
     add("--out", type=Path, metavar="DIR", help="the folder to write (default: RUN-rescored)")
-    add("--kwargs", default="{}", metavar="JSON", help="of the environments, over those that they were played with")
+    add(
+        "--kwargs",
+        default="{}",
+        metavar="JSON",
+        help="of the environments, over those that they were played with; of one alone: {ENV: {...}}",
+    )
     add("--concurrency", type=int, default=64, help="episodes at a time (default: 64)")
     add("--json", action="store_true", help="old and new scores as JSON")
     command.set_defaults(run=_rescore)
@@ -37,7 +43,7 @@ def _rescore(args: argparse.Namespace) -> int:
     run: Path = args.run_folder
     if not run.is_dir():
         raise Mistake(f"{run}: there is no such folder")
-    out = args.out or run.resolve().with_name(f"{run.resolve().name}-rescored")
+    out = args.out or Path(os.path.relpath(run.resolve().with_name(f"{run.resolve().name}-rescored")))
     seen = 0
 
     def on_end(*_: Any) -> None:
@@ -64,6 +70,11 @@ def _rescore(args: argparse.Namespace) -> int:
     else:
         _print(rows)
         print(f"written to {out}")
+    if (kept := sum(row.episodes for row in rows) - seen) > 0:
+        print(
+            f"{out}: {kept} episodes were graded there before and are not graded again: for that choose another --out",
+            file=sys.stderr,
+        )
     return 1 if any(row.failed or row.missing for row in rows) else 0
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentgym.commands.output import print_json, print_table
-from agentgym.mistake import Mistake, nearest
+from agentgym.mistake import Mistake, instead
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -60,7 +60,7 @@ def _build(args: argparse.Namespace) -> int:
     names = args.names or image_names()
     if unknown := [name for name in names if name not in image_names()]:
         raise Mistake(
-            f"no image {unknown[0]!r}{nearest(unknown[0], image_names())}; there are {', '.join(image_names())}"
+            f"no image {unknown[0]!r}{instead(unknown[0], image_names())}"
         )
     records: list[dict[str, Any]] = []
     say = _say_aside if args.json else _say

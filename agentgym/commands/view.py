@@ -65,8 +65,10 @@ def _export(args: argparse.Namespace, runs: Runs) -> int:
         raise Mistake(f"--episodes is at least 0, not {args.episodes}")
     try:
         exported = export(runs, args.export, args.episodes)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise Mistake(str(error)) from error
+    except OSError as error:
+        raise Mistake(f"--export {args.export}: cannot be written ({error.strerror or error})") from error
     if args.json:
         print_json({**vars(exported), "path": str(exported.path)})
     else:

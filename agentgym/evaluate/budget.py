@@ -78,8 +78,8 @@ class Spent:
         """Count a stored trajectory."""
         metadata = record["metadata"]
         self.episodes += 1
-        counted = tokens_of((metadata.get("calls") or {}).get("usage") or {})
-        self.tokens += counted or sum(map(_stored_tokens, record["turns"]))
+        usage = (metadata.get("calls") or {}).get("usage")
+        self.tokens += tokens_of(usage) if usage else sum(map(_stored_tokens, record["turns"]))
         self.cost += metadata.get("cost") or 0.0
 
 

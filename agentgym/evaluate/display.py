@@ -127,8 +127,9 @@ class LiveDisplay:
         progress = _Progress(one_line(cell.name), total, done_before, self._clock())
         self._cells.append(progress)
         if self._live is None:
-            before = f", {done_before:,} of them played before" if done_before else ""
-            self._say(f"{progress.name}: {total:,} episodes{before}")
+            played = "all" if done_before == total else f"{done_before:,} of them"
+            before = f", {played} played before" if done_before else ""
+            self._say(f"{progress.name}: {total:,} episode{'s' * (total != 1)}{before}")
 
     def ended(self, cell: Cell, trajectory: Trajectory) -> None:
         """An episode has ended; see `Watch`."""

@@ -6,12 +6,13 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
+from agentgym import registration
 from agentgym.evaluate.agents import check_plays, located, policy_maker
 from agentgym.evaluate.plan import AgentSpec, Cell
 from agentgym.evaluate.prices import Prices
 from agentgym.evaluate.probe import probe
 from agentgym.evaluate.run import model_of
-from agentgym.registration import EnvSpec, spec
+from agentgym.registration import EnvSpec
 from agentgym.rollout import close_env
 
 _ANYWHERE = "http://127.0.0.1:9/v1"
@@ -79,7 +80,8 @@ def _check_needs(env: EnvSpec) -> None:
         ValueError: one is not.
     """
     missing = env.missing()
-    if missing and (":" in env.id or spec(env.id).kwargs == env.kwargs):
+    made = (env.entry_point, env.kwargs)
+    if missing and any((known.entry_point, known.kwargs) == made for known in registration.registry.values()):
         raise ValueError(f"{env.id} needs {missing[0]}, which is not installed: pip install {missing[0]!r}")
 
 

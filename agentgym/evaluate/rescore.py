@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,7 @@ from agentgym.evaluate.run import results_in
 from agentgym.evaluate.store import Planned, Store, cells_of, effective, open_store, read_run, scan
 from agentgym.files import write_json
 from agentgym.replays import ReplayPolicy
-from agentgym.rollout import Episode, Limits, run_many
+from agentgym.rollout import Episode, Limits, close_env, run_many
 from agentgym.tasks import Task
 from agentgym.trajectory import Trajectory
 
@@ -73,7 +73,8 @@ async def rescore(
     Args:
         run: the folder of an evaluation.
         out: the folder to write; a new one, or one that this began.
-        kwargs: of the environments, over those that the run was played with.
+        kwargs: of the environments, over those that the run was played with. The id of one of the run's environments is a
+            key too: its value, another mapping, is for that environment alone.
         concurrency, limits: see `run_many`; the cells' own `max_turns` hold.
         command: the command line, for the record.
         on_end: called with each episode as it was stored.
@@ -87,9 +88,12 @@ async def rescore(
     if (out / "run.json").exists() and read_run(out)["settings"].get("rescored") != source:
         raise ValueError(f"{out} holds another run: choose another folder")
     pairs = []
-    for (cell, file), stored in zip(cells_of(run, record), record["cells"], strict=True):
-        now = replace(cell, env=replace(cell.env, kwargs={**cell.env.kwargs, **(kwargs or {})}))
-        now.env.make().close()
+    cells = cells_of(run, record)
+    ids = {cell.env.id for cell, _ in cells}
+    for (cell, file), stored in zip(cells, record["cells"], strict=True):
+        added = _kwargs_of(cell.env.id, kwargs or {}, ids)
+        now = replace(cell, env=replace(cell.env, kwargs={**cell.env.kwargs, **added}))
+        await close_env(now.env.make())
         pairs.append((now, file, Planned(now, stored["tasks"], stored.get("first_task", ""))))
     settings = {**record["settings"], "rescored": source, "concurrency": concurrency}
     plan = [planned for _, _, planned in pairs]
@@ -100,6 +104,14 @@ async def rescore(
     write_json(out / "results.json", results.to_json())
     write_report(out, results)
     return [summed(cell.name, file, store.file_of(cell)) for cell, file, _ in pairs], results
+
+
+def _kwargs_of(id: str, kwargs: Mapping[str, Any], ids: Collection[str]) -> dict[str, Any]:
+    """What is given for all environments, and for this one."""
+    own = kwargs.get(id, {})
+    if not isinstance(own, Mapping):
+        raise ValueError(f"the kwargs of {id!r} alone must be an object, not {own!r}")
+    return {**{key: value for key, value in kwargs.items() if key not in ids}, **own}
 
 
 async def _rescore_cell(

@@ -90,7 +90,7 @@ def numbers_of(trajectory: Trajectory) -> EpisodeNumbers:
         retries=calls.get("retries") or _NOTHING,
         waited=calls.get("waited", 0.0),
         cost=metadata.get("cost"),
-        tags=(intern(tags),) if isinstance(tags, str) else tuple(intern(str(tag)) for tag in tags),
+        tags=tuple(intern(str(tag)) for tag in (tags if isinstance(tags, list | tuple) else [tags])),
         difficulty=difficulty,
     )
 

@@ -92,7 +92,8 @@ async def evaluate(
     part = _part_of(cell, make_policy)
     if out is not None:
         results = await _played_in_folder([part], Path(out), run, ())
-        return next(found for found in results.cells if found.name == cell.name)
+        asked = (cell.env.id, split, agent)
+        return next(found for found in results.cells if (found.env, found.split, found.agent) == asked)
     await run.play(part)
     seconds = time.monotonic() - run.tally.begun
     return results_of(run.numbers, **_named(cell), samples=k, planned=part.total, seconds=seconds)
@@ -359,10 +360,11 @@ def _write_results(out: Path, stopped: str | None, took: Mapping[str, float]) ->
 
 def _seconds_before(out: Path) -> dict[str, float]:
     """Wall time by cell of the earlier starts that ended by themselves; one that was killed left none."""
-    file = out / "results.json"
-    if not file.exists():
+    try:
+        record = json.loads((out / "results.json").read_text(encoding="utf-8"))
+        return {cell["name"]: float(cell["seconds"]) for cell in record["cells"]}
+    except (OSError, ValueError, KeyError, TypeError):  # it is made anew from the episodes, which do not know this
         return {}
-    return {cell["name"]: cell["seconds"] for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]}
 
 
 def _part_of(cell: Cell, make_policy: MakePolicy | None) -> _Part:

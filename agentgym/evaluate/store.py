@@ -26,7 +26,7 @@ from agentgym.evaluate.agents import ASKING
 from agentgym.evaluate.budget import Spent
 from agentgym.evaluate.plan import Cell
 from agentgym.files import write_json
-from agentgym.jsonl import line_of
+from agentgym.jsonl import line_of, mend
 from agentgym.trajectory import Trajectory
 
 FORMAT = 1
@@ -35,7 +35,6 @@ Key = tuple[str, int]
 
 # Where and how patiently a model is asked does not change what it answers: a server may come back on another port.
 _MAY_DIFFER = ASKING | {"base_url"}
-_BLOCK = 1 << 16
 
 
 class StoreError(OSError):
@@ -230,29 +229,6 @@ def effective(path: Path) -> Iterator[Trajectory]:
 def read_cell(path: Path) -> dict[Key, Trajectory]:
     """The effective episodes of a file by their keys, all in memory. Raises as `effective`."""
     return {(trajectory.task_id, trajectory.sample): trajectory for trajectory in effective(path)}
-
-
-def mend(path: Path) -> None:
-    """Remove a last line that was cut off; one that lacks only its end gets it. Reads no more than that line."""
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        begin, last = size, b""
-        while begin and b"\n" not in last:
-            end, begin = begin, max(0, begin - _BLOCK)
-            file.seek(begin)
-            last = file.read(end - begin) + last
-        last = last[last.rfind(b"\n") + 1 :]
-        if not last:
-            return
-        try:
-            json.loads(last)
-        except ValueError:
-            file.truncate(size - len(last))
-        else:
-            file.seek(0, os.SEEK_END)
-            file.write(b"\n")
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

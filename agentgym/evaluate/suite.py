@@ -27,7 +27,7 @@ from agentgym.evaluate.budget import Budget
 from agentgym.evaluate.plan import AgentSpec, Cell
 from agentgym.evaluate.prices import Prices
 from agentgym.evaluate.store import cells_of, read_run
-from agentgym.mistake import nearest
+from agentgym.mistake import instead
 from agentgym.registration import EnvSpec, spec
 from agentgym.rollout import Limits
 
@@ -35,7 +35,7 @@ TASKS = 100
 """Of an environment, where nobody says how many."""
 
 _WHOLE, _NUMBER, _TEXT, _TABLE, _LIST = "a whole number", "a number", "a text", "a table", "a list"
-_COUNT = "a whole number or all"
+_COUNT, _SWITCH = "a whole number or all", "true or false"
 _TYPES: dict[str, tuple[type, ...]] = {
     _WHOLE: (int,),
     _COUNT: (int, str),
@@ -43,6 +43,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     _TEXT: (str,),
     _TABLE: (Mapping,),
     _LIST: (list, tuple),
+    _SWITCH: (bool,),
 }
 _EXTENT = {"split": _TEXT, "n": _COUNT, "k": _WHOLE, "seed": _WHOLE, "max_turns": _WHOLE}
 _SUITE = {
@@ -56,6 +57,13 @@ _SUITE = {
     "envs": _LIST,
 }
 _ENV = {"id": _TEXT, "name": _TEXT, "kwargs": _TABLE, **_EXTENT, "agents": _LIST}
+_AGENT = {
+    **dict.fromkeys(("policy", "model", "serve", "agent", "script", "name", "base_url"), _TEXT),
+    **dict.fromkeys(("kwargs", "extra"), _TABLE),
+    **dict.fromkeys(("temperature", "timeout", "mistakes"), _NUMBER),
+    **dict.fromkeys(("max_tokens", "retries"), _WHOLE),
+    **dict.fromkeys(("send_reasoning", "stream"), _SWITCH),
+}
 _LIMITS = {
     "episodes": _WHOLE,
     "tokens": _WHOLE,
@@ -188,10 +196,11 @@ def _agent_of(entry: Any) -> AgentSpec:
     if not isinstance(entry, Mapping):
         raise ValueError(f"an agent is a table with model, serve, policy, agent or script, not {entry!r:.60}")
     given = dict(entry)
+    _check({name: value for name, value in given.items() if name in _AGENT}, _AGENT, "an agent")
     if "policy" in given:
         policy = given.pop("policy")
         if policy not in _POLICIES:
-            raise ValueError(f"no policy {policy!r}{nearest(policy, _POLICIES)}; there are {', '.join(_POLICIES)}")
+            raise ValueError(f"no policy {policy!r}{instead(policy, _POLICIES)}")
         return _made(_POLICIES[policy], given, f"agent {policy!r}", ())
     kind = next((name for name in _AGENTS if name in given), None)
     if kind is None:
@@ -210,7 +219,7 @@ def _made(make: Callable[..., AgentSpec], given: Mapping[str, Any], where: str, 
     known = [name for name in inspect.signature(make).parameters if name not in hidden]
     for name in given:
         if name not in known and name not in hidden:
-            raise ValueError(f"{where} has no {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+            raise ValueError(f"{where} has no {name!r}{instead(name, known)}")
     return make(**given)
 
 
@@ -225,8 +234,8 @@ def _cells_of(
     _check(entry, _ENV, where)
     names = list(agents) if entry.get("agents") is None else entry["agents"]
     for name in names:
-        if name not in agents:
-            raise ValueError(f"{where}: no agent {name!r}{nearest(name, agents)}; there are {', '.join(agents)}")
+        if not isinstance(name, str) or name not in agents:
+            raise ValueError(f"{where}: no agent {name!r}{instead(name, agents)}")
     env = _env_of(entry, find)
     given = {name: value for part in (suite, entry) for name, value in part.items() if value is not None}
     extent = {"n": TASKS} | {name: given[name] for name in _EXTENT if name in given}
@@ -272,9 +281,12 @@ def _check(record: Mapping[str, Any], known: Mapping[str, str], where: str) -> N
     """Whether all keys are known, and have values of their types; None stands for what is not given."""
     for name, value in record.items():
         if name not in known:
-            raise ValueError(f"{where} has no {name!r}{nearest(name, known)}; there are {', '.join(known)}")
-        if value is not None and (not isinstance(value, _TYPES[known[name]]) or isinstance(value, bool)):
-            raise ValueError(f"{where}: {name} must be {known[name]}, not {value!r:.60}")
+            raise ValueError(f"{where} has no {name!r}{instead(name, known)}")
+        wanted = known[name]
+        if value is None:
+            continue
+        if not isinstance(value, _TYPES[wanted]) or (isinstance(value, bool) and wanted != _SWITCH):
+            raise ValueError(f"{where}: {name} must be {wanted}, not {value!r:.60}")
 
 
 def _at_least(record: Mapping[str, Any], name: str, least: int) -> int:

@@ -31,7 +31,7 @@ KILLS = 10
 STARTING = 2  # of them while it still starts
 CONTEXT = 8192
 ALONE = ("--dtype", "float32", "--max-num-seqs", "1", "--no-enable-prefix-caching", "--max-model-len", str(CONTEXT))
-GREEDY = ("--temperature", "0", "--seed", "7", "--max-turns", "2", "--concurrency", "4")
+GREEDY = ("--temperature", "0", "--seed", "7", "--max-turns", "2", "--concurrency")
 
 pytestmark = [pytest.mark.slow, pytest.mark.sandbox, pytest.mark.timeout(900)]
 
@@ -98,13 +98,13 @@ def test_killed_while_nothing_answers(tmp_path) -> None:
 @pytest.mark.vllm
 def test_killed_while_the_tiny_policy_plays(tmp_path, tiny) -> None:
     with served(tiny, tmp_path / "vllm.log") as model:
-        check_killed_and_undisturbed(tmp_path, 2, 3, *model, *GREEDY, "--max-tokens", "24")
+        check_killed_and_undisturbed(tmp_path, 2, 3, *model, *GREEDY, "4", "--max-tokens", "24")
 
 
 @pytest.mark.vllm
 def test_killed_while_an_instruct_model_plays(tmp_path) -> None:
     with served(instruct_model(), tmp_path / "vllm.log") as model:
-        check_killed_and_undisturbed(tmp_path, 3, 1, *model, *GREEDY, "--max-tokens", "8")
+        check_killed_and_undisturbed(tmp_path, 3, 1, *model, *GREEDY, "2", "--max-tokens", "8")
     said = {
         message["content"]
         for messages, *_ in conversations(tmp_path / "whole").values()
@@ -118,7 +118,7 @@ def test_killed_while_an_instruct_model_plays(tmp_path) -> None:
 def test_an_endpoint_that_dies_and_comes_back(tmp_path, tiny) -> None:
     """What could not be played is recorded as failed, and played when the same evaluation is started again."""
     out, games = tmp_path / "run", ("frozen_lake", "sokoban", "wordle")
-    options = (*games, "-n", "20", *GREEDY, "--max-tokens", "24", "--request-retries", "1", "--retries", "0")
+    options = (*games, "-n", "20", *GREEDY, "4", "--max-tokens", "24", "--request-retries", "1", "--retries", "0")
     with served(tiny, tmp_path / "first.log") as model:
         run = Evaluation(out, *options, *model)
         run.wait_for(lambda: lines(out) >= 10)

@@ -6,12 +6,16 @@ is made once for all tests here. Where no package index answers there is nothing
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+
+from agentgym.scaffold import scaffold
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for all that is installed
 ROOT = Path(__file__).parents[2]
@@ -41,7 +45,7 @@ class Fresh:
         }
 
     def run(self, *words, cwd=None, code=0, seconds=120, **more):
-        """What a program of this environment prints; it must end with `code`."""
+        """What a program of this environment prints; it must end with `code`. `told` has its standard error."""
         done = subprocess.run(
             [str(self.bin / words[0]), *words[1:]],
             capture_output=True,
@@ -54,6 +58,7 @@ class Fresh:
         )
         assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr
+        self.told = done.stderr
         return done.stdout
 
     def pip(self, *words):
@@ -198,47 +203,76 @@ def test_an_environment_of_ones_own(fresh, played):
     fresh.run("agentgym", "check", "my_env", cwd=folder)
 
 
-# What a base image from a registry would bring: Python with pip; and what the index would answer with, installed already.
+def test_what_needs_more_says_what_to_install(fresh):
+    fresh.run("agentgym", "eval", "search", "--policy", "random", "-n", "1", "--no-store", code=2)
+    assert (
+        fresh.told
+        == "agentgym eval: search needs agentgym[search], which is not installed: pip install 'agentgym[search]'\n"
+    )
+
+
+# ---- the image of an environment of one's own
+
+# What a base image from a registry would bring: Python with pip. What the index would answer with is there already.
 BASE = """\
 FROM {image}
 COPY site /opt/site
-# PIP_NO_BUILD_ISOLATION is off where it is 0, and on where it is 1, in pip's own odd way.
+# pip reads 0 here as --no-build-isolation.
 ENV PYTHONPATH=/opt/site PIP_NO_INDEX=1 PIP_NO_BUILD_ISOLATION=0
 RUN mkdir -p -m 1777 /tmp
 """
 
 
-@pytest.mark.docker
-def test_the_image_of_an_environment_is_built_and_checks_itself_with_no_network(fresh, tmp_path):
-    from agentgym.sandbox import images
-    from agentgym.scaffold import scaffold
+@pytest.fixture(scope="module")
+def base(fresh):
+    """A Docker client, and an image that holds pip and all that agentgym needs, but not agentgym."""
+    from docker import DockerClient
 
-    base, built = f"agentgym-test/base:{os.getpid()}", f"agentgym-test/creek-env:{os.getpid()}"
+    from agentgym.sandbox import engine, images
+
+    client = DockerClient(base_url=engine.address(), timeout=120)
+    folder, tag = fresh.folder / "base", f"agentgym-test-base:{os.getpid()}"
     (site,) = fresh.folder.glob("venv/lib/python*/site-packages")
-    shutil.copytree(site, tmp_path / "base/site", ignore=shutil.ignore_patterns("agent*", "__pycache__", "bin"))
+    no_caches = shutil.ignore_patterns("__pycache__", "agent*")
+    shutil.copytree(site, folder / "site", ignore=no_caches)
     for package in ("pip", "setuptools"):
-        for part in Path(distribution(package).locate_file("")).glob(f"{package}*"):
-            shutil.copytree(part, tmp_path / "base/site" / part.name, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "base/Dockerfile").write_text(BASE.format(image=images.image_tag("python")))
-    root, _ = scaffold("creek_env", tmp_path)
+        here = distribution(package)
+        for part in {Path(file).parts[0] for file in here.files or [] if len(Path(file).parts) > 1} - {".."}:
+            shutil.copytree(here.locate_file(part), folder / "site" / part, ignore=no_caches)
+    (folder / "Dockerfile").write_text(BASE.format(image=images.image_tag("search")))
+    client.images.build(path=str(folder), tag=tag, rm=True, forcerm=True, network_mode="none")
+    yield client, tag
+    client.images.remove(tag, force=True)
+    client.close()
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("kind", ["plain", "tools"])
+def test_its_image_is_built_and_checks_itself_with_no_network(kind, fresh, base, tmp_path):
+    client, tag = base
+    root, _ = scaffold("creek_env", tmp_path, kind)
     (wheel,) = (fresh.folder / "dist").glob("agentgym-*.whl")
     shutil.copy(wheel, root)
+    built, _ = client.images.build(
+        path=str(root),
+        buildargs={"BASE": tag, "AGENTGYM": f"./{wheel.name}"},
+        rm=True,
+        forcerm=True,
+        network_mode="none",
+    )
+
+    def run(**words):
+        printed = client.containers.run(
+            built, network_mode="none", read_only=True, tmpfs={"/tmp": ""}, remove=True, **words
+        )
+        return printed.decode()
+
     try:
-        docker_build(tmp_path / "base", base)
-        docker_build(root, built, BASE=base, AGENTGYM=f"./{wheel.name}")
-        done = docker("run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", built)
-        assert "creek_env: ok" in done
-        assert "creek_env" in docker("run", "--rm", "--network", "none", built, "list")
-        assert docker("run", "--rm", "--entrypoint", "id", built, "-u").strip() == "65534"
+        assert run().startswith("creek_env: ok"), "the image's own command is the check"
+        assert "gold    " in run(command=["validate", "creek_env", "-n", "3"])
+        assert run(entrypoint=["id", "-u"]).strip() == "65534"
     finally:
-        for image in (built, base):
-            remove_image(image)
-
-
-def test_what_needs_more_says_what_to_install(fresh):
-    results = fresh.json("eval", "search", "--policy", "random", "-n", "1", "--no-store", code=1)
-    assert results["cells"][0]["reward"] is None, "an error is never a score of 0"
-    assert 'pip install "agentgym[search]"' in str(list(results["cells"][0]["error_texts"]))
+        client.images.remove(built.id, force=True)
 
 
 # ---- a real endpoint: vLLM, of the development environment

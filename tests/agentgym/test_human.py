@@ -81,7 +81,7 @@ def test_tools_are_called_by_name(lines, name, arguments):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("/call lok", "there is no tool 'lok': did you mean look?; there are look, python, add"),
+        ("/call lok", "there is no tool 'lok': did you mean look? There are look, python, add"),
         ("/call add 3", "add: its arguments are a JSON object, not 3"),
         ('/call add {"a": 1', "add: its arguments are no JSON"),
         ("/call add", "add: its arguments are no JSON"),

@@ -12,6 +12,7 @@ from agentgym.messages import user
 from agentgym.policy import EndEpisode, ExpertPolicy, Reply, ScriptedPolicy
 from agentgym.rollout import Episode, Limits, close_env, run_episode, run_many
 from agentgym.tasks import Task
+from agentgym.trajectory import read_jsonl, write_jsonl
 
 TASK = Task("t")
 QUICK = Limits(step_timeout=0.3, reset_timeout=0.3, init_timeout=0.3, act_timeout=0.3, close_timeout=0.3)
@@ -341,6 +342,45 @@ def test_cancelling_closes_the_environments():
     while time.perf_counter() - started < 2 and not all(env.closed for env in made):
         time.sleep(0.01)  # one that was being made when the rest was cancelled closes as soon as it is there
     assert [env.closed for env in made] == [1] * len(made)
+
+
+def test_cancelled_while_environments_close_they_are_closed_all_the_same():
+    made = []
+
+    class ClosesLater(Echo):
+        closing = False
+
+        def __init__(self):
+            super().__init__()
+            made.append(self)
+
+        async def close(self):
+            self.closing = True
+            await asyncio.sleep(0.2)
+            super().close()
+
+    async def scene():
+        going = asyncio.create_task(run_many(ClosesLater, stop, [Episode(TASK)]))
+        while not (made and made[0].closing):
+            await asyncio.sleep(0.01)
+        going.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(going, 10)
+        return [env.closed for env in made]
+
+    assert run(scene()) == [1]
+
+
+@pytest.mark.parametrize("info", [{"huge": 10**400}, {3: 1.0, (1, 2): [{None: "x"}]}])
+def test_no_info_is_too_odd_to_be_told(info, tmp_path):
+    class Odd(Echo):
+        def step(self, action):
+            return *super().step(action)[:4], info
+
+    trajectory = run(run_episode(Odd(), stop(), TASK))
+    assert (trajectory.end, trajectory.reward) == ("terminated", 1.0)
+    write_jsonl(tmp_path / "t.jsonl", [trajectory])
+    assert [again.reward for again in read_jsonl(tmp_path / "t.jsonl")] == [1.0]
 
 
 def test_what_on_end_raises_stops_everything_and_closes_the_environments():

@@ -32,7 +32,7 @@
     const judged = ["success", "reward"].includes(measure.name);
     const [more, same, less] = judged ? ["won", "tied", "lost"] : ["more", "same", "fewer"];
     return h("span", { class: "tally", title: "tasks on which the second run has more, the same, less" },
-      h("span", { class: judged ? "better" : "" }, `${measure.wins} ${more}`), h("span", { class: "muted" }, `${measure.ties} ${same}`), h("span", { class: judged ? "worse" : "" }, `${measure.losses} ${less}`));
+      h("span", { class: judged && measure.wins ? "better" : "muted" }, `${measure.wins} ${more}`), h("span", { class: "muted" }, `${measure.ties} ${same}`), h("span", { class: judged && measure.losses ? "worse" : "muted" }, `${measure.losses} ${less}`));
   }
 
   const scaleOf = (name, measure) => (name === "success" ? 1 : Math.max(1e-9, ...["mean", "low", "high"].map((k) => Math.abs(measure[k] || 0))));
@@ -43,7 +43,7 @@
     const right = (name, title, show, narrow) => ({ name, title, show, right: true, narrow });
     return parts.table(`Differences on ${cell.env}`, [
       { name: "name", title: "Mean of", show: (r) => r.name }, right("a", "First", (r) => SHOWN[r.name](r.a)), right("b", "Second", (r) => SHOWN[r.name](r.b)),
-      right("difference", "Second − first", (r) => difference(r.name, r, scaleOf(r.name, r))),
+      { ...right("difference", "Second − first", (r) => difference(r.name, r, scaleOf(r.name, r))), measure: true },
       right("tally", "Tasks", tally), right("p", "p", (r) => f.number(Number(r.p.toPrecision(2))), false),
     ], rows).element;
   }

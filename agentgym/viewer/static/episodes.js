@@ -4,7 +4,9 @@
   const agentgym = (window.agentgym = window.agentgym || {});
   const { h, fill, written, api, router, parts, VirtualList } = agentgym;
   const f = agentgym.format;
-  const NAMES = ["cell", "outcome", "end", "reward_min", "reward_max", "turns_min", "turns_max", "tokens_min", "tokens_max", "tag", "text", "superseded", "sort", "order"];
+  // Those that are folded away, and all.
+  const MORE = ["end", "cause", "reward_min", "reward_max", "turns_min", "turns_max", "tokens_min", "tokens_max", "tag", "superseded"];
+  const NAMES = ["cell", "outcome", "text", ...MORE, "sort", "order"];
   const SORTS = [["stored", "as played"], ["reward", "reward"], ["turns", "turns"], ["tokens", "tokens"], ["seconds", "seconds"], ["task", "task"]];
   const ENDS = ["terminated", "truncated", "max_turns", "context", "time", "error"];
   const places = new Map();
@@ -25,11 +27,10 @@
 
   function form(run) {
     const any = (text, values) => [["", text], ...values.map((value) => [value, value])];
-    const cells = (run.results && run.results.cells) || [];
-    const tags = [...new Set(cells.flatMap((cell) => Object.keys(cell.by_tag || {})))];
-    const ends = [...new Set([...ENDS, ...cells.flatMap((cell) => Object.keys(cell.ends || {}))])];
+    const known = (name) => (run.cells || []).flatMap((cell) => Object.keys((cell.result && cell.result[name]) || {}));
+    const [tags, causes, ends] = [known("by_tag"), known("error_texts"), [...ENDS, ...known("ends")]].map((names) => [...new Set(names)]);
     const more = h("details", { class: "more-filters" }, h("summary", {}, "More filters"), h("div", { class: "fields" },
-      choice("end", "Ended by", any("anything", ends)), range("reward", "Reward", "any"), range("turns", "Turns", "1"), range("tokens", "Tokens", "1"),
+      choice("end", "Ended by", any("anything", ends)), choice("cause", "Error", any("any", causes)), range("reward", "Reward", "any"), range("turns", "Turns", "1"), range("tokens", "Tokens", "1"),
       h("label", { class: "field" }, h("span", {}, "Tag"), h("input", { name: "tag", type: "text", list: "tags", autocomplete: "off" }), h("datalist", { id: "tags" }, tags.map((tag) => h("option", { value: tag })))),
       h("label", { class: "field check" }, h("input", { name: "superseded", type: "checkbox", value: "1" }), h("span", {}, "also failed tries that were played again"))));
     return h("form", { class: "filters", role: "search", on: { submit: (event) => event.preventDefault() } },
@@ -65,8 +66,11 @@
 
   const cell = (name, ...content) => h("span", { role: "cell", class: `c-${name}` }, content);
 
-  function heads() {
-    const head = (name, title) => h("span", { role: "columnheader", class: `c-${name}` }, title);
+  // Heads of what can be sorted by do so: `sort(name)`.
+  function heads(sort) {
+    const sorts = new Set(SORTS.map(([name]) => name));
+    const head = (name, title) => h("span", { role: "columnheader", class: `c-${name}`, "data-sort": sorts.has(name) && name },
+      sorts.has(name) ? h("button", { class: "sort", type: "button", on: { click: () => sort(name) } }, title) : title);
     return [head("mark", h("span", { class: "hidden" }, "Outcome")), head("task", "Task"), head("cell", "Cell"), head("reward", "Reward"), head("turns", "Turns"), head("tokens", "Tokens"), head("seconds", "Time"), head("end", "Ended by")];
   }
 
@@ -80,9 +84,9 @@
       cell("cell", h("bdi", {}, parts.name(data.cell))),
       cell("reward", outcome === "error" ? "–" : f.number(data.reward)),
       cell("turns", f.count(data.turns), h("i", {}, " turns")),
-      cell("tokens", f.count(data.tokens), f.known(data.tokens) && h("i", {}, " tokens")),
+      cell("tokens", f.known(data.tokens) ? [f.count(data.tokens), h("i", {}, " tokens")] : h("span", { class: "wide-only" }, "–")),
       cell("seconds", f.seconds(data.seconds)),
-      cell("end", data.error ? h("bdi", { class: "bad", title: data.error }, written(data.error)) : written(data.end)),
+      cell("end", data.error ? h("bdi", { class: "bad", title: data.error }, written(data.cause || data.error)) : written(data.end)),
     ];
   }
 
@@ -112,7 +116,7 @@
     build() {
       this.form = form(this.run);
       show(this.form, this.query);
-      this.form.querySelector("details").open = NAMES.slice(2, 10).some((name) => this.query[name]);
+      this.form.querySelector("details").open = MORE.some((name) => this.query[name]);
       this.form.addEventListener("change", (event) => event.target.name !== "text" && this.filtered());
       this.typed = parts.settled(300, () => this.filtered(true));
       this.form.addEventListener("input", (event) => event.target.name === "text" && this.typed());
@@ -120,7 +124,7 @@
       const clear = h("a", { class: "plain", href: router.link(["run", this.id, "episodes"]) }, "Clear filters");
       fill(this.view, h("div", { class: "bar" }, h("h1", {}, "Episodes"), this.counts, h("span", { class: "spring" }), clear), this.form, this.place);
       this.list = new VirtualList({
-        label: "Episodes", heads: heads(), height: () => (this.place.clientWidth < 640 ? 56 : 34),
+        label: "Episodes", heads: heads((name) => this.sort(name)), height: () => (this.place.clientWidth < 640 ? 56 : 34),
         load: (offset, limit, signal) => api.episodes(this.id, { ...filtersOf(this.query), offset, limit }, signal),
         row: (data, index) => row(this.id, this.query, data, index),
         counted: (answer) => this.counted(answer), failed: (error) => this.failed(error),
@@ -128,6 +132,22 @@
       this.element = this.list.element;
       this.element.classList.toggle("one-cell", cellNames(this.run).length < 2);
       fill(this.place, this.element);
+      this.sorted();
+    }
+
+    // As a click on a head asks: numbers the largest first, then the other way round.
+    sort(name) {
+      const { sort, order } = this.form.elements;
+      order.value = (sort.value === name ? order.value === "asc" : name !== "task") ? "desc" : "asc";
+      sort.value = name;
+      this.filtered();
+    }
+
+    sorted() {
+      const { sort, order } = this.form.elements;
+      for (const head of this.element.querySelectorAll("[data-sort]")) {
+        head.setAttribute("aria-sort", head.dataset.sort !== sort.value ? "none" : order.value === "desc" ? "descending" : "ascending");
+      }
     }
 
     // A change of a filter is a new place; letters typed into the search are one place.
@@ -139,6 +159,7 @@
       if (now.path[1] !== this.id || now.path[2] !== "episodes" || !this.list) return false;
       this.query = now.query;
       show(this.form, now.query);
+      this.sorted();
       this.list.reset().catch((error) => error.name !== "AbortError" && this.failed(error));
       return true;
     }

@@ -46,7 +46,7 @@
     return [
       { name: "env", title: "Environment", of: (c) => c.env, show: (c) => [h("a", { class: "open", href: to(c) }, parts.name(c.env)), c.split && c.split !== "test" && h("span", { class: "chip" }, c.split)] },
       { name: "agent", title: "Agent", of: (c) => c.agent, show: (c) => parts.name(c.agent) },
-      one("success", "Success", (c) => c.success, (c) => parts.interval(c.success, c.success_low, c.success_high), { about: "share of successful episodes, 95% interval clustered by task" }),
+      one("success", "Success", (c) => c.success, (c) => parts.interval(c.success, c.success_low, c.success_high), { measure: true, about: "share of successful episodes, 95% interval clustered by task" }),
       one("reward", "Reward", (c) => c.reward, meanReward, { about: "mean of an episode, with half of its 95% interval" }),
       any((r) => last(r.pass_at) !== undefined && r.samples > 1) && one("pass", "pass@k", (c) => c.result && last(c.result.pass_at), (c) => share(c.result && c.result.pass_at), { about: "chance that one of k samples succeeds" }),
       any((r) => last(r.pass_hat) !== undefined && r.samples > 1) && one("hat", "pass^k", (c) => c.result && last(c.result.pass_hat), (c) => share(c.result && c.result.pass_hat), { about: "chance that all of k samples succeed" }),
@@ -66,7 +66,7 @@
     if (!rows.length) return null;
     const table = parts.table(title, [
       { name: "name", title, of: (r) => r.i, show: (r) => (link ? h("a", { class: "open", href: link(r.name) }, parts.name(r.name)) : parts.name(r.name)) },
-      { name: "success", title: "Success", right: true, of: (r) => r.success, show: (r) => parts.interval(r.success, r.success_low, r.success_high) },
+      { name: "success", title: "Success", right: true, measure: true, of: (r) => r.success, show: (r) => parts.interval(r.success, r.success_low, r.success_high) },
       { name: "reward", title: "Reward", right: true, of: (r) => r.reward, show: (r) => f.fixed(r.reward, 3), narrow: false },
       { name: "episodes", title: "Episodes", right: true, of: (r) => r.episodes, show: (r) => f.count(r.episodes) },
       { name: "errors", title: "Errors", right: true, of: (r) => r.errors, show: (r) => f.count(r.errors), narrow: false },

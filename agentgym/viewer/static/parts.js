@@ -31,7 +31,7 @@
     return h("span", { class: `mark ${outcome}`, title: word, role: "img", "aria-label": word }, sign);
   }
 
-  // A table whose heads sort. Columns: {name, title, of(row) -> sort value, show(row) -> child, right, narrow}.
+  // A table whose heads sort. Columns: {name, title, of(row) -> sort value, show(row) -> child, right, narrow, measure: a bar}.
   function table(caption, columns, rows, options = {}) {
     const state = { by: options.by ?? null, down: options.down ?? false };
     const body = h("tbody");
@@ -61,7 +61,7 @@
     if (again) again.focus({ preventScroll: true });
   }
 
-  const classes = (column) => [column.right && "right", column.narrow === false && "wide-only"].filter(Boolean).join(" ");
+  const classes = (column) => [column.right && "right", column.measure && "measure", column.narrow === false && "wide-only"].filter(Boolean).join(" ");
 
   function head(column, state, draw) {
     const sort = () => {

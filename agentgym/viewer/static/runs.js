@@ -13,7 +13,7 @@
     { name: "kind", title: "Kind", of: (run) => run.kind, show: (run) => h("span", { class: "chip" }, run.kind), narrow: false },
     { name: "envs", title: "Environments", of: (run) => run.envs.join(" "), show: (run) => several(run.envs), narrow: false },
     { name: "agents", title: "Agents", of: (run) => run.agents.join(" "), show: (run) => several(run.agents), narrow: false },
-    { name: "headline", title: "Score", right: true, of: (run) => run.headline && run.headline.value, show: headline },
+    { name: "headline", title: "Score", right: true, measure: true, of: (run) => run.headline && run.headline.value, show: headline },
     { name: "episodes", title: "Episodes", right: true, of: (run) => run.episodes, show: (run) => f.count(run.episodes) },
     { name: "errors", title: "Errors", right: true, of: (run) => run.errors, show: (run) => errors(run) },
     { name: "when", title: "When", right: true, of: (run) => run.updated, show: when },

@@ -90,7 +90,7 @@ def test_json_is_the_only_thing_on_standard_output(here, capsys):
         ("{here}.py", "defines Sound, Fails, Stuck: write {here}.py:Sound"),
         ("nowhere.py", "nowhere.py: there is no such file"),
         ("broken.py:Env", "broken.py:1: "),
-        ("uninstalled", "the folder uninstalled is not installed: pip install -e ."),
+        ("uninstalled", "the folder uninstalled is not installed: pip install -e uninstalled"),
         ("gymnasium:FrozenLak-v1", "Did you mean: `FrozenLake`"),
         ("needy.py:Needy", "No module named 'nowhere_to_be_found'"),
     ],

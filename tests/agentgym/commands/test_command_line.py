@@ -131,7 +131,7 @@ def test_the_list_imports_no_environment_and_nothing_heavy():
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("lst", "agentgym: no command 'lst': did you mean list?; there are eval, "),
+        ("lst", "agentgym: no command 'lst': did you mean list? There are eval, "),
         ("evaluate", "agentgym: no command 'evaluate': did you mean eval?"),
         ("--jsn list", "agentgym: no option --jsn"),
         ("list --jso", "agentgym list: no option --jso: did you mean --json?"),
@@ -141,7 +141,7 @@ def test_the_list_imports_no_environment_and_nothing_heavy():
         ("eval --concurency 3", "agentgym eval: no option --concurency: did you mean --concurrency?"),
         (
             "eval frozen_lake --policy exprt",
-            "agentgym eval: argument --policy: no 'exprt': did you mean expert?; there are ",
+            "agentgym eval: argument --policy: no 'exprt': did you mean expert? There are ",
         ),
         ("eval frozen_lake -k many", "agentgym eval: argument -k/--k: a whole number, not 'many'"),
         ("view --port x", "agentgym view: argument --port: a whole number, not 'x'"),

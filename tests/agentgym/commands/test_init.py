@@ -77,7 +77,7 @@ def test_its_types_are_right(kind, tmp_path):
 def test_the_next_commands_are_printed(tmp_path, capsys):
     assert main(["init", "brook_env", "--dir", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    for line in ("pip install -e .", "agentgym check brook_env", "agentgym validate brook_env", "python -m pytest"):
+    for line in ("pip install -e '.[dev]'", "agentgym check brook_env", "agentgym validate brook_env", "python -m pytest"):
         assert f"  {line}" in out
     assert main(["init", "creek_env", "--dir", str(tmp_path), "--tools", "--json"]) == 0
     made = json.loads(capsys.readouterr().out)

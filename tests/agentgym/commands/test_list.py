@@ -91,7 +91,7 @@ def test_tags_choose(capsys):
     assert main(["list", "--tag", "gamee"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("agentgym list: no environment has the tag 'gamee': did you mean game?; there are ")
+    assert said.err.startswith("agentgym list: no environment has the tag 'gamee': did you mean game? There are ")
 
 
 def test_a_need_is_written_in_one_of_two_ways():

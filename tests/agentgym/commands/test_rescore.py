@@ -109,6 +109,35 @@ def test_new_grades_stand_beside_what_the_agent_said_and_took(run, tmp_path, cap
     ]
 
 
+def test_of_several_environments_one_alone_can_be_given_arguments(tmp_path, capsys):
+    words = (
+        "eval",
+        "frozen_lake",
+        "gsm8k",
+        "--policy",
+        "random",
+        "-n",
+        "20",
+        "--seed",
+        "3",
+        "--out",
+        str(tmp_path / "two"),
+    )
+    assert main(list(words)) == 0
+    assert main(["rescore", str(tmp_path / "two"), "--kwargs", '{"shaping": 0.5}']) == 2
+    assert "'gsm8k' takes no argument 'shaping'" in capsys.readouterr().err
+    assert not (tmp_path / "two-rescored").exists()
+    kwargs = '{"frozen_lake": {"shaping": 0.5}}'
+    assert main(["rescore", str(tmp_path / "two"), "--kwargs", kwargs, "--json"]) == 0
+    lake, school = json.loads(capsys.readouterr().out)["cells"]
+    assert lake["changed"] > 0
+    assert school["changed"] == 0
+    assert main(["rescore", str(tmp_path / "two"), "--kwargs", kwargs]) == 0
+    assert "40 episodes were graded there before" in capsys.readouterr().err
+    assert main(["rescore", str(tmp_path / "two")]) == 2
+    assert "env kwargs shaping was 0.5, is now null" in capsys.readouterr().err
+
+
 def test_where_the_agent_would_have_seen_something_else_it_is_told(run, tmp_path, capsys):
     out = tmp_path / "new"
     assert main(["rescore", str(run), "--out", str(out), "--kwargs", '{"greets": "Hello. "}']) == 0
@@ -149,6 +178,7 @@ def test_started_again_it_goes_on(run, tmp_path):
     ("words", "said"),
     [
         (["{run}", "--kwargs", '{"sides": 3}'], "takes no argument 'sides'"),
+        (["{run}", "--kwargs", f'{{"{__name__}:Sum": 3}}'], "alone must be an object"),
         (["{run}", "--out", "{run}"], "holds another run: choose another folder"),
         (["{run}/episodes"], "holds no evaluation"),
         (["{run}-nowhere"], "there is no such folder"),
@@ -160,6 +190,21 @@ def test_mistakes_are_one_line_and_exit_code_2(words, said, run, capsys):
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+class LaterSum(Sum):
+    closed = 0
+
+    async def close(self):
+        await asyncio.sleep(0)
+        type(self).closed += 1
+
+
+def test_environments_that_close_later_are_closed(run, tmp_path):
+    text = (run / "run.json").read_text()
+    (run / "run.json").write_text(text.replace(f'"{__name__}:Sum"', f'"{__name__}:LaterSum"'))
+    asyncio.run(rescore(run, tmp_path / "new", concurrency=1))
+    assert LaterSum.closed == 2  # that which was tried, and that which was played
 
 
 def test_a_replay_ends_where_its_replies_end():

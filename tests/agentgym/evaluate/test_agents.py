@@ -13,7 +13,7 @@ import agentgym
 from agentgym import Env, Task
 from agentgym.chat import ChatPolicy
 from agentgym.evaluate import agents
-from agentgym.evaluate.agents import check_plays, located, measured, policy_maker, python
+from agentgym.evaluate.agents import check_plays, located, policy_maker, python
 from agentgym.evaluate.plan import AgentSpec
 from agentgym.evaluate.python_agent import AgentError
 from agentgym.messages import user
@@ -94,7 +94,7 @@ def test_scripts_come_from_files(tmp_path):
         (AgentSpec("a", "chat", {"model": "m", "tempratur": 1}), "unexpected keyword argument 'tempratur'"),
         (AgentSpec("a", "chat", {"base_url": "http://x"}), "missing a required argument: 'model'"),
         (agents.chat("m"), "base_url of its endpoint is missing"),
-        (agents.chat("m", serve="folder"), "of folder, which is not served yet"),
+        (agents.chat("m", serve="folder"), "folder, which is not served yet"),
         (agents.chat("m", "localhost:80"), "did you mean http://localhost:80"),
         (agents.chat("m", "http://x", timeout=0), "timeout must be positive"),
         (agents.expert(2), "chance from 0 to 1"),

@@ -183,7 +183,10 @@ def test_a_file_may_hold_environments_whose_tasks_have_the_same_ids(tmp_path):
     run = training_run(tmp_path / "run", {0: [*one, *(replace(t, env="other") for t in other)]})
     (file,) = (run / "trajectories").iterdir()
     for comparison in (compare_runs(run, run), compare_runs(file, file)):
-        assert [(c.env, c.episodes_a, c.measures["reward"].a) for c in comparison.cells] == [("e", 2, 0), ("other", 2, 1)]
+        assert [(c.env, c.episodes_a, c.measures["reward"].a) for c in comparison.cells] == [
+            ("e", 2, 0),
+            ("other", 2, 1),
+        ]
 
 
 # ---- the command

@@ -65,6 +65,12 @@ def test_the_picture_tells_progress_score_errors_tokens_requests_retries_cost_an
     assert "$0.09" in text
 
 
+def test_a_log_of_what_was_all_played_before_says_no_more_than_that(log, written):
+    log.started(cell(), 1, 1)
+    log.finished(cell())
+    assert written() == ["frozen_lake@m: 1 episode, all played before", "frozen_lake@m: 1/1, 0.0 s"]
+
+
 def test_before_the_first_episode_there_is_no_score_and_no_guess(display, clock):
     display.started(cell(), 40, 0)
     clock.now += 3.0

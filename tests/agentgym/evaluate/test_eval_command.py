@@ -75,6 +75,21 @@ class Uninstalled(Parity):
         super().__init__(**kwargs)
 
 
+class Needy(Parity):
+    """Needs a package when it plays."""
+
+    def step(self, action):
+        import nowhere_to_be_found  # noqa: F401
+
+
+class Loud(Parity):
+    """Prints what it does."""
+
+    def step(self, action):
+        print("step")
+        return super().step(action)
+
+
 class Slow(Parity):
     async def init(self, task):
         super().init(task)
@@ -101,8 +116,9 @@ def registered(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    for env in (Parity, Broken, Dead, Cursed, Uninstalled):
+    for env in (Parity, Broken, Dead, Cursed, Uninstalled, Loud):
         register(f"test/{env.__name__.lower()}", env)
+    register("test/needy", Needy, needs=["nowhere_to_be_found:acme[found]"])
     yield
     registration._specs.clear()
     registration._specs.update(before)
@@ -137,6 +153,21 @@ def test_json_is_the_only_thing_on_standard_output(capsys):
     [cell] = record["cells"]
     assert 0.3 < cell["success"] < 1
     assert (cell["episodes"], record["folder"], record["stopped"]) == (40, "r", None)
+
+
+def test_what_an_environment_prints_is_no_part_of_the_json(capsys):
+    assert main(["eval", "test/loud", "--policy", "expert", "-n", "2", "--no-store", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["cells"][0]["episodes"] == 2
+    assert shown.err.count("step\n") == 2
+
+
+def test_other_arguments_may_need_other_packages(capsys):
+    """What an environment needs it needs as it is registered: with a setting of the user's it is tried."""
+    record = json_of(
+        capsys, "test/needy", "--policy", "null", "-n", "1", "--kwargs", '{"max_turns": 1}', "--no-store", code=1
+    )
+    assert "nowhere_to_be_found" in str(record["cells"][0]["error_texts"])
 
 
 def test_started_again_it_plays_only_what_is_missing(capsys):
@@ -305,6 +336,11 @@ def test_a_second_process_on_the_folder_is_refused_while_the_first_plays(tmp_pat
         (["test/parity", "--policy", "expert", "--prices", "gone.yaml"], "gone.yaml: No such file"),
         (["test/parity", "--model", "m", "--base-url", "http://a", "--cost-limit", "1"], "needs a table of prices"),
         (["test/uninstalled", "--policy", "expert"], "No module named 'nowhere_to_be_found'"),
+        (["test/needy", "--policy", "expert"], "test/needy needs acme[found], which is not installed: pip install 'acme"),
+        (["test/parity", "two.yaml", "--policy", "expert"], "two.yaml: a suite has its own environments"),
+        (["test/parity", "--policy", "expert", "--out", "/proc/x"], "/proc/x: cannot be written (No such file or dir"),
+        (["test/parity", "--serve", ".", "--serve-args", "'a"], "--serve-args: No closing quotation: 'a"),
+        (["test/parity", "--model", "m", "--base-url", "http://a", "--max-tokens", "0"], "max_tokens must be at least 1"),
         (["test/cursed", "--policy", "expert"], "test/cursed: cannot be made: KeyError: 'why'"),
         (["tests.nowhere:Env", "--policy", "expert"], "cannot import module"),
         (["test/parity", "--agent", "no_such_module:run"], "no_such_module"),
@@ -459,6 +495,16 @@ def test_an_endpoint_that_cannot_play_is_found_before_anything_is_played(
     assert not Path("runs").exists()
 
 
+def test_a_key_that_an_endpoint_refuses_and_repeats_is_not_printed(endpoint, capsys, monkeypatch):
+    monkeypatch.setattr(Endpoint, "refusal", 401)
+    monkeypatch.setattr(Endpoint, "models", ("no such key: sk-mine",))
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
+    assert main(["eval", "test/parity", "--model", "m", "--base-url", f"{endpoint}/v1"]) == 2
+    err = capsys.readouterr().err
+    assert "no such key: [the key]" in err
+    assert "sk-mine" not in err
+
+
 def test_a_dead_endpoint_is_found_before_anything_is_played(capsys):
     assert main(["eval", "test/parity", "--model", "m", "--base-url", "http://127.0.0.1:9/v1"]) == 2
     assert "nothing answers there" in capsys.readouterr().err
@@ -488,3 +534,6 @@ def test_a_suites_mistake_names_the_file(capsys):
     Path("two.yaml").write_text("agents: [expert]\nenvs: [frozen_lake]\n")
     assert main(["eval", "--suite", "two.yaml", "test/parity"]) == 2
     assert "test/parity: two.yaml has the environments" in capsys.readouterr().err
+    Path("two.yaml").write_text("agents: [expert]\nenvs: [test/parit]\n")
+    assert main(["eval", "two.yaml"]) == 2
+    assert "eval: two.yaml: no environment 'test/parit': did you mean 'test/parity'" in capsys.readouterr().err

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from agentgym.evaluate.agents import chat, expert, null
 from agentgym.evaluate.plan import Cell
-from agentgym.evaluate.store import Planned, Store, StoreError, effective, mend, open_store, read_cell, read_run, scan
+from agentgym.evaluate.store import Planned, Store, StoreError, effective, open_store, read_cell, read_run, scan
+from agentgym.jsonl import mend
 from agentgym.registration import EnvSpec
 from agentgym.trajectory import Trajectory, Turn
 

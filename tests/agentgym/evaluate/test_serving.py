@@ -59,6 +59,14 @@ def test_a_folder_that_is_no_model_says_what_it_has_not(folder, missing, words):
         check_serving(folder)
 
 
+def test_a_chat_template_may_be_among_the_servers_arguments(folder):
+    (folder / "tokenizer_config.json").unlink()
+    agent = chat("m", serve=folder)
+    with pytest.raises(ValueError, match="no chat template"):
+        check_agents([agent])
+    check_agents([agent], ["--chat-template", "own.jinja"])
+
+
 def test_a_name_is_no_folder_and_nothing_is_downloaded():
     with pytest.raises(ValueError, match=r"some/model: no folder \(a local folder is needed, nothing is downloaded\)"):
         check_serving("some/model")

@@ -121,6 +121,43 @@ def test_episodes_are_filtered_and_sorted_and_the_address_keeps_it(window, serve
     assert page.get_by_label("Sort by").input_value() == "turns"
 
 
+def test_the_heads_of_the_list_sort_it(window, served):
+    page = window(f"{served.url}#/run/games/episodes")
+    page.locator(".vspace a").first.wait_for()
+    page.get_by_role("button", name="Turns", exact=True).click()
+    page.wait_for_url("**sort=turns&order=desc")
+    page.get_by_role("button", name="Turns", exact=True).click()
+    page.wait_for_url("**sort=turns")
+    assert page.locator("[aria-sort=ascending]").inner_text().startswith("Turns")
+    assert page.get_by_label("Sort by").input_value() == "turns"
+    page.get_by_role("button", name="Task", exact=True).click()
+    page.wait_for_url("**sort=task")
+
+
+def test_a_cause_of_errors_leads_to_its_episodes_before_results_are_written(window, served):
+    page = window(f"{served.url}#/run/games")
+    page.get_by_label("Details of").select_option("frozen_lake@random")
+    page.get_by_role("link", name="act failed: EndpointError: answered 500").click()
+    page.get_by_text("1 of 25 episodes").wait_for()
+    assert page.get_by_label("Error").input_value() == "act failed: EndpointError: answered 500"
+    assert [name.split()[0] for name in rows(page)] == ["lost"]
+
+
+def test_a_load_that_was_ended_in_the_middle_of_its_answer_is_no_problem(window, served):
+    """The view that asked is gone; what it would say would stand in the next one."""
+    page = window(served.url)
+    said = page.evaluate(
+        """async () => {
+          const end = new AbortController();
+          window.fetch = async (_, { signal }) => new Response(new ReadableStream({ start(body) {
+            body.enqueue(new TextEncoder().encode('{"half'));
+            signal.addEventListener("abort", () => body.error(signal.reason));
+            window.setTimeout(() => end.abort(), 10); } }));
+          return agentgym.api.run("games", end.signal).then(() => "answered", (error) => error.name); }"""
+    )
+    assert said == "AbortError"
+
+
 def tops(page):
     found = page.locator(".vspace .vrow").evaluate_all("(rows) => rows.map((r) => r.getBoundingClientRect().top)")
     return [round(top) for top in found]

@@ -13,6 +13,7 @@ from agentgym.trajectory import write_jsonl
 
 pytestmark = pytest.mark.browser
 
+LONG = 200_000
 TEXTS = {
     "image": '<img src=x onerror="alert(1)"><svg onload=alert(2)>',
     "script": "</script><script>alert(3)</script><!-- <![CDATA[ -->",
@@ -20,7 +21,7 @@ TEXTS = {
     "style": "</style><style>*{display:none}</style>{{constructor.constructor('alert(6)')()}}",
     "direction": "right \u202eto left\u202c \u2067isolated\u2069 zero\u200bwidth\ufeff שלום العربية",
     "control": "bell\x07 escape\x1b[31mred nul\x00 line\u2028separator lone \ud83d",
-    "long": "x" * 1_000_000,
+    "long": "x" * LONG,
 }
 
 
@@ -65,9 +66,9 @@ def test_a_hostile_text_is_shown_and_does_nothing(window, served, name):
     marked = "".join(f"U+{ord(c):04X}" if unicodedata.category(c) in ("Cc", "Cf") else c for c in start)
     assert marked in shown
     if name == "long":
-        page.get_by_role("button", name="Show all 1,000,000 characters").nth(1).click()
+        page.get_by_role("button", name=f"Show all {LONG:,} characters").nth(1).click()
         page.wait_for_function(
-            "() => [...document.querySelectorAll('.text')].some((e) => e.textContent.length === 1000000)"
+            "(long) => [...document.querySelectorAll('.text')].some((e) => e.textContent.length === long)", arg=LONG
         )
     assert overflow(page) <= 0
     assert page.evaluate("document.querySelectorAll('main img, main script, main style, main iframe').length") == 0
