@@ -11,11 +11,15 @@ from typing import Any
 def write_text(path: Path, text: str) -> None:
     """Write a file in one step: a reader sees the old text or the new, never half."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with unfinished.open("w", encoding="utf-8") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    unfinished.replace(path)
+    try:
+        with unfinished.open("w", encoding="utf-8") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        unfinished.replace(path)
+    except OSError:  # a full disk, or nothing to write into
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -115,7 +115,8 @@ async def end(subject: Subject, alone: list[Played]) -> list[Finding]:
 async def rewards(subject: Subject, alone: list[Played]) -> list[Finding]:
     """What random play earns, and whether the last info says if it was a success."""
     sums = [sum(played.rewards) for played in alone]
-    text = f"{len(sums)} random episodes earned {min(sums):g} to {max(sums):g}"
+    spread = f"{min(sums):g} each" if min(sums) == max(sums) else f"{min(sums):g} to {max(sums):g}"
+    text = f"{len(sums)} random episodes earned {spread}"
     if any(played.ended and played.success is None for played in alone):
         missing = (
             "info has no 'success' on the last step, so that an episode with a positive reward counts as a success"

@@ -6,13 +6,12 @@ import argparse
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.commands.spec_of import ENVS, spec_of
+from agentgym.commands.spec_of import ENVS, find_modules, spec_of
 from agentgym.mistake import Mistake
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("envs", nargs="*", metavar="ENV", help=f"{ENVS}; or one file of a suite, NAME.yaml")
     add = command.add_argument
     add("--suite", type=Path, metavar="FILE", help="a YAML file with agents, environments and limits")
-    add("--resume", type=Path, metavar="DIR", help="go on with the run in a folder, as it was asked for")
+    add("--resume", type=Path, metavar="RUN", help="go on with the run in a folder, as it was asked for")
     _add_agents(command)
     group = command.add_argument_group("what is played")
     add = group.add_argument
@@ -182,8 +181,7 @@ def _resumed(args: argparse.Namespace) -> Suite:
     ]
     if args.envs or asked:
         raise Mistake(f"--resume plays what the folder was made for: leave out {(args.envs or asked)[0]}")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # environments and agents in files of this folder, as `spec_of` finds them
+    find_modules(args.resume)
     suite = suite_in(args.resume)
     limits, budget = limits_of(_limits(args), suite.limits, suite.budget)
     given = {name: getattr(args, name) for name in ("concurrency", "retries") if getattr(args, name) is not None}

@@ -58,9 +58,7 @@ def _list(args: argparse.Namespace) -> int:
 
     tags = sorted({tag for spec in registry.values() for tag in spec.tags})
     if unknown := [tag for tag in args.tag if tag not in tags]:
-        raise Mistake(
-            f"no environment has the tag {unknown[0]!r}{instead(unknown[0], tags)}"
-        )
+        raise Mistake(f"no environment has the tag {unknown[0]!r}{instead(unknown[0], tags)}")
     rows = [_env_row(registry[id]) for id in sorted(registry) if set(args.tag) <= set(registry[id].tags)]
     if not args.tag:
         rows += [_adapter_row(adapter) for _, adapter in sorted(adapters.items())]

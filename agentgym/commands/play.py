@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import importlib
-import json
 import os
 import random
 import signal
@@ -14,6 +13,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from agentgym.commands.json_object import json_object
 from agentgym.commands.output import print_json
 from agentgym.commands.spec_of import ENVS, spec_of
 from agentgym.mistake import Mistake
@@ -65,7 +65,7 @@ def _play(args: argparse.Namespace) -> int:
 
     agent = _agent(args)
     found = spec_of(args.env)
-    found = replace(found, kwargs={**found.kwargs, **_table(args.kwargs, "--kwargs")})
+    found = replace(found, kwargs={**found.kwargs, **json_object(args.kwargs, "--kwargs")})
     seed = random.SystemRandom().randrange(1_000_000) if args.seed is None else args.seed
     screen = Screen(Console(stderr=args.json, highlight=False, soft_wrap=not sys.stdout.isatty()))
     try:
@@ -87,7 +87,7 @@ def _agent(args: argparse.Namespace) -> AgentSpec | None:
         raise Mistake("one plays: choose --policy, --model or --agent")
     try:
         if args.agent:
-            agent = agents.python(args.agent, _table(args.agent_kwargs, "--agent-kwargs"))
+            agent = agents.python(args.agent, json_object(args.agent_kwargs, "--agent-kwargs"))
         elif args.model or args.policy == "chat":
             base_url = args.base_url or os.environ.get("OPENAI_BASE_URL")
             if not (args.model and base_url):
@@ -101,16 +101,6 @@ def _agent(args: argparse.Namespace) -> AgentSpec | None:
     except ValueError as error:
         raise Mistake(str(error)) from error
     return agent
-
-
-def _table(text: str, option: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise Mistake(f"{option} is no JSON: {error}: {text}") from error
-    if not isinstance(value, dict):
-        raise Mistake(f"{option} must be a JSON object, not {text}")
-    return value
 
 
 def _task(found: EnvSpec, args: argparse.Namespace, seed: int) -> Task:

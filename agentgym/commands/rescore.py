@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentgym.commands.json_object import json_object
 from agentgym.commands.output import print_json, print_table
-from agentgym.commands.validate import json_object
+from agentgym.commands.spec_of import find_modules
 from agentgym.mistake import Mistake
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def _rescore(args: argparse.Namespace) -> int:
     run: Path = args.run_folder
     if not run.is_dir():
         raise Mistake(f"{run}: there is no such folder")
-    out = args.out or Path(os.path.relpath(run.resolve().with_name(f"{run.resolve().name}-rescored")))
+    beside = run if run.name not in ("", "..") else run.resolve()
+    out = args.out or beside.with_name(f"{beside.name}-rescored")
     seen = 0
 
     def on_end(*_: Any) -> None:
@@ -53,6 +54,7 @@ def _rescore(args: argparse.Namespace) -> int:
             print(f"{run}: {seen} episodes", file=sys.stderr, flush=True)
 
     try:
+        find_modules(run)
         rows, _ = asyncio.run(
             rescore(
                 run,

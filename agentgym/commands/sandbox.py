@@ -59,9 +59,7 @@ def _build(args: argparse.Namespace) -> int:
 
     names = args.names or image_names()
     if unknown := [name for name in names if name not in image_names()]:
-        raise Mistake(
-            f"no image {unknown[0]!r}{instead(unknown[0], image_names())}"
-        )
+        raise Mistake(f"no image {unknown[0]!r}{instead(unknown[0], image_names())}")
     records: list[dict[str, Any]] = []
     say = _say_aside if args.json else _say
     for name in names:

@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 ENVS = "id, module:Class, file.py or file.py:Class, or prefix:NAME of another package's"
 
 
+def find_modules(run: Path | None = None) -> None:
+    """Let modules of the current folder be imported, and those of a run folder from where they were when it was played."""
+    folders = [os.getcwd()]
+    if run is not None and (run / "run.json").is_file():
+        from agentgym.evaluate.store import read_run
+
+        folders += read_run(run).get("folders", [])
+    # At the end, where a file there cannot stand in for a module of that name.
+    sys.path.extend(folder for folder in dict.fromkeys(folders) if folder not in sys.path)
+
+
 def spec_of(id: str) -> EnvSpec:
     """The spec of what the user named, its class imported. Modules in the current folder can be named.
 
@@ -25,8 +36,7 @@ def spec_of(id: str) -> EnvSpec:
     """
     from agentgym.registration import UnknownEnvError, spec
 
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # at the end, where a file here cannot stand in for a module of that name
+    find_modules()
     try:
         found = spec(_in_file(id) if ".py" in id else id)
         found.load()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agentgym.commands.check import print_findings
+from agentgym.commands.json_object import json_object
 from agentgym.commands.output import print_json, print_table
 from agentgym.commands.spec_of import ENVS, spec_of
 from agentgym.mistake import Mistake
@@ -78,21 +78,6 @@ def _validate(args: argparse.Namespace) -> int:
     if args.json:
         print_json([result.to_json() for result in results])
     return 0 if all(result.ok for result in results) else 1
-
-
-def json_object(text: str, option: str) -> dict:
-    """The JSON object that an option was given.
-
-    Raises:
-        Mistake: it is none.
-    """
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise Mistake(f"{option} is no JSON: {error}: {text}") from error
-    if not isinstance(value, dict):
-        raise Mistake(f"{option} must be a JSON object, not {text}")
-    return value
 
 
 def _print(result: Validation) -> None:

@@ -84,7 +84,7 @@ async def rescore(
         ImportError, TypeError: an environment cannot be made as it is now.
     """
     record = read_run(run)
-    source = record["name"]
+    source = f"{record['name']} of {record['created']}"
     if (out / "run.json").exists() and read_run(out)["settings"].get("rescored") != source:
         raise ValueError(f"{out} holds another run: choose another folder")
     pairs = []
@@ -123,9 +123,10 @@ async def _rescore_cell(
     on_end: Callable[[Cell, Trajectory], None],
 ) -> None:
     there = scan(store.file_of(cell))
-    done = there.done | there.failed
     tasks: dict[str, Task] | None = None
-    waiting = (t for t in effective(file) if (t.task_id, t.sample) not in done)
+    both = there.done | there.failed
+    # What had failed when it was played is there once; a replay that failed is tried again.
+    waiting = (t for t in effective(file) if (t.task_id, t.sample) not in (both if t.failed else there.done))
     while batch := list(islice(waiting, BATCH)):
         if tasks is None:
             tasks = _tasks_of(cell)

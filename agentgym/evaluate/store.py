@@ -16,12 +16,14 @@ import fcntl
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentgym import registration
 from agentgym.evaluate.agents import ASKING
 from agentgym.evaluate.budget import Spent
 from agentgym.evaluate.plan import Cell
@@ -153,6 +155,7 @@ def open_store(
             "created": present["created"] if present else time.time(),
             "command": list(command),
             "versions": _versions(),
+            "folders": sorted({*(present or {}).get("folders", []), *_folders(plan)}),
             "cells": cells,
             "settings": dict(settings),
             "prices": dict(prices) if prices is not None else None,
@@ -247,6 +250,17 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 ) from error
             yield offset, record
             offset += len(line)
+
+
+def _folders(plan: Sequence[Planned]) -> Iterator[str]:
+    """Where modules of environments are that were named by value: another process may not find them by itself."""
+    for planned in plan:
+        env = planned.cell.env
+        module, _, name = str(env.entry_point).partition(":")
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if name and file and env.entry_point not in {known.entry_point for known in registration.registry.values()}:
+            parts = module.count(".") + (Path(file).name == "__init__.py")
+            yield str(Path(file).resolve().parents[parts])
 
 
 def _check_is_ours(path: Path) -> None:

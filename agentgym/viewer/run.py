@@ -64,7 +64,8 @@ class Run:
                 return
             names = [p.name for p in folder.glob("*.jsonl") if not p.name.startswith(".") and is_inside(p, self.path)]
             files = {}
-            for name in sorted(names, key=_in_order):
+            planned = {file: place for place, file in enumerate(cells)}
+            for name in sorted(names, key=lambda n: (planned.get(f"{folder.name}/{n}", len(planned)), _in_order(n))):
                 stem = name.removesuffix(".jsonl")
                 cell = cells.get(f"{folder.name}/{name}") or stem
                 file = self.files.get(stem) or EpisodeFile(folder / name, cell, self.kind == "evaluation")

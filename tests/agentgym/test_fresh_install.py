@@ -247,10 +247,9 @@ def base(fresh):
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("kind", ["plain", "tools"])
-def test_its_image_is_built_and_checks_itself_with_no_network(kind, fresh, base, tmp_path):
+def test_its_image_is_built_and_checks_itself_with_no_network(fresh, base, tmp_path):
     client, tag = base
-    root, _ = scaffold("creek_env", tmp_path, kind)
+    root, _ = scaffold("creek_env", tmp_path)
     (wheel,) = (fresh.folder / "dist").glob("agentgym-*.whl")
     shutil.copy(wheel, root)
     built, _ = client.images.build(
@@ -269,7 +268,6 @@ def test_its_image_is_built_and_checks_itself_with_no_network(kind, fresh, base,
 
     try:
         assert run().startswith("creek_env: ok"), "the image's own command is the check"
-        assert "gold    " in run(command=["validate", "creek_env", "-n", "3"])
         assert run(entrypoint=["id", "-u"]).strip() == "65534"
     finally:
         client.images.remove(built.id, force=True)

@@ -2,17 +2,14 @@
 
 import copy
 import functools
-import json
-import pickle
 import random
 
 import gymnasium
 import pytest
-from gymnasium.utils.env_checker import check_env as gymnasium_check
 
 import agentgym
 from agentgym.checker import check_env
-from agentgym.registration import EnvSpec, registry
+from agentgym.registration import registry
 
 IDS = sorted(registry)
 EVERY = [pytest.param(id, marks=pytest.mark.sandbox) if "sandbox" in registry[id].tags else id for id in IDS]
@@ -24,22 +21,9 @@ def test_the_project_registers_environments():
 
 
 @pytest.mark.parametrize("env_id", EVERY)
-def test_gymnasium_check_passes(env_id):
-    gymnasium_check(agentgym.make(env_id).unwrapped)
-
-
-@pytest.mark.parametrize("env_id", EVERY)
 def test_agentgym_check_finds_nothing(env_id):
+    """Gymnasium's own check is one of its checks, and that the spec goes through pickle and JSON another."""
     assert check_env(env_id) == []
-
-
-@pytest.mark.parametrize("env_id", EVERY)
-def test_the_spec_goes_through_pickle_and_json_and_still_makes_the_env(env_id):
-    spec = agentgym.spec(env_id)
-    assert pickle.loads(pickle.dumps(spec)) == spec
-    again = EnvSpec.from_json(json.loads(json.dumps(spec.to_json())))
-    assert again == spec
-    assert type(again.make().unwrapped) is type(agentgym.make(env_id).unwrapped)
 
 
 def play(env, seed, actions):

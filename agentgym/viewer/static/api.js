@@ -30,7 +30,7 @@
       });
       body = await answer.text();
     } catch (error) {
-      if (signal && signal.aborted) throw error;
+      if (signal && signal.aborted) throw signal.reason;
       const slow = limit.aborted;
       tell(false);
       throw new ApiError(slow ? `The server said nothing for ${TIMEOUT / 1000} s.` : "The server does not answer.", 0);

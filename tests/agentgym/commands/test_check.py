@@ -114,6 +114,15 @@ def test_what_cannot_be_found_is_one_line_and_exit_code_2(here, named, words, tm
     assert err.count("\n") == 1
 
 
+def test_from_within_a_project_it_is_the_project_that_is_to_be_installed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "uninstalled").mkdir()
+    (tmp_path / "uninstalled" / "__init__.py").touch()
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "uninstalled"]) == 2
+    assert capsys.readouterr().err.endswith("pip install -e .\n")
+
+
 def test_a_timeout_is_a_positive_number(here, capsys):
     assert main(["check", f"{here}:Sound", "--timeout", "0"]) == 2
     assert "--timeout must be a positive number" in capsys.readouterr().err

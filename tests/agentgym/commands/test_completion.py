@@ -83,6 +83,14 @@ def test_files_and_folders(tmp_path, monkeypatch):
     assert words("agentgym eval frozen_lake --out nowhere/") == []
 
 
+def test_runs_are_offered_where_a_run_is_meant_and_folders_where_folders_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "run.json").touch()
+    assert words("agentgym eval --resume ")[0] == words("agentgym compare ")[0] == "runs/mine"
+    assert words("agentgym view ") == ["runs/"]
+
+
 def test_every_command_and_option_is_offered():
     """Whatever is added to the parser is completed with no more work."""
     commands = next(action for action in parser()._actions if action.choices)

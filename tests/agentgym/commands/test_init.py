@@ -26,58 +26,79 @@ def ran(*words, cwd, path=None, seconds=120):
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "kind", ["plain", "tools", pytest.param("sandbox", marks=[pytest.mark.sandbox, pytest.mark.slow])]
-)
-def test_the_package_is_installed_checked_validated_and_evaluated(kind, tmp_path):
-    root, _ = scaffold("brook_env", tmp_path, kind)
-    site = tmp_path / "site"
-    # Offline: what it needs is here already, and setuptools builds it.
-    words = [
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "--disable-pip-version-check",
-        "--target",
-    ]
-    ran(*words, site, root, cwd=tmp_path)
-    agentgym = ("-m", "agentgym.cli")
-    (checked,) = json.loads(ran(*agentgym, "check", "brook_env", "--json", cwd=tmp_path, path=site))
-    assert {c["state"] for c in checked["checks"]} == {"ok"}, checked
-    (validated,) = json.loads(ran(*agentgym, "validate", "brook_env", "-n", 10, "--json", cwd=tmp_path, path=site))
-    assert {f["state"] for f in validated["findings"]} == {"ok"}, validated
-    ran(*agentgym, "eval", "brook_env", "--policy", "expert", "-n", 5, "--json", cwd=tmp_path, path=site)
-    assert "3 passed" in ran("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=root, path=site)
+NAMES = {"plain": "brook_env", "tools": "creek_env", "sandbox": "delta_env"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["ab", LONG])
-def test_its_code_is_clean_whatever_it_is_called(kind, name, tmp_path):
-    root, files = scaffold(name, tmp_path, kind)
-    assert [str(f.relative_to(root)) for f in files if f.parent == root] == FILES
-    assert {f"{name}/__init__.py", f"{name}/env.py", f"tests/test_{name}.py"} <= {
-        str(f.relative_to(root)) for f in files
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """A package of each kind, all installed into one folder."""
+    folder = tmp_path_factory.mktemp("authors")
+    roots = [scaffold(name, folder, kind)[0] for kind, name in NAMES.items()]
+    # Offline: what they need is here already, and setuptools builds them.
+    words = ("-q", "--no-deps", "--no-build-isolation", "--no-index", "--no-compile", "--disable-pip-version-check")
+    ran("-m", "pip", "install", *words, "--target", folder / "site", *roots, cwd=folder)
+    return folder
+
+
+def test_the_package_is_installed_checked_validated_and_evaluated(packages):
+    def agentgym(*words):
+        printed = ran("-m", "agentgym.cli", *words, "--json", cwd=packages, path=packages / "site")
+        return json.loads(printed)
+
+    checked = agentgym("check", "brook_env", "creek_env")
+    assert {(env["id"], c["state"]) for env in checked for c in env["checks"]} == {
+        ("brook_env", "ok"),
+        ("creek_env", "ok"),
     }
-    assert not any("my_env" in file.read_text() or "MyEnv" in file.read_text() for file in files)
-    ran("-m", "ruff", "check", "--no-cache", ".", cwd=root)
-    ran("-m", "ruff", "format", "--no-cache", "--check", ".", cwd=root)
+    validated = agentgym("validate", "brook_env", "creek_env", "-n", 10)
+    assert {f["state"] for env in validated for f in env["findings"]} == {"ok"}, validated
+    results = agentgym("eval", "brook_env", "creek_env", "--policy", "expert", "-n", 5, "--no-store")
+    assert [cell["success"] for cell in results["cells"]] == [1.0, 1.0]
+    tests = [packages / name / "tests" for name in ("brook_env", "creek_env")]
+    printed = ran("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, cwd=packages, path=packages / "site")
+    assert "6 passed" in printed
+
+
+@pytest.mark.sandbox
+@pytest.mark.slow
+def test_one_that_runs_commands_passes_its_own_tests_and_is_proved(packages):
+    words = ("validate", "delta_env", "-n", 4, "--json")
+    (validated,) = json.loads(ran("-m", "agentgym.cli", *words, cwd=packages, path=packages / "site"))
+    assert {f["state"] for f in validated["findings"]} == {"ok"}, validated
+    root = packages / "delta_env"  # the first of its tests is the check
+    assert "3 passed" in ran("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=root, path=packages / "site")
+
+
+@pytest.mark.parametrize("name", ["ab", LONG])
+def test_its_code_is_clean_whatever_it_is_called(name, tmp_path):
+    for kind in KINDS:
+        root, files = scaffold(name, tmp_path / kind, kind)
+        assert [str(f.relative_to(root)) for f in files if f.parent == root] == FILES
+        assert {f"{name}/__init__.py", f"{name}/env.py", f"tests/test_{name}.py"} <= {
+            str(f.relative_to(root)) for f in files
+        }
+        assert not any("my_env" in file.read_text() or "MyEnv" in file.read_text() for file in files)
+    ran("-m", "ruff", "check", "--no-cache", ".", cwd=tmp_path)
+    ran("-m", "ruff", "format", "--no-cache", "--check", ".", cwd=tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_its_types_are_right(kind, tmp_path):
-    root, _ = scaffold("brook_env", tmp_path, kind)
-    ran("-m", "mypy", "--cache-dir", tmp_path / "cache", "--config-file", "pyproject.toml", cwd=root)
+def test_its_types_are_right(packages):
+    config = packages / "brook_env" / "pyproject.toml"
+    words = [word for name in NAMES.values() for word in ("-p", name)]
+    # The site folder has them beside one another; what their tests say of types is not asked.
+    ran("-m", "mypy", "--cache-dir", packages / "cache", "--config-file", config, *words, cwd=packages / "site")
 
 
 def test_the_next_commands_are_printed(tmp_path, capsys):
     assert main(["init", "brook_env", "--dir", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    for line in ("pip install -e '.[dev]'", "agentgym check brook_env", "agentgym validate brook_env", "python -m pytest"):
+    for line in (
+        "pip install -e '.[dev]'",
+        "agentgym check brook_env",
+        "agentgym validate brook_env",
+        "python -m pytest",
+    ):
         assert f"  {line}" in out
     assert main(["init", "creek_env", "--dir", str(tmp_path), "--tools", "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
@@ -111,6 +132,11 @@ def test_what_is_there_is_never_written_over(tmp_path, capsys):
     assert main(["init", "brook_env", "--dir", str(tmp_path)]) == 2
     assert "is there already" in capsys.readouterr().err
     assert list((tmp_path / "brook_env").iterdir()) == []
+
+
+def test_where_nothing_can_be_made_it_says_where(capsys):
+    assert main(["init", "brook_env", "--dir", "/proc"]) == 2
+    assert "/proc/brook_env: cannot be made (No such file or directory)" in capsys.readouterr().err
 
 
 def test_tools_and_sandbox_are_one_choice(tmp_path, capsys):

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +18,9 @@ from agentgym.registration import EnvSpec
 from agentgym.replays import ReplayPolicy
 from agentgym.rollout import Episode, Limits, run_many
 from agentgym.tasks import Task, TaskSet
+from agentgym.trajectory import write_jsonl
+
+BROKEN: set[str] = set()
 
 
 class Sum(Env):
@@ -36,7 +41,7 @@ class Sum(Env):
         return [user(f"{self.greets}Twice {self.task.id}?")], {}
 
     def step(self, action):
-        if self.fails and self.task.id == "4":
+        if (self.fails and self.task.id == "4") or self.task.id in BROKEN:
             raise OSError("no space")
         right = self.read(action) == str(self.task.answer)
         return self.outcome(
@@ -117,7 +122,7 @@ def test_of_several_environments_one_alone_can_be_given_arguments(tmp_path, caps
         "--policy",
         "random",
         "-n",
-        "20",
+        "10",
         "--seed",
         "3",
         "--out",
@@ -133,7 +138,7 @@ def test_of_several_environments_one_alone_can_be_given_arguments(tmp_path, caps
     assert lake["changed"] > 0
     assert school["changed"] == 0
     assert main(["rescore", str(tmp_path / "two"), "--kwargs", kwargs]) == 0
-    assert "40 episodes were graded there before" in capsys.readouterr().err
+    assert "20 episodes were graded there before" in capsys.readouterr().err
     assert main(["rescore", str(tmp_path / "two")]) == 2
     assert "env kwargs shaping was 0.5, is now null" in capsys.readouterr().err
 
@@ -174,6 +179,17 @@ def test_started_again_it_goes_on(run, tmp_path):
     assert episodes(out).keys() == episodes(run).keys()
 
 
+def test_an_episode_that_failed_and_was_played_again_since_is_graded_then(run, capsys):
+    assert graded(run, capsys)[1]["failed_before"] == 1
+    was = episodes(run)["5", 0]
+    was.end, was.error = "truncated", None
+    (file,) = (run / "episodes").iterdir()
+    with file.open("a") as lines:
+        lines.write(json.dumps(was.to_json()) + "\n")
+    _, cell = graded(run, capsys)
+    assert (cell["graded"], cell["failed_before"], cell["failed"]) == (6, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -190,6 +206,33 @@ def test_mistakes_are_one_line_and_exit_code_2(words, said, run, capsys):
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_runs_of_one_name_are_told_apart(run, tmp_path):
+    other = tmp_path / "elsewhere" / run.name
+    shutil.copytree(run, other)
+    record = json.loads((other / "run.json").read_text())
+    (other / "run.json").write_text(json.dumps({**record, "created": record["created"] - 60}))
+    asyncio.run(rescore(run, tmp_path / "new"))
+    with pytest.raises(ValueError, match="holds another run"):
+        asyncio.run(rescore(other, tmp_path / "new"))
+
+
+def test_an_episode_that_was_played_again_meanwhile_is_graded(run, tmp_path):
+    (before,), _ = asyncio.run(rescore(run, tmp_path / "new"))
+    (file,) = (run / "episodes").iterdir()
+    (failed,) = [t for t in episodes(run).values() if t.failed]
+    write_jsonl(file, [replace(failed, end="truncated", error=None)])
+    (after,), _ = asyncio.run(rescore(run, tmp_path / "new"))
+    assert (before.graded, before.failed_before, after.graded, after.failed_before) == (5, 1, 6, 0)
+
+
+def test_a_replay_that_failed_is_tried_once_more(run, tmp_path):
+    BROKEN.add("4")
+    (before,), _ = asyncio.run(rescore(run, tmp_path / "new"))
+    BROKEN.clear()
+    (after,), _ = asyncio.run(rescore(run, tmp_path / "new"))
+    assert (before.graded, before.failed, after.graded, after.failed) == (4, 1, 5, 0)
 
 
 class LaterSum(Sum):

@@ -65,10 +65,11 @@ def test_the_picture_tells_progress_score_errors_tokens_requests_retries_cost_an
     assert "$0.09" in text
 
 
-def test_a_log_of_what_was_all_played_before_says_no_more_than_that(log, written):
-    log.started(cell(), 1, 1)
-    log.finished(cell())
-    assert written() == ["frozen_lake@m: 1 episode, all played before", "frozen_lake@m: 1/1, 0.0 s"]
+def test_of_a_cell_that_was_all_played_before_a_log_says_no_more(log, clock):
+    display = LiveDisplay(Console(file=log, width=80), clock)
+    display.started(cell(), 1, 1)
+    display.finished(cell())
+    assert log.getvalue() == "e@m: 1 episode, all played before\ne@m: 1/1, 0.0 s\n"
 
 
 def test_before_the_first_episode_there_is_no_score_and_no_guess(display, clock):

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -131,6 +132,35 @@ def json_of(capsys, *words, code=0):
 
 
 # ---- what it prints and leaves behind
+
+
+def test_an_environment_in_a_file_elsewhere_is_found_again(tmp_path):
+    """Each start is a process of its own, as at a terminal."""
+    (tmp_path / "far" / "mine").mkdir(parents=True)
+    (tmp_path / "far" / "mine" / "__init__.py").touch()
+    text = """
+        from agentgym import Env
+        from agentgym.tasks import Task, TaskSet
+
+        class Mine(Env):
+            @classmethod
+            def default_tasks(cls, split="train"):
+                return TaskSet([Task("1")])
+            def reset(self, *, seed=None, options=None):
+                super().reset(seed=seed, options=options)
+                return [{"role": "user", "content": "Say something."}], {}
+            def step(self, action):
+                return self.outcome("Well.", 1.0, terminated=True, success=True)
+    """
+    (tmp_path / "far" / "mine" / "world.py").write_text(textwrap.dedent(text))
+    agentgym = [sys.executable, "-m", "agentgym.cli"]
+    for words in (
+        ["eval", "far/mine/world.py", "--policy", "null", "--out", "r"],
+        ["eval", "--resume", "r"],
+        ["rescore", "r"],
+    ):
+        done = subprocess.run([*agentgym, *words], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
 
 
 def test_all_pairs_of_environments_and_agents_are_played_into_a_new_folder(capsys):
@@ -336,11 +366,17 @@ def test_a_second_process_on_the_folder_is_refused_while_the_first_plays(tmp_pat
         (["test/parity", "--policy", "expert", "--prices", "gone.yaml"], "gone.yaml: No such file"),
         (["test/parity", "--model", "m", "--base-url", "http://a", "--cost-limit", "1"], "needs a table of prices"),
         (["test/uninstalled", "--policy", "expert"], "No module named 'nowhere_to_be_found'"),
-        (["test/needy", "--policy", "expert"], "test/needy needs acme[found], which is not installed: pip install 'acme"),
+        (
+            ["test/needy", "--policy", "expert"],
+            "test/needy needs acme[found], which is not installed: pip install 'acme",
+        ),
         (["test/parity", "two.yaml", "--policy", "expert"], "two.yaml: a suite has its own environments"),
         (["test/parity", "--policy", "expert", "--out", "/proc/x"], "/proc/x: cannot be written (No such file or dir"),
         (["test/parity", "--serve", ".", "--serve-args", "'a"], "--serve-args: No closing quotation: 'a"),
-        (["test/parity", "--model", "m", "--base-url", "http://a", "--max-tokens", "0"], "max_tokens must be at least 1"),
+        (
+            ["test/parity", "--model", "m", "--base-url", "http://a", "--max-tokens", "0"],
+            "max_tokens must be at least 1",
+        ),
         (["test/cursed", "--policy", "expert"], "test/cursed: cannot be made: KeyError: 'why'"),
         (["tests.nowhere:Env", "--policy", "expert"], "cannot import module"),
         (["test/parity", "--agent", "no_such_module:run"], "no_such_module"),

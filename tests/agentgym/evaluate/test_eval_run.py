@@ -145,6 +145,13 @@ def test_evaluate_in_a_folder_goes_on_where_it_was(tmp_path):
     assert "<html" in (tmp_path / "o" / "report.html").read_text()
 
 
+def test_broken_results_and_an_agent_without_a_name_stop_nothing(tmp_path):
+    for content in ("{", "[]", '{"cells": [{"name": "x"}]}'):
+        found = asyncio.run(evaluate(PARITY, lambda e: ExpertPolicy(), n=3, agent="", out=tmp_path / "r"))
+        assert (found.episodes, found.agent) == (3, "")
+        (tmp_path / "r" / "results.json").write_text(content)
+
+
 def test_evaluate_tells_of_each_episode():
     seen = []
     asyncio.run(evaluate(PARITY, lambda e: ExpertPolicy(), n=3, on_end=lambda t: seen.append(t.id)))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from agentgym.evaluate.agents import chat, expert, null
 from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.store import Planned, Store, StoreError, effective, open_store, read_cell, read_run, scan
+from agentgym.files import write_json
 from agentgym.jsonl import mend
 from agentgym.registration import EnvSpec
 from agentgym.trajectory import Trajectory, Turn
@@ -261,6 +262,13 @@ def test_a_full_disk_says_so_and_keeps_what_was_stored(tmp_path):
     content = stored(tmp_path / "r").read_bytes()
     assert content.endswith(b"\n")
     assert len(read_cell(stored(tmp_path / "r"))) == int(number) > 3
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_half_behind(tmp_path):
+    (tmp_path / "results.json").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_json(tmp_path / "results.json", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
 
 def test_a_disk_that_takes_nothing_is_a_store_error(tmp_path, monkeypatch):

@@ -36,6 +36,11 @@ def test_where_nothing_was_played_there_are_no_means(episodes):
     json.dumps(found.to_json())
 
 
+@pytest.mark.parametrize(("tags", "names"), [("easy", ["easy"]), (5, ["5"]), (["b", 1], ["1", "b"]), (None, [])])
+def test_what_stands_as_tags_is_one_or_a_list_of_them(tags, names):
+    assert list(cell([trajectory("a", tags=tags)]).by_tag) == names
+
+
 def test_the_reward_of_one_task_has_a_mean_and_no_interval():
     found = cell([trajectory("a", i, float(i)) for i in range(4)], samples=4)
     assert (found.reward, found.reward_low, found.reward_high) == (1.5, None, None)

@@ -17,6 +17,8 @@ import pytest
 
 from agentgym.chat import ChatPolicy
 from agentgym.evaluate import serving
+from agentgym.evaluate.agents import chat
+from agentgym.evaluate.prepare import check_agents
 from agentgym.evaluate.serving import ServingError, arguments, check_serving, serve_model
 from agentgym.messages import user
 

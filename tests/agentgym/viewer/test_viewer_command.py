@@ -32,7 +32,7 @@ def made(tmp_path_factory):
         (["--port", "70000", "."], "--port is from 0"),
         (["--export", "x.txt", "RUNS"], "name a file that ends in .html, not x.txt"),
         (["--export", "x.html", "."], "no runs in"),
-        (["--export", "no/such/x.html", "RUNS"], "no/such"),
+        (["--export", "no/such/x.html", "RUNS"], "--export no/such/x.html: cannot be written (No such file"),
         (["--export", "x.html", "--episodes", "-1", "RUNS"], "--episodes is at least 0"),
         (["--host", "300.1.1.1", "--no-open", "."], "cannot listen at 300.1.1.1"),
     ],

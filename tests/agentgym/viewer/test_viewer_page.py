@@ -139,7 +139,7 @@ def test_a_cause_of_errors_leads_to_its_episodes_before_results_are_written(wind
     page.get_by_label("Details of").select_option("frozen_lake@random")
     page.get_by_role("link", name="act failed: EndpointError: answered 500").click()
     page.get_by_text("1 of 25 episodes").wait_for()
-    assert page.get_by_label("Error").input_value() == "act failed: EndpointError: answered 500"
+    assert page.locator("select[name=cause]").input_value() == "act failed: EndpointError: answered 500"
     assert [name.split()[0] for name in rows(page)] == ["lost"]
 
 

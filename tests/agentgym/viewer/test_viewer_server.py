@@ -13,6 +13,7 @@ import httpx
 import pytest
 from made_runs import HOSTILE, failed, hostile, play, policy_maker, write_evaluation, write_training
 
+from agentgym.evaluate.run import results_in
 from agentgym.trajectory import write_jsonl
 from agentgym.viewer.runs import Runs, roots_of
 from agentgym.viewer.server import serve, static_files
@@ -307,6 +308,30 @@ def test_two_runs_are_compared_as_the_command_does(tmp_path, capsys):
     assert value(ask(tmp_path, "api/compare?a=a&b=b")) == printed
     assert {"success", "tokens"} <= set(printed["cells"][0]["measures"])
     assert printed["cells"][0]["errors_a"] == 2
+
+
+def test_the_details_of_a_cell_are_those_of_the_results_before_these_are_written(tmp_path):
+    run = write_evaluation(tmp_path / "run", [("wordle", "random")], n=4, k=2)
+    (file,) = (run / "episodes").iterdir()
+    (lost,) = play("wordle", policy_maker("random"), 1, 1)
+    write_jsonl(file, [replace(failed(lost), task_id="lost")])
+    (cell,) = value(ask(tmp_path, "api/runs/run"))["cells"]
+    (told,) = results_in(run).to_json()["cells"]
+    same = (
+        "episodes",
+        "errors",
+        "ends",
+        "error_texts",
+        "by_tag",
+        "by_difficulty",
+        "rewards",
+        "reward_low",
+        "success_high",
+    )
+    assert {name: cell["result"][name] for name in same} == {name: told[name] for name in same}
+    (cause,) = cell["result"]["error_texts"]
+    found = value(ask(tmp_path, f"api/runs/run/episodes?cause={quote(cause)}"))
+    assert [row["task"] for row in found["rows"]] == ["lost"]
 
 
 def test_training_runs_are_compared_by_their_last_evaluations(made):
