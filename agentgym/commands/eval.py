@@ -230,8 +230,9 @@ def _show(results: Results, out: Path, args: argparse.Namespace) -> None:
     elif results.stopped is not None:
         print(f"{results.stopped}; to go on: {resume}", file=sys.stderr)
     elif errors:
-        failed = f"{errors:,} episodes failed, and are" if errors > 1 else "1 episode failed, and is"
-        print(f"{failed} in no mean; to play it again: {resume}", file=sys.stderr)
+        many = errors > 1
+        failed = f"{errors:,} episodes failed, and are" if many else "1 episode failed, and is"
+        print(f"{failed} in no mean; to play {'them' if many else 'it'} again: {resume}", file=sys.stderr)
 
 
 def _exit_code(results: Results) -> int:

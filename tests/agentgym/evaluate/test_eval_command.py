@@ -1,53 +1,18 @@
 """`agentgym eval` as a stranger types it: what it prints, its exit codes, and its errors."""
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from parity import Parity
 
 from agentgym import registration
 from agentgym.cli import main
-from agentgym.core import Env
 from agentgym.evaluate.store import read_cell, read_run
-from agentgym.messages import user
 from agentgym.registration import register
-from agentgym.tasks import Task, TaskSet
-
-
-class Parity(Env):
-    """Is the number even? Two turns."""
-
-    max_turns = 2
-
-    @classmethod
-    def default_tasks(cls, split="train"):
-        if split not in ("train", "test"):
-            raise ValueError(f"no split {split!r}; it has train, test")
-        labels = {"tags": ["number"]}
-        return TaskSet([Task(str(i), answer="odd" if i % 2 else "even", metadata=labels) for i in range(20)])
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed, options=options)
-        return [user(f"Is {self.task.id} even or odd?")], {}
-
-    def step(self, action):
-        right = self.read(action) == self.task.answer
-        return self.outcome("Right." if right else "No.", float(right), terminated=right, success=right)
-
-    def expert_action(self):
-        return self.task.answer
-
-    def random_action(self, rng):
-        return rng.choice(["even", "odd"])
 
 
 class Broken(Parity):
@@ -91,25 +56,6 @@ class Loud(Parity):
         return super().step(action)
 
 
-class Slow(Parity):
-    async def init(self, task):
-        super().init(task)
-
-    async def step(self, action):
-        import asyncio
-
-        await asyncio.sleep(60 if self.task.id == "7" else 0.05)
-        return super().step(action)
-
-
-class Stuck(Parity):
-    """Holds its thread for long."""
-
-    def step(self, action):
-        time.sleep(60 if self.task.id == "7" else 0.01)
-        return super().step(action)
-
-
 @pytest.fixture(autouse=True)
 def registered(tmp_path, monkeypatch):
     registration.load_plugins()
@@ -132,35 +78,6 @@ def json_of(capsys, *words, code=0):
 
 
 # ---- what it prints and leaves behind
-
-
-def test_an_environment_in_a_file_elsewhere_is_found_again(tmp_path):
-    """Each start is a process of its own, as at a terminal."""
-    (tmp_path / "far" / "mine").mkdir(parents=True)
-    (tmp_path / "far" / "mine" / "__init__.py").touch()
-    text = """
-        from agentgym import Env
-        from agentgym.tasks import Task, TaskSet
-
-        class Mine(Env):
-            @classmethod
-            def default_tasks(cls, split="train"):
-                return TaskSet([Task("1")])
-            def reset(self, *, seed=None, options=None):
-                super().reset(seed=seed, options=options)
-                return [{"role": "user", "content": "Say something."}], {}
-            def step(self, action):
-                return self.outcome("Well.", 1.0, terminated=True, success=True)
-    """
-    (tmp_path / "far" / "mine" / "world.py").write_text(textwrap.dedent(text))
-    agentgym = [sys.executable, "-m", "agentgym.cli"]
-    for words in (
-        ["eval", "far/mine/world.py", "--policy", "null", "--out", "r"],
-        ["eval", "--resume", "r"],
-        ["rescore", "r"],
-    ):
-        done = subprocess.run([*agentgym, *words], capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
 
 
 def test_all_pairs_of_environments_and_agents_are_played_into_a_new_folder(capsys):
@@ -263,77 +180,6 @@ def test_a_limit_is_exit_code_3_and_more_of_it_goes_on(capsys):
     assert main(["eval", "--resume", "r"]) == 3
     assert main(["eval", "--resume", "r", "--episode-limit", "100"]) == 0
     assert len(read_cell(Path("r/episodes/test-parity@expert.jsonl"))) == 20
-
-
-def command(env, out):
-    return [
-        sys.executable,
-        "-m",
-        "agentgym.cli",
-        "eval",
-        f"{Path(__file__).stem}:{env}",
-        "--policy",
-        "expert",
-        "--out",
-        str(out),
-    ]
-
-
-def file_of(env, out):
-    return out / "episodes" / f"{Path(__file__).stem}-{env}@expert.jsonl"
-
-
-def importable():
-    """An environment in which another process finds this file's environments."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-
-
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_stores_what_has_ended_and_says_how_to_go_on(tmp_path, sent):
-    run = started("Slow", tmp_path / "r")
-    run.send_signal(sent)
-    out, err = run.communicate(timeout=60)
-    assert run.returncode == 130, err
-    assert "to go on: agentgym eval --resume" in err
-    assert "1 of 20 episodes were not played" in out
-    assert len(read_cell(file_of("Slow", tmp_path / "r"))) == 19
-    assert json.loads((tmp_path / "r" / "results.json").read_text())["stopped"] == "interrupted"
-
-
-def test_interrupted_twice_it_ends_at_once(tmp_path):
-    run = started("Stuck", tmp_path / "r")
-    run.send_signal(signal.SIGINT)
-    assert "once more ends it at once" in next(line for line in run.stderr if line.startswith("stopping"))
-    run.send_signal(signal.SIGINT)
-    run.communicate(timeout=30)
-    assert run.returncode == 130
-    assert len(read_cell(file_of("Stuck", tmp_path / "r"))) == 19
-    assert not (tmp_path / "r" / "results.json").exists(), "it waited for the environment to close"
-
-
-def started(env, out):
-    """A run of which all but one long episode are stored."""
-    run = subprocess.Popen(
-        command(env, out), env=importable(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=out.parent
-    )
-    deadline = time.monotonic() + 60
-    while not (file_of(env, out).exists() and file_of(env, out).read_bytes().count(b"\n") == 19):
-        assert run.poll() is None, run.communicate()[1]
-        assert time.monotonic() < deadline, "the run does not begin"
-        time.sleep(0.02)
-    return run
-
-
-def test_a_second_process_on_the_folder_is_refused_while_the_first_plays(tmp_path):
-    run = started("Slow", tmp_path / "r")
-    try:
-        again = command("Slow", tmp_path / "r")
-        second = subprocess.run(again, env=importable(), capture_output=True, text=True, timeout=60, check=False)
-        assert second.returncode == 2
-        assert f"is being written by another process (process {run.pid})" in second.stderr
-    finally:
-        run.kill()
-        run.communicate()
 
 
 # ---- mistakes
