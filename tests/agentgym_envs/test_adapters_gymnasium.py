@@ -240,7 +240,7 @@ def test_the_command_line_evaluates_them(tmp_path, capsys):
 
     words = ["eval", "gymnasium:Blackjack-v1", "--policy", "random", "-n", "5", "--out", str(tmp_path), "--json"]
     assert main(words) == 0
-    assert json.loads(capsys.readouterr().out)[0]["episodes"] == 5
+    assert [cell["episodes"] for cell in json.loads(capsys.readouterr().out)["cells"]] == [5]
 
 
 # ---- what cannot be text
