@@ -56,6 +56,9 @@ async def spec(subject: Subject, alone: list[Played]) -> list[Finding]:
             "it was given as an object: give an id or module:Class, to see whether others like it can be made elsewhere"
         )
         return [Finding("spec", NOTE, text)]
+    if _lives_in_a_script(given):
+        text = "it lives in the script that runs: no other process can make it until it is moved to a module"
+        return [Finding("spec", NOTE, text)]
     try:
         again = EnvSpec.from_json(json.loads(json.dumps(given.to_json())))
         if pickle.loads(pickle.dumps(given)) != given or again != given:
@@ -200,10 +203,16 @@ async def _stepwise(env: Subject, was: Played, now: Played) -> AsyncIterator[boo
             return
 
 
+def _lives_in_a_script(spec: EnvSpec) -> bool:
+    return getattr(spec.entry_point, "__module__", "") == "__main__"
+
+
 async def other_process(subject: Subject, alone: list[Played]) -> list[Finding]:
     """Another process, in which texts have other hashes, plays the same episodes."""
     if subject.spec is None:
         return [Finding("other process", NOTE, "not looked at: the environment was given as an object without a spec")]
+    if _lives_in_a_script(subject.spec):
+        return [Finding("other process", NOTE, "not looked at: the environment lives in the script that runs")]
     if any(played.task is None for played in alone):
         return [Finding("other process", NOTE, "not looked at: the environment binds no task")]
     limit = subject.timeout
