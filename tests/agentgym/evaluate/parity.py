@@ -14,7 +14,7 @@ class Parity(Env):
     def default_tasks(cls, split="train"):
         if split not in ("train", "test"):
             raise ValueError(f"no split {split!r}; it has train, test")
-        labels = {"tags": ["number"]}
+        labels = {"tags": ["number"], "difficulty": "easy"}
         return TaskSet([Task(str(i), answer="odd" if i % 2 else "even", metadata=labels) for i in range(20)])
 
     def reset(self, *, seed=None, options=None):

@@ -11,17 +11,16 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import parity
 import pytest
 
 from agentgym import registration
-from agentgym.core import Env
 from agentgym.evaluate import agents, evaluate
 from agentgym.evaluate.budget import Budget, Tally
 from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.prices import Prices
 from agentgym.evaluate.run import results_in, run_plan
 from agentgym.evaluate.store import StoreError, open_store, read_cell, scan
-from agentgym.messages import user
 from agentgym.policy import Calls, ExpertPolicy, Reply, ScriptedPolicy
 from agentgym.registration import EnvSpec, spec
 from agentgym.rollout import Limits
@@ -32,34 +31,18 @@ FAILING: set[str] = set()
 PLAYED: Counter[tuple[str, int]] = Counter()
 
 
-class Parity(Env):
-    """Is the number even? Two turns."""
-
-    max_turns = 2
-
-    @classmethod
-    def default_tasks(cls, split="train"):
-        if split not in ("train", "test"):
-            raise ValueError(f"no split {split!r}; it has train, test")
-        labels = {"tags": ["number"], "difficulty": "easy"}
-        return TaskSet([Task(str(i), answer="odd" if i % 2 else "even", metadata=labels) for i in range(20)])
+class Parity(parity.Parity):
+    """The same, counted, and out of order for some tasks."""
 
     def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed, options=options)
+        opened = super().reset(seed=seed, options=options)
         PLAYED[self.task.id, seed] += 1
-        return [user(f"Is {self.task.id} even or odd?")], {}
+        return opened
 
     def step(self, action):
         if self.task.id in FAILING:
             raise OSError("out of order")
-        right = self.read(action) == self.task.answer
-        return self.outcome("Right." if right else "No.", float(right), terminated=right, success=right)
-
-    def expert_action(self):
-        return self.task.answer
-
-    def random_action(self, rng):
-        return rng.choice(["even", "odd"])
+        return super().step(action)
 
 
 class AsyncParity(Parity):
