@@ -26,7 +26,7 @@ from agentgym.registration import UnknownEnvError, registry, spec
 
 GROUPS = ("env", "model", "engine", "algorithm")
 FREE_KEYS = ("env.kwargs",)
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list[str]: "a list, as in [A,B]"}
 
 
 def compose(overrides: Sequence[str]) -> Config:

@@ -21,9 +21,10 @@ class ConfigError(ValueError):
 
 @dataclass
 class EnvConfig:
-    """Which environment, and what it is made with."""
+    """Which environment, and what it is made with. `url` lists the servers of one that is served; `id` is then its name here."""
 
     id: str = "frozen_lake"
+    url: list[str] = field(default_factory=list)
     kwargs: dict[str, Any] = field(default_factory=dict)
     train_split: str = "train"
     test_split: str = "test"

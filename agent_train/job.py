@@ -170,7 +170,8 @@ def find_model(config: Config, folder: RunFolder, tracker: Tracker) -> Path:
         return Path(config.model.path).expanduser().absolute()
     tracker.phase("building the tiny model")
     target = folder.path / "model"
-    texts = texts_of_env(config.env.id, env_spec(config).kwargs, TOKENIZER_EPISODES, config.trainer.seed)
+    spec = env_spec(config)
+    texts = texts_of_env(spec.id, spec.kwargs, TOKENIZER_EPISODES, config.trainer.seed)
     build_tiny(target, texts, config.model.tiny, config.engine.max_model_len, config.trainer.seed)
     return target
 

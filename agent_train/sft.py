@@ -16,7 +16,7 @@ from agent_train.seeds import derive_seed
 from agentgym.messages import Message, text_of
 from agentgym.policy import ExpertPolicy
 from agentgym.registration import EnvSpec
-from agentgym.rollout import run_episode
+from agentgym.rollout import close_env, run_episode
 from agentgym.trajectory import Tokens, Trajectory, Turn
 
 
@@ -68,7 +68,7 @@ async def expert_trajectories(
                 raise ExpertError(f"the expert's episode {number} failed: {trajectory.error}")
             trajectories.append(trajectory)
     finally:
-        env.close()
+        await close_env(env)
     return trajectories
 
 

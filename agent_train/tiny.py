@@ -10,9 +10,10 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from agent_train.config import TinyConfig
+from agentgym.blocking import Blocking
 from agentgym.messages import text_of
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def texts_of_env(
 
     rng = random.Random(seed)
     texts: list[str] = []
-    env = make(env_id, **(kwargs or {}))
+    env = _blocking(make(env_id, **(kwargs or {})))
     try:
         tasks = replace(spec(env_id), kwargs={**spec(env_id).kwargs, **(kwargs or {})}).tasks("train")
         for _ in range(n):
@@ -174,9 +175,15 @@ def texts_of_env(
     return texts
 
 
+def _blocking(env: Env) -> Env:
+    """The environment, or one with plain methods where its own are `async def`."""
+    methods = (env.init, env.reset, env.step)
+    return cast("Env", Blocking(env)) if any(map(inspect.iscoroutinefunction, methods)) else env
+
+
 def _episode_texts(env: Env, task: Task, rng: random.Random, mistakes: float) -> Iterator[str]:
     expert, wanderer = getattr(env, "expert_action", None), getattr(env, "random_action", None)
-    if expert is None or inspect.iscoroutinefunction(env.reset):
+    if expert is None:
         yield from map(text_of, task.messages)
         return
     env.init(task)

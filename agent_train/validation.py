@@ -23,6 +23,7 @@ from agent_train.run_folder import run_name
 from agent_train.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
 from agentgym.registration import EnvSpec, UnknownEnvError, parameters, spec
 from agentgym.sandbox import SandboxError, describe
+from agentgym.service.address import is_url
 
 CHOICES = {
     "sandbox": ("auto", "docker", "bubblewrap"),
@@ -32,6 +33,7 @@ CHOICES = {
     "learner.schedule": ("constant", "linear"),
     "model.dtype": ("float32", "bfloat16", "float16"),
 }
+SERVED = "remote"  # the file of `configs/env` for any environment that is served
 # Where a number may lie. Every number that is not named here must be positive.
 INTERVALS = {
     "engine.port": "[0, 65535]",
@@ -239,6 +241,14 @@ def _unwritable(key: str, value: str, folder: Path) -> Iterator[str]:
 
 def _wrong_env(config: Config) -> Iterator[str]:
     name = f"env={config.env.id}"
+    if config.env.id == SERVED and not config.env.url:
+        yield "env.url: names no server: set env.url=[http://HOST:PORT/ENV]"
+        return
+    if config.env.url:
+        name = f"env.url=[{','.join(config.env.url)}]"
+    if wrong := [url for url in config.env.url if not is_url(url)]:
+        yield f"{name}: {wrong[0]!r} is no URL: write http://HOST:PORT/ENV"
+        return
     try:
         env = env_spec(config).make()
     except UnknownEnvError as error:
@@ -258,7 +268,7 @@ def _wrong_env(config: Config) -> Iterator[str]:
 def _wrong_sandbox(config: Config) -> Iterator[str]:
     if config.sandbox not in CHOICES["sandbox"]:
         return
-    if config.sandbox != "auto" and not _takes_sandbox(spec(config.env.id)):
+    if config.sandbox != "auto" and not _takes_sandbox(_named_spec(config)):
         yield f"sandbox={config.sandbox}: {config.env.id} has no sandbox: leave it out"
         return
     try:
@@ -303,9 +313,20 @@ def env_spec(config: Config) -> EnvSpec:
     Raises:
         UnknownEnvError: no such environment.
     """
-    found = spec(config.env.id)
+    found = _named_spec(config)
     chosen = {"sandbox": config.sandbox} if config.sandbox != "auto" and _takes_sandbox(found) else {}
-    return dataclasses.replace(found, kwargs={**found.kwargs, **chosen, **config.env.kwargs})
+    given: dict[str, Any] = dict(config.env.kwargs)
+    if config.env.url:
+        # What the environment itself is made with is the servers' to decide: it has to be what this run expects.
+        own = {parameter.name for parameter in parameters(found.load())[0]}
+        expects = {name: value for name, value in given.items() if name not in own}
+        given = {name: value for name, value in given.items() if name in own} | {"expects": expects}
+    return dataclasses.replace(found, kwargs={**found.kwargs, **chosen, **given})
+
+
+def _named_spec(config: Config) -> EnvSpec:
+    """The environment by its name or its servers, with the kwargs that it was registered with."""
+    return spec(",".join(config.env.url) or config.env.id)
 
 
 def _first_line(error: BaseException) -> str:

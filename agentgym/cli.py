@@ -22,7 +22,8 @@ from agentgym.mistake import Mistake, instead, nearest
 COMMANDS = {
     "evaluate": ["eval", "compare", "rescore", "play"],
     "look": ["view", "list"],
-    "write environments": ["init", "check", "validate"],
+    "serve": ["serve"],
+    "write environments": ["init", "check", "validate", "export"],
     "this machine": ["doctor", "sandbox", "data", "completion"],
 }
 _WIDTH = 12  # of the column of commands

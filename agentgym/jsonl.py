@@ -13,14 +13,14 @@ _BLOCK = 1 << 16
 def line_of(record: Any) -> str:
     """The record as one line with its end. NumPy values become numbers and lists, what JSON does not know becomes text."""
     try:
-        line = json.dumps(record, ensure_ascii=False, default=_plain)
+        line = json.dumps(record, ensure_ascii=False, default=plain)
     except TypeError:  # a key that is a tuple, say
         record = _with_text_keys(record)
-        line = json.dumps(record, ensure_ascii=False, default=_plain)
+        line = json.dumps(record, ensure_ascii=False, default=plain)
     try:
         line.encode()
     except UnicodeEncodeError:  # half of a surrogate pair: only an escape can carry it
-        line = json.dumps(record, default=_plain)
+        line = json.dumps(record, default=plain)
     return line + "\n"
 
 
@@ -47,7 +47,8 @@ def mend(path: Path) -> None:
             file.write(b"\n")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """What JSON can hold of a value that it does not know: NumPy's as numbers and lists, any other as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

@@ -3,7 +3,8 @@
 An id is `name`, `namespace/name`, or either with a version: `gsm8k`, `acme/gsm8k`, `gsm8k-v2`. An id without a version
 means the latest registered one. `"package.module:Class"` names an environment by value, with no registration, so that it
 can be made in any process that can import it. `"prefix:name"` names an environment of another package, where an adapter is
-registered for that prefix; an adapter's prefix goes before a module of the same name.
+registered for that prefix; an adapter's prefix goes before a module of the same name. `http://host:8000/gsm8k` names an
+environment that `agentgym serve` serves, on one server or several, joined by commas.
 
 Packages register their environments through an entry point of the group `agentgym.envs`: a function without arguments that
 calls `register` and `register_adapter`. Entry points are loaded once, when an environment is first looked up.
@@ -245,7 +246,7 @@ def make(id: str | EnvSpec, **kwargs: Any) -> Env:
     """Make an environment.
 
     Args:
-        id: a registered id, a spec, `"package.module:Class"`, or `"prefix:name"` of an adapter.
+        id: a registered id, a spec, `"package.module:Class"`, `"prefix:name"` of an adapter, or the URL of a served one.
         kwargs: arguments of the environment, over those it was registered with.
 
     Raises:
@@ -257,12 +258,14 @@ def make(id: str | EnvSpec, **kwargs: Any) -> Env:
 
 
 def spec(id: str) -> EnvSpec:
-    """The spec of an id, of `"package.module:Class"` or of `"prefix:name"`.
+    """The spec of an id, of `"package.module:Class"`, of `"prefix:name"` or of a URL, which is not asked.
 
     Raises:
         UnknownEnvError: no such id; names the nearest ones, or the versions that there are. Whether another package has the
             name is only seen when the environment is made.
     """
+    if id.startswith(("http://", "https://")):
+        return _served(id)
     prefix, colon, name = id.partition(":")
     if colon and _PREFIX.fullmatch(prefix):
         load_plugins()
@@ -274,7 +277,8 @@ def spec(id: str) -> EnvSpec:
     wanted = _ID.fullmatch(id)
     if wanted is None:
         raise UnknownEnvError(
-            f"bad environment id {id!r}: write name, namespace/name, name-v2, package.module:Class or prefix:name"
+            f"bad environment id {id!r}: write name, namespace/name, name-v2, package.module:Class, prefix:name or"
+            " http://HOST:PORT/ENV"
         )
     load_plugins()
     if wanted["version"] is not None and id in _specs:
@@ -323,6 +327,28 @@ def _adapted(adapter: Adapter, name: str) -> EnvSpec:
         entry_point=adapter.entry_point,
         kwargs={"name": name},
         description=adapter.description,
+    )
+
+
+def _served(url: str) -> EnvSpec:
+    """The spec of an environment that is served.
+
+    Raises:
+        UnknownEnvError: the URL is malformed.
+    """
+    from agentgym.service.address import parse
+
+    try:
+        address = parse(url)
+    except ValueError as error:
+        raise UnknownEnvError(str(error)) from error
+    urls = ",".join(f"{server}/{address.env}" for server in address.servers)
+    return EnvSpec(
+        id=urls,
+        entry_point="agentgym.service.remote:RemoteEnv",
+        kwargs={"url": urls},
+        description=f"{address.env}, served",
+        task_source="agentgym.service.remote:remote_tasks",
     )
 
 

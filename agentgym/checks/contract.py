@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import itertools
 import json
-import random
 import re
 import time
 import warnings
@@ -14,9 +11,10 @@ from typing import Any
 
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
+from agentgym.blocking import Blocking
 from agentgym.checks.findings import NOTE, PROBLEM, Finding, said
 from agentgym.checks.subject import MAX_STEPS, Played, Subject, problems_of
-from agentgym.core import Env, Wrapper
+from agentgym.core import Env
 from agentgym.messages import Action
 from agentgym.tasks import Task, TaskSet
 
@@ -254,37 +252,8 @@ async def gymnasium(subject: Subject, alone: list[Played]) -> list[Finding]:
 
 
 def _run_blocking(run: Any, env: Env) -> None:
-    blocking = _Blocking(env)
+    blocking = Blocking(env)
     try:
         run(blocking)
     finally:
-        blocking.runner.close()
-
-
-class _Blocking(Wrapper):
-    """An environment with `async def` methods, called as plain ones: Gymnasium's check knows no others."""
-
-    def __init__(self, env: Env):
-        super().__init__(env)
-        self.runner = asyncio.Runner()
-        self._draws = random.Random(0)
-
-    def _wait(self, result: Any) -> Any:
-        async def wait() -> Any:
-            return await result
-
-        return self.runner.run(wait()) if inspect.isawaitable(result) else result
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        if inspect.iscoroutinefunction(self.env.init) and (options or {}).get("task") is None:
-            # Env.reset binds no task where init is async; this stands in for the caller who does.
-            self._draws = self._draws if seed is None else random.Random(seed)
-            tasks = self.env.tasks
-            self._wait(self.env.init(tasks[self._draws.randrange(len(tasks))]))
-        return self._wait(self.env.reset(seed=seed, options=options))
-
-    def step(self, action: Action) -> Any:
-        return self._wait(self.env.step(action))
-
-    def close(self) -> Any:
-        return self._wait(self.env.close())
+        blocking.release()

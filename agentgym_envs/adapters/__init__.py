@@ -1,4 +1,5 @@
-"""Environments of other packages, by the ids `gymnasium:NAME`, `reasoning_gym:NAME`, `skyrl_gym:NAME` and `verifiers:NAME`."""
+"""Environments of other packages, by the ids `gymnasium:NAME`, `openenv:URL`, `reasoning_gym:NAME`, `skyrl_gym:NAME` and
+`verifiers:NAME`."""
 
 from __future__ import annotations
 
@@ -15,6 +16,15 @@ def register_adapters() -> None:
             install="gymnasium",
             description="Gymnasium environments with text or few numbers to see",
             example="FrozenLake-v1",
+        )
+    )
+    register_adapter(
+        Adapter(
+            "openenv",
+            "agentgym.service.openenv_client:OpenEnvEnv",
+            install="aiohttp",  # nothing of OpenEnv's: its wire protocol is spoken here
+            description="environments on OpenEnv servers",
+            example="http://127.0.0.1:8000",
         )
     )
     register_adapter(

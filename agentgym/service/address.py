@@ -1,0 +1,145 @@
+"""Where a served environment is: servers, its id there, and what proves to them who asks."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+TOKEN_VARIABLE = "AGENTGYM_TOKEN"
+SCHEMES = ("http://", "https://")
+_ID = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
+
+
+class RemoteError(RuntimeError):
+    """Something went wrong with a served environment. The message names the server, the environment and what to do."""
+
+
+class Unavailable(RemoteError):
+    """No server can be used: none answers, all are full, or they refuse who asks."""
+
+
+class SessionLost(RemoteError):
+    """The session has ended, and its episode with it; the next `init` or `reset` opens another.
+
+    Attributes:
+        code: why, one of `frames.CODES`; "" where the server did not say.
+    """
+
+    def __init__(self, message: str, code: str = ""):
+        super().__init__(message)
+        self.code = code
+
+
+class RemoteEnvError(RemoteError):
+    """The environment itself raised, on the server. Its session goes on."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """One environment on one or several servers.
+
+    Attributes:
+        servers: `http://host:port` of each, in the order they were given.
+        env: its id there.
+        token_file: holds the bearer token in its first line. None: the variable AGENTGYM_TOKEN, which may be empty.
+        ca_file: certificates to trust beside the system's, for https.
+    """
+
+    servers: tuple[str, ...]
+    env: str
+    token_file: str | None = None
+    ca_file: str | None = None
+
+    @property
+    def path(self) -> str:
+        """The path of the environment's routes."""
+        return f"/envs/{quote(self.env)}"
+
+    def headers(self) -> dict[str, str]:
+        """What every request carries.
+
+        Raises:
+            Unavailable: the token cannot be read, or is no token.
+        """
+        token = os.environ.get(TOKEN_VARIABLE, "").strip()
+        if self.token_file is not None:
+            try:
+                token = (Path(self.token_file).expanduser().read_text(encoding="utf-8").splitlines() or [""])[0].strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise Unavailable(f"token_file={self.token_file}: cannot be read: {error}") from error
+        if not token.isascii() or not token.isprintable() or " " in token:
+            where = f"token_file={self.token_file}" if self.token_file else f"${TOKEN_VARIABLE}"
+            raise Unavailable(
+                f"{where} holds no token: it must be letters, digits and signs without spaces, on one line"
+            )
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def tls(self) -> ssl.SSLContext | None:
+        """What https is spoken with; None for the system's own way.
+
+        Raises:
+            Unavailable: the certificates cannot be read.
+        """
+        if self.ca_file is None:
+            return None
+        context = ssl.create_default_context()
+        try:
+            context.load_verify_locations(Path(self.ca_file).expanduser())
+        except (OSError, ssl.SSLError) as error:
+            raise Unavailable(f"ca_file={self.ca_file}: no certificates can be read from it: {error}") from error
+        return context
+
+    def __str__(self) -> str:
+        return f"{self.env} at {', '.join(self.servers)}"
+
+
+def is_url(id: str) -> bool:
+    """Whether an environment's id is the URL of a served one."""
+    return id.startswith(SCHEMES)
+
+
+def parse(url: str | Sequence[str], token_file: str | None = None, ca_file: str | None = None) -> Address:
+    """The address that one or several URLs mean: `http://host:8000/gsm8k`, several joined by commas or in a list.
+
+    Raises:
+        ValueError: one is malformed, or they name different environments.
+    """
+    urls = [part.strip() for one in ([url] if isinstance(url, str) else url) for part in str(one).split(",")]
+    found = [_parsed(one) for one in urls if one]
+    if not found:
+        raise ValueError("no URL: write http://HOST:PORT/ENV")
+    envs = list(dict.fromkeys(env for _, env in found))
+    if len(envs) > 1:
+        raise ValueError(
+            f"the URLs name different environments, {envs[0]!r} and {envs[1]!r}: give several servers of one environment"
+        )
+    return Address(tuple(dict.fromkeys(server for server, _ in found)), envs[0], token_file, ca_file)
+
+
+def _parsed(url: str) -> tuple[str, str]:
+    if not is_url(url):
+        raise ValueError(f"bad URL {url!r}: write http://HOST:PORT/ENV or https://HOST:PORT/ENV")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError(f"bad URL {url!r}: {error}") from error
+    if parts.username or parts.password:
+        # An address is written into runs and logs, a secret must not be.
+        raise ValueError(f"a URL must not hold a secret: put the token of {host} into ${TOKEN_VARIABLE} or token_file=")
+    if not host or parts.query or parts.fragment:
+        raise ValueError(f"bad URL {url!r}: write {parts.scheme}://HOST:PORT/ENV, and nothing after it")
+    env = unquote(parts.path).strip("/")
+    if not env:
+        raise ValueError(
+            f"{url!r} names no environment: write {url.rstrip('/')}/ENV; {url.rstrip('/')}/envs lists them"
+        )
+    if not _ID.fullmatch(env):
+        raise ValueError(f"bad URL {url!r}: {env!r} is no environment's id")
+    shown = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{shown}:{port}" if port else f"{parts.scheme}://{shown}", env

@@ -1,0 +1,153 @@
+"""Several servers of one environment: the one with the most room is next; one that fails is left out, and tried again later.
+
+A `Pool` is only numbers, shared by all environments of a process that have the same servers. Servers tell their load when
+asked (`/ready`); in between, sessions that this process opened and closed since count.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+FRESH_SECONDS = 2.0
+FIRST_REST, LONGEST_REST = 0.5, 30.0
+NO_ROOM_TOLD = 1_000_000
+_dice = random.Random()  # of its own: episodes must not meet another global state for having been remote
+
+
+@dataclass
+class Server:
+    """One server, as this process knows it.
+
+    Attributes:
+        url: `http://host:port`.
+        own: sessions that this process has there.
+        reported: all sessions there, when it was last asked.
+        own_then: `own` at that time.
+        room: sessions that it can have; None where it did not say.
+        asked: when it was last asked, by the monotonic clock.
+        rests_until: when it may be tried again.
+        failures: in a row.
+        why: what it last failed with; "" while it is well.
+    """
+
+    url: str
+    own: int = 0
+    reported: int = 0
+    own_then: int = 0
+    room: int | None = None
+    asked: float = float("-inf")
+    rests_until: float = float("-inf")
+    failures: int = 0
+    why: str = ""
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that it has by now, as far as is known."""
+        return max(self.own, self.reported + self.own - self.own_then)
+
+    @property
+    def fullness(self) -> float:
+        """Share of its room that is taken; by number of sessions where its room is not known."""
+        return self.sessions / (self.room or NO_ROOM_TOLD)
+
+
+@dataclass
+class Pool:
+    """The servers of one environment. Methods may be called from any thread."""
+
+    servers: list[Server]
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @classmethod
+    def of(cls, urls: Iterable[str]) -> Pool:
+        """A pool of servers of which nothing is known yet."""
+        return cls([Server(url) for url in urls])
+
+    def take(self) -> Server | None:
+        """Take a place on the server with the most room; None while all rest. `leave` gives it back."""
+        with self.lock:
+            now = time.monotonic()
+            awake = [server for server in self.servers if server.rests_until <= now]
+            if not awake:
+                return None
+            chosen = min(awake, key=lambda server: (server.fullness, _dice.random()))
+            chosen.own += 1
+            return chosen
+
+    def leave(self, server: Server) -> None:
+        """A session has ended, or did not come to be."""
+        with self.lock:
+            server.own -= 1
+
+    def well(self, server: Server) -> None:
+        """It opened a session: it is taken back where it had been left out."""
+        with self.lock:
+            server.failures, server.why = 0, ""
+
+    def failed(self, server: Server, why: str) -> None:
+        """It cannot be used now: it rests, for longer each time."""
+        with self.lock:
+            server.failures += 1
+            server.why = why
+            rest = min(FIRST_REST * 2 ** (server.failures - 1), LONGEST_REST) * _dice.uniform(0.75, 1.0)
+            server.rests_until = time.monotonic() + rest
+
+    def full(self, server: Server, why: str, seconds: float) -> None:
+        """It has no room for so many seconds."""
+        with self.lock:
+            server.why = why
+            # All who were refused come back; not at the same moment.
+            server.rests_until = time.monotonic() + min(max(seconds, 0.05), LONGEST_REST) * _dice.uniform(1.0, 1.25)
+
+    def told(self, server: Server, sessions: int, room: int | None) -> None:
+        """It told its load."""
+        with self.lock:
+            server.reported, server.own_then, server.room = sessions, server.own, room
+
+    def to_ask(self) -> list[Server]:
+        """The servers whose load is not known freshly, now marked as asked; none where there is no choice."""
+        with self.lock:
+            now = time.monotonic()
+            old = [s for s in self.servers if s.asked + FRESH_SECONDS <= now and s.rests_until <= now]
+            if len(self.servers) < 2:
+                return []
+            for server in old:
+                server.asked = now
+            return old
+
+    def better_than(self, server: Server) -> bool:
+        """Whether an episode that begins should move elsewhere: where there is clearly more room, and fewer of our own.
+
+        Without the second, processes that all followed one report would move back and forth together.
+        """
+        with self.lock:
+            now = time.monotonic()
+            others = [s for s in self.servers if s is not server and s.rests_until <= now]
+            without = (server.sessions - 1) / (server.room or NO_ROOM_TOLD)
+            return any(other.fullness < without and other.own + 1 < server.own for other in others)
+
+    def wait(self) -> float:
+        """Seconds until a server may be tried again."""
+        with self.lock:
+            return max(0.0, min(s.rests_until for s in self.servers) - time.monotonic())
+
+    def reasons(self) -> str:
+        """Why each server that fails does, in words."""
+        with self.lock:
+            return (
+                "; ".join(f"{server.url}: {server.why}" for server in self.servers if server.why) or "no reason known"
+            )
+
+
+_pools: dict[tuple[str, ...], Pool] = {}
+_pools_lock = threading.Lock()
+
+
+def pool_of(servers: tuple[str, ...]) -> Pool:
+    """The pool of these servers in this process."""
+    with _pools_lock:
+        return _pools.setdefault(servers, Pool.of(servers))

@@ -1,0 +1,203 @@
+"""OpenEnv's wire protocol, version 0.10, for one session: a frame in, at most one frame out.
+
+A frame is one JSON object as a WebSocket text message; docs/protocol.md lists them. It is the same session whether a client's
+WebSocket or an HTTP request stands behind it (see `openenv_http`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from agentgym.core import Env
+from agentgym.jsonl import line_of
+from agentgym.service.frames import CAPACITY, ENV_ERROR
+from agentgym.service.openenv_play import Caller, Invalid, Json, Play
+
+if TYPE_CHECKING:
+    from agentgym.service.worker import Calls, SessionInfo
+
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR, SERVER_ERROR = (
+    -32700,
+    -32600,
+    -32601,
+    -32602,
+    -32603,
+    -32000,
+)
+_FRAME_KEYS = {"reset": {"type", "data"}, "step": {"type", "data"}, "mcp": {"type", "data"}}
+_BARE = {"type"}
+_LAST_WORDS = {CAPACITY: "CAPACITY_REACHED", ENV_ERROR: "FACTORY_ERROR"}
+_RPC_KEYS = {"jsonrpc", "method", "params", "id"}
+
+
+class OpenEnvWire:
+    """Answers the frames of one client; see `worker.Wire`. A client that drops its connection loses its episode.
+
+    Whatever is wrong with a frame, and whatever the environment raises, becomes an error frame; the session goes on.
+
+    Args:
+        env: the session's environment.
+        calls: what runs its methods.
+        session: tells the session's id.
+
+    Attributes:
+        play: the episodes.
+    """
+
+    resumable = False
+
+    def __init__(self, env: Env, calls: Calls | Caller, session: SessionInfo):
+        self.play = Play(env, calls.call)
+        self.session_id = session.id
+        self.ended = False
+        self.draining = False
+
+    def hello(self, resume: str | None) -> None:
+        """None: in OpenEnv the client speaks first."""
+
+    def answer(self, text: str) -> str | None:
+        """The frame that answers a frame; None after "close", which ends the session."""
+        try:
+            frame = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            return error_frame("INVALID_JSON", f"Invalid JSON: {error}")
+        try:
+            answered = self._answered(frame)
+            return None if answered is None else _written(answered)
+        except Invalid as error:
+            return error_frame("VALIDATION_ERROR", f"Invalid message: {error}", errors=error.errors)
+        except Exception as error:  # the environment's own: it is told, and the session goes on
+            return error_frame("EXECUTION_ERROR", _said(error))
+
+    @staticmethod
+    def last_word(code: str, message: str) -> str:
+        """What the client is told before the server closes: the next call of OpenEnv's client raises it."""
+        return error_frame(_LAST_WORDS.get(code, "SESSION_ERROR"), f"{message} ({code})")
+
+    def _answered(self, frame: Any) -> Json | None:
+        if not isinstance(frame, dict):
+            raise Invalid("model_type", (), "Input should be a valid dictionary", frame)
+        kind = frame.get("type", "")
+        if kind not in ("step", "reset", "state", "mcp", "close"):
+            return _error("UNKNOWN_TYPE", f"Unknown message type: {kind!s:.200}")
+        if extra := frame.keys() - _FRAME_KEYS.get(kind, _BARE):
+            raise Invalid("extra_forbidden", (min(extra),), "Extra inputs are not permitted", frame[min(extra)])
+        if kind == "step":
+            return {"type": "observation", "data": self.play.step(_data(frame))}
+        if kind == "reset":
+            if self.draining:
+                self.ended = True
+                return _error("SESSION_ERROR", "the server is ending: open a session at another (DRAINING)")
+            return {"type": "observation", "data": self.play.reset(_data(frame) if "data" in frame else {})}
+        if kind == "state":
+            return {"type": "state", "data": self.play.state()}
+        if kind == "mcp":
+            return {"type": "mcp", "data": self._rpc(_data(frame))}
+        self.ended = True
+        return None
+
+    def _rpc(self, request: Json) -> Json:
+        problem = problem_of_rpc(request)
+        if problem:
+            return rpc_error(None, INVALID_REQUEST, f"Invalid request: {problem}")
+        id, method, params = request.get("id"), request["method"], request.get("params") or {}
+        if method == "tools/list":
+            return rpc_result(id, {"tools": self.play.tools("inputSchema")})
+        if method == "tools/call":
+            return self._rpc_call(id, params)
+        if method == "openenv/session/create":
+            return rpc_result(id, {"session_id": self.session_id})
+        if method == "openenv/session/close":
+            told = params.get("session_id")
+            if told == self.session_id:
+                return rpc_error(id, INVALID_REQUEST, "this session ends with its WebSocket, not by a call")
+            return rpc_error(id, INVALID_PARAMS, f"Unknown session_id: {told!s:.100}")
+        return rpc_error(id, METHOD_NOT_FOUND, f"Method not found: {method:.100}")
+
+    def _rpc_call(self, id: Any, params: Json) -> Json:
+        name, arguments = params.get("name"), params.get("arguments")
+        if not isinstance(name, str) or not name:
+            return rpc_error(id, INVALID_PARAMS, "Missing 'name' in params")
+        if not isinstance(arguments, dict | None):
+            return rpc_error(id, INVALID_PARAMS, "'arguments' must be an object")
+        try:
+            return rpc_result(id, self.play.call_tool(name, arguments or {}))
+        except KeyError:
+            return rpc_error(id, INVALID_PARAMS, f"Tool not found: {name:.100}")
+        except Exception as error:  # the environment's own: it is told, and the session goes on
+            return rpc_error(id, INTERNAL_ERROR, _said(error))
+
+
+def error_frame(code: str, message: str, **more: Any) -> str:
+    """An error frame; `more` stands beside its message and code."""
+    return json.dumps(_error(code, message, **more))
+
+
+def problem_of_rpc(request: Any) -> str | None:
+    """What is wrong with a JSON-RPC request, or None."""
+    if not isinstance(request, dict):
+        return "a request is an object"
+    if extra := request.keys() - _RPC_KEYS:
+        return f"there is no field {min(extra)!r:.100}"
+    if request.get("jsonrpc") != "2.0":
+        return 'jsonrpc must be "2.0"'
+    if not isinstance(request.get("method"), str):
+        return "method must be text"
+    if not isinstance(request.get("params", {}), dict):
+        return "params must be an object"
+    if not isinstance(request.get("id"), str | int | None) or isinstance(request.get("id"), bool):
+        return "id must be text or a whole number"
+    return None
+
+
+def rpc_result(id: Any, result: Any) -> Json:
+    """A JSON-RPC response."""
+    return {"jsonrpc": "2.0", "id": id, "result": result}
+
+
+def rpc_error(id: Any, code: int, message: str, data: Any = None) -> Json:
+    """A JSON-RPC response that is an error."""
+    return {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message, "data": data}}
+
+
+def _error(code: str, message: str, **more: Any) -> Json:
+    return {"type": "error", "data": {"message": message, "code": code, **more}}
+
+
+def _data(frame: Json) -> Json:
+    if "data" not in frame:
+        raise Invalid("missing", ("data",), "Field required", frame)
+    data = frame["data"]
+    if not isinstance(data, dict):
+        raise Invalid("dict_type", ("data",), "Input should be a valid dictionary", data)
+    return data
+
+
+def _written(frame: Json) -> str:
+    """A frame as JSON text, pure ASCII: half of a surrogate pair, which a model may write, is carried by an escape.
+
+    NaN and infinities become null, as in OpenEnv's own server: they are no JSON.
+    """
+    try:
+        return json.dumps(frame, allow_nan=False, default=_plain)
+    except (TypeError, ValueError):  # a NaN, or a key that is no text
+        return json.dumps(_finite(json.loads(line_of(frame))), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _plain(value: Any) -> Any:
+    """NumPy values as Python's own, what else JSON does not know as text: as a trajectory has them."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__

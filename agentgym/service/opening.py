@@ -1,0 +1,107 @@
+"""Opening a session on whichever server has room."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import weakref
+
+from agentgym import endpoints
+from agentgym.service.address import Address, Unavailable
+from agentgym.service.balance import Pool, Server, pool_of
+from agentgym.service.client import NotOpened, Session
+
+PATIENCE_SECONDS = 60.0
+ASK_SECONDS = 2.0
+# A server that says no for good is tried again now and then: it may be restarted with another token file.
+LASTING_REST = 30.0
+
+_dice = random.Random()  # the global one is the episodes'
+_asking: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, ...], asyncio.Task[None]]]
+_asking = weakref.WeakKeyDictionary()
+
+
+async def open_session(address: Address, patience: float = PATIENCE_SECONDS) -> tuple[Session, Server]:
+    """A new session on the server with the most room. `pool_of(address.servers).leave(server)` when it has ended.
+
+    Args:
+        address: of the environment.
+        patience: seconds to wait while all servers are full or away.
+
+    Raises:
+        Unavailable: none gave a session in that time, or all refuse for good.
+    """
+    pool = pool_of(address.servers)
+    until = asyncio.get_running_loop().time() + patience
+    refused: dict[str, str] = {}
+    while True:
+        await _ask_loads(address, pool)
+        server = pool.take()
+        if server is not None:
+            opened = await _tried(address, pool, server, refused)
+            if opened is not None:
+                return opened, server
+        if len(refused) == len(pool.servers):
+            raise Unavailable(f"{address.env}: no server gives a session: {pool.reasons()}")
+        left = until - asyncio.get_running_loop().time()
+        if left <= 0:
+            raise Unavailable(f"{address.env}: no server had a session within {patience:g} s: {pool.reasons()}")
+        await asyncio.sleep(min(left, pool.wait() + _dice.uniform(0.0, 0.02)))
+
+
+async def _tried(address: Address, pool: Pool, server: Server, refused: dict[str, str]) -> Session | None:
+    """A session on this server, or what it failed with is noted."""
+    opened = None
+    try:
+        opened = await Session.open(address, server.url)
+    except NotOpened as failure:
+        if failure.wait is not None:
+            pool.full(server, str(failure), failure.wait)
+        elif failure.lasting:
+            refused[server.url] = str(failure)
+            pool.full(server, str(failure), LASTING_REST)
+        else:
+            pool.failed(server, str(failure))
+    else:
+        pool.well(server)
+    finally:
+        if opened is None:
+            pool.leave(server)
+    return opened
+
+
+async def _ask_loads(address: Address, pool: Pool) -> None:
+    """Ask the servers whose load is not known freshly; who comes meanwhile waits for the same answers."""
+    loop = asyncio.get_running_loop()
+    asking = _asking.setdefault(loop, {})
+    present = asking.get(address.servers)
+    if present is None or present.done():
+        servers = pool.to_ask()
+        if not servers:
+            return
+        present = asking[address.servers] = loop.create_task(_ask_all(address, pool, servers))
+    await asyncio.shield(present)  # one who is cancelled leaves it to the others
+
+
+async def _ask_all(address: Address, pool: Pool, servers: list[Server]) -> None:
+    await asyncio.gather(*(_ask_load(address, pool, server) for server in servers))
+
+
+async def _ask_load(address: Address, pool: Pool, server: Server) -> None:
+    import aiohttp
+
+    tls = address.tls()
+    try:
+        http = await endpoints.session()
+        timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
+        ssl = True if tls is None else tls
+        async with http.get(f"{server.url}/ready", headers=address.headers(), timeout=timeout, ssl=ssl) as answer:
+            record = await answer.json(content_type=None)
+            sessions, room = record.get("sessions"), record.get("max_sessions")
+            if answer.status == 503:
+                pool.full(server, "it is draining" if record.get("draining") else "it is not ready", ASK_SECONDS)
+    except (OSError, aiohttp.ClientError, ValueError, AttributeError) as error:  # TimeoutError is an OSError
+        pool.failed(server, f"/ready: {error or type(error).__name__}")
+        return
+    if type(sessions) is int and sessions >= 0:
+        pool.told(server, sessions, room if type(room) is int and room > 0 else None)

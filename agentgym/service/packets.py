@@ -1,0 +1,99 @@
+"""Messages with descriptors, on the front's side: JSON over a socket that keeps messages apart, never waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+_MESSAGE = 1 << 16
+
+
+class Packets:
+    """One end of such a socket, in an event loop.
+
+    Args:
+        sock: of type SOCK_SEQPACKET; owned from here on.
+        heard: called with each message and the descriptors that came with it.
+        ended: called once, when the other side is gone.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        heard: Callable[[dict[str, Any], list[int]], None],
+        ended: Callable[[], None],
+    ):
+        sock.setblocking(False)
+        self._socket = sock
+        self._heard = heard
+        self._ended = ended
+        self._waiting: deque[tuple[bytes, list[int]]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        self._loop.add_reader(sock, self._read)
+
+    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send a message, now or as soon as there is room. The descriptors are closed here once it is sent."""
+        self._waiting.append((json.dumps(message).encode(), list(fds)))
+        self._write()
+
+    def close(self) -> None:
+        """Let go of the socket; `ended` is not called."""
+        if not self._open:
+            return
+        self._open = False
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        for _, fds in self._waiting:
+            _close_all(fds)
+        self._waiting.clear()
+
+    def _write(self) -> None:
+        while self._waiting and self._open:
+            data, fds = self._waiting[0]
+            try:
+                if fds:
+                    socket.send_fds(self._socket, [data], fds)
+                else:
+                    self._socket.send(data)
+            except BlockingIOError:
+                self._loop.add_writer(self._socket, self._write)
+                return
+            except OSError:  # the other side is gone; its end is read next
+                pass
+            self._waiting.popleft()
+            _close_all(fds)
+        if self._open:
+            self._loop.remove_writer(self._socket)
+        else:
+            for _, fds in self._waiting:
+                _close_all(fds)
+            self._waiting.clear()
+
+    def _read(self) -> None:
+        # A bounded number, so that a storm of deaths does not hold the loop.
+        for _ in range(64):
+            try:
+                data, fds, _flags, _address = socket.recv_fds(self._socket, _MESSAGE, 4)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, fds = b"", []
+            if not data:
+                self.close()
+                self._ended()
+                return
+            self._heard(json.loads(data), fds)
+            if not self._open:
+                return
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

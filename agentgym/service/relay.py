@@ -1,0 +1,65 @@
+"""Bytes from one connection to another and back: how a worker, which knows no TLS, reaches a client that speaks it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import cast
+
+
+class _End(asyncio.Protocol):
+    """One of the two connections: what comes goes to the other, no faster than that takes it."""
+
+    def __init__(self, over: asyncio.Event) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.other: _End | None = None
+        self._over = over
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.write(data)
+
+    def pause_writing(self) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.resume_reading()
+
+    def eof_received(self) -> None:
+        return None  # asyncio closes this one, and connection_lost the other
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.close()  # once what was written has gone out
+        self._over.set()
+
+
+async def relayed(client: asyncio.Transport) -> tuple[int, asyncio.Event]:
+    """Relay a connection whose handshake is done.
+
+    Args:
+        client: what is relayed; its protocol hears nothing from here on.
+
+    Returns:
+        The descriptor of the other end, owned by the caller, and an event for when the relay is over.
+    """
+    client.pause_reading()
+    ours, theirs = socket.socketpair()
+    over = asyncio.Event()
+    outer, inner = _End(over), _End(over)
+    outer.other, inner.other = inner, outer
+    outer.transport = client
+    try:
+        await asyncio.get_running_loop().create_connection(lambda: inner, sock=ours)
+    except BaseException:
+        ours.close()
+        theirs.close()
+        raise
+    client.set_protocol(outer)
+    client.resume_reading()
+    return theirs.detach(), over

@@ -1,0 +1,340 @@
+"""The front of a server of environments: HTTP, who may come in, WebSocket handshakes. Sessions themselves run in workers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import importlib
+import importlib.util
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from agentgym.registration import EnvSpec
+from agentgym.service.forks import Forks
+from agentgym.service.frames import (
+    CAPACITY,
+    NAME,
+    RESUME_HEADER,
+    SUBPROTOCOL,
+    Refused,
+    ServiceLimits,
+    text_of_json,
+)
+from agentgym.service.handshake import check_handshake, from_elsewhere, hand_over
+from agentgym.service.line import Line
+from agentgym.service.listing import Listing
+from agentgym.service.metrics import CONTENT_TYPE, exposition
+from agentgym.service.sessions import TOO_MANY, Sessions
+
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+RETRY_SECONDS = 1
+# Answered without a token: what probes of a cluster ask.
+OPEN_PATHS = ("/health", "/ready")
+_STATUS = {TOO_MANY: 429, "RESUME_REFUSED": 409}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """How environments are served.
+
+    Attributes:
+        envs: what is served, by the id that clients ask for; the first is OpenEnv's at the root.
+        host, port: where to listen; port 0 takes a free one.
+        max_sessions: at a time.
+        max_sessions_per_token: at a time; None: as many as there are.
+        tokens: by a name for each; none: anybody may come, from this machine.
+        cert, key: files of TLS; none: no TLS.
+        limits: of a session.
+        drain_seconds: for sessions to end by themselves.
+    """
+
+    envs: Mapping[str, EnvSpec]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_sessions: int = 256
+    max_sessions_per_token: int | None = None
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    cert: str | None = None
+    key: str | None = None
+    limits: ServiceLimits = field(default_factory=ServiceLimits)
+    drain_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.envs:
+            raise ValueError("no environments: there is nothing to serve")
+        if self.host not in LOCAL_HOSTS and not self.tokens:
+            raise ValueError(f"listening at {self.host} lets other machines in: that takes a token (--token-file)")
+        if self.max_sessions < 1:
+            raise ValueError(f"max_sessions is at least 1, not {self.max_sessions}")
+
+
+class Front:
+    """A server that runs; made by `serve`.
+
+    Attributes:
+        settings: how it was started.
+        sessions: the table of sessions.
+        url: where it is.
+        port: which it got.
+    """
+
+    def __init__(self, settings: ServeSettings):
+        self.settings = settings
+        self.sessions = Sessions(settings.limits, settings.max_sessions, settings.max_sessions_per_token)
+        self.forks = Forks(settings.envs, settings.limits, self.sessions.memory, self.sessions.died)
+        self.sessions.forks = self.forks
+        self.listing = Listing(self.forks)
+        self.port = settings.port
+        self._digests = {name: _digest(token) for name, token in settings.tokens.items()}
+        self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+        self._silent: set[Any] = set()  # new connections that have made no request yet
+
+    async def start(self) -> None:
+        """Import the environments, then listen. Raises `ZygoteFailed` or `OSError`, and then nothing is left of it."""
+        try:
+            await self.forks.start()
+            app = web.Application(middlewares=[self._guard], client_max_size=self.settings.limits.message_bytes)
+            self._add_routes(app)
+            self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+            await self._runner.setup()
+            await self._listen()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _listen(self) -> None:
+        """Take connections; one from which no whole request comes in time is closed."""
+        loop = asyncio.get_running_loop()
+        seconds = self.settings.limits.message_seconds
+        runner = self._runner
+        if runner is None or runner.server is None:
+            raise RuntimeError("set the runner up first")
+        make = runner.server
+
+        def made() -> asyncio.BaseProtocol:
+            protocol = make()
+            self._silent.add(protocol)
+            loop.call_later(seconds, self._close_if_silent, protocol)
+            return protocol
+
+        tls = self._tls()
+        self._server = await loop.create_server(
+            made,
+            self.settings.host,
+            self.settings.port,
+            ssl=tls,
+            backlog=1024,
+            ssl_handshake_timeout=None if tls is None else seconds,
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def _close_if_silent(self, protocol: Any) -> None:
+        if protocol in self._silent:
+            self._silent.discard(protocol)
+            if protocol.transport is not None:
+                protocol.transport.abort()
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
+        return f"http{'s' if self.settings.cert else ''}://{host}:{self.port}"
+
+    async def drain(self) -> None:
+        """Refuse new sessions and episodes, wait for those that run, end the rest."""
+        await self.sessions.drain(self.settings.drain_seconds)
+
+    async def close(self) -> None:
+        """End it at once, and every process of it."""
+        self.sessions.draining = True
+        if self._server is not None:
+            self._server.close()
+        self.listing.close()
+        await self.forks.close()
+        await self.sessions.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _tls(self) -> ssl.SSLContext | None:
+        if self.settings.cert is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self.settings.cert, self.settings.key)
+        return context
+
+    def _add_routes(self, app: web.Application) -> None:
+        get = app.router.add_get
+        get("/health", self._health)
+        get("/ready", self._ready)
+        get("/metrics", self._metrics)
+        get("/envs", self._envs)
+        get("/envs/{id:.+}/tasks", self._tasks)
+        get("/envs/{id:.+}/session", self._session, allow_head=False)
+        if importlib.util.find_spec("agentgym.service.openenv_routes") is not None:
+            importlib.import_module("agentgym.service.openenv_routes").add_routes(app, self)
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self._silent.discard(request.protocol)
+        if request.path not in OPEN_PATHS and self.owner_of(request) is None:
+            why = "this server wants a token: Authorization: Bearer TOKEN"
+            return refusal(401, "UNAUTHORIZED", why, {"WWW-Authenticate": "Bearer"})
+        if from_elsewhere(request):
+            return refusal(403, "FORBIDDEN", "pages of other sites may not ask")
+        try:
+            if request.can_read_body:  # kept by aiohttp for the handler
+                async with asyncio.timeout(self.settings.limits.message_seconds):
+                    await request.read()
+            return await handler(request)
+        except TimeoutError:
+            return refusal(408, "TOO_SLOW", "the request took too long to arrive, or to be answered")
+        except Refused as refused:
+            retry = {"Retry-After": str(RETRY_SECONDS)}
+            status = _STATUS.get(refused.code, 503)
+            return refusal(status, refused.code, str(refused), retry if status in (429, 503) else None)
+        except web.HTTPException as error:
+            if error.status < 400 or error.content_type == "application/json":
+                raise
+            return refusal(error.status, error.reason.upper().replace(" ", "_"), error.text or error.reason)
+
+    def owner_of(self, request: web.Request) -> str | None:
+        """The name of the token that a request has; "" where none is wanted; None: it has a wrong one or none."""
+        if not self._digests:
+            return ""
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        digest = _digest(given.strip())
+        # All of them, each in constant time: how long it takes tells nothing.
+        found = [name for name, known in self._digests.items() if hmac.compare_digest(known, digest)]
+        return found[0] if found and scheme.lower() == "bearer" else None
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "healthy"})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        ready = self.forks.ready and not self.sessions.draining
+        load = {"sessions": len(self.sessions.open), "max_sessions": self.sessions.most}
+        told = {"ready": ready, "draining": self.sessions.draining, **load}
+        return web.json_response(told, status=200 if ready else 503)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=exposition(self.sessions).encode(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _envs(self, request: web.Request) -> web.Response:
+        found = []
+        for id, spec in self.settings.envs.items():
+            about: dict[str, Any] = {"id": id, "description": spec.description, "tags": list(spec.tags)}
+            about |= {"nondeterministic": spec.nondeterministic, "splits": await self.ask_tasks({"env": id})}
+            about |= await self.ask_tasks({"env": id, "about": True})
+            found.append(about)
+        return _json({"envs": found})
+
+    async def _tasks(self, request: web.Request) -> web.Response:
+        id = self.env_id(request)
+        start, stop = _whole(request, "start", 0), _whole(request, "stop", None)
+        split = request.query.get("split", "train")
+        page = await self.ask_tasks({"env": id, "split": split, "start": start, "stop": stop})
+        return _json(page)
+
+    async def ask_tasks(self, question: dict[str, Any]) -> Any:
+        """What `catalogue.tell_tasks` answers. Raises an HTTP error where there is no such split, or none can be read."""
+        try:
+            return await self.listing.ask(question)
+        except LookupError as error:
+            raise web.HTTPNotFound(text=str(error)) from None
+        except (TimeoutError, OSError) as error:
+            raise Refused(CAPACITY, f"tasks cannot be read now: {error or 'it takes too long'}") from None
+
+    def env_id(self, request: web.Request) -> str:
+        """The id of a served environment that the address names. Raises 404 where there is none."""
+        id = request.match_info["id"]
+        if id not in self.settings.envs:
+            raise web.HTTPNotFound(text=f"no environment {id!r} here; there are {', '.join(self.settings.envs)}")
+        return id
+
+    async def _session(self, request: web.Request) -> web.StreamResponse:
+        return await self.open_session(request, self.env_id(request), NAME)
+
+    async def open_session(self, request: web.Request, env: str, wire: str) -> web.StreamResponse:
+        """Answer a WebSocket handshake with a session, new or resumed; the handler returns what this returns.
+
+        Args:
+            request: the handshake. `resume` in its query, or its header, names a session to come back to.
+            env: the id of a served environment.
+            wire: a name of `agentgym.service.wires.WIRES`.
+
+        Raises:
+            Refused: there is no room, or the resume token is refused; the guard answers it.
+        """
+        if wrong := check_handshake(request):
+            headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+            return refusal(426, "UPGRADE_REQUIRED", wrong, headers)
+        offered = [name.strip() for name in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
+        subprotocol = SUBPROTOCOL if wire == NAME and SUBPROTOCOL in offered else None
+        token = request.headers.get(RESUME_HEADER) or request.query.get("resume")
+        if token:
+            session = self.sessions.claim(token, self.owner_of(request) or "")
+            descriptor, response, over = await hand_over(request, subprotocol)
+            self.sessions.attach(session, descriptor)
+        else:
+            session = self.sessions.reserve(env, wire, self.owner_of(request) or "")
+            try:
+                descriptor, response, over = await hand_over(request, subprotocol)
+            except BaseException:
+                self.sessions.release(session)
+                raise
+            self.sessions.begin(session, descriptor)
+        if over is not None:
+            await over.wait()
+            if request.protocol is not None:
+                request.protocol.connection_lost(None)  # it hears of nothing since the relay took its place
+        return response
+
+    def open_line(self, request: web.Request, env: str, wire: str) -> Line:
+        """A new session that the front itself talks to. Raises as `open_session`."""
+        session = self.sessions.reserve(env, wire, self.owner_of(request) or "")
+        ours, theirs = socket.socketpair()
+        self.sessions.begin(session, theirs.detach())
+        return Line(ours)
+
+
+async def serve(settings: ServeSettings) -> Front:
+    """Start a server.
+
+    Raises:
+        ZygoteFailed: the environments cannot be imported.
+        OSError: the address cannot be had, or the files of TLS cannot be read.
+    """
+    front = Front(settings)
+    await front.start()
+    return front
+
+
+def refusal(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    """An HTTP answer that says what is wrong."""
+    body = {"error": {"code": code, "message": message}}
+    return web.json_response(body, status=status, headers=headers, dumps=text_of_json)
+
+
+def _json(value: Any) -> web.Response:
+    return web.json_response(value, dumps=text_of_json)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
+
+
+def _whole(request: web.Request, name: str, default: int | None) -> int | None:
+    text = request.query.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise web.HTTPBadRequest(text=f"{name} is a whole number from 0 on, not {text!r:.50}")
+    return int(text)

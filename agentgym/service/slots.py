@@ -1,0 +1,76 @@
+"""Shared memory between the front and its workers: what each worker is doing since when, and what it has counted.
+
+A worker writes plain words and tells nobody, so a step costs no message; the front looks at all slots many times a second. The
+memory outlives its worker: a call that never returns, or a process that was killed, can be seen all the same.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+
+# What a worker is in. FREE: no worker.
+FREE, INIT, RESET, STEP, CLOSE, WAITING, READING, WRITING, DETACHED = range(9)
+CALLING = (INIT, RESET, STEP, CLOSE)
+STATE_NAMES = ("free", "init", "reset", "step", "close", "waiting", "reading", "writing", "detached")
+
+# Words of a slot: counters from STEPS on only ever rise.
+_STATE, _SINCE = 0, 1
+STEPS, EPISODES, REQUESTS, ENV_ERRORS, BYTES_IN, BYTES_OUT, STEP_NS = range(2, 9)
+# Why the worker ended its session: 1 + the place of the code in `frames.CODES`; 0: in good order, or not by the worker.
+WHY = 9
+COUNTERS = {
+    "steps": STEPS,
+    "episodes": EPISODES,
+    "requests": REQUESTS,
+    "env_errors": ENV_ERRORS,
+    "received_bytes": BYTES_IN,
+    "sent_bytes": BYTES_OUT,
+    "step_nanoseconds": STEP_NS,
+}
+_WORDS = 16  # two cache lines, so that no two workers write to one
+_BYTES = 8 * _WORDS
+
+
+def make_memory(slots: int) -> int:
+    """A file descriptor of memory for so many slots, all free."""
+    memory = os.memfd_create("agentgym-slots")
+    os.ftruncate(memory, max(slots * _BYTES, mmap.PAGESIZE))
+    return memory
+
+
+def map_memory(memory: int) -> memoryview:
+    """The memory of `make_memory`, as 8-byte words."""
+    return memoryview(mmap.mmap(memory, os.fstat(memory).st_size)).cast("Q")
+
+
+class Slot:
+    """One worker's words."""
+
+    __slots__ = ("words",)
+
+    def __init__(self, memory: memoryview, index: int):
+        self.words = memory[index * _WORDS : (index + 1) * _WORDS]
+
+    def enter(self, state: int) -> int:
+        """The worker begins something; returns the time, in nanoseconds of the monotonic clock."""
+        words = self.words
+        # The time goes first: who reads the state before the time never takes a new state for an old one.
+        now = words[_SINCE] = time.monotonic_ns()
+        words[_STATE] = state
+        return now
+
+    def look(self) -> tuple[int, float]:
+        """The state, and for how many seconds."""
+        state = self.words[_STATE]
+        return state, (time.monotonic_ns() - self.words[_SINCE]) / 1e9
+
+    def clear(self) -> None:
+        """Make it free, all counters 0."""
+        for word in range(_WORDS):
+            self.words[word] = 0
+
+    def counters(self) -> dict[str, int]:
+        """What the worker has counted, by name."""
+        return {name: self.words[word] for name, word in COUNTERS.items()}

@@ -1,0 +1,200 @@
+"""The process that workers are forked from: it has imported the served environments once, so a worker costs milliseconds and
+shares their memory.
+
+It is told by the front, over a socket that keeps messages apart, what to fork, and passes the descriptors on. It answers
+{"forked": key, "pid": n} with a descriptor of the process, and {"died": pid, "status": n}. It and all workers die with the
+front, whatever kills it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import importlib.util
+import json
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from agentgym.registration import EnvSpec
+from agentgym.service.catalogue import tell_tasks
+from agentgym.service.frames import ServiceLimits
+from agentgym.service.slots import map_memory
+from agentgym.service.wires import WIRES, wire_class
+from agentgym.service.worker import SessionStart, described, work
+from agentgym.tasks import TaskSet
+
+_PR_SET_PDEATHSIG = 1
+_MESSAGE = 1 << 16
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Nursery:
+    """What every worker shares.
+
+    Attributes:
+        specs: the served environments by the ids that they are served as.
+        tasks: the sets that they draw from, where they have one.
+        wires: the classes of the wires.
+        limits: of the service.
+        memory: of the slots.
+    """
+
+    specs: dict[str, EnvSpec]
+    tasks: dict[str, TaskSet]
+    wires: dict[str, Any]
+    limits: ServiceLimits
+    memory: memoryview
+
+
+def die_with(parent: int) -> None:
+    """This process is killed when its parent ends, even if that happened just now."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main(argv: list[str]) -> int:
+    """Run the zygote.
+
+    Args:
+        argv: descriptors of the front's socket and of the slots' memory, and the front's process id.
+    """
+    front_fd, memory_fd, parent = map(int, argv)
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's
+    os.dup2(2, 1)  # what environments print is not the command's output
+    front = socket.socket(fileno=front_fd)
+    setup = json.loads(front.recv(_MESSAGE))
+    try:
+        nursery = _prepared(setup, map_memory(memory_fd))
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        front.send(json.dumps({"failed": described(error)}).encode())
+        return 1
+    os.close(memory_fd)
+    gc.collect()
+    gc.freeze()  # or the collector would write to every object, and the workers would share nothing
+    front.send(json.dumps({"ready": os.getpid()}).encode())
+    _fork_for(front, nursery)
+    return 0
+
+
+def _prepared(setup: dict[str, Any], memory: memoryview) -> Nursery:
+    """Import what is served, and load the tasks that it draws from."""
+    sys.path[:] = setup["path"]
+    specs = {id: EnvSpec.from_json(record) for id, record in setup["envs"].items()}
+    tasks = {}
+    for id, spec in specs.items():
+        spec.load()
+        try:
+            tasks[id] = spec.tasks("train")
+        except ValueError:  # it has none of its own: init(task) is what works
+            continue
+        except Exception as error:  # its data are not here
+            sys.stderr.write(f"agentgym serve: {id}: no tasks to draw from: {described(error)}\n")
+    wires = {}
+    for name, where in WIRES.items():
+        if importlib.util.find_spec(where.partition(":")[0]) is not None:
+            wires[name] = wire_class(name)
+    return Nursery(specs, tasks, wires, ServiceLimits(**setup["limits"]), memory)
+
+
+def _fork_for(front: socket.socket, nursery: Nursery) -> None:
+    """Fork what the front asks for, and tell it who died, until it is gone."""
+    wakes, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    while True:
+        ready, _, _ = select.select([front.fileno(), wakes], [], [])
+        if wakes in ready:
+            os.read(wakes, 4096)
+        _tell_deaths(front)
+        if front.fileno() not in ready:
+            continue
+        data, fds, _, _ = socket.recv_fds(front, _MESSAGE, 4)
+        if not data:
+            return
+        asked = json.loads(data)
+        told = {"forked": asked["key"]}
+        try:
+            with warnings.catch_warnings(action="ignore"):  # that a library has threads: they are not used in the child
+                pid = _forked(functools.partial(_child, asked, fds, nursery), [front.fileno(), wakes, wake])
+            told["pid"] = pid
+            handle = os.pidfd_open(pid)
+            socket.send_fds(front, [json.dumps(told).encode()], [handle])
+            os.close(handle)
+        except OSError as error:
+            front.send(json.dumps({**told, "why": described(error)}).encode())
+        for fd in fds:
+            os.close(fd)
+
+
+def _tell_deaths(front: socket.socket) -> None:
+    """Collect the children that ended, with whatever they left running."""
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None:
+            return
+        # Before it is collected, its id is nobody else's.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(ended.si_pid, signal.SIGKILL)
+        _, status = os.waitpid(ended.si_pid, 0)
+        front.send(json.dumps({"died": ended.si_pid, "status": status}).encode())
+
+
+def _forked(run: Callable[[], int], unneeded: list[int]) -> int:
+    """Fork a child that does `run` and nothing else; its process id."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # here too: who comes first does not matter
+        return pid
+    code = 1
+    try:
+        die_with(parent)
+        os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        for which in (signal.SIGINT, signal.SIGCHLD):
+            signal.signal(which, signal.SIG_DFL)
+        for fd in unneeded:
+            os.close(fd)
+        random.seed()
+        code = run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def _child(asked: dict[str, Any], fds: list[int], nursery: Nursery) -> int:
+    sockets = [socket.socket(fileno=fd) for fd in fds]
+    if "start" not in asked:
+        tell_tasks(sockets[0], nursery.specs, nursery.tasks)
+        return 0
+    start = SessionStart(**asked["start"])
+    spec, tasks = nursery.specs[start.env], nursery.tasks.get(start.env)
+    control, client = sockets
+    return work(start, spec, tasks, nursery.wires[start.wire], nursery.limits, nursery.memory, control, client)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

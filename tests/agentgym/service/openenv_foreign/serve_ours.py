@@ -1,0 +1,23 @@
+"""Our server: `serve_ours.py SESSIONS ENV ...`. It prints its URL and ends when its standard input does."""
+
+import asyncio
+import contextlib
+import sys
+
+from agentgym.registration import spec
+from agentgym.service.server import ServeSettings, serve
+
+
+async def main():
+    front = await serve(
+        ServeSettings({name: spec(name) for name in sys.argv[2:]}, port=0, max_sessions=int(sys.argv[1]))
+    )
+    sys.stdout.write(f"{front.url}\n")
+    sys.stdout.flush()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.to_thread(sys.stdin.read)
+    await front.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,33 @@
+"""The real server, in a thread with a loop of its own, so that blocking clients can be tested as well."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+from agentgym.registration import EnvSpec, spec
+from agentgym.service.server import Front, ServeSettings, serve
+
+
+@contextmanager
+def served(*ids: str, specs: Mapping[str, EnvSpec] = MappingProxyType({}), **settings: Any) -> Iterator[Front]:
+    """A server of these environments, and those of `specs`, at a free port; closed with all its processes at the end."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    envs = {**{id: spec(id) for id in ids}, **specs}
+    try:
+        settings = {"port": 0, **settings}
+        front = asyncio.run_coroutine_threadsafe(serve(ServeSettings(envs=envs, **settings)), loop).result(60)
+        try:
+            yield front
+        finally:
+            asyncio.run_coroutine_threadsafe(front.close(), loop).result(60)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(30)
+        loop.close()

@@ -1,0 +1,103 @@
+"""An environment that does what it is told in its action: a double for every way in which an environment can fail."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+
+from agentgym import Env, Task, TaskSet
+
+
+class Faulty(Env):
+    """Answers "echo WORDS"; else hangs, dies, floods, raises. Counts its steps, so that one run twice can be seen."""
+
+    max_turns = 1 << 30
+
+    @classmethod
+    def default_tasks(cls, split="train"):
+        if split not in ("train", "test"):
+            raise ValueError(f"no split {split!r}")
+        return TaskSet.generate(lambda seed: Task(f"{split}-{seed}", seed=seed), range(2500), name=f"faulty/{split}")
+
+    def init(self, task):
+        if task.id == "hang":
+            time.sleep(3600)
+        super().init(task)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed, options=options)
+        return [{"role": "user", "content": f"task {self.posed.id}"}], {"pid": os.getpid()}
+
+    def step(self, action):  # noqa: C901 - one word after another
+        text = self.read(action)
+        word, _, rest = text.partition(" ")
+        if word == "hang":
+            while True:
+                time.sleep(3600)
+        if word == "spin":
+            while True:
+                pass
+        if word == "exit":
+            os._exit(int(rest))
+        if word == "abort":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if word == "sleep":
+            time.sleep(float(rest))
+        if word == "child":
+            rest = str(subprocess.Popen(["sleep", "3600"]).pid)
+        if word == "raise":
+            raise KeyError(rest)
+        if word == "quit":
+            raise SystemExit(rest)
+        if word == "flood":
+            rest = "x" * int(rest)
+        if word == "until":  # a file is there
+            while not os.path.exists(rest):
+                time.sleep(0.005)
+        if word == "note":
+            with open(rest, "a") as notes:
+                notes.write(f"{self.turn}\n")
+        return self.outcome(f"{self.turn}: {rest}", 0.25, terminated=word == "end", success=word == "end")
+
+    def expert_action(self):
+        return f"echo {self.turn}"
+
+    def random_action(self, rng):
+        return f"echo {rng.random()} {rng.gauss(0, 1)}"
+
+    def close(self):
+        super().close()
+        if where := os.environ.get("FAULTY_CLOSED"):
+            with open(where, "a") as notes:
+                notes.write("closed\n")
+
+
+class NotMade(Faulty):
+    """Cannot be made."""
+
+    def __init__(self):
+        raise OSError("there is no such database")
+
+
+class Stubborn(Faulty):
+    """Does not close."""
+
+    def close(self):
+        time.sleep(3600)
+
+
+class Later(Faulty):
+    """All its methods are `async`, and must meet in one task."""
+
+    async def init(self, task):
+        self.home = asyncio.current_task()
+        Env.init(self, task)
+
+    async def reset(self, *, seed=None, options=None):
+        await asyncio.sleep(0)
+        return Faulty.reset(self, seed=seed, options=options)
+
+    async def step(self, action):
+        assert asyncio.current_task() is self.home
+        return Faulty.step(self, action)

@@ -1,0 +1,119 @@
+"""A server in this process and its clients, for tests: every process is gone when `serving` ends."""
+
+import asyncio
+import contextlib
+import json
+import time
+
+import aiohttp
+
+from agentgym.registration import spec
+from agentgym.service.frames import ServiceLimits
+from agentgym.service.server import ServeSettings, serve
+
+SECONDS = 30.0  # by which anything must have happened, on any machine
+
+
+def alive(pid):
+    """Whether a process is there and no zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def parent_of(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        return int(stat.read().rpartition(")")[2].split()[1])
+
+
+async def until(true, what="it"):
+    end = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < end, f"{what} did not come to be"
+        await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def serving(*, tokens=None, envs=None, limits=None, **settings):
+    names = envs or {"faulty": "service_faults:Faulty"}
+    front = await serve(
+        ServeSettings(
+            envs={id: spec(name) for id, name in names.items()},
+            port=0,
+            tokens=tokens or {},
+            limits=ServiceLimits(**(limits or {})),
+            **settings,
+        )
+    )
+    zygote = front.forks._process.pid
+    try:
+        yield front
+    finally:
+        workers = list(front.forks._keys)
+        await front.close()
+        assert not [pid for pid in [zygote, *workers] if alive(pid)]
+
+
+@contextlib.asynccontextmanager
+async def browsing(front, token=None):
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    settings = {"timeout": aiohttp.ClientTimeout(SECONDS), "connector": aiohttp.TCPConnector(limit=0)}
+    async with aiohttp.ClientSession(front.url, headers=headers, **settings) as http:
+        yield http
+
+
+class Client:
+    """A client's session over one connection at a time."""
+
+    def __init__(self, http, env="faulty"):
+        self.http = http
+        self.path = f"/envs/{env}/session"
+        self.id = 0
+
+    async def connect(self, resume=None, **kw):
+        self.ws = await self.http.ws_connect(self.path + (f"?resume={resume}" if resume else ""), max_msg_size=0, **kw)
+        self.hello = await self.receive()
+        return self
+
+    async def receive(self):
+        return json.loads(await asyncio.wait_for(self.ws.receive_str(), SECONDS))
+
+    async def send(self, call, **fields):
+        self.id += 1
+        await self.ws.send_json({"id": self.id, "call": call, **fields})
+
+    async def ask(self, call, **fields):
+        await self.send(call, **fields)
+        return await self.receive()
+
+    async def begin(self, task="a", seed=1):
+        await self.ask("init", task={"id": task})
+        answer = await self.ask("reset", seed=seed)
+        self.pid = answer["result"]["info"]["pid"]
+        return self
+
+    async def step(self, action):
+        return await self.ask("step", action=action)
+
+    async def drop(self):
+        """The connection breaks: no close frame."""
+        self.ws._response.connection.transport.abort()
+        await self.ws.close()
+
+    async def ended(self):
+        """The code with which the server closes."""
+        message = await asyncio.wait_for(self.ws.receive(), SECONDS)
+        assert message.type is aiohttp.WSMsgType.CLOSE, message
+        return message.data
+
+
+@contextlib.asynccontextmanager
+async def session(front, env="faulty", token=None, **kw):
+    async with browsing(front, token) as http:
+        client = await Client(http, env).connect(**kw)
+        try:
+            yield client
+        finally:
+            await client.ws.close()

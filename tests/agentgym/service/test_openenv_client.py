@@ -1,0 +1,351 @@
+"""`openenv:URL` as an environment: against servers of the real package, against our own, and against ones that fail."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+from aiohttp import web
+from openenv_envs import Counter, Sum
+from openenv_package import openenv_python, our_server, their_servers
+
+import agentgym
+from agentgym.messages import text_of
+from agentgym.policy import ScriptedPolicy
+from agentgym.registration import spec
+from agentgym.rollout import run_episode
+from agentgym.service.address import RemoteEnvError, SessionLost, Unavailable
+from agentgym.service.openenv_forms import form_of, shown, shown_result, sole_text
+
+slow = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def call(*named):
+    """A reply that calls tools, each (name, arguments)."""
+    calls = [
+        {"id": f"id{i}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        for i, (name, arguments) in enumerate(named)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def played(url, replies, task=None, split="train", **kwargs):
+    """The trajectory of an episode; of the first task unless another is named."""
+
+    async def play():
+        env = agentgym.make(f"openenv:{url}", **kwargs)
+        try:
+            chosen = env.spec.tasks(split)[0] if task is None else task
+            return await run_episode(env, ScriptedPolicy(replies), chosen)
+        finally:
+            await env.close()
+
+    return asyncio.run(play())
+
+
+def rewards(trajectory):
+    return [turn.reward for turn in trajectory.turns]
+
+
+def shown_in(trajectory):
+    """What the environment said: the openings and answers, in order, as texts."""
+    return [
+        "\n".join(map(text_of, messages))
+        for messages in [*(turn.observation for turn in trajectory.turns), trajectory.final_observation]
+    ]
+
+
+# ---- servers of the real package
+
+
+@pytest.fixture(scope="module")
+def servers(pytestconfig):
+    with their_servers(openenv_python(pytestconfig.cache), "guess", "dial", "tools") as urls:
+        yield urls
+
+
+class TestTheRealPackage:
+    pytestmark = slow
+
+    def test_an_action_of_one_text_is_the_reply_or_json(self, servers):
+        replies = ["<think>plum?</think> plum", '{"word": "grape"}', '```json\n{"word": "lemon"}\n```', "apple"]
+        trajectory = played(servers["guess"], replies)
+        assert (trajectory.end, trajectory.error) == ("terminated", None)
+        assert rewards(trajectory) == [0.0, 0.0, 0.0, 1.0]
+        assert trajectory.turns[-1].info == {"success": True}
+        opening, *said = shown_in(trajectory)
+        assert opening.startswith("Guess the fruit.")
+        assert "- word (string): the word that you guess" in opening
+        assert opening.endswith("It begins with a.")
+        assert said == ["wrong", "wrong", "wrong", "right"]
+
+    def test_its_task_api_gives_tasks_and_says_which_to_reset(self, servers):
+        tasks = spec(f"openenv:{servers['guess']}").tasks("train")
+        assert [task.id for task in tasks] == [f"guess-train-{i}" for i in range(4)]
+        assert len(spec(f"openenv:{servers['guess']}").tasks("test")) == 2
+        with pytest.raises(ValueError, match="has no split 'valid'; it has train, test"):
+            spec(f"openenv:{servers['guess']}").tasks("valid")
+        assert rewards(played(servers["guess"], ["mango"], tasks[3])) == [1.0]
+
+    def test_a_server_without_tasks_has_seeds_that_say_all(self, servers):
+        tasks = spec(f"openenv:{servers['dial']}").tasks("train")
+        assert (len(tasks), tasks[7].seed) == (100_000, 7)
+        openings = {shown_in(played(servers["dial"], [], tasks[seed]))[-1] for seed in (7, 7, 7)}
+        assert len(openings) == 1
+
+    def test_an_action_of_several_fields_is_json_and_what_is_none_is_told_and_takes_a_turn(self, servers):
+        replies = [
+            "left",
+            '{"direction": "up", "clicks": 1}',
+            'I go <action>{"direction": "right", "clicks": 2}</action>',
+        ]
+        trajectory = played(servers["dial"], replies)
+        assert rewards(trajectory) == [0.0, 0.0, -0.1]
+        assert [turn.info.get("invalid") for turn in trajectory.turns] == [True, True, None]
+        opening, no_json, refused, moved = shown_in(trajectory)
+        assert '- direction (one of "left", "right")\n- clicks (integer, at least 1, at most 9)' in opening
+        assert no_json.startswith("Error: 'left' is no action. Answer with a JSON object")
+        assert refused == "Error: direction: Input should be 'left' or 'right'"
+        assert moved.startswith("position: 2\ngoal: ")
+
+    def test_an_action_may_be_a_call_of_the_one_tool_that_takes_it(self, servers):
+        trajectory = played(servers["dial"], [call(("act", {"direction": "left", "clicks": 1}))], actions="tool")
+        assert rewards(trajectory) == [-0.1]
+        [message] = trajectory.final_observation
+        assert (message["role"], message["tool_call_id"]) == ("tool", "id0")
+
+    def test_tools_of_mcp_are_tools_here(self, servers):
+        replies = [
+            call(("add", {"number": 4}), ("fail", {})),
+            call(("nope", {})),
+            call(("add", {"number": "x"})),
+            call(("add", {"number": 8}), ("add", {"number": 1})),
+        ]
+        trajectory = played(servers["tools"], replies)
+        assert (trajectory.end, trajectory.error) == ("terminated", None)
+        assert rewards(trajectory) == [0.0, 0.0, 0.0, 1.0]
+        answers = [[text_of(m) for m in turn.observation] for turn in trajectory.turns[1:]]
+        assert answers[0] == ["4", "Error: Error calling tool 'fail': it fails"]
+        assert answers[1] == ["Error: there is no tool 'nope'; the tools are: add, fail; no tool was called"]
+        assert answers[2][0].startswith("Error: 1 validation error")
+        assert [text_of(m) for m in trajectory.final_observation] == [
+            "12",
+            "Error: the episode was over, and this tool was not called",
+        ]
+
+    def test_a_reply_that_calls_no_tool_ends_the_episode(self, servers):
+        trajectory = played(servers["tools"], [call(("add", {"number": 1})), "I am done."])
+        assert (trajectory.end, rewards(trajectory)) == ("terminated", [0.0, 0.0])
+
+    def test_an_environment_that_raises_fails_its_episode_and_the_next_goes_on(self, servers):
+        assert "the environment failed: the fruit is rotten" in played(servers["guess"], ["fail"]).error
+
+        async def next_one():
+            env = agentgym.make(f"openenv:{servers['guess']}")
+            await env.reset(seed=1)
+            with pytest.raises(RemoteEnvError, match="the fruit is rotten"):
+                await env.step("fail")
+            await env.reset(options={"task": env.spec.tasks("train")[2]})
+            result = await env.step("lemon")
+            await env.close()
+            return result[1]
+
+        assert asyncio.run(next_one()) == 1.0
+
+    def test_no_answer_in_time_loses_the_episode_and_says_so(self, servers):
+        async def slow_step():
+            env = agentgym.make(f"openenv:{servers['guess']}", timeout=0.3)
+            await env.reset(seed=1)
+            with pytest.raises(SessionLost, match=r"no answer to step within 0\.3 s; the episode is lost"):
+                await env.step("sleep")
+            with pytest.raises(RuntimeError, match="no episode is running"):
+                await env.step("apple")
+            await env.close()
+
+        asyncio.run(slow_step())
+
+    def test_a_full_server_is_waited_for(self, servers):
+        async def three():
+            envs = [agentgym.make(f"openenv:{servers['dial']}", patience=30.0) for _ in range(3)]
+            await envs[0].reset(seed=1)
+            await envs[1].reset(seed=1)
+            impatient = agentgym.make(f"openenv:{servers['dial']}", patience=0.0)
+            with pytest.raises(Unavailable, match="CAPACITY_REACHED"):
+                await impatient.reset(seed=1)
+            waiting = asyncio.create_task(envs[2].reset(seed=1))
+            await envs[0].close()
+            observation, _ = await waiting
+            for env in [*envs, impatient]:
+                await env.close()
+            return observation
+
+        assert asyncio.run(three())
+
+
+# ---- our own server
+
+
+@pytest.fixture(scope="module")
+def ours():
+    with our_server("openenv_envs:Sum", "openenv_envs:Counter") as url:
+        yield url
+
+
+def local(env, task, replies):
+    return asyncio.run(run_episode(env, ScriptedPolicy(replies), task, seed=3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "replies"),
+    [
+        (Sum, ["1", " 0 ", "0"]),
+        (Sum, ["x", "y", "z", "w"]),
+        (Counter, [call(("add", {"number": 1}), ("total_of", {})), "well", call(("add", {"number": 2}))]),
+    ],
+)
+def test_messages_rewards_and_ends_are_those_of_the_environment_itself(ours, kind, replies):
+    url = f"{ours}/openenv_envs:{kind.__name__}"
+
+    async def play():
+        env = agentgym.make(f"openenv:{url}")
+        trajectory = await run_episode(env, ScriptedPolicy(replies), env.spec.tasks("train")[0], seed=3)
+        tools = env.tools
+        await env.close()
+        return trajectory, tools
+
+    there, tools = asyncio.run(play())
+    here = local(kind(), kind.default_tasks()[0], replies)
+    assert tools == kind().tools
+    assert (there.end, there.error) == (here.end, None)
+    assert shown_in(there) == shown_in(here)
+    assert [(turn.reward, turn.info) for turn in there.turns] == [(turn.reward, turn.info) for turn in here.turns]
+
+
+# ---- servers that fail: doubles, each with one fault
+
+
+@contextlib.asynccontextmanager
+async def faulty(on_frame):
+    """A server that answers each frame with what `on_frame(socket, frame)` sends."""
+
+    async def socket(request):
+        made = web.WebSocketResponse()
+        await made.prepare(request)
+        async for message in made:
+            await on_frame(made, json.loads(message.data))
+        return made
+
+    async def schema(_):
+        return web.json_response({"action": {"properties": {"word": {"type": "string"}}, "required": ["word"]}})
+
+    app = web.Application()
+    app.router.add_get("/ws", socket)
+    app.router.add_get("/schema", schema)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def well(socket, frame):
+    seen = {"observation": {"text": "seen"}, "reward": None, "done": False}
+    mcp = {"jsonrpc": "2.0", "id": 0, "error": {"code": -32603, "message": "Environment does not support MCP"}}
+    kind = {"mcp": "mcp"}.get(frame["type"], "observation")
+    if frame["type"] != "close":
+        await socket.send_json({"type": kind, "data": mcp if kind == "mcp" else seen})
+
+
+def test_a_dropped_connection_loses_the_episode_and_the_next_reset_connects_again():
+    async def drop(socket, frame):
+        if frame.get("data") == {"word": "drop"}:
+            await socket.close()
+        else:
+            await well(socket, frame)
+
+    async def play():
+        async with faulty(drop) as url:
+            env = agentgym.make(f"openenv:{url}")
+            await env.reset(seed=1)
+            with pytest.raises(SessionLost, match=r"the connection ended during step .* reset begins another"):
+                await env.step("drop")
+            await env.reset(seed=1)
+            observation, *_ = await env.step("stay")
+            await env.close()
+            return observation
+
+    assert text_of(asyncio.run(play())[0]) == "seen"
+
+
+def test_an_answer_that_is_no_frame_is_told():
+    async def babble(socket, frame):
+        if frame["type"] == "step":
+            await socket.send_str("babble")
+        else:
+            await well(socket, frame)
+
+    async def play():
+        async with faulty(babble) as url:
+            env = agentgym.make(f"openenv:{url}")
+            await env.reset(seed=1)
+            with pytest.raises(SessionLost, match="no OpenEnv frame: 'babble'"):
+                await env.step("x")
+            await env.close()
+
+    asyncio.run(play())
+
+
+def test_nobody_there_is_told():
+    with pytest.raises(Unavailable, match=r"openenv:http://127\.0\.0\.1:1: cannot be reached"):
+        asyncio.run(agentgym.make("openenv:http://127.0.0.1:1").reset(options={"task": agentgym.Task("t")}))
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        spec("openenv:http://127.0.0.1:1").tasks("train")
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1:8000", "ftp://host", "http://", "http://u:p@host", "http://host?x=1"])
+def test_a_wrong_address_is_refused(name):
+    with pytest.raises(ValueError, match=r"bad address|must not hold a secret"):
+        agentgym.make(f"openenv:{name}")
+
+
+# ---- forms
+
+
+def test_observations_are_shown_as_text():
+    assert shown({"text": "all", "metadata": {"x": 1}, "empty": "", "none": None}) == "all"
+    assert shown({"a": "one", "b": [1, 2], "c": "two\nlines"}) == "a: one\nb: [1, 2]\nc:\ntwo\nlines"
+    assert "characters left out" in shown({"text": "x" * 100_000})
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ("plain", "plain"),
+        ({"data": 3}, "3"),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "a\nb"),
+        ({"content": [{"type": "text", "text": "bad"}], "is_error": True}, "Error: bad"),
+        ({"content": [], "structured_content": {"result": 1}}, '{"result": 1}'),
+        ({"any": "thing"}, '{"any": "thing"}'),
+        (None, "null"),
+    ],
+)
+def test_results_of_tools_are_shown_as_text(result, text):
+    assert shown_result(result) == text
+
+
+def test_an_action_is_one_text_only_where_no_other_field_must_be_given():
+    text = {"type": "string"}
+    assert sole_text({"properties": {"metadata": {}, "code": text}, "required": ["code"]}) == "code"
+    assert sole_text({"properties": {"code": text, "n": {"type": "integer"}}, "required": ["code"]}) == "code"
+    assert sole_text({"properties": {"code": text, "n": {"type": "integer"}}, "required": ["code", "n"]}) is None
+    assert sole_text({"properties": {"move": {"type": "string", "enum": ["a"]}}, "required": ["move"]}) is None
+
+
+def test_an_environment_with_an_action_of_its_own_calls_its_tools_without_a_step():
+    tool = {"name": "look", "inputSchema": {"type": "object", "properties": {}}}
+    assert not form_of({"properties": {"code": {"type": "string"}}}, [tool]).by_step
+    assert form_of({"properties": {"metadata": {}}}, [tool]).by_step
+    assert form_of({"properties": {"tool_name": {"type": "string"}}}, [tool]).by_step

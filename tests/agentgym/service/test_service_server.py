@@ -1,0 +1,260 @@
+"""The front: who may come in, what it tells, capacity, TLS, its end."""
+
+import asyncio
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+
+import aiohttp
+import pytest
+from service_harness import SECONDS, Client, alive, browsing, parent_of, serving, session, until
+
+from agentgym import cli
+from agentgym.commands.serve import read_tokens
+from agentgym.mistake import Mistake
+from agentgym.registration import spec
+from agentgym.service.forks import ZygoteFailed
+from agentgym.service.server import ServeSettings, serve
+
+UPGRADE = {
+    "Upgrade": "websocket",
+    "Connection": "Upgrade",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+}
+SESSION = "/envs/faulty/session"
+
+
+async def refused(http, path, **kw):
+    async with http.get(path, **kw) as answer:
+        return answer.status, (await answer.json())["error"]["code"]
+
+
+def test_environments_and_tasks_are_listed_by_page():
+    async def look():
+        async with serving() as front, browsing(front) as http:
+            [about] = (await (await http.get("/envs")).json())["envs"]
+            assert about["id"] == "faulty"
+            assert {name: split["size"] for name, split in about["splits"].items()} == {"train": 2500, "test": 2500}
+            page = await (await http.get("/envs/faulty/tasks?split=test&start=10&stop=12")).json()
+            assert [task["id"] for task in page["tasks"]] == ["test-10", "test-11"]
+            page = await (await http.get("/envs/faulty/tasks?start=2000")).json()
+            assert (page["size"], len(page["tasks"]), page["stop"]) == (2500, 500, 2500)
+            page = await (await http.get("/envs/faulty/tasks")).json()
+            assert (len(page["tasks"]), page["stop"]) == (1000, 1000)
+            page = await (await http.get("/envs/faulty/tasks?start=9999")).json()
+            assert page["tasks"] == []
+            for path in ("/envs/faulty/tasks?split=no", "/envs/no/tasks", "/envs/no/session", "/nowhere"):
+                assert (await refused(http, path))[0] == 404, path
+            assert await refused(http, "/envs/faulty/tasks?start=-1") == (400, "BAD_REQUEST")
+            assert (await http.get("/health")).status == (await http.get("/ready")).status == 200
+
+    asyncio.run(look())
+
+
+def test_only_a_websocket_handshake_opens_a_session():
+    async def knock():
+        async with serving() as front, browsing(front) as http:
+            assert await refused(http, SESSION) == (426, "UPGRADE_REQUIRED")
+            for name, value in [("Sec-WebSocket-Version", "8"), ("Sec-WebSocket-Key", "x"), ("Upgrade", "h2c")]:
+                assert await refused(http, SESSION, headers={**UPGRADE, name: value}) == (426, "UPGRADE_REQUIRED")
+            other = {**UPGRADE, "Origin": "https://elsewhere.example"}
+            assert await refused(http, SESSION, headers=other) == (403, "FORBIDDEN")
+            assert not front.sessions.open
+
+    asyncio.run(knock())
+
+
+def test_a_token_is_wanted_everywhere_but_for_health():
+    tokens = {"ann": "a" * 20, "bob": "b" * 20}
+
+    async def knock():
+        async with serving(tokens=tokens, max_sessions_per_token=1) as front:
+            async with browsing(front) as http:
+                for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic " + "a" * 20}):
+                    for path in ("/envs", "/metrics", "/envs/faulty/tasks", SESSION, "/nowhere"):
+                        assert await refused(http, path, headers=headers) == (401, "UNAUTHORIZED")
+                assert (await http.get("/health")).status == 200
+            async with session(front, token="a" * 20) as client:
+                async with browsing(front, "a" * 20) as http:
+                    assert (await http.get("/metrics")).status == 200
+                    assert await refused(http, SESSION, headers=UPGRADE) == (429, "TOO_MANY")
+                async with browsing(front, "b" * 20) as http:  # bob may have one of his own, and not ann's
+                    stolen = await refused(http, SESSION, headers=UPGRADE, params={"resume": client.hello["resume"]})
+                    assert stolen == (409, "RESUME_REFUSED")
+                    bob = await Client(http).connect()
+                    await bob.ws.close()
+
+    asyncio.run(knock())
+
+
+def test_at_capacity_it_says_when_to_come_again():
+    async def knock():
+        async with serving(max_sessions=1) as front, session(front) as client:
+            await client.begin()
+            async with browsing(front) as http:
+                async with http.get(SESSION, headers=UPGRADE) as answer:
+                    assert (answer.status, (await answer.json())["error"]["code"]) == (503, "CAPACITY")
+                    assert int(answer.headers["Retry-After"]) > 0
+                text = await (await http.get("/metrics")).text()
+            await client.ask("close")
+            await until(lambda: not front.sessions.open)
+            async with session(front) as again:
+                await again.begin()
+            assert "agentgym_sessions 1\n" in text
+            assert 'agentgym_refused_total{reason="CAPACITY"} 1\n' in text
+            assert 'agentgym_worker_states{state="waiting"} 1\n' in text
+
+    asyncio.run(knock())
+
+
+def test_draining_ends_after_the_running_episodes():
+    async def drain():
+        async with serving(drain_seconds=SECONDS) as front, browsing(front) as http:
+            playing = await (await Client(http).connect()).begin()
+            idle = await (await Client(http).connect()).begin()
+            draining = asyncio.create_task(front.drain())
+            await until(lambda: front.sessions.draining)
+            assert (await http.get("/ready")).status == 503
+            assert await refused(http, SESSION, headers=UPGRADE) == (503, "DRAINING")
+            assert (await playing.step("echo on"))["result"][0][0]["content"] == "1: on"
+            for client in (idle, playing):
+                error = (await client.ask("reset"))["error"]
+                assert (error["code"], error["fatal"]) == ("DRAINING", True)
+                await client.ws.close()
+            await draining
+            assert not front.sessions.open
+
+    asyncio.run(drain())
+
+
+def test_what_does_not_end_by_itself_is_ended():
+    async def drain():
+        async with serving(drain_seconds=0.2) as front, session(front) as client:
+            await client.begin()
+            await asyncio.gather(front.drain(), asyncio.sleep(0))
+            assert (await client.receive())["error"]["code"] == "DRAINING"
+            assert await client.ended() == 4504
+
+    asyncio.run(drain())
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    words += " -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([*words.split(), "-keyout", key, "-out", cert], check=True, capture_output=True, timeout=60)
+    return str(cert), str(key)
+
+
+def test_over_tls_it_is_the_same(certificate):
+    cert, key = certificate
+
+    async def play():
+        async with serving(cert=cert, key=key, limits={"step_seconds": 1.0}) as front:
+            connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=cert))
+            async with aiohttp.ClientSession(front.url, connector=connector) as http:
+                client = await (await Client(http).connect()).begin()
+                text = "x" * 3_000_000
+                assert (await client.step(f"echo {text}"))["result"][0][0]["content"] == f"1: {text}"
+                await client.drop()
+                await until(lambda: front.sessions.states()["detached"] == 1)
+                await client.connect(resume=client.hello["resume"])
+                assert (await client.step("hang"))["error"]["code"] == "DEADLINE"
+                assert await client.ended() == 4408
+                await client.ws.close()
+
+    asyncio.run(play())
+
+
+def test_it_does_not_listen_to_other_machines_without_a_token():
+    with pytest.raises(ValueError, match="token"):
+        ServeSettings(envs={"faulty": spec("service_faults:Faulty")}, host="0.0.0.0")
+
+
+def test_what_cannot_be_imported_cannot_be_served():
+    async def start():
+        await serve(ServeSettings(envs={"no": spec("service_faults:Nothing")}, port=0))
+
+    with pytest.raises(ZygoteFailed, match="Nothing"):
+        asyncio.run(start())
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [("", "no token"), ("short\n", ":1:"), ("a b c\n", ":1:"), (f"{'x' * 20}\n\n# no\nname {'x' * 20}\n", ":4:")],
+)
+def test_a_bad_file_of_tokens_is_told(tmp_path, text, wrong):
+    (tmp_path / "tokens").write_text(text)
+    with pytest.raises(Mistake, match=wrong):
+        read_tokens(tmp_path / "tokens")
+
+
+def test_tokens_have_names(tmp_path):
+    (tmp_path / "tokens").write_text(f"# who\nann {'a' * 20}\n{'b' * 20}\n")
+    assert read_tokens(tmp_path / "tokens") == {"ann": "a" * 20, "line 3": "b" * 20}
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["--host", "0.0.0.0"], "--token-file"),
+        (["--port", "70000"], "--port"),
+        (["--step-timeout", "0"], "step_seconds"),
+        (["--max-sessions", "0"], "max_sessions"),
+        (["--tls-key", "k"], "--tls-cert"),
+        (["--token-file", "nowhere"], "nowhere"),
+        (["service_faults:Faulty"], "twice"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(words, wrong, capsys):
+    assert cli.main(["serve", "service_faults:Faulty", *words]) == 2
+    said = capsys.readouterr().err.strip()
+    assert wrong in said
+    assert "\n" not in said
+
+
+@pytest.fixture
+def command():
+    """`agentgym serve` in a process of its own, with what it printed."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path])}
+    words = "serve service_faults:Faulty --port 0 --json --drain-timeout 20 --max-sessions 4"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agentgym.cli", *words.split()], stdout=subprocess.PIPE, env=environ, text=True
+    )
+    text = ""
+    while not text.rstrip().endswith("}"):
+        line = process.stdout.readline()
+        assert line, "it ended"
+        text += line
+    yield process, json.loads(text)
+    process.kill()
+    process.wait(SECONDS)
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_of_the_command(command, how):
+    process, told = command
+
+    async def play():
+        async with aiohttp.ClientSession(told["url"]) as http:
+            client = await (await Client(http, told["envs"][0]).connect()).begin()
+            zygote = parent_of(client.pid)
+            process.send_signal(how)
+            if how == signal.SIGTERM:
+                assert (await client.step("echo on"))["result"]
+                assert (await client.ask("close"))["result"] == {}
+                assert await client.ended() == 1000
+            await client.ws.close()
+            await until(lambda: process.poll() is not None)
+            await until(lambda: not alive(client.pid) and not alive(zygote))
+
+    asyncio.run(play())
+    assert process.returncode == (0 if how == signal.SIGTERM else -signal.SIGKILL)
