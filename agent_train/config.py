@@ -21,7 +21,11 @@ class ConfigError(ValueError):
 
 @dataclass
 class EnvConfig:
-    """Which environment, and what it is made with. `url` lists the servers of one that is served; `id` is then its name here."""
+    """Which environment, what it is made with, and where it runs.
+
+    `url` lists the servers of one that is served; `id` is then its name here. `placement` ray spreads it over the CPUs of a
+    Ray cluster: `workers` servers, 0 for as many as fit, which take `cpus` CPUs each.
+    """
 
     id: str = "frozen_lake"
     url: list[str] = field(default_factory=list)
@@ -29,6 +33,9 @@ class EnvConfig:
     train_split: str = "train"
     test_split: str = "test"
     step_timeout: float = 60.0
+    placement: str = "local"
+    workers: int = 0
+    cpus: float = 1.0
 
 
 @dataclass

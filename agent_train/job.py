@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -16,7 +15,9 @@ from agent_train.cluster import start_ray
 from agent_train.config import Config
 from agent_train.engine.base import Sampling
 from agent_train.engine.start import start_engine
+from agent_train.env_workers import placed_env
 from agent_train.generator import OnEnd, collect, evaluate_policy
+from agent_train.placement import own_ray_cpus
 from agent_train.renderer import Renderer
 from agent_train.rows import Row
 from agent_train.run_folder import RunFolder
@@ -49,7 +50,7 @@ class Job:
 
     config: Config
     folder: RunFolder
-    spec: EnvSpec
+    make_env: Callable[[], Env]
     engine: VllmEngine | EmbeddedEngine
     learner: Learner
     renderer: Renderer
@@ -64,7 +65,7 @@ class Job:
             EngineError: an episode failed because the engine is dead.
         """
         groups = await collect(
-            self._make_env,
+            self.make_env,
             self.engine,
             self.renderer,
             tasks,
@@ -82,7 +83,7 @@ class Job:
     async def evaluate(self, tasks: Sequence[Task], on_end: OnEnd | None = None) -> list[Trajectory]:
         """Play each task once with the present weights. Raises as `collect`."""
         trajectories = await evaluate_policy(
-            self._make_env,
+            self.make_env,
             self.engine,
             self.renderer,
             tasks,
@@ -118,10 +119,6 @@ class Job:
             await self.learner.save(folder)
 
     @property
-    def _make_env(self) -> Callable[[], Env]:
-        return self.spec.make
-
-    @property
     def _sampling(self) -> Sampling:
         settings = self.config.sampling
         return Sampling(settings.max_tokens, settings.temperature)
@@ -154,14 +151,18 @@ async def open_job(config: Config, folder: RunFolder, tracker: Tracker) -> Async
     renderer = Renderer(await asyncio.to_thread(_tokenizer, model_dir))
     async with AsyncExitStack() as stack:
         tracker.phase("starting Ray")
-        await start_ray(max(os.cpu_count() or 1, config.learner.workers + 1), stack)
+        await start_ray(own_ray_cpus(config), stack)
+        make_env: Callable[[], Env] = spec.make
+        if config.env.placement == "ray":
+            tracker.phase("placing environments")
+            make_env = (await stack.enter_async_context(placed_env(config, spec, tracker.note))).make
         # Played by a worker of Ray while the engine starts: thousands of episodes would hold up this process.
         demonstrated = _in_ray(_demonstrate, config, spec, str(model_dir)) if config.sft.episodes else None
         engine, learner = await _start_parts(config, folder, model_dir, tracker, stack)
         tracker.phase("connecting learner and engine")
         address = WeightAddress("127.0.0.1", free_port(), 1 + engine.receivers)
         await asyncio.gather(learner.connect_weights(address), engine.connect_weights(address))
-        yield Job(config, folder, spec, engine, learner, renderer, train_tasks, test_tasks, demonstrated)
+        yield Job(config, folder, make_env, engine, learner, renderer, train_tasks, test_tasks, demonstrated)
 
 
 def find_model(config: Config, folder: RunFolder, tracker: Tracker) -> Path:

@@ -1,8 +1,16 @@
-"""Which share of a GPU each process takes."""
+"""Which share of a machine's GPUs and CPUs each process takes."""
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Sequence
+
 from agent_train.config import Config
+
+
+class PlacementError(RuntimeError):
+    """The cluster has no room for the workers of the environments, or they do not start. Says what there is and what to do."""
 
 
 def gpu_share(gpus: int, engine: str) -> float:
@@ -24,3 +32,46 @@ def gpus_needed(config: Config) -> int:
     """GPUs that learner ranks and vLLM servers take when none is shared. The embedded engine shares with rank 0."""
     servers = config.engine.replicas * config.engine.tensor_parallel if config.engine.name == "vllm" else 0
     return config.learner.workers + servers
+
+
+def own_ray_cpus(config: Config) -> int:
+    """CPUs that a Ray of the run's own is told to have: enough for all its parts, also where this machine has fewer."""
+    cpus = max(os.cpu_count() or 1, config.learner.workers + 1)
+    if config.env.placement != "ray":
+        return cpus
+    count = config.env.workers or _fitting([float(os.cpu_count() or 1)], config.env.cpus)
+    return max(cpus, config.learner.workers + 1 + math.ceil(max(count, 1) * config.env.cpus))
+
+
+def env_workers_wanted(config: Config, nodes: Sequence[float]) -> int:
+    """How many workers for environments a run places: `env.workers`, or where that is 0 as many as fit beside the learner.
+
+    Args:
+        config: of the run.
+        nodes: CPUs of each node of the cluster.
+
+    Raises:
+        PlacementError: the nodes have too few CPUs for that.
+    """
+    env, ranks = config.env, config.learner.workers
+    there = f"the cluster has {sum(nodes):g} ({', '.join(f'{cpus:g}' for cpus in nodes)} on its nodes)"
+    free = int((sum(nodes) - ranks) / env.cpus)
+    fitting = min(_fitting(nodes, env.cpus), free)
+    if fitting < 1:
+        raise PlacementError(
+            f"env.cpus={env.cpus:g}: no worker fits beside the learner's {ranks} CPUs: {there}: lower env.cpus or"
+            " learner.workers, or add nodes"
+        )
+    if env.workers > fitting:
+        raise PlacementError(
+            f"env.workers={env.workers} of env.cpus={env.cpus:g} do not fit beside the learner's {ranks} CPUs: {there}, which is"
+            f" room for {fitting}: lower env.workers or env.cpus, or add nodes"
+        )
+    if env.workers:
+        return env.workers
+    # A Ray of one's own was told to have more CPUs than there are.
+    return fitting if os.environ.get("RAY_ADDRESS") else min(fitting, max(1, int((os.cpu_count() or 1) / env.cpus)))
+
+
+def _fitting(nodes: Sequence[float], cpus: float) -> int:
+    return sum(int(node / cpus) for node in nodes)

@@ -120,6 +120,9 @@ def _processes(config: Config) -> str:
     engine, workers = config.engine, config.learner.workers
     servers = engine.replicas if engine.name == "vllm" else 0
     parts = ["this one", "Ray", _count(workers, "learner worker")]
+    if config.env.placement == "ray":
+        workers_of_env = _count(config.env.workers, "env worker") if config.env.workers else "env workers"
+        parts.append(f"{workers_of_env} of {config.env.cpus:g} CPU each in Ray")
     return ", ".join([*parts, _count(servers, "vLLM server")] if servers else parts)
 
 

@@ -18,6 +18,7 @@ from agent_train.engine.base import EngineError
 from agent_train.job import open_job
 from agent_train.learner.group import LearnerError
 from agent_train.loop import NothingPlayed, train
+from agent_train.placement import PlacementError
 from agent_train.renderer import RendererError
 from agent_train.report import write_report, write_result
 from agent_train.run_folder import RunFolder
@@ -29,6 +30,7 @@ FAILURES = (
     EngineError,
     LearnerError,
     RendererError,
+    PlacementError,
     WeightSyncError,
     NothingPlayed,
     NoExpertError,

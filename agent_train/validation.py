@@ -11,6 +11,7 @@ import json
 import os
 import re
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from agentgym.service.address import is_url
 
 CHOICES = {
     "sandbox": ("auto", "docker", "bubblewrap"),
+    "env.placement": ("local", "ray"),
     "engine.name": ("vllm", "embedded"),
     "algorithm.name": ("grpo",),
     "algorithm.std": ("sample", "population", "none"),
@@ -36,6 +38,7 @@ CHOICES = {
 SERVED = "remote"  # the file of `configs/env` for any environment that is served
 # Where a number may lie. Every number that is not named here must be positive.
 INTERVALS = {
+    "env.workers": "[0, inf)",
     "engine.port": "[0, 65535]",
     "engine.gpu_memory_utilization": "(0, 1]",
     "algorithm.clip_low": "(0, 1)",
@@ -66,6 +69,7 @@ def validate(config: Config) -> None:
         *_wrong_tiny(config.model),
         *_wrong_model_folder(config),
         *_wrong_machine(config),
+        *_wrong_placement(config),
         *_wrong_ports(config),
         *_wrong_run_folder(config),
         *_wrong_env(config),
@@ -185,6 +189,24 @@ def _wrong_machine(config: Config) -> Iterator[str]:
         yield f"learner.workers={config.learner.workers} and the vLLM servers need {needed} GPUs, this machine shows {gpus}: lower learner.workers, engine.replicas or engine.tensor_parallel"
     if gpus == 1 and config.engine.name == "vllm" and config.engine.replicas * config.engine.tensor_parallel > 1:
         yield f"engine.replicas={config.engine.replicas} x engine.tensor_parallel={config.engine.tensor_parallel}: this machine shows 1 GPU"
+
+
+def _wrong_placement(config: Config) -> Iterator[str]:
+    """What is wrong with where environments run, as far as this machine can tell: the cluster is asked when Ray has started."""
+    env = config.env
+    if env.placement != "ray":
+        yield from [f"env.workers={env.workers}: takes env.placement=ray"] if env.workers > 0 else []
+        return
+    if env.url:
+        yield "env.placement=ray: the servers of env.url are placed already: leave one of the two out"
+    if sys.platform != "linux":
+        yield "env.placement=ray: its workers run on Linux alone"
+    if env.cpus > 1 and env.cpus % 1:
+        yield f"env.cpus={env.cpus:g}: above 1, Ray takes whole CPUs only"
+    here = os.cpu_count() or 1
+    if not os.environ.get("RAY_ADDRESS") and env.cpus > 0 and max(env.workers, 1) * env.cpus > here:
+        many = f"env.workers={env.workers} x " if env.workers else ""
+        yield f"{many}env.cpus={env.cpus:g}: this machine has {here} CPUs: lower it, or name a larger cluster by RAY_ADDRESS"
 
 
 def visible_gpus() -> int:

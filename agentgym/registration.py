@@ -85,7 +85,7 @@ class EnvSpec:
         if render_mode is not None:
             given["render_mode"] = render_mode
         factory = self.load()
-        _check_kwargs(self, factory, given)
+        check_kwargs(self, factory, given)
         env = factory(**given)
         _check_is_env(self, env)
         setattr(env.unwrapped, "spec", replace(self, kwargs=given))  # noqa: B010 - Gymnasium types it as its own EnvSpec
@@ -437,7 +437,12 @@ def parameters(factory: Callable[..., Env]) -> tuple[list[inspect.Parameter], bo
     return list(taken.values()), True
 
 
-def _check_kwargs(spec: EnvSpec, factory: Callable[..., Env], kwargs: Mapping[str, Any]) -> None:
+def check_kwargs(spec: EnvSpec, factory: Callable[..., Env], kwargs: Mapping[str, Any]) -> None:
+    """See that a factory takes these arguments, and needs no other.
+
+    Raises:
+        TypeError: it does not; names the argument.
+    """
     valid, takes_any = parameters(factory)
     names = ", ".join(p.name for p in valid) or "none"
     unknown = [name for name in kwargs if name not in {p.name for p in valid}]

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from agent_train.cli import main as agent_train
-from agent_train.compose import settings_keys
+from agent_train.compose import compose, settings_keys
 from agent_train.config import Config
 from agent_train.learner.measures import UpdateMetrics
 from agent_train.tracking import EvalMetrics, SftMetrics, StepMetrics
@@ -149,7 +149,7 @@ def test_agentgym_commands_and_their_options_exist(words, capsys):
     elif verbs == ["data", "get"]:
         assert set(named) <= set(data_sets())
         assert named, "the command names no data set"
-    elif words[0] in ("check", "eval"):
+    elif words[0] in ("check", "eval", "serve"):
         assert named, "the command names no environment"
         for name in named:
             spec(name).load()
@@ -171,8 +171,8 @@ def why_not_run(words):
         return "no chat endpoint answers here"
     if words[0] == "play" and not {"--policy", "--agent"} & set(words):
         return "a person is needed to play"
-    if words[0] == "view" and "--export" not in words:
-        return "it serves a page until it is interrupted"
+    if words[0] == "serve" or (words[0] == "view" and "--export" not in words):
+        return "it serves until it is interrupted"
     if words[0] in ("view", "compare", "rescore"):
         return "it takes runs of the reader's own"
     if words[:3] == ["sandbox", "cleanup", "--all"]:
@@ -199,6 +199,9 @@ def test_training_commands_would_run(words, tmp_path, monkeypatch, capsys):
     """Planned with the embedded engine, so that vLLM need not be there. A model folder that only validation looks at
     stands in for the reader's own.
     """
+    if any(word.startswith("env.url=") for word in words):
+        assert compose(words).env.url, "it names no server"  # which is asked before anything else, and is not there
+        return
     monkeypatch.chdir(tmp_path)
     for name in ("config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"):
         (tmp_path / name).write_text("{}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def _openenv(args: argparse.Namespace) -> int:
-    from agentgym.service.openenv_export import export_openenv
+    from agentgym.service.openenv_export import export_openenv, lacks_agentgym
 
     spec = spec_of(args.env)
     kwargs = json_object(args.kwargs, "--kwargs")
@@ -46,10 +47,16 @@ def _openenv(args: argparse.Namespace) -> int:
     except OSError as error:
         raise Mistake(f"{args.out}: cannot be written ({error.strerror or error})") from error
     names = [str(file.relative_to(args.out)) for file in files]
+    if lacks_agentgym(args.wheel):
+        print(
+            "agentgym export: agentgym here did not come from a package index, and a container's build would ask one for it: give"
+            " its wheel too, --wheel FILE (pip wheel --no-deps makes it)",
+            file=sys.stderr,
+        )
     if args.json:
         print_json({"env": spec.id, "folder": str(args.out), "files": names})
         return 0
     for name in names:
         print(args.out / name)
-    print(f"\nNext:\n  openenv validate {args.out} --skip-build\n  cd {args.out} && python -m server.app")
+    print(f"\nNext:\n  openenv validate {args.out}\n  cd {args.out} && python -m server.app")
     return 0

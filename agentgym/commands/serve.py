@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from agentgym.commands.json_object import json_object
 from agentgym.commands.output import print_json
 from agentgym.commands.spec_of import ENVS, spec_of
 from agentgym.mistake import Mistake
 from agentgym.service.frames import ServiceLimits
 
 if TYPE_CHECKING:
+    from agentgym.registration import EnvSpec
     from agentgym.service.server import Front, ServeSettings
 
 _SHORTEST_TOKEN = 16
@@ -37,6 +41,12 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     add = parser.add_argument
     add("envs", nargs="+", metavar="ENV", help=f"what to serve: {ENVS}")
+    add(
+        "--kwargs",
+        default="{}",
+        metavar="JSON",
+        help="what the environments are made with; of one alone: {ENV: {...}}",
+    )
     add("--port", type=int, default=8000, help="where to listen; 0 takes a free one (default: 8000)")
     add("--host", default="127.0.0.1", help="where to listen; any but this machine's own address takes --token-file")
     add("--max-sessions", type=int, default=256, metavar="N", help="open at a time (default: 256)")
@@ -92,21 +102,9 @@ def _settings(args: argparse.Namespace) -> ServeSettings:
         raise Mistake(f"--max-sessions-per-token is at least 1, not {args.max_sessions_per_token}")
     if not args.drain_timeout >= 0:
         raise Mistake(f"--drain-timeout is at least 0, not {args.drain_timeout:g}")
-    specs = {}
-    for named in args.envs:
-        spec = spec_of(named)
-        # Of module:Class, an address has the last name.
-        id = named if spec.id == named and ":" not in named else spec.id.rpartition(":")[2]
-        if id in specs:
-            raise Mistake(f"{id!r} is named twice")
-        specs[id] = spec
-        try:
-            spec.to_json()
-        except ValueError as error:
-            raise Mistake(str(error)) from error
     try:
         return ServeSettings(
-            envs=specs,
+            envs=_specs_of(args.envs, json_object(args.kwargs, "--kwargs")),
             host=args.host,
             port=args.port,
             max_sessions=args.max_sessions,
@@ -121,6 +119,36 @@ def _settings(args: argparse.Namespace) -> ServeSettings:
         )
     except ValueError as error:
         raise Mistake(str(error)) from error
+
+
+def _specs_of(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSpec]:
+    """The environments by the names that their addresses have.
+
+    Raises:
+        Mistake: there is no such one, it is named twice, or it does not take what it is given.
+    """
+    from agentgym.registration import check_kwargs
+
+    specs = {}
+    for named in envs:
+        spec = spec_of(named)
+        # Of module:Class, an address has the last name.
+        id = named if spec.id == named and ":" not in named else spec.id.rpartition(":")[2]
+        if id in specs:
+            raise Mistake(f"{id!r} is named twice")
+        specs[id] = spec
+    for id, spec in specs.items():
+        own = kwargs.get(id, {})
+        if not isinstance(own, dict):
+            raise Mistake(f"--kwargs: those of {id!r} alone must be an object, not {own!r}")
+        given = {**{name: value for name, value in kwargs.items() if name not in specs}, **own}
+        specs[id] = replace(spec, kwargs={**spec.kwargs, **given})
+        try:
+            specs[id].to_json()
+            check_kwargs(specs[id], spec.load(), specs[id].kwargs)
+        except (ValueError, TypeError, ImportError) as error:
+            raise Mistake(str(error)) from error
+    return specs
 
 
 def read_tokens(path: Path) -> dict[str, str]:

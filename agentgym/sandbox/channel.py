@@ -40,6 +40,28 @@ class Stream(Protocol):
         ...
 
 
+class Calls(Protocol):
+    """How a guest is spoken with: one call at a time, each with its answers. After a failure it is closed."""
+
+    alive: bool
+
+    def send(self, header: Header, payload: bytes = b"", *, timeout: float) -> None:
+        """Send a call, whose answer, or answers, `answer` returns."""
+        ...
+
+    def answer(self, call: str, *, timeout: float) -> tuple[Header, bytes]:
+        """The next answer to `call`: its header and its bytes.
+
+        Raises:
+            SandboxError: the guest is gone, or has not answered within `timeout` seconds.
+        """
+        ...
+
+    def close(self) -> None:
+        """End it; calls then raise SandboxError. May be called twice, and from another thread."""
+        ...
+
+
 class SocketStream:
     """A stream over one end of a connected socket."""
 

@@ -233,10 +233,24 @@ def docker_sandboxes() -> list[Found]:
     sandboxes = []
     for container in containers:
         labels = {key.removeprefix(LABEL): value for key, value in container["Labels"].items() if key.startswith(LABEL)}
-        # One that a killed engine was removing comes back without its name.
+        # One that a killed engine was removing comes back without its name, or is in its list and nowhere else.
+        if not container["Names"] and _is_gone(container["Id"]):
+            continue
         name = (container["Names"] or [container["Id"]])[0].lstrip("/")
         sandboxes.append(found(name, "docker", labels))
     return sandboxes
+
+
+def _is_gone(id: str) -> bool:
+    """Whether the engine knows nothing of a container."""
+    from docker.errors import NotFound
+
+    with engine.failures(f"looking at the container {id}"):
+        try:
+            engine.client(engine.PROBE_TIMEOUT).inspect_container(id)
+        except NotFound:
+            return True
+    return False
 
 
 def remove(which: Found) -> None:

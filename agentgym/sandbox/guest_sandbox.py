@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from agentgym.sandbox.channel import Channel, Header, Stream
+from agentgym.sandbox.channel import Calls, Channel, Header, Stream
 from agentgym.sandbox.core import MEGABYTE, WORKSPACE, Command, ExecResult, SandboxError, SandboxSpec
 
 GRACE = 30.0  # seconds that the guest has beyond a step's own time: to interrupt, to kill, to answer on a busy machine
@@ -76,7 +76,8 @@ class GuestSandbox:
         self.id = id
         self.spec = spec
         self._on_close = on_close
-        self._channel = Channel(stream, id, reason)
+        channel = Channel(stream, id, reason)
+        self._channel: Calls = channel
         environment = {"PATH": path, "HOME": WORKSPACE, "LANG": "C.UTF-8", "TMPDIR": "/tmp", **spec.env}
         hello = {
             "do": "hello",
@@ -86,11 +87,24 @@ class GuestSandbox:
             "limits": {"nice": 0, "file": spec.disk + MEGABYTE, **(limits or {})},
         }
         try:
-            self._channel.begin(guest_source(), timeout=spec.start_timeout)
+            channel.begin(guest_source(), timeout=spec.start_timeout)
             self.facts = self._call(hello, timeout=spec.start_timeout)[0]
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def greeted(cls, channel: Calls, spec: SandboxSpec, id: str, facts: Header) -> GuestSandbox:
+        """One whose guest has its settings already, from whoever started it. `facts` is what it said to them."""
+        made = cls.__new__(cls)
+        made.id, made.spec, made.facts = id, spec, facts
+        made._channel, made._on_close = channel, None
+        return made
+
+    @property
+    def channel(self) -> Calls:
+        """Where the guest is spoken with."""
+        return self._channel
 
     @property
     def alive(self) -> bool:

@@ -175,6 +175,7 @@ class SandboxPool:
                     self._waiters.remove(waiter)
                 if waiter.box is not None:
                     self._take_back(waiter.box)
+                self._staff_all()  # the place that was kept for it is another's
             raise
         if waiter.box is None:
             raise SandboxError(f"{self.name}: the pool was closed")
@@ -253,12 +254,13 @@ class SandboxPool:
             self._places.ending += not keep
             return lambda: self._clean(box, keep)
         if self._missing() and self._may_create() > 0 and now >= self._failures.retry_at:
-            if self._places.taken < self._places.limit:
+            free = self._places.limit - self._places.taken
+            if free > self._claims_before():
                 self._places.taken += 1
                 self._creating += 1
                 return self._create
             idle = [pool for pool in self._places.pools if pool._idle]
-            if idle and self._missing() > self._places.ending:
+            if not free and idle and self._missing() > self._places.ending:
                 return min(idle, key=lambda pool: pool._idle[0][1])._end_oldest()
         if self._idle and self._idle[0][1] + self._idle_seconds <= now:
             return self._end_oldest()
@@ -269,13 +271,21 @@ class SandboxPool:
         self._places.ending += 1
         return lambda: self._end(box)
 
-    def _claimed_by_others(self) -> bool:
-        """Whether somebody has waited for a place longer than anybody has waited here."""
-        if self._places.taken < self._places.limit:
-            return False
+    def _claims(self) -> int:
+        """How many places it would take now if there were any number."""
+        if self._failures.retry_at > time.monotonic():
+            return 0
+        return max(min(self._missing(), self._may_create()), 0)
+
+    def _claims_before(self) -> int:
+        """How many places belong to others: to those in which somebody has waited longer than anybody has waited here."""
         mine = self._waiters[0].since if self._waiters else time.monotonic()
         others = [p for p in self._places.pools if p is not self and p._waiters and p._waiters[0].since < mine]
-        return sum(pool._missing() for pool in others) > self._places.ending
+        return sum(pool._claims() for pool in others)
+
+    def _claimed_by_others(self) -> bool:
+        """Whether a sandbox has to make room for one of another pool."""
+        return self._places.taken >= self._places.limit and self._claims_before() > self._places.ending
 
     def _pause(self) -> float | None:
         """Seconds until time alone makes a job; None: only an event does."""

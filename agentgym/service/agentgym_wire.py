@@ -6,6 +6,7 @@ from collections import OrderedDict
 from typing import Any
 
 from agentgym.core import Env
+from agentgym.service.catalogue import made_with
 from agentgym.service.frames import (
     BAD_REQUEST,
     DRAINING,
@@ -70,6 +71,7 @@ class AgentgymWire:
                     "nondeterministic": spec.nondeterministic,
                     "max_turns": getattr(env.unwrapped, "max_turns", None),
                     "tools": self._tools,
+                    "kwargs": made_with(spec),
                     "methods": [name for name in _METHODS if env.has_wrapper_attr(name)],
                 },
                 "limits": vars(self._session.limits),

@@ -103,6 +103,11 @@ class Pool:
             # All who were refused come back; not at the same moment.
             server.rests_until = time.monotonic() + min(max(seconds, 0.05), LONGEST_REST) * _dice.uniform(1.0, 1.25)
 
+    def move(self, url: str, to: str) -> None:
+        """The server that was there is another one now, somewhere else: whoever opens a session from now on finds it."""
+        with self.lock:
+            self.servers = [Server(to) if server.url == url else server for server in self.servers]
+
     def told(self, server: Server, sessions: int, room: int | None) -> None:
         """It told its load."""
         with self.lock:

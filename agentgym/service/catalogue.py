@@ -53,13 +53,21 @@ def _about(spec: EnvSpec) -> dict[str, Any]:
     tools, max_turns = list(env.get_wrapper_attr("tools")), getattr(env.unwrapped, "max_turns", None)
     if not inspect.iscoroutinefunction(env.unwrapped.close):
         env.close()
-    return {"tools": tools, "methods": methods, "max_turns": max_turns, "kwargs": _made_with(spec)}
+    return {"tools": tools, "methods": methods, "max_turns": max_turns, "kwargs": made_with(spec)}
 
 
-def _made_with(spec: EnvSpec) -> dict[str, Any]:
-    """All arguments that an environment is made with, those that nobody gave included."""
-    taken = {p.name: p.default for p in parameters(spec.load())[0] if p.default is not p.empty}
+def made_with(spec: EnvSpec) -> dict[str, Any]:
+    """All arguments that an environment is made with, those that nobody gave included; without defaults that are no JSON."""
+    taken = {p.name: p.default for p in parameters(spec.load())[0] if p.default is not p.empty and _is_json(p.default)}
     return {name: value for name, value in {**taken, **spec.kwargs}.items() if name not in ("tasks", "render_mode")}
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _page(asked: dict[str, Any], tasks_of: Any) -> dict[str, Any]:

@@ -9,30 +9,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import random
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentgym import endpoints
 from agentgym.jsonl import line_of
 from agentgym.service import frames
 from agentgym.service.address import Address, RemoteEnvError, RemoteError, SessionLost
+from agentgym.service.connection import (
+    CLOSE_SECONDS,
+    CONNECT_SECONDS,
+    LARGEST_ANSWER,
+    Hello,
+    NotOpened,
+    connect,
+    cut,
+    farewell,
+    is_gone,
+    said,
+)
 
 if TYPE_CHECKING:
     import aiohttp
 
-CONNECT_SECONDS = 10.0
 RECONNECT_SECONDS = 20.0
-CLOSE_SECONDS = 2.0
+# Sessions end with their server: one at whose port nothing listens has no more of them, unless the network says so in error.
+ABSENT_SECONDS = 3.0
 # A policy may think for longer than a server waits for a client that dropped: an idle session looks after its connection.
 LOOK_SECONDS = 5.0
-LARGEST_ANSWER = 64 << 20
 # Connections in a row over which no answer came: a server that takes a session back and drops it does not get for ever.
 FRUITLESS = 8
-_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
 
 _dice = random.Random()  # the global one is the episodes'
 _tasks: set[asyncio.Task[Any]] = set()  # a loop holds its tasks only weakly
@@ -40,71 +47,8 @@ _tasks: set[asyncio.Task[Any]] = set()  # a loop holds its tasks only weakly
 Request = tuple[str, Mapping[str, Any]]
 
 
-class NotOpened(Exception):
-    """A server gave no session.
-
-    Attributes:
-        wait: seconds that it asked to be left alone, where it is only full; None: it failed.
-        lasting: whether trying again will not help: a wrong token, an environment that it does not serve.
-    """
-
-    def __init__(self, why: str, wait: float | None = None, lasting: bool = False):
-        super().__init__(why)
-        self.wait = wait
-        self.lasting = lasting
-
-
 class _Dropped(Exception):
     """The connection is gone, with nothing said."""
-
-
-@dataclass
-class Hello:
-    """What a server said first."""
-
-    session: str
-    resume: str
-    env: dict[str, Any]
-    limits: frames.ServiceLimits
-
-    @classmethod
-    def read(cls, text: str) -> Hello:
-        """The hello of a text.
-
-        Raises:
-            NotOpened: it is a refusal, or no hello.
-        """
-        try:
-            record = json.loads(text)
-            if "error" in record:
-                raise _refusal(str(record["error"].get("code")), str(record["error"].get("message")))
-            if record["protocol"] != frames.PROTOCOL:
-                raise NotOpened(
-                    f"it speaks protocol {record['protocol']!r:.20}, this client {frames.PROTOCOL}: update the older one",
-                    lasting=True,
-                )
-            env = record["env"]
-            if not isinstance(env, dict) or not isinstance(env.get("tools", []), list):
-                raise TypeError("env is no record")
-            return cls(str(record["session"]), str(record["resume"]), env, _limits_of(record.get("limits")))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise NotOpened(f"its hello is not that of {frames.NAME} ({error!r:.100}): {text!r:.100}") from error
-
-
-def _limits_of(record: Any) -> frames.ServiceLimits:
-    known = frames.ServiceLimits()
-    given = record if isinstance(record, dict) else {}
-    usable = {
-        name: given[name]
-        for name in vars(known)
-        if isinstance(given.get(name), int | float) and given[name] > 0 and math.isfinite(given[name])
-    }
-    return frames.ServiceLimits(**usable)
-
-
-def _refusal(code: str, message: str) -> NotOpened:
-    full = code in (frames.CAPACITY, frames.DRAINING)
-    return NotOpened(f"{code}: {message}", wait=1.0 if full else None, lasting=code == frames.RESUME_REFUSED)
 
 
 @dataclass
@@ -114,6 +58,7 @@ class Session:
     Attributes:
         address: of the environment.
         server: `http://host:port` of the server that has the session.
+        expects: arguments that the server must have made the environment with.
         hello: what the server said last when a connection began.
         lost: why it has ended; "" while it goes on.
         reconnects: how often a connection had to be opened again.
@@ -121,6 +66,7 @@ class Session:
 
     address: Address
     server: str
+    expects: Mapping[str, Any]
     hello: Hello
     ws: aiohttp.ClientWebSocketResponse | None
     loop: asyncio.AbstractEventLoop
@@ -134,14 +80,14 @@ class Session:
         self._look_later()
 
     @classmethod
-    async def open(cls, address: Address, server: str) -> Session:
+    async def open(cls, address: Address, server: str, expects: Mapping[str, Any]) -> Session:
         """A new session on one server.
 
         Raises:
             NotOpened: it gave none.
         """
-        ws, hello = await _connect(address, server, None)
-        return cls(address, server, hello, ws, asyncio.get_running_loop())
+        ws, hello = await connect(address, server, None, expects)
+        return cls(address, server, expects, hello, ws, asyncio.get_running_loop())
 
     async def call(self, name: str, **fields: Any) -> Any:
         """The result of one call.
@@ -197,13 +143,13 @@ class Session:
             return
         try:
             if self.loop is asyncio.get_running_loop():
-                farewell = self.loop.create_task(_farewell(ws))
-                _tasks.add(farewell)
-                farewell.add_done_callback(_tasks.discard)
+                parting = self.loop.create_task(farewell(ws))
+                _tasks.add(parting)
+                parting.add_done_callback(_tasks.discard)
                 return
         except RuntimeError:  # no loop runs here
             pass
-        _cut(ws)
+        cut(ws)
 
     async def _answered(self, batch: Mapping[int, Any], texts: Mapping[int, str], answers: dict[int, Any]) -> None:
         """Send what is not answered and take the answers, on new connections where one drops."""
@@ -216,7 +162,7 @@ class Session:
                 await self._exchange(batch, texts, answers)
             except _Dropped as drop:
                 if self.ws is not None:
-                    _cut(self.ws)
+                    cut(self.ws)
                     self.ws = None
                 fruitless = 0 if len(answers) > before else fruitless + 1
                 if fruitless > FRUITLESS:
@@ -249,7 +195,7 @@ class Session:
         try:
             message = await ws.receive()
         except (OSError, ClientError) as error:
-            raise _Dropped(_said(error)) from error
+            raise _Dropped(said(error)) from error
         if message.type is WSMsgType.TEXT:
             return str(message.data)
         if message.type is WSMsgType.BINARY:
@@ -289,18 +235,19 @@ class Session:
             SessionLost: the server does not have it any more, or did not answer in time.
         """
         if self.ws is not None:  # it belongs to another event loop
-            _cut(self.ws)
+            cut(self.ws)
             self.ws = None
         loop = asyncio.get_running_loop()
-        until = loop.time() + min(self.hello.limits.resume_seconds, RECONNECT_SECONDS)
+        begun, patience = loop.time(), min(self.hello.limits.resume_seconds, RECONNECT_SECONDS)
         tries = 0
         while True:
             tries += 1
             try:
-                ws, hello = await _connect(self.address, self.server, self.hello.resume)
+                ws, hello = await connect(self.address, self.server, self.hello.resume, self.expects)
                 break
             except NotOpened as refusal:
-                if refusal.lasting or loop.time() >= until:
+                most = min(patience, ABSENT_SECONDS) if refusal.absent else patience
+                if refusal.lasting or loop.time() >= begun + most:
                     raise self._end(f"its connection dropped and could not be opened again: {refusal}") from refusal
             await asyncio.sleep(min(0.05 * 2**tries, 1.0) * _dice.uniform(0.5, 1.0))
         if hello.session != self.hello.session:
@@ -324,7 +271,7 @@ class Session:
         """Open the connection again where it dropped while nothing was asked."""
         if self.lost:
             return
-        if not self._in_use.locked() and _is_gone(self.ws):
+        if not self._in_use.locked() and is_gone(self.ws):
             mending = self.loop.create_task(self._mend())
             _tasks.add(mending)
             mending.add_done_callback(_tasks.discard)
@@ -332,7 +279,7 @@ class Session:
 
     async def _mend(self) -> None:
         async with self._in_use:
-            if self.lost or not _is_gone(self.ws):
+            if self.lost or not is_gone(self.ws):
                 return
             self.ws = None
             # What cannot be mended is in `lost`, and raised by the next call; a loop that is ending opens nothing any more.
@@ -363,100 +310,3 @@ class Session:
 
     def _who(self) -> str:
         return f"{self.address.env} at {self.server}"
-
-
-async def _connect(address: Address, server: str, resume: str | None) -> tuple[aiohttp.ClientWebSocketResponse, Hello]:
-    """A connection and its hello.
-
-    Raises:
-        NotOpened: no connection, or no session.
-        Unavailable: the token or the certificates cannot be read.
-    """
-    import aiohttp
-
-    headers = address.headers()
-    if resume is not None:
-        headers[frames.RESUME_HEADER] = resume
-    tls = address.tls()
-    ws: aiohttp.ClientWebSocketResponse | None = None
-    try:
-        async with asyncio.timeout(CONNECT_SECONDS):
-            http = await endpoints.session()
-            ws = await http.ws_connect(
-                f"{server}{address.path}/session",
-                headers=headers,
-                max_msg_size=LARGEST_ANSWER,
-                ssl=True if tls is None else tls,
-                timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),  # type: ignore[call-arg]
-            )
-            _keep_alive(ws)
-            message = await ws.receive()
-            if message.type is not aiohttp.WSMsgType.TEXT:
-                raise NotOpened(f"it closed without a hello ({ws.close_code or 'reset'})")
-            return ws, Hello.read(message.data)
-    except aiohttp.WSServerHandshakeError as error:
-        raise _of_status(error, address, resume) from error
-    except (aiohttp.ClientSSLError, aiohttp.ClientConnectorCertificateError) as error:
-        raise NotOpened(
-            f"TLS failed: {_said(error)}: a certificate of your own needs ca_file=", lasting=True
-        ) from error
-    except TimeoutError:
-        _cut(ws)
-        raise NotOpened(f"no session within {CONNECT_SECONDS:g} s") from None
-    except (OSError, aiohttp.ClientError) as error:
-        raise NotOpened(_said(error)) from error
-    except BaseException:
-        _cut(ws)
-        raise
-
-
-def _of_status(error: aiohttp.WSServerHandshakeError, address: Address, resume: str | None) -> NotOpened:
-    """What a refusal over HTTP means."""
-    if error.status in (429, 503):
-        wait = endpoints.retry_after(error.headers.get("Retry-After") if error.headers else None)
-        what = "this token has all the sessions that it may have" if error.status == 429 else "it is full or draining"
-        return NotOpened(f"{what} ({error.status})", wait=1.0 if wait is None else wait)
-    if error.status in (401, 403):
-        what = "the resume token or the bearer token" if resume else "the bearer token"
-        return NotOpened(f"it refuses {what} ({error.status}): set AGENTGYM_TOKEN or token_file=", lasting=True)
-    if resume is not None and error.status < 500:
-        return NotOpened(f"it does not have the session any more ({error.status})", lasting=True)
-    if error.status == 404:
-        return NotOpened(f"it serves no environment {address.env!r} (404): GET /envs lists them", lasting=True)
-    return NotOpened(f"it answered {error.status} {error.message}", lasting=error.status < 500)
-
-
-async def _farewell(ws: aiohttp.ClientWebSocketResponse) -> None:
-    """A close frame, which tells the server that nobody will come back."""
-    with contextlib.suppress(Exception):  # it is gone already, or does not answer: either way nothing is left to do
-        await asyncio.wait_for(ws.close(), CLOSE_SECONDS)
-
-
-def _cut(ws: aiohttp.ClientWebSocketResponse | None) -> None:
-    """End a connection from any thread, also where its event loop runs no more."""
-    connection = None if ws is None else ws.get_extra_info("socket")
-    if connection is not None:
-        with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-
-
-def _is_gone(ws: aiohttp.ClientWebSocketResponse | None) -> bool:
-    """Whether the connection has ended, told without reading from it."""
-    connection = None if ws is None else ws.get_extra_info("socket")
-    return connection is None or connection.fileno() < 0
-
-
-def _keep_alive(ws: aiohttp.ClientWebSocketResponse) -> None:
-    """Let the kernel notice a host that is gone: an environment that thinks is silent as well, so the protocol cannot."""
-    connection = ws.get_extra_info("socket")
-    if connection is None:
-        return
-    with contextlib.suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE.items():
-            if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _said(error: BaseException) -> str:
-    return str(error) or type(error).__name__

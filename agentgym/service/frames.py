@@ -66,6 +66,7 @@ TOO_SLOW = "TOO_SLOW"
 CAPACITY = "CAPACITY"
 DRAINING = "DRAINING"
 RESUME_REFUSED = "RESUME_REFUSED"
+SANDBOX_ERROR = "SANDBOX_ERROR"
 
 # What each code means, and the WebSocket close code of those that end a session.
 CODES: dict[str, tuple[str, int | None]] = {
@@ -81,6 +82,7 @@ CODES: dict[str, tuple[str, int | None]] = {
     CAPACITY: ("the server could not start one more session", 4503),
     DRAINING: ("the server is ending: open a session at another", 4504),
     RESUME_REFUSED: ("the resume token is wrong, was used before, or its session has ended", 4401),
+    SANDBOX_ERROR: ("the sandbox could not be started, or has failed", 4501),
 }
 NORMAL_CLOSE = 1000
 # Made once: json.dumps with settings makes an encoder for each value.

@@ -134,8 +134,7 @@ def ask(address: Address, path: str, query: Mapping[str, Any] | None = None) -> 
     """
     reasons: dict[str, str] = {}
     missing = ""
-    resting = {server.url for server in pool_of(address.servers).servers if server.why}
-    for server in sorted(address.servers, key=lambda url: url in resting):
+    for server in [known.url for known in sorted(pool_of(address.servers).servers, key=lambda known: bool(known.why))]:
         try:
             return _get(address, server, f"{path}?{urlencode(query)}" if query else path)
         except NotFound as error:

@@ -94,6 +94,12 @@ def requirements_of(spec: EnvSpec) -> tuple[list[str], Path | None]:
     return [*base, *_once(packages)], source
 
 
+def lacks_agentgym(wheels: Sequence[Path]) -> bool:
+    """Whether the container's build would ask an index for an agentgym that did not come from one."""
+    given = any(wheel.name.startswith("agentgym-") for wheel in wheels)
+    return not given and not _from_index(metadata.distribution("agentgym"))
+
+
 def _from_index(dist: metadata.Distribution) -> bool:
     """Whether a package came from an index, so that others can get it too; one from a folder or a file did not."""
     return dist.read_text("direct_url.json") is None

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import weakref
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 from agentgym import endpoints
 from agentgym.service.address import Address, Unavailable
 from agentgym.service.balance import Pool, Server, pool_of
-from agentgym.service.client import NotOpened, Session
+from agentgym.service.client import Session
+from agentgym.service.connection import NotOpened
 
 PATIENCE_SECONDS = 60.0
 ASK_SECONDS = 2.0
@@ -21,12 +25,15 @@ _asking: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, ..
 _asking = weakref.WeakKeyDictionary()
 
 
-async def open_session(address: Address, patience: float = PATIENCE_SECONDS) -> tuple[Session, Server]:
+async def open_session(
+    address: Address, patience: float = PATIENCE_SECONDS, expects: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Session, Server]:
     """A new session on the server with the most room. `pool_of(address.servers).leave(server)` when it has ended.
 
     Args:
         address: of the environment.
         patience: seconds to wait while all servers are full or away.
+        expects: arguments that a server must have made the environment with; another is passed over.
 
     Raises:
         Unavailable: none gave a session in that time, or all refuse for good.
@@ -38,7 +45,7 @@ async def open_session(address: Address, patience: float = PATIENCE_SECONDS) -> 
         await _ask_loads(address, pool)
         server = pool.take()
         if server is not None:
-            opened = await _tried(address, pool, server, refused)
+            opened = await _tried(address, pool, server, expects, refused)
             if opened is not None:
                 return opened, server
         if len(refused) == len(pool.servers):
@@ -49,11 +56,13 @@ async def open_session(address: Address, patience: float = PATIENCE_SECONDS) -> 
         await asyncio.sleep(min(left, pool.wait() + _dice.uniform(0.0, 0.02)))
 
 
-async def _tried(address: Address, pool: Pool, server: Server, refused: dict[str, str]) -> Session | None:
+async def _tried(
+    address: Address, pool: Pool, server: Server, expects: Mapping[str, Any], refused: dict[str, str]
+) -> Session | None:
     """A session on this server, or what it failed with is noted."""
     opened = None
     try:
-        opened = await Session.open(address, server.url)
+        opened = await Session.open(address, server.url, expects)
     except NotOpened as failure:
         if failure.wait is not None:
             pool.full(server, str(failure), failure.wait)

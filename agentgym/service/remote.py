@@ -14,18 +14,17 @@ from typing import Any
 import gymnasium
 
 from agentgym.core import Env, Step
-from agentgym.jsonl import line_of
 from agentgym.messages import Action, Observation, assistant
 from agentgym.service import frames, lookup, opening
 from agentgym.service.address import Address, RemoteError, SessionLost, parse
 from agentgym.service.balance import Pool, Server, pool_of
 from agentgym.service.client import Request, Session
+from agentgym.service.expected import difference
 from agentgym.tasks import Task, TaskSet
 
 _METHODS = ("expert_action", "random_action")
 # How often the beginning of an episode moves to another session before it counts as failed.
 MOVES = 8
-_ABSENT = "there is no such argument"
 
 
 class RemoteEnv(Env):
@@ -40,7 +39,8 @@ class RemoteEnv(Env):
         token_file: holds the bearer token in its first line. None: the variable AGENTGYM_TOKEN, where it is set.
         ca_file: certificates to trust beside the system's, for https.
         patience: seconds to wait for a session while all servers are full or away.
-        expects: arguments that the servers must have made the environment with; they decide, so this only looks.
+        expects: arguments that the servers must have made the environment with; they decide, so this only looks. What is not
+            in it must be what the server has that is asked first: several must all make the same environment.
 
     Raises:
         ValueError: a bad URL, the servers do not serve this environment, or not as is expected.
@@ -65,7 +65,9 @@ class RemoteEnv(Env):
         self._place: _Place | None = None
         self._methods: tuple[str, ...] = ()
         record = lookup.record_of(self.address)
-        _check_kwargs(self.address, expects or {}, record)
+        if wrong := difference(expects or {}, record.get("kwargs")):
+            raise ValueError(f"{self.address}: {wrong}")
+        self.expects: dict[str, Any] = {**(record.get("kwargs") or {}), **(expects or {})}
         self._learn(record)
 
     def __getattr__(self, name: str) -> Any:
@@ -242,7 +244,7 @@ class _Place:
 
     @classmethod
     async def take(cls, env: RemoteEnv) -> _Place:
-        session, server = await opening.open_session(env.address, env.patience)
+        session, server = await opening.open_session(env.address, env.patience, env.expects)
         return cls(session, server, pool_of(env.address.servers))
 
     def leave(self, why: str) -> None:
@@ -260,19 +262,6 @@ async def _closed(place: _Place) -> None:
         await place.session.close()
     finally:
         place.leave("it was closed")
-
-
-def _check_kwargs(address: Address, expects: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-    made_with = record.get("kwargs") or {}
-    # As JSON, which is how the server told it: a tuple here is a list there.
-    wrong = [name for name, value in expects.items() if line_of(made_with.get(name, _ABSENT)) != line_of(value)]
-    if wrong:
-        name = wrong[0]
-        there = f"{name}={made_with[name]!r}" if name in made_with else f"no {name}"
-        raise ValueError(
-            f"{address}: {name}={expects[name]!r} is expected, and the server makes it with {there}: serve it with that,"
-            " or expect what it has"
-        )
 
 
 def _reset_of(result: Mapping[str, Any]) -> tuple[Observation, dict[str, Any]]:

@@ -49,6 +49,7 @@ class ServeSettings:
         host, port: where to listen; port 0 takes a free one.
         max_sessions: at a time.
         max_sessions_per_token: at a time; None: as many as there are.
+        workers: processes that are forked ahead, and kept ready for the next sessions.
         tokens: by a name for each; none: anybody may come, from this machine.
         cert, key: files of TLS; none: no TLS.
         limits: of a session.
@@ -60,6 +61,7 @@ class ServeSettings:
     port: int = 8000
     max_sessions: int = 256
     max_sessions_per_token: int | None = None
+    workers: int = 2
     tokens: Mapping[str, str] = field(default_factory=dict)
     cert: str | None = None
     key: str | None = None
@@ -73,6 +75,8 @@ class ServeSettings:
             raise ValueError(f"listening at {self.host} lets other machines in: that takes a token (--token-file)")
         if self.max_sessions < 1:
             raise ValueError(f"max_sessions is at least 1, not {self.max_sessions}")
+        if self.workers < 0:
+            raise ValueError(f"workers is at least 0, not {self.workers}")
 
 
 class Front:
@@ -89,7 +93,6 @@ class Front:
         self.settings = settings
         self.sessions = Sessions(settings.limits, settings.max_sessions, settings.max_sessions_per_token)
         self.forks = Forks(settings.envs, settings.limits, self.sessions.memory, self.sessions.died)
-        self.sessions.forks = self.forks
         self.listing = Listing(self.forks)
         self.port = settings.port
         self._digests = {name: _digest(token) for name, token in settings.tokens.items()}
@@ -101,6 +104,7 @@ class Front:
         """Import the environments, then listen. Raises `ZygoteFailed` or `OSError`, and then nothing is left of it."""
         try:
             await self.forks.start()
+            self.sessions.start(self.forks, self.settings.workers)
             app = web.Application(middlewares=[self._guard], client_max_size=self.settings.limits.message_bytes)
             self._add_routes(app)
             self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -225,7 +229,7 @@ class Front:
         return web.json_response(told, status=200 if ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=exposition(self.sessions).encode(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=exposition(self.sessions, self.settings.envs).encode(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _envs(self, request: web.Request) -> web.Response:
         found = []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import json
 import os
 import secrets
@@ -12,26 +10,26 @@ import select
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from agentgym.service import slots
+from agentgym.service.deadlines import overdue
+from agentgym.service.farewells import Farewells
 from agentgym.service.forks import Forks
 from agentgym.service.frames import (
     CAPACITY,
     CODES,
-    DEADLINE,
     DRAINING,
-    IDLE,
     NORMAL_CLOSE,
     RESUME_REFUSED,
-    TOO_SLOW,
     WORKER_DIED,
     Refused,
     ServiceLimits,
 )
+from agentgym.service.session import Session
 from agentgym.service.slots import Slot
+from agentgym.service.spares import Spares
+from agentgym.service.tallies import Returns, Tally
 from agentgym.service.websocket import TEXT, close_frame, encoded
 from agentgym.service.wires import wire_class
 from agentgym.service.worker import ENDED, NOT_MADE
@@ -39,39 +37,8 @@ from agentgym.service.worker import ENDED, NOT_MADE
 LOOK_SECONDS = 0.05
 # A client's pings are answered within this, while its worker is in a call.
 PING_SECONDS = 2.0
-LINGER_SECONDS = 1.0
+FILL_SECONDS = 1.0
 TOO_MANY = "TOO_MANY"  # sessions of one token; an HTTP refusal only
-_CALL_NAMES = {slots.INIT: "init", slots.RESET: "reset", slots.STEP: "step", slots.CLOSE: "close"}
-
-
-@dataclass
-class Session:
-    """One session and its process.
-
-    Attributes:
-        id: random; names it in the table and in the resume token.
-        owner: the name of the token that opened it.
-        client: a duplicate of the client's connection, for the last word; None while none is attached.
-        control: where its worker is told things; None before it is forked.
-        ending: why it is to end: code and message. None: it goes on.
-        kill_at: when its process is killed, on the monotonic clock.
-    """
-
-    id: str
-    env: str
-    wire: str
-    owner: str
-    slot: int
-    words: Slot
-    resumable: bool
-    opened: float = field(default_factory=time.monotonic)
-    resume_digest: bytes = b""
-    client: int | None = None
-    control: socket.socket | None = None
-    ending: tuple[str, str] | None = None
-    kill_at: float | None = None
-    killed: bool = False
-    pinged_at: float = 0.0
 
 
 class Sessions:
@@ -92,19 +59,25 @@ class Sessions:
         self._free = list(range(most))[::-1]
         self.open: dict[str, Session] = {}
         self.draining = False
-        self.opened = 0
-        self.resumed = 0
-        self.ended: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
-        self._past: Counter[str] = Counter()
+        self.returns = Returns()
+        self._past: dict[str, Tally] = {}
         self._gone = select.epoll()
         self._by_client: dict[int, Session] = {}
-        self._lingering: dict[int, Callable[[], None]] = {}
-        self.forks: Forks | None = None
+        self._by_process: dict[str, Session] = {}
+        self._farewells = Farewells()
+        self._forks: Forks | None = None
+        self._spares: Spares | None = None
         self._empty = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._gone.fileno(), self._see_gone)
         self._looking = asyncio.create_task(self._look_on())
+
+    def start(self, forks: Forks, workers: int) -> None:
+        """Take processes from here on, and keep so many ready for the next sessions."""
+        self._forks = forks
+        self._spares = Spares(forks, workers)
+        self._spares.fill()
 
     def reserve(self, env: str, wire: str, owner: str) -> Session:
         """Take a slot for a new session.
@@ -114,7 +87,7 @@ class Sessions:
         """
         if self.draining:
             raise self._refusal(DRAINING, "the server is ending")
-        if self.forks is None or not self.forks.ready:
+        if self._forks is None or not self._forks.ready:
             raise self._refusal(CAPACITY, "the server is starting its workers")
         mine = sum(session.owner == owner for session in self.open.values()) if self.most_each is not None else 0
         if self.most_each is not None and mine >= self.most_each:
@@ -138,22 +111,25 @@ class Sessions:
         self._forget(session)
 
     def begin(self, session: Session, client: int) -> None:
-        """Start the worker of a reserved session on a connection, whose descriptor is owned from here on."""
-        if self.forks is None:
-            raise RuntimeError("there are no forks yet: reserve() first")
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        control.setblocking(False)
-        session.control = control
-        self.opened += 1
+        """Give a reserved session a worker, and that a connection, whose descriptor is owned from here on."""
+        if self._spares is None:
+            raise RuntimeError("there are no processes yet: start() first")
+        self._past.setdefault(session.env, Tally()).opened += 1
         start = {
             "session": session.id,
             "env": session.env,
             "wire": session.wire,
-            "resume": self._new_token(session),
+            "resume": session.new_token(),
             "slot": session.slot,
         }
+        session.process, session.control = self._spares.take()
+        if not self._tell(session, {"start": start}, [client]):  # a spare that has died, which is heard of only later
+            session.control.close()
+            session.process, session.control = self._spares.fresh()
+            self._tell(session, {"start": start}, [client])
+        self._by_process[session.process] = session
         self._take_client(session, client)
-        self.forks.fork(session.id, {"start": start}, [theirs.detach(), os.dup(client)])
+        self._loop.call_soon(self._spares.fill)
 
     def _take_client(self, session: Session, client: int) -> None:
         self._drop_client(session)
@@ -168,11 +144,6 @@ class Sessions:
             self._gone.unregister(client)
         return client
 
-    def _new_token(self, session: Session) -> str:
-        secret = secrets.token_urlsafe(32)
-        session.resume_digest = hashlib.sha256(secret.encode()).digest()
-        return f"{session.id}.{secret}"
-
     def claim(self, token: str, owner: str) -> Session:
         """The session of a resume token, which is used up by this.
 
@@ -181,11 +152,8 @@ class Sessions:
         """
         id, _, secret = token.partition(".")
         session = self.open.get(id)
-        known = session.resume_digest if session is not None else b""
-        fits = hmac.compare_digest(known, hashlib.sha256(secret.encode(errors="replace")).digest())
-        if session is None or not known or not fits or session.ending is not None or session.owner != owner:
+        if session is None or session.owner != owner or not session.claim(secret):
             raise self._refusal(RESUME_REFUSED, CODES[RESUME_REFUSED][0])
-        session.resume_digest = b""
         return session
 
     def attach(self, session: Session, client: int) -> bool:
@@ -193,11 +161,11 @@ class Sessions:
         if session.id not in self.open or session.ending is not None:
             os.close(client)
             return False
-        self.resumed += 1
+        self._past[session.env].resumed += 1
         before = self._drop_client(session)
         if before is not None:
             os.close(before)
-        message = {"do": "attach", "resume": self._new_token(session)}
+        message = {"do": "attach", "resume": session.new_token()}
         self._take_client(session, client)
         return self._tell(session, message, [client])
 
@@ -226,43 +194,39 @@ class Sessions:
                 self._kill(session)
 
     def _kill(self, session: Session) -> None:
-        if not session.killed and self.forks is not None:
+        if not session.killed and self._forks is not None:
             session.killed = True
-            self.forks.kill(session.id)
+            self._forks.kill(session.process)
 
     async def _look_on(self) -> None:
+        filled = time.monotonic()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = time.monotonic()
             for session in list(self.open.values()):
                 self._look(session, now)
+            if self._spares is not None and now > filled + FILL_SECONDS:
+                self._spares.fill()
+                filled = now
 
     def _look(self, session: Session, now: float) -> None:
         """See how long a session has been at what it is doing."""
-        state, seconds = session.words.look()
         if session.kill_at is not None and now >= session.kill_at:
             self._kill(session)
             return
-        limits = self.limits
-        if state in slots.CALLING:
-            allowed = (limits.init_seconds, limits.reset_seconds, limits.step_seconds, limits.close_seconds)[state - 1]
-            if seconds > allowed and not session.killed:
-                word = _CALL_NAMES[state]
-                session.ending = session.ending or (DEADLINE, f"{word} took longer than its limit of {allowed:g} s")
-                self._kill(session)
-            elif seconds > PING_SECONDS and now > session.pinged_at + PING_SECONDS and session.client is not None:
+        state, seconds = session.words.look()
+        broken = overdue(state, seconds, self.limits)
+        if broken is None:
+            if state in slots.CALLING and seconds > PING_SECONDS and now > session.pinged_at + PING_SECONDS:
                 session.pinged_at = now
                 self._tell(session, {"do": "pings"})
-        elif session.ending is not None:
-            return
-        elif state == slots.WAITING and seconds > limits.idle_seconds:
-            self.end(session, IDLE, f"nothing was asked for {limits.idle_seconds:g} s")
-        elif state == slots.DETACHED and seconds > limits.resume_seconds:
-            self.end(session, IDLE, f"the client did not come back within {limits.resume_seconds:g} s")
-        elif state == slots.READING and seconds > limits.message_seconds:
-            self.end(session, TOO_SLOW, f"a message took longer than {limits.message_seconds:g} s to arrive")
-        elif state == slots.WRITING and seconds > limits.message_seconds:
-            self.end(session, TOO_SLOW, f"an answer was not taken within {limits.message_seconds:g} s", deaf=True)
+        elif broken.calling and not session.killed:
+            session.due = now - broken.seconds
+            session.ending = session.ending or (broken.code, broken.message)
+            self._kill(session)
+        elif not broken.calling and session.ending is None:
+            session.due = now - broken.seconds
+            self.end(session, broken.code, broken.message, broken.deaf)
 
     def _see_gone(self) -> None:
         """Clients that left. One that may come back is waited for; of others nothing more is wanted."""
@@ -275,81 +239,63 @@ class Sessions:
             if not session.resumable and session.kill_at is None:
                 session.kill_at = time.monotonic() + self.limits.close_seconds
 
-    def died(self, id: str, status: int | None) -> None:
-        """A worker ended, with this wait status; None: it is not known, or was never there."""
-        session = self.open.get(id)
+    def died(self, process: str, status: int | None) -> None:
+        """A process ended, with this wait status; None: it is not known, or was never there."""
+        session = self._by_process.get(process)
         if session is None:
+            if self._spares is not None:
+                self._spares.lost(process)
             return
         code, message = session.ending or (WORKER_DIED, _how(status))
         clean = status is not None and os.waitstatus_to_exitcode(status) in (ENDED, NOT_MADE)
         state, _ = session.words.look()
-        reason = "closed" if clean and session.ending is None else code
-        if clean and (why := session.words.words[slots.WHY]):
-            reason = list(CODES)[why - 1]
-        elif session.killed and session.ending is None:
-            reason = "left"
-        self.ended[reason] += 1
+        tally = self._past[session.env]
+        tally.ended[_reason(session, clean)] += 1
+        if not clean and (session.ending is not None or not session.killed):
+            tally.errors[code] += 1
         client = self._drop_client(session)
         if client is not None:
             # Half a message may have been sent: whatever comes after it would be read as its rest.
             said = clean or state == slots.WRITING
-            self._let_go(client, None if said else _last_bytes(session.wire, code, message))
+            self._farewells.say(client, None if said else _last_bytes(session.wire, code, message))
         self._forget(session)
-
-    def _let_go(self, client: int, last: bytes | None) -> None:
-        """Say the last word and close, but not before the client has read it: closing on what it still sends would take it
-        from it."""
-        sock = socket.socket(fileno=client)
-        sock.setblocking(False)
-        try:
-            if last is not None:
-                sock.send(last)
-            sock.shutdown(socket.SHUT_WR)
-        except OSError:
-            sock.close()
-            return
-
-        def stop() -> None:
-            del self._lingering[client]
-            timer.cancel()
-            self._loop.remove_reader(client)
-            sock.close()
-
-        def discard() -> None:
-            try:
-                rest = sock.recv(1 << 16)
-            except BlockingIOError:
-                return
-            except OSError:
-                rest = b""
-            if not rest:
-                stop()
-
-        timer = self._loop.call_later(LINGER_SECONDS, stop)
-        self._lingering[client] = stop
-        self._loop.add_reader(client, discard)
 
     def _forget(self, session: Session) -> None:
         self.open.pop(session.id, None)
+        self._by_process.pop(session.process, None)
         if session.control is not None:
             session.control.close()
-        self._past.update(session.words.counters())
+        self._past.setdefault(session.env, Tally()).add(session.words)
         session.words.clear()
         self._free.append(session.slot)
+        if session.due is not None:
+            self.returns.add(time.monotonic() - session.due)
         if not self.open:
             self._empty.set()
 
-    def counters(self) -> dict[str, int]:
-        """What all workers have counted, those that ended as well."""
-        total = Counter(self._past)
+    def tallies(self) -> dict[str, Tally]:
+        """What was counted, by environment: of sessions that ended, and of those that are open."""
+        found = {env: past.and_those(Tally()) for env, past in self._past.items()}
         for session in self.open.values():
-            total.update(session.words.counters())
-        return {name: total[name] for name in slots.COUNTERS}
+            found.setdefault(session.env, Tally()).add(session.words)
+        return found
+
+    def tally(self) -> Tally:
+        """What was counted, of all environments."""
+        total = Tally()
+        for one in self.tallies().values():
+            total = total.and_those(one)
+        return total
+
+    def sessions_of(self) -> dict[str, int]:
+        """How many sessions are open, by environment."""
+        return dict(Counter(session.env for session in self.open.values()))
 
     def states(self) -> dict[str, int]:
         """How many workers are in what."""
         found = Counter(slots.STATE_NAMES[session.words.look()[0]] for session in self.open.values())
-        return {name: found[name] for name in slots.STATE_NAMES[1:]}
+        spare = 0 if self._spares is None else len(self._spares)
+        return {**{name: found[name] for name in slots.STATE_NAMES[1:]}, "spare": spare}
 
     async def drain(self, seconds: float) -> None:
         """Take no new sessions and no new episodes; wait for those that run, and end what is left after `seconds`."""
@@ -376,11 +322,23 @@ class Sessions:
         await asyncio.wait({self._looking})
         self._loop.remove_reader(self._gone.fileno())
         for session in list(self.open.values()):
-            self.died(session.id, None)
-        for stop in list(self._lingering.values()):
-            stop()
+            self.died(session.process, None)
+        if self._spares is not None:
+            self._spares.close()
+        self._farewells.close()
         self._gone.close()
         os.close(self.memory)
+
+
+def _reason(session: Session, clean: bool) -> str:
+    """Why a session ended, as it is counted."""
+    if clean and (why := session.words.words[slots.WHY]):
+        return list(CODES)[why - 1]
+    if session.ending is not None:
+        return session.ending[0]
+    if clean:
+        return "closed"
+    return "left" if session.killed else WORKER_DIED
 
 
 def _how(status: int | None) -> str:

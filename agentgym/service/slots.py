@@ -9,6 +9,9 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from bisect import bisect_left
+
+from agentgym.service.frames import CODES, ENV_ERROR
 
 # What a worker is in. FREE: no worker.
 FREE, INIT, RESET, STEP, CLOSE, WAITING, READING, WRITING, DETACHED = range(9)
@@ -17,19 +20,26 @@ STATE_NAMES = ("free", "init", "reset", "step", "close", "waiting", "reading", "
 
 # Words of a slot: counters from STEPS on only ever rise.
 _STATE, _SINCE = 0, 1
-STEPS, EPISODES, REQUESTS, ENV_ERRORS, BYTES_IN, BYTES_OUT, STEP_NS = range(2, 9)
+STEPS, EPISODES, REQUESTS, BYTES_IN, BYTES_OUT, STEP_NS = range(2, 8)
 # Why the worker ended its session: 1 + the place of the code in `frames.CODES`; 0: in good order, or not by the worker.
-WHY = 9
+WHY = 8
+# Which of its connections the worker serves, counted from 1, and what REQUESTS was when that began.
+CONNECTION, REQUESTS_THEN = 9, 10
+# A word for each code: errors that were answered. Then one for each bound of a step's time: how many took as long, or less
+# but longer than the bound before; the last is for what took longer than all of them.
+ERRORS, TIMES = 11, 27
+TIME_BOUNDS = (100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 5_000_000, 30_000_000)
+"""In microseconds."""
 COUNTERS = {
     "steps": STEPS,
     "episodes": EPISODES,
     "requests": REQUESTS,
-    "env_errors": ENV_ERRORS,
     "received_bytes": BYTES_IN,
     "sent_bytes": BYTES_OUT,
     "step_nanoseconds": STEP_NS,
 }
-_WORDS = 16  # two cache lines, so that no two workers write to one
+_PLACES = {code: place for place, code in enumerate(CODES)}
+_WORDS = 48  # whole cache lines, so that no two workers write to one
 _BYTES = 8 * _WORDS
 
 
@@ -71,6 +81,27 @@ class Slot:
         for word in range(_WORDS):
             self.words[word] = 0
 
+    def count_step(self, nanoseconds: int) -> None:
+        """A step was made, and took so long."""
+        words = self.words
+        words[STEPS] += 1
+        words[STEP_NS] += nanoseconds
+        words[TIMES + bisect_left(TIME_BOUNDS, -(-nanoseconds // 1000))] += 1
+
+    def count_error(self, code: str) -> None:
+        """An error was answered."""
+        self.words[ERRORS + _PLACES[code]] += 1
+
     def counters(self) -> dict[str, int]:
         """What the worker has counted, by name."""
-        return {name: self.words[word] for name, word in COUNTERS.items()}
+        words = self.words
+        found = {name: words[word] for name, word in COUNTERS.items()}
+        return {**found, "env_errors": words[ERRORS + _PLACES[ENV_ERROR]]}
+
+    def errors(self) -> dict[str, int]:
+        """How many errors were answered, by code; only those that were."""
+        return {code: count for code, place in _PLACES.items() if (count := self.words[ERRORS + place])}
+
+    def times(self) -> list[int]:
+        """How many steps took how long: one number for each of `TIME_BOUNDS`, and one for what took longer."""
+        return list(self.words[TIMES : TIMES + len(TIME_BOUNDS) + 1])

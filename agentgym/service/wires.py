@@ -8,6 +8,7 @@ from typing import Any
 WIRES = {
     "agentgym/1": "agentgym.service.agentgym_wire:AgentgymWire",
     "openenv": "agentgym.service.openenv:OpenEnvWire",
+    "sandbox/1": "agentgym.service.sandbox_wire:SandboxWire",
 }
 
 

@@ -110,16 +110,14 @@ class Calls:
             if type(result) is not tuple and inspect.isawaitable(result):
                 result = self._awaited(result)
         except BaseException:
-            slot.words[slots.ENV_ERRORS] += 1
+            slot.count_error(ENV_ERROR)
             raise
         finally:
             now = slot.enter(slots.WRITING)
         if name == "step":
-            words = slot.words
-            words[slots.STEPS] += 1
-            words[slots.STEP_NS] += now - begun
+            slot.count_step(now - begun)
             if type(result) is tuple and len(result) == 5 and (result[2] or result[3]):
-                words[slots.EPISODES] += 1
+                slot.words[slots.EPISODES] += 1
         return result
 
     def _awaited(self, awaitable: Awaitable[Any]) -> Any:
@@ -247,6 +245,9 @@ def _make(spec: EnvSpec, tasks: TaskSet | None) -> Env:
 
 def _serve(connection: Connection, resume: str, wire: Wire, front: _Front, slot: Slot) -> bool:
     """Serve one connection until it is over; whether the client may come back."""
+    words = slot.words
+    words[slots.REQUESTS_THEN] = words[slots.REQUESTS]
+    words[slots.CONNECTION] += 1
     try:
         hello = wire.hello(resume if wire.resumable else None)
         if hello is not None:

@@ -186,13 +186,16 @@ def _forked(run: Callable[[], int], unneeded: list[int]) -> int:
 
 
 def _child(asked: dict[str, Any], fds: list[int], nursery: Nursery) -> int:
-    sockets = [socket.socket(fileno=fd) for fd in fds]
-    if "start" not in asked:
-        tell_tasks(sockets[0], nursery.specs, nursery.tasks)
+    control = socket.socket(fileno=fds[0])
+    if "waits" not in asked:
+        tell_tasks(control, nursery.specs, nursery.tasks)
         return 0
-    start = SessionStart(**asked["start"])
+    data, clients, _, _ = socket.recv_fds(control, _MESSAGE, 1)
+    if not data:  # it was not needed
+        return 0
+    start = SessionStart(**json.loads(data)["start"])
     spec, tasks = nursery.specs[start.env], nursery.tasks.get(start.env)
-    control, client = sockets
+    client = socket.socket(fileno=clients[0])
     return work(start, spec, tasks, nursery.wires[start.wire], nursery.limits, nursery.memory, control, client)
 
 

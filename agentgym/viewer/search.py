@@ -29,6 +29,7 @@ class Search:
     _looked: dict[_Key, int] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def has(self, file: EpisodeFile, start: int) -> bool:
         """Whether the line was found to have the text."""
@@ -44,10 +45,12 @@ class Search:
         """Look through what is left, in a thread; returns when that is done, or after this long."""
         if self.share(files) == 1.0 or self._stopped.is_set():
             return
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, args=(list(files),), name="search", daemon=True)
-            self._thread.start()
-        self._thread.join(seconds)
+        with self._lock:  # several requests ask at once: one of them starts the thread
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, args=(list(files),), name="search", daemon=True)
+                self._thread.start()
+            thread = self._thread
+        thread.join(seconds)
 
     def stop(self) -> None:
         """End the thread; nobody asks any more."""

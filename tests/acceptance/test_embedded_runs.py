@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import weights_checksum
+from equal_runs import assert_equal_runs, sampled, without_times
 from safetensors.torch import load_file
 from training_process import SMALL, Training, training
 
@@ -13,7 +14,6 @@ from agentgym.trajectory import read_jsonl
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 STEPS = 2
 SETTINGS = ("+env=frozen_lake", "engine=embedded", *SMALL, f"trainer.steps={STEPS}", "trainer.eval_every=1")
-TIMES = {"elapsed", "tokens_per_second", "seconds"}
 
 
 @pytest.fixture(scope="module")
@@ -44,33 +44,17 @@ def frozen(finished) -> Training:
     return finished(*SETTINGS, "learner.lr=0", "trainer.seed=1")
 
 
-def without_times(record: dict) -> dict:
-    """A record of metrics without what a clock measured."""
-    return {
-        key: without_times(value) if isinstance(value, dict) else value
-        for key, value in record.items()
-        if key not in TIMES and not key.endswith("_seconds")
-    }
-
-
-def sampled(run: Training) -> dict[str, list]:
-    """Every trajectory of a run by file: its id, and all token ids and log-probabilities."""
-    return {
-        file.name: [(t.id, [(n.tokens.completion_ids, n.tokens.logprobs) for n in t.turns]) for t in read_jsonl(file)]
-        for file in sorted((run.folder / "trajectories").glob("*.jsonl"))
-    }
-
-
 def test_the_same_seed_twice_gives_identical_metrics_and_identical_tokens(finished, first) -> None:
-    second = finished(*SETTINGS)
-    assert [without_times(r) for r in second.metrics] == [without_times(r) for r in first.metrics]
+    assert_equal_runs(finished(*SETTINGS), first)
     assert len(first.of_kind("train")) == STEPS
     assert any(record["update"]["grad_norm"] > 0 for record in first.of_kind("train"))
-    assert sampled(second) == sampled(first)
     assert len(sampled(first)) == 2 * STEPS + 1
-    assert second.checkpoint.joinpath("model.safetensors").read_bytes() == (
-        first.checkpoint.joinpath("model.safetensors").read_bytes()
-    )
+
+
+def test_environments_that_ray_places_give_the_same_run(finished, first) -> None:
+    placed = finished(*SETTINGS, "env.placement=ray", "env.workers=2")
+    assert placed.saw("ray::EnvWorker") and not first.saw("ray::EnvWorker")
+    assert_equal_runs(placed, first)
 
 
 def test_another_seed_gives_other_weights_tasks_and_tokens(first, frozen) -> None:

@@ -413,6 +413,41 @@ def test_a_busy_pool_does_not_keep_the_places_from_another(pool_of):
             thread.join(5)
 
 
+def test_places_go_to_those_who_have_waited_longest_over_all_pools(pool_of):
+    places = Places(1)
+    one, two = pool_of(places), pool_of(places, open=Maker())
+    served, held = [], one.acquire()
+
+    def use(pool, name):
+        with pool.acquire(timeout=60):
+            served.append(name)
+
+    order = [(one, "a"), (two, "b"), (one, "c"), (one, "d"), (two, "e")]
+    with ThreadPoolExecutor(len(order)) as threads:
+        for pool, name in order:
+            before = len(pool._waiters)
+            threads.submit(use, pool, name)
+            until(lambda pool=pool, before=before: len(pool._waiters) > before)
+        held.close()
+    assert "".join(served) == "abcde"
+
+
+def test_one_who_gives_up_leaves_the_place_to_another_pool(pool_of):
+    places, broken = Places(1), Maker()
+    broken.error = SandboxError("no image")
+    one, two = pool_of(places), pool_of(places, open=broken)
+    held = one.acquire()
+    with ThreadPoolExecutor(2) as threads:
+        gives_up = threads.submit(two.acquire, 0.5)
+        until(lambda: two._waiters)
+        waits = threads.submit(one.acquire, 60)
+        until(lambda: one._waiters)
+        held.close()
+        with pytest.raises(SandboxError):
+            gives_up.result(60)
+        assert waits.result(60).alive
+
+
 def test_there_is_at_least_one_place():
     with pytest.raises(ValueError, match="at least 1"):
         Places(0)

@@ -30,6 +30,7 @@ FILES = {
     "server/__init__.py",
     "server/app.py",
     "server/environment.py",
+    "validation/runtime.json",
 }
 
 

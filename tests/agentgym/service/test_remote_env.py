@@ -124,9 +124,9 @@ def test_steps_that_are_known_before_go_in_one_message(front: Front) -> None:
 
 
 def test_one_session_serves_many_episodes_and_closing_frees_its_slot(front: Front) -> None:
-    before = front.sessions.opened
+    before = front.sessions.tally().opened
     asyncio.run(episodes(agentgym.make(f"{front.url}/frozen_lake"), EXPERT, n=5))
-    assert front.sessions.opened == before + 1
+    assert front.sessions.tally().opened == before + 1
     until = time.monotonic() + 30
     while front.sessions.open and time.monotonic() < until:
         time.sleep(0.01)
@@ -147,13 +147,13 @@ def test_many_at_a_time_are_as_one_after_another(front: Front) -> None:
 def test_a_network_that_cuts_connections_changes_no_episode(front: Front, seed: int) -> None:
     rng = random.Random(seed)
     local = asyncio.run(episodes(agentgym.make("sokoban"), MIXED))
-    before = front.sessions.counters()["steps"]
+    before = front.sessions.tally().counters["steps"]
     # From the sixth on: a resume token is used up when its connection is opened, so its hello must arrive.
     with cutting(front.port, [40, *(rng.randint(6, 25) for _ in range(12))]) as proxy:
         remote = asyncio.run(episodes(agentgym.make(f"http://127.0.0.1:{proxy.port}/sokoban"), MIXED))
     assert proxy.made > 2
     assert remote == local
-    assert front.sessions.counters()["steps"] - before == sum(len(turns) for _, turns, *_ in local)  # none run twice
+    assert front.sessions.tally().counters["steps"] - before == sum(len(turns) for _, turns, *_ in local)  # none run twice
 
 
 @pytest.mark.parametrize("fault", ["before", "after", "half", "twice"])
@@ -337,11 +337,11 @@ def test_a_call_that_is_given_up_ends_its_session() -> None:
 
 def test_an_event_loop_that_ends_takes_no_session_with_it(front: Front) -> None:
     env: Any = agentgym.make(f"{front.url}/frozen_lake")
-    opened = front.sessions.opened
+    opened = front.sessions.tally().opened
     first = asyncio.run(env.reset(seed=1))
     steps = [asyncio.run(env.step(word)) for word in ("up", "down")]
     asyncio.run(env.close())
-    assert front.sessions.opened == opened + 1
+    assert front.sessions.tally().opened == opened + 1
     local = agentgym.make("frozen_lake")
     assert json.dumps([first, *steps]) == json.dumps([local.reset(seed=1), local.step("up"), local.step("down")])
 

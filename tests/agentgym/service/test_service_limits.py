@@ -28,7 +28,7 @@ def test_a_step_over_its_deadline_is_killed_and_told(action):
                 assert len(front.sessions.open) == 1
                 assert not alive(client.pid)
             assert (await other.step("echo hi"))["result"][0][0]["content"] == "1: hi"
-            assert front.sessions.ended == {"DEADLINE": 1}
+            assert front.sessions.tally().ended == {"DEADLINE": 1}
 
     asyncio.run(play())
 
@@ -78,7 +78,7 @@ def test_a_client_that_does_not_come_back_loses_its_session(tmp_path, monkeypatc
             client = await (await Client(http).connect()).begin()
             await client.drop()
             await until(lambda: not front.sessions.open)
-            assert front.sessions.ended == {"IDLE": 1}
+            assert front.sessions.tally().ended == {"IDLE": 1}
 
     asyncio.run(play())
     assert (tmp_path / "closed").read_text() == "closed\n"
@@ -150,7 +150,7 @@ def test_bytes_that_are_no_message_end_the_session_with_a_word():
                 assert code.encode() in found[-2][1], (data, found)
                 assert int.from_bytes(found[-1][1], "big") > 4000
                 await until(lambda: not front.sessions.open)
-            assert front.sessions.ended == Counter(code for _, code in BAD_BYTES)
+            assert front.sessions.tally().ended == Counter(code for _, code in BAD_BYTES)
             async with session(front) as client:
                 await client.begin()
 
@@ -200,7 +200,7 @@ def test_a_client_that_drips_or_takes_no_answer_loses_its_session():
                     if not front.sessions.open:
                         break
                 await until(lambda: not front.sessions.open)
-            assert front.sessions.ended == {"TOO_SLOW": 2}
+            assert front.sessions.tally().ended == {"TOO_SLOW": 2}
 
     asyncio.run(play())
 
@@ -228,6 +228,6 @@ def test_many_sessions_of_all_kinds_return_all_slots():
                 await asyncio.gather(*map(one, ["healthy", "vanish", "hang", "abort", "healthy", "exit 1", "healthy"]))
                 await until(lambda: not front.sessions.open)
             assert sorted(front.sessions._free) == list(range(8))
-            assert front.sessions.ended == {"closed": 9, "DEADLINE": 3, "WORKER_DIED": 6, "IDLE": 3}
+            assert front.sessions.tally().ended == {"closed": 9, "DEADLINE": 3, "WORKER_DIED": 6, "IDLE": 3}
 
     asyncio.run(play())

@@ -32,9 +32,9 @@ def test_a_session_plays_episodes_and_ends_with_close(tmp_path, monkeypatch):
             assert await client.ask("close") == {"id": 9, "result": {}}
             assert await client.ended() == 1000
             await until(lambda: not front.sessions.open)
-            assert front.sessions.counters()["steps"] == 3
-            assert front.sessions.counters()["episodes"] == 1
-            assert front.sessions.ended == {"closed": 1}
+            assert front.sessions.tally().counters["steps"] == 3
+            assert front.sessions.tally().counters["episodes"] == 1
+            assert front.sessions.tally().ended == {"closed": 1}
 
     asyncio.run(play())
     assert (tmp_path / "closed").read_text().count("closed") == 2  # the call, and the worker's own
@@ -129,7 +129,7 @@ def test_a_client_comes_back_and_no_step_is_run_twice(tmp_path):
             await client.drop()  # in the middle of a step
             first = client.hello["resume"]
             back = asyncio.create_task(client.connect(resume=first))
-            await until(lambda: front.sessions.resumed == 1)
+            await until(lambda: front.sessions.tally().resumed == 1)
             go.touch()
             await back
             assert client.hello["session"] in front.sessions.open
@@ -146,7 +146,7 @@ def test_a_client_comes_back_and_no_step_is_run_twice(tmp_path):
             await client.ws.send_json({"id": client.id, "call": "step", "action": f"note {notes}"})
             assert await client.receive() == step
             assert (await client.step("echo"))["result"][0][0]["content"] == "3: "
-            assert front.sessions.resumed == 2
+            assert front.sessions.tally().resumed == 2
             await client.ws.close()
 
     asyncio.run(play())
@@ -202,7 +202,7 @@ def test_an_environment_that_cannot_be_made_says_why():
             assert client.hello["error"]["fatal"]
             await client.ws.close()
             await until(lambda: not front.sessions.open)
-            assert front.sessions.ended == {"ENV_ERROR": 1}
+            assert front.sessions.tally().ended == {"ENV_ERROR": 1}
 
     asyncio.run(play())
 

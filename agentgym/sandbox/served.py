@@ -1,0 +1,156 @@
+"""Sandboxes for clients on other machines: what a server gives them, which images it has, and the one that a session holds."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from agentgym.sandbox import backends, bubblewrap, docker, images
+from agentgym.sandbox.channel import Header
+from agentgym.sandbox.core import MEGABYTE, SandboxError, SandboxSpec
+from agentgym.sandbox.guest_sandbox import FILE_TIMEOUT, GuestSandbox
+
+with contextlib.suppress(ImportError):  # here, so that workers share it; its absence is told to who asks for docker
+    import docker as _sdk  # noqa: F401
+
+_NUMBERS = ("cpus", "memory", "pids", "disk", "output", "idle_timeout", "start_timeout")
+_WHOLE = ("memory", "pids", "disk", "output")
+_sweeping = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Most:
+    """What a server gives one sandbox at most; see `SandboxSpec`."""
+
+    cpus: float = 4.0
+    memory: int = 4096 * MEGABYTE
+    pids: int = 1024
+    disk: int = 1024 * MEGABYTE
+    output: int = 8 * MEGABYTE
+    network: bool = False
+
+
+class ServedSandbox:
+    """The sandbox of one session.
+
+    Args:
+        backend: "docker", "bubblewrap", "auto", or None for what AGENTGYM_SANDBOX says there.
+        most: what it may be given.
+
+    Attributes:
+        box: None before `start`.
+    """
+
+    def __init__(self, backend: str | None, most: Most):
+        self.backend = backend
+        self.most = most
+        self.box: GuestSandbox | None = None
+
+    @classmethod
+    def of_settings(cls, kwargs: Mapping[str, Any]) -> ServedSandbox:
+        """From {"backend": name, "most": `Most` by field}."""
+        return cls(kwargs.get("backend"), Most(**kwargs.get("most", {})))
+
+    def spec_of(self, record: Mapping[str, Any], longest_start: float) -> SandboxSpec:
+        """What a client asks for.
+
+        Raises:
+            ValueError: it is no `SandboxSpec`, or more than this server gives.
+        """
+        unknown = record.keys() - {field.name for field in fields(SandboxSpec)}
+        if unknown:
+            raise ValueError(f"a sandbox has no setting {min(unknown)!r:.50}")
+        spec = SandboxSpec(**record)
+        for name in _NUMBERS:
+            value = getattr(spec, name)
+            kinds = (int,) if name in _WHOLE else (int, float)
+            if isinstance(value, bool) or not isinstance(value, kinds) or not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name}={value!r:.50} cannot be")
+        env = spec.env
+        if not isinstance(env, dict) or not all(isinstance(word, str) for word in [*env, *env.values()]):
+            raise ValueError("env holds texts")
+        if not isinstance(spec.image, str) or not isinstance(spec.network, bool):
+            raise ValueError("image is a text, and network true or false")
+        for name, most in vars(self.most).items():
+            if getattr(spec, name) > most:
+                raise ValueError(f"{name}={getattr(spec, name)}: this server gives a sandbox {most} (agentgym serve)")
+        return replace(spec, start_timeout=min(spec.start_timeout, longest_start))
+
+    def start(self, spec: SandboxSpec, run: str) -> dict[str, Any]:
+        """Start it; what a client is told of it. Raises SandboxError."""
+        backend = chosen(self.backend, spec.image)
+        name = "".join(letter for letter in run if letter.isprintable())[:100] or backends.run_label()
+        opened = docker.open_docker if backend == "docker" else bubblewrap.open_bubblewrap
+        self.box = opened(spec, name)
+        return {"sandbox": self.box.id, "backend": backend, "facts": self.box.facts}
+
+    def ask(self, header: Header, data: bytes, seconds: float) -> tuple[Header, bytes]:
+        """Pass a call to the guest, and return its answer as it is. Raises SandboxError."""
+        channel = self._here().channel
+        channel.send(header, data, timeout=seconds)
+        return channel.answer(header["do"], timeout=seconds)
+
+    def hear(self) -> tuple[Header, bytes]:
+        """The next part of a file that the guest reads. Raises SandboxError."""
+        return self._here().channel.answer("read", timeout=FILE_TIMEOUT)
+
+    def close(self) -> None:
+        """End it."""
+        if self.box is not None:
+            self.box.close()
+
+    def _here(self) -> GuestSandbox:
+        if self.box is None:
+            raise SandboxError("there is no sandbox yet")
+        return self.box
+
+
+def chosen(backend: str | None, image: str) -> str:
+    """The back end that has an image here.
+
+    Raises:
+        SandboxError: none has; names those that are built.
+    """
+    try:
+        return backends.choose(backend, image).name
+    except (SandboxError, ValueError) as error:
+        raise SandboxError(f"{error}. Built here: {', '.join(built(backend)) or 'none'}") from error
+
+
+def built(backend: str | None) -> list[str]:
+    """The images of `sandboxes/` that a sandbox can be started from here."""
+    found = []
+    for name in images.image_names():
+        try:
+            backends.choose(backend, name)
+        except (SandboxError, ValueError):
+            continue
+        found.append(name)
+    return found
+
+
+def told(settings: Mapping[str, Any], image: str | None) -> dict[str, Any]:
+    """What is served, for those who ask before they open a session; with `image`, the back end that has it.
+
+    What killed processes left here is removed on the way.
+
+    Raises:
+        SandboxError: no back end has this image.
+    """
+    held = ServedSandbox.of_settings(settings)
+    if _sweeping.acquire(blocking=False):
+        threading.Thread(target=_sweep, name="sandbox cleanup", daemon=True).start()
+    if image is not None:
+        return {"image": image, "backend": chosen(held.backend, image)}
+    return {"images": built(held.backend), "most": vars(held.most)}
+
+
+def _sweep() -> None:
+    try:
+        backends.remove_dead()
+    finally:
+        _sweeping.release()

@@ -1,0 +1,303 @@
+"""What it costs to serve environments: `agentgym serve` against OpenEnv's server, each with both clients, and with a bare load.
+
+Both servers serve the same environment, which says back what it is told, and every client must hear that. Clients run in one
+process each, the bare load (OpenEnv's wire, hardly any framing) in one for each core. CPU time is counted apart: that of the
+server is of all its processes. All sides run in turn, in every round. OpenEnv is installed from the package index into a
+virtual environment of its own in the user's cache, on the first run.
+
+python benchmarks/service.py [--out FILE.json] [--sessions 1,32,256] [--seconds 2] [--rounds 3] [--sides NAME,...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+SERVING = HERE / "serving"
+PINS = HERE.parent / "tests/agentgym/service/openenv_foreign/packages.txt"
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+BOOT_SECONDS = 60.0
+SIDES = ("agentgym+openenv", "agentgym+agentgym", "agentgym+raw", "openenv+openenv", "openenv+agentgym", "openenv+raw")
+GOALS = {1: 10_000, 32: 13_000}  # steps/s of our server with OpenEnv's client
+GOAL_MEGABYTES = 60.0
+GOAL_TIMES = 3.0
+
+
+def openenv_python() -> Path:
+    """The Python of OpenEnv's virtual environment, which is made where there is none."""
+    mark = hashlib.sha256(PINS.read_bytes() + platform.python_version().encode()).hexdigest()[:12]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "agentgym" / "benchmarks" / f"openenv-{mark}"
+    python = folder / "bin" / "python"
+    if not (folder / "complete").exists():
+        print(f"installing openenv into {folder}", file=sys.stderr)
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "-r", PINS]
+        done = subprocess.run(install, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"openenv cannot be installed: {done.stderr[-2000:]}")
+        (folder / "complete").touch()
+    return python
+
+
+def environ(**more: str) -> dict[str, str]:
+    dropped = ("AGENTGYM_TOKEN", "PYTHONHOME", "PYTHONPATH", "ENABLE_WEB_INTERFACE", "OPENENV_MODE")
+    return {key: value for key, value in os.environ.items() if key not in dropped} | ONE_THREAD | more
+
+
+@dataclass
+class Server:
+    """A server that runs."""
+
+    name: str
+    url: str
+    process: subprocess.Popen[bytes]
+    boot_seconds: float
+
+    def processes(self) -> list[int]:
+        """It and all its descendants."""
+        found = [self.process.pid]
+        for pid in found:
+            with contextlib.suppress(OSError):
+                for task in os.listdir(f"/proc/{pid}/task"):
+                    found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+        return found
+
+    def cpu_seconds(self) -> float:
+        """That all of them have used, to the nanosecond where the kernel tells."""
+        total = 0.0
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                for task in os.listdir(f"/proc/{pid}/task"):
+                    total += int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[0]) / 1e9
+        return total
+
+    def megabytes(self) -> float:
+        """Proportional set size of all of them: memory that they share is counted once."""
+        total = 0
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        return total / 1024
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+@contextlib.contextmanager
+def serving(name: str, sessions: int) -> Iterator[Server]:
+    """A server with room for so many sessions; it is ended afterwards."""
+    port = free_port()
+    if name == "agentgym":
+        command = [sys.executable, "-m", "agentgym.cli", "serve", "echo:Echo", "--port", str(port)]
+        command += ["--max-sessions", str(sessions), "--drain-timeout", "1"]
+    else:
+        command = [str(openenv_python()), str(SERVING / "serve_openenv.py"), str(port), str(sessions)]
+    url, began = f"http://127.0.0.1:{port}", time.perf_counter()
+    env = environ(PYTHONPATH=os.pathsep.join([str(SERVING), str(HERE.parent)]) if name == "agentgym" else str(SERVING))
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=env)
+    try:
+        while not is_healthy(url):
+            if process.poll() is not None or time.perf_counter() > began + BOOT_SECONDS:
+                raise SystemExit(f"the server of {name} does not come up")
+            time.sleep(0.005)
+        yield Server(name, url, process, time.perf_counter() - began)
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5.0) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def player(client: str, server: Server) -> tuple[list[str], dict[str, str]]:
+    """The command of a client, without the number of sessions, and its environment."""
+    if client == "raw":
+        return [sys.executable, str(SERVING / "play_raw.py"), server.url], environ(PYTHONPATH=str(SERVING))
+    if client == "openenv":
+        return [str(openenv_python()), str(SERVING / "play_openenv.py"), server.url], environ(PYTHONPATH=str(SERVING))
+    url = f"{server.url}/Echo" if server.name == "agentgym" else f"openenv:{server.url}"
+    paths = os.pathsep.join([str(SERVING), str(HERE.parent)])
+    return [sys.executable, str(SERVING / "play_agentgym.py"), url], environ(PYTHONPATH=paths)
+
+
+def measure(server: Server, client: str, sessions: int, seconds: float) -> dict[str, float]:
+    """Open so many sessions, step all of them for so long, close them."""
+    empty = server.megabytes()
+    command, env = player(client, server)
+    with subprocess.Popen(
+        [*command, str(sessions)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as process:
+        try:
+            opened = told(process)
+
+            def stepping(seconds: float) -> dict[str, float]:
+                process.stdin.write(f"{seconds}\n")
+                process.stdin.flush()
+                return told(process)
+
+            stepping(min(0.5, seconds))  # what is done once: caches, pages
+            cpu = server.cpu_seconds()
+            done = stepping(seconds)
+            cpu, full = server.cpu_seconds() - cpu, server.megabytes()
+            process.stdin.close()
+            process.wait(60)
+        finally:
+            process.kill()
+    settle(server)
+    return {
+        "steps_per_second": done["steps"] / done["wall"],
+        "server_us": cpu / done["steps"] * 1e6,
+        "client_us": done["cpu"] / done["steps"] * 1e6,
+        "opened_per_second": sessions / opened["open_seconds"],
+        "megabytes_per_session": (full - empty) / sessions,
+        "megabytes": full,
+    }
+
+
+def told(process: subprocess.Popen[str]) -> dict[str, float]:
+    line = process.stdout.readline()
+    if not line:
+        raise SystemExit(f"the client {process.args} failed")
+    return json.loads(line)
+
+
+def settle(server: Server) -> None:
+    """Wait until the sessions that were closed are gone, and the server does nothing any more."""
+    end, before = time.perf_counter() + 10.0, server.cpu_seconds()
+    while time.perf_counter() < end:
+        time.sleep(0.2)
+        now = server.cpu_seconds()
+        if now - before < 0.01:
+            return
+        before = now
+
+
+BEST: dict[str, Callable[[list[float]], float]] = {"steps_per_second": max, "opened_per_second": max}
+
+
+def best_of(found: list[dict[str, float]]) -> dict[str, float]:
+    """The most steps, the least CPU time, and the middle of what memory was taken."""
+    best = {}
+    for name in found[0]:
+        choose = BEST.get(name, statistics.median if name.startswith("megabytes") else min)
+        best[name] = round(choose([each[name] for each in found]), 2)
+    return best
+
+
+def boots(name: str, sessions: int, rounds: int) -> dict[str, float]:
+    """How long it takes until a server answers, and what it takes before it has a session."""
+    found = []
+    for _ in range(rounds):
+        with serving(name, sessions) as server:
+            settle(server)
+            found.append((server.boot_seconds, server.megabytes()))
+    return {"boot_seconds": round(min(f[0] for f in found), 2), "idle_megabytes": round(min(f[1] for f in found), 1)}
+
+
+def show(idle: dict[str, dict[str, float]], rows: list[dict[str, Any]]) -> None:
+    print("\n| server | boot s | idle MB (PSS) |\n|---|---|---|")
+    for name, found in idle.items():
+        print(f"| {name} | {found['boot_seconds']:.2f} | {found['idle_megabytes']:.0f} |")
+    print(
+        "\n| server | client | sessions | steps/s | server CPU us/step | client CPU us/step | opened/s | MB/session |"
+        "\n|---|---|---|---|---|---|---|---|"
+    )
+    for row in rows:
+        print(
+            f"| {row['server']} | {row['client']} | {row['sessions']} | {row['steps_per_second']:,.0f}"
+            f" | {row['server_us']:.0f} | {row['client_us']:.0f} | {row['opened_per_second']:,.0f}"
+            f" | {row['megabytes_per_session']:.2f} |",
+            flush=True,
+        )
+
+
+def judge(idle: dict[str, dict[str, float]], rows: list[dict[str, Any]]) -> None:
+    """What was reached of the goals."""
+
+    def line(what: str, got: float, goal: float, met: bool) -> None:
+        print(f"{what}: {got:,.1f}, goal {goal:,.0f}: {'met' if met else 'MISSED'}")
+
+    print()
+    by_side = {(row["server"], row["client"], row["sessions"]): row for row in rows}
+    for (server, client, sessions), row in by_side.items():
+        got = row["steps_per_second"]
+        if (server, client) == ("agentgym", "openenv") and sessions in GOALS:
+            line(f"steps/s at {sessions}, OpenEnv's client", got, GOALS[sessions], got >= GOALS[sessions])
+        theirs = by_side.get(("openenv", client, sessions))
+        if server == "agentgym" and theirs:
+            times = got / theirs["steps_per_second"]
+            line(f"times OpenEnv's server, {client} client, {sessions} sessions", times, GOAL_TIMES, times >= GOAL_TIMES)
+    if "agentgym" in idle:
+        megabytes = idle["agentgym"]["idle_megabytes"]
+        line("MB before the first session", megabytes, GOAL_MEGABYTES, megabytes < GOAL_MEGABYTES)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
+    parser.add_argument("--sessions", default="1,32,256", help="at a time, joined by commas (default: 1,32,256)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of stepping in each round (default: 2)")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the best counts (default: 3)")
+    parser.add_argument("--sides", default=",".join(SIDES), help=f"SERVER+CLIENT, joined by commas, of {', '.join(SIDES)}")
+    args = parser.parse_args()
+    counts, sides = [int(count) for count in args.sessions.split(",")], args.sides.split(",")
+    if unknown := set(sides) - set(SIDES):
+        parser.error(f"--sides: no {min(unknown)}; there are {', '.join(SIDES)}")
+    names = sorted({side.partition("+")[0] for side in sides})
+    room = max(counts) + 32  # some of the round before may be ending still
+    idle = {name: boots(name, room, args.rounds) for name in names}
+    found: dict[tuple[int, str], list[dict[str, float]]] = {}
+    with contextlib.ExitStack() as stack:
+        servers = {name: stack.enter_context(serving(name, room)) for name in names}
+        for _ in range(args.rounds):
+            for count in counts:
+                for side in sides:
+                    name, _, client = side.partition("+")
+                    taken = measure(servers[name], client, count, args.seconds)
+                    found.setdefault((count, side), []).append(taken)
+    rows = [
+        {"server": side.partition("+")[0], "client": side.partition("+")[2], "sessions": count, **best_of(each)}
+        for (count, side), each in found.items()
+    ]
+    show(idle, rows)
+    judge(idle, rows)
+    if args.out:
+        machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
+        about = {**machine, "load": os.getloadavg(), "rounds": args.rounds, "seconds": args.seconds}
+        about |= {"goals": GOALS, "goal_megabytes": GOAL_MEGABYTES, "goal_times": GOAL_TIMES}
+        args.out.write_text(json.dumps({**about, "idle": idle, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

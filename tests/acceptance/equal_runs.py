@@ -1,0 +1,49 @@
+"""Whether two training runs are the same run, to the last bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from training_process import Training
+
+from agentgym.trajectory import read_jsonl
+
+TIMES = {"elapsed", "tokens_per_second", "seconds"}
+
+
+def without_times(record: dict[str, Any]) -> dict[str, Any]:
+    """A record of metrics without what a clock measured."""
+    return {
+        key: without_times(value) if isinstance(value, dict) else value
+        for key, value in record.items()
+        if key not in TIMES and not key.endswith("_seconds")
+    }
+
+
+def sampled(run: Training) -> dict[str, list]:
+    """Every trajectory of a run by file: its id, and all token ids and log-probabilities."""
+    return {
+        file.name: [(t.id, [(n.tokens.completion_ids, n.tokens.logprobs) for n in t.turns]) for t in read_jsonl(file)]
+        for file in sorted((run.folder / "trajectories").glob("*.jsonl"))
+    }
+
+
+def played(run: Training) -> dict[str, list]:
+    """Every trajectory of a run by file: all that environments said and gave, whatever they are called."""
+    return {
+        file.name: [
+            (t.id, t.task_id, t.end, t.error, t.metrics, t.final_observation)
+            + tuple((turn.observation, turn.reply, turn.reward, turn.info) for turn in t.turns)
+            for t in read_jsonl(file)
+        ]
+        for file in sorted((run.folder / "trajectories").glob("*.jsonl"))
+    }
+
+
+def assert_equal_runs(one: Training, other: Training) -> None:
+    """Metrics, tokens, episodes and the last weights are equal."""
+    assert [without_times(record) for record in one.metrics] == [without_times(record) for record in other.metrics]
+    assert sampled(one) == sampled(other)
+    assert played(one) == played(other)
+    weights = [run.checkpoint.joinpath("model.safetensors").read_bytes() for run in (one, other)]
+    assert weights[0] == weights[1]

@@ -1,0 +1,224 @@
+"""Environments that Ray places: where they go, that they play as local ones do, and what becomes of those that die."""
+
+import asyncio
+import dataclasses
+import os
+import random
+import signal
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from agent_train.compose import compose
+from agent_train.config import ConfigError
+from agent_train.env_workers import placed_env
+from agent_train.placement import PlacementError, env_workers_wanted, own_ray_cpus
+from agent_train.validation import env_spec, validate
+from agentgym.policy import ExpertPolicy
+from agentgym.rollout import Episode, run_many
+
+SECONDS = 120.0
+
+
+def settings(*overrides):
+    return compose(["+env=frozen_lake", "engine=embedded", "env.placement=ray", "learner.workers=1", *overrides])
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster_is_named(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes, of two and of three CPUs; this process is on the first."""
+    if ray.is_initialized():
+        ray.shutdown()
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        made.add_node(num_cpus=3)
+        ray.init(address=made.address, log_to_driver=False)
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+class Played(ExpertPolicy):
+    """The expert with mistakes; before its turn `at`, `meanwhile` happens."""
+
+    def __init__(self, episode, meanwhile=None, at=-1):
+        super().__init__(mistakes=0.5, rng=random.Random(episode.seed))
+        self.meanwhile, self.at, self.turn = meanwhile, at, 0
+
+    async def act(self, messages, tools):
+        if self.turn == self.at:
+            await self.meanwhile()
+        self.turn += 1
+        return await super().act(messages, tools)
+
+
+async def play(make, count=12, policy=Played):
+    tasks = env_spec(settings()).tasks("train").take(count)
+    episodes = [Episode(task, 0, seed) for seed, task in enumerate(tasks)]
+    return await asyncio.wait_for(run_many(make, policy, episodes, concurrency=6), SECONDS)
+
+
+def what_happened(trajectories):
+    def of(turn):
+        return turn.observation, turn.reply, turn.reward, turn.info
+
+    return [(t.env, t.id, t.end, t.error, t.final_observation, [of(turn) for turn in t.turns]) for t in trajectories]
+
+
+@asynccontextmanager
+async def placed(*overrides, notes=None, **changes):
+    config = settings(*overrides)
+    spec = dataclasses.replace(env_spec(config), **changes)
+    async with asyncio.timeout(SECONDS), placed_env(config, spec, [].append if notes is None else notes.append) as env:
+        yield env
+
+
+def asked(actor, question):
+    return actor.__ray_call__.remote(lambda self: question())
+
+
+@pytest.mark.ray
+def test_workers_go_to_all_nodes_and_their_episodes_are_those_of_a_local_environment(cluster):
+    async def there():
+        async with placed("env.workers=2") as env:
+            nodes = [await asked(a, lambda: ray.get_runtime_context().get_node_id()) for a in env.actors.values()]
+            return nodes, env.urls, await play(env.make)
+
+    nodes, urls, remote = asyncio.run(there())
+    assert set(nodes) == {node["NodeID"] for node in ray.nodes()}
+    here = nodes.index(ray.get_runtime_context().get_node_id())
+    # Where the trainer is, only this machine reaches them.
+    assert [number for number, url in urls.items() if url.startswith("http://127.0.0.1:")] == [here]
+    local = asyncio.run(play(env_spec(settings()).make))
+    assert all(trajectory.error is None for trajectory in local)
+    assert what_happened(remote) == what_happened(local)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_is_killed_is_placed_again_and_no_episode_is_lost(cluster, workers):
+    notes, before, after = [], {}, {}
+
+    async def there():
+        async with placed(f"env.workers={workers}", notes=notes) as env:
+            before.update(env.urls)
+            victim = await asked(env.actors[0], os.getpid)
+            served = psutil.Process(victim).children(recursive=True)
+
+            async def kill():
+                os.kill(victim, signal.SIGKILL)
+
+            def policy(episode):
+                return Played(episode, kill, at=1 if episode.seed == 3 else -1)
+
+            trajectories = await play(env.make, policy=policy)
+            while not any("is back" in note for note in notes):
+                await asyncio.sleep(0.05)
+            after.update(env.urls)
+            assert await asked(env.actors[0], os.getpid) != victim
+            left = await asyncio.to_thread(psutil.wait_procs, served, SECONDS)
+            assert not left[1], "what the dead worker had started still runs"
+            return trajectories, await play(env.make)
+
+    first, second = asyncio.run(there())
+    local = what_happened(asyncio.run(play(env_spec(settings()).make)))
+    assert any("errors" in trajectory.metadata for trajectory in first)  # the kill cost some their first try
+    assert what_happened(first) == what_happened(second) == local
+    assert before[0] != after[0]
+    assert f"env worker 0 at {before[0]} died and is placed again" in notes[0]
+
+
+@pytest.mark.ray
+def test_nothing_is_left_of_the_workers(cluster):
+    async def there():
+        async with placed("env.workers=2") as env:
+            pids = [await asked(actor, os.getpid) for actor in env.actors.values()]
+            workers = [psutil.Process(pid) for pid in pids]
+            return [*workers, *(child for worker in workers for child in worker.children(recursive=True))]
+
+    processes = asyncio.run(there())
+    assert len(processes) >= 4
+    assert not psutil.wait_procs(processes, SECONDS)[1]
+
+
+@pytest.mark.ray
+def test_an_environment_that_no_node_can_import_is_told_with_its_name(cluster):
+    with pytest.raises(PlacementError, match=r"env worker 0: .*nowhere_to_be_found"):
+
+        async def there():
+            async with placed("env.workers=1", entry_point="nowhere_to_be_found:Env"):
+                pass
+
+        asyncio.run(there())
+
+
+@pytest.mark.ray
+def test_more_cpus_than_the_cluster_has_are_refused_at_once(cluster):
+    with pytest.raises(PlacementError, match=r"env.workers=5 .* the cluster has 5 \(.*room for 4: lower"):
+
+        async def there():
+            async with placed("env.workers=5"):
+                pass
+
+        asyncio.run(there())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "workers", "cpus", "wanted"),
+    [([4, 4], 0, 1, 7), ([4, 4], 0, 2, 3), ([8], 2, 1, 2), ([4, 4], 7, 1, 7), ([3, 3], 0, 2, 2), ([2], 0, 0.25, 4)],
+)
+def test_as_many_workers_as_fit_beside_the_learner_unless_a_number_is_given(monkeypatch, nodes, workers, cpus, wanted):
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert env_workers_wanted(settings(f"env.workers={workers}", f"env.cpus={cpus}"), nodes) == wanted
+
+
+@pytest.mark.parametrize(
+    ("nodes", "overrides", "words"),
+    [
+        ([4, 4], ["env.workers=8"], "env.workers=8 of env.cpus=1 do not fit beside the learner's 1 CPUs"),
+        ([3, 3], ["env.workers=3", "env.cpus=2"], r"room for 2"),
+        ([4, 4], ["env.cpus=8"], r"env.cpus=8: no worker fits"),
+        ([1], [], "no worker fits"),
+    ],
+)
+def test_too_few_cpus_are_told_with_what_there_is(nodes, overrides, words):
+    with pytest.raises(PlacementError, match=words) as caught:
+        env_workers_wanted(settings(*overrides), nodes)
+    assert f"the cluster has {sum(nodes)}" in str(caught.value)
+
+
+def test_a_ray_of_the_runs_own_has_room_for_all_that_the_settings_allow(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    for overrides in (["env.workers=2"], ["env.workers=0"], ["env.cpus=2"], ["learner.workers=3", "env.workers=1"]):
+        config = settings(*overrides)
+        count = env_workers_wanted(config, [own_ray_cpus(config)])
+        assert 1 <= count <= 2 and count == (config.env.workers or count)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["env.placement=rayy"], "did you mean ray?"),
+        (["env.placement=local", "env.workers=2"], "env.workers=2: takes env.placement=ray"),
+        (["env.workers=3"], "env.workers=3 x env.cpus=1: this machine has 2 CPUs"),
+        (["env.cpus=4"], "env.cpus=4: this machine has 2 CPUs: lower it, or name a larger cluster by RAY_ADDRESS"),
+        (["env.cpus=1.5"], "Ray takes whole CPUs only"),
+        (["env.cpus=0"], "env.cpus=0.0: must be positive"),
+        (["env.workers=-1"], "env.workers=-1: must be 0 or more"),
+        (["env.url=[http://127.0.0.1:1/frozen_lake]"], "leave one of the two out"),
+    ],
+)
+def test_what_cannot_be_placed_is_refused_before_anything_starts(monkeypatch, tmp_path, overrides, words):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with pytest.raises(ConfigError) as caught:
+        validate(settings(*overrides, f"trainer.runs_dir={tmp_path}"))
+    assert words in str(caught.value)
