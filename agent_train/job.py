@@ -24,7 +24,7 @@ from agent_train.run_folder import RunFolder
 from agent_train.sft import ExpertError, SftProgress, demonstrations, warm_start
 from agent_train.tiny import build_tiny, texts_of_env
 from agent_train.tracking import Tracker
-from agent_train.validation import env_spec, sandbox_choice
+from agent_train.validation import env_spec, env_spec_of_run, sandbox_choice
 from agent_train.weights.manifest import WeightAddress, free_port
 from agentgym.core import Env
 from agentgym.registration import EnvSpec
@@ -143,7 +143,7 @@ async def open_job(config: Config, folder: RunFolder, tracker: Tracker) -> Async
     """
     tracker.phase("reading tasks", config.env.id)
     _hide_progress_bars()
-    spec = env_spec(config)
+    spec = env_spec_of_run(config)
     if (choice := sandbox_choice(config)) is not None:
         tracker.note(f"sandbox: {choice}")
     train_tasks, test_tasks = spec.tasks(config.env.train_split), spec.tasks(config.env.test_split)

@@ -346,6 +346,16 @@ def env_spec(config: Config) -> EnvSpec:
     return dataclasses.replace(found, kwargs={**found.kwargs, **chosen, **given})
 
 
+def env_spec_of_run(config: Config) -> EnvSpec:
+    """As `env_spec`; a served environment has to stay what it is made with now, also where its servers start again."""
+    found = env_spec(config)
+    if not is_url(found.id):
+        return found
+    env = found.make()
+    env.close()
+    return dataclasses.replace(found, kwargs={**found.kwargs, "expects": getattr(env.unwrapped, "expects", {})})
+
+
 def _named_spec(config: Config) -> EnvSpec:
     """The environment by its name or its servers, with the kwargs that it was registered with."""
     return spec(",".join(config.env.url) or config.env.id)

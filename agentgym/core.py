@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from agentgym.messages import Action, ActionSpace, MessagesSpace, Observation, assistant, text_of, user
+from agentgym.messages import Action, Observation, assistant, text_of, user
+from agentgym.spaces import ActionSpace, MessagesSpace
 from agentgym.tasks import Task, TaskSet
 
 Step = tuple[Observation, float, bool, bool, dict[str, Any]]

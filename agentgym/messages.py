@@ -1,4 +1,4 @@
-"""Chat messages in the OpenAI form, and the Gymnasium spaces that hold them.
+"""Chat messages in the OpenAI form; `agentgym.spaces` has the Gymnasium spaces that hold them.
 
 A message is a plain dict, so that it goes to JSON, to an endpoint and to a chat template as it is:
 `{"role": "user", "content": "hi"}`, with `tool_calls`, `tool_call_id`, `name` or content parts where they apply.
@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-import gymnasium
-import numpy as np
-
 Message: TypeAlias = dict[str, Any]
 Observation: TypeAlias = list[Message]
 Action: TypeAlias = str | Message
 
 ROLES = ("system", "user", "assistant", "tool")
-_SAMPLE_ALPHABET = "abcdefghijklmnopqrstuvwxyz 0123456789.,!?<>{}\n\tàßñжשع漢字かな🙂"
 
 
 def system(text: str) -> Message:
@@ -101,60 +97,3 @@ def problem_of(message: object) -> str | None:
     ):
         return None
     return f"content must be text or a list of typed parts, not {type(content).__name__}"
-
-
-def _random_text(rng: np.random.Generator) -> str:
-    letters = list(_SAMPLE_ALPHABET)
-    return "".join(letters[i] for i in rng.integers(0, len(letters), size=int(rng.integers(0, 40))))
-
-
-class MessagesSpace(gymnasium.Space[Observation]):
-    """Observations: a list of chat messages with any unicode text. Samples are lists of user messages."""
-
-    def sample(self, mask: Any = None, probability: Any = None) -> Observation:
-        """A random value; masks do not apply."""
-        return [user(_random_text(self.np_random)) for _ in range(int(self.np_random.integers(1, 3)))]
-
-    def contains(self, x: object) -> bool:
-        """Whether x is one of these; never raises."""
-        return isinstance(x, list) and all(problem_of(m) is None for m in x)
-
-    @property
-    def is_np_flattenable(self) -> bool:
-        """False: text has no array form."""
-        return False
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, MessagesSpace)
-
-    def __hash__(self) -> int:
-        return hash(MessagesSpace)
-
-    def __repr__(self) -> str:
-        return "MessagesSpace()"
-
-
-class ActionSpace(gymnasium.Space[Action]):
-    """Actions: any unicode text, or an assistant message. Samples are text."""
-
-    def sample(self, mask: Any = None, probability: Any = None) -> Action:
-        """A random value; masks do not apply."""
-        return _random_text(self.np_random)
-
-    def contains(self, x: object) -> bool:
-        """Whether x is one of these; never raises."""
-        return isinstance(x, str) or (isinstance(x, dict) and problem_of(x) is None and x["role"] == "assistant")
-
-    @property
-    def is_np_flattenable(self) -> bool:
-        """False: text has no array form."""
-        return False
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ActionSpace)
-
-    def __hash__(self) -> int:
-        return hash(ActionSpace)
-
-    def __repr__(self) -> str:
-        return "ActionSpace()"

@@ -64,7 +64,7 @@ class EmbeddedEngine(Sessions):
         dtype: str = "float32",
         device: str | None = None,
         max_concurrent: int = 64,
-        batch_wait: float = 1.0,
+        batch_wait: float = 10.0,
         request_timeout: float = 120.0,
     ):
         from transformers import AutoModelForCausalLM

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentgym.sandbox.core import Sandbox, SandboxError, SandboxSpec
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 BACKENDS = ("docker", "bubblewrap")
 ENGINE_SECONDS = 2.0  # in which a Docker Engine must answer to be chosen by "auto"
+IDLE_SECONDS = 300.0  # after which a sandbox that nobody wants is closed
+REMOTE_IDLE_SECONDS = 60.0  # and one of a server's, which others may want
 LIMIT = 64  # sandboxes of a process at a time, unless AGENTGYM_SANDBOXES says otherwise
 
 _log = logging.getLogger("agentgym.sandbox")
@@ -31,7 +34,7 @@ _log = logging.getLogger("agentgym.sandbox")
 
 @dataclass(frozen=True)
 class Choice:
-    """A back end, and why it was taken, to follow "because"."""
+    """A back end, and why it was taken, to follow "because". For sandboxes of servers its name is their URLs."""
 
     name: str
     reason: str
@@ -64,7 +67,8 @@ def acquire(spec: SandboxSpec, backend: str | None = None, timeout: float = 110.
 
     Args:
         spec: what it is made of. Sandboxes of equal specs share a pool.
-        backend: "docker", "bubblewrap", "auto", or None for what AGENTGYM_SANDBOX says, else "auto".
+        backend: "docker", "bubblewrap", "auto", the URL of a server of sandboxes or several joined by commas, "remote" for
+            what AGENTGYM_SANDBOX_URL says, or None for what AGENTGYM_SANDBOX says, else "auto".
         timeout: seconds to wait for one while all are in use, or while none can be made. The default is just under what
             `Limits` gives `init`, so that this error, which says why, comes first.
 
@@ -85,7 +89,7 @@ def choose(backend: str | None = None, image: str = "python") -> Choice:
     """
     wanted = backend if backend is not None else os.environ.get("AGENTGYM_SANDBOX") or "auto"
     source = "it was asked for" if backend is not None else "AGENTGYM_SANDBOX says so"
-    check_backend(wanted, "AGENTGYM_SANDBOX" if backend is None else "sandbox")
+    wanted = check_backend(wanted, "AGENTGYM_SANDBOX" if backend is None else "sandbox")
     with _process.lock:
         choice = _process.choices.get((backend, wanted, image))
         if choice is None:
@@ -101,12 +105,23 @@ def describe(backend: str | None = None, image: str = "python") -> str:
     return f"{choice.name}, because {choice.reason}"
 
 
-def check_backend(name: str, what: str = "sandbox") -> None:
-    """Raises ValueError, with the nearest valid name, if there is no such back end."""
-    valid = (*BACKENDS, "auto")
+def check_backend(name: str, what: str = "sandbox") -> str:
+    """The name of a back end; for "remote", and for servers, their URLs.
+
+    Raises:
+        ValueError: there is no such one; says the nearest valid name.
+    """
+    if name == "remote" or _is_url(name):
+        from agentgym.sandbox.remote import urls_of
+
+        return urls_of(name, what)
+    valid = (*BACKENDS, "auto", "remote")
     if name not in valid:
         near = max(valid, key=lambda known: difflib.SequenceMatcher(None, name, known).ratio())
-        raise ValueError(f"{what}={name}: no such back end: did you mean {near}? There are {', '.join(valid)}")
+        raise ValueError(
+            f"{what}={name}: no such back end: did you mean {near}? There are {', '.join(valid)} and http://HOST:PORT"
+        )
+    return name
 
 
 def close_pools(timeout: float = 3.0) -> None:
@@ -138,7 +153,12 @@ def _try_all(image: str) -> Choice:
 
 
 def _try_one(name: str, image: str, source: str) -> Choice:
-    why_not = _why_not_docker(image) if name == "docker" else _why_not_bubblewrap(image)
+    if _is_url(name):
+        from agentgym.sandbox import remote
+
+        why_not = remote.why_not(name, image)
+    else:
+        why_not = _why_not_docker(image) if name == "docker" else _why_not_bubblewrap(image)
     if why_not is not None:
         raise SandboxError(
             f"no sandbox of image {image!r} by {name}, and {source}: {why_not}; or take another back end"
@@ -174,6 +194,11 @@ def _docker_todo(image: str) -> str:
     return f"docker pull {image}" if _is_reference(image) else f"agentgym sandbox build {image}"
 
 
+def _is_url(name: str) -> bool:
+    """Whether a back end is one of servers."""
+    return name.startswith(("http://", "https://"))
+
+
 def _is_reference(image: str) -> bool:
     """Whether it names an image of Docker's and no folder of `sandboxes/`."""
     return "/" in image or ":" in image
@@ -202,14 +227,23 @@ def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
         if _process.places is None:
             _process.places = Places(_limit())
             atexit.register(close_pools)
-            threading.Thread(target=_remove_dead, name="sandbox cleanup", daemon=True).start()
+            threading.Thread(target=remove_dead, name="sandbox cleanup", daemon=True).start()
         if key not in _process.pools:
             opener, run = _opener(name), run_label()
-            _process.pools[key] = SandboxPool(lambda: opener(spec, run), _process.places, name=f"{name} {spec.image!r}")
+            _process.pools[key] = SandboxPool(
+                lambda: opener(spec, run),
+                _process.places,
+                name=f"{name} {spec.image!r}",
+                idle_seconds=REMOTE_IDLE_SECONDS if _is_url(name) else IDLE_SECONDS,
+            )
         return _process.pools[key]
 
 
 def _opener(name: str) -> Callable[[SandboxSpec, str], GuestSandbox]:
+    if _is_url(name):
+        from agentgym.sandbox.remote import open_remote
+
+        return partial(open_remote, name)
     if name == "docker":
         from agentgym.sandbox.docker import open_docker
 
@@ -226,8 +260,8 @@ def _limit() -> int:
     return int(text)
 
 
-def _remove_dead() -> None:
-    """Remove what processes that have died left behind, once in a process."""
+def remove_dead() -> None:
+    """Remove what processes that have died left behind."""
     from agentgym.sandbox.cleanup import cleanup
 
     try:

@@ -77,7 +77,7 @@ class ServedSandbox:
             raise ValueError("image is a text, and network true or false")
         for name, most in vars(self.most).items():
             if getattr(spec, name) > most:
-                raise ValueError(f"{name}={getattr(spec, name)}: this server gives a sandbox {most} (agentgym serve)")
+                raise ValueError(f"{name}={getattr(spec, name)}: this server gives a sandbox {most} (--sandbox-most)")
         return replace(spec, start_timeout=min(spec.start_timeout, longest_start))
 
     def start(self, spec: SandboxSpec, run: str) -> dict[str, Any]:
@@ -139,13 +139,16 @@ def told(settings: Mapping[str, Any], image: str | None) -> dict[str, Any]:
     What killed processes left here is removed on the way.
 
     Raises:
-        SandboxError: no back end has this image.
+        ValueError: no back end has this image.
     """
     held = ServedSandbox.of_settings(settings)
     if _sweeping.acquire(blocking=False):
         threading.Thread(target=_sweep, name="sandbox cleanup", daemon=True).start()
     if image is not None:
-        return {"image": image, "backend": chosen(held.backend, image)}
+        try:
+            return {"image": image, "backend": chosen(held.backend, image)}
+        except SandboxError as error:
+            raise ValueError(str(error)) from error
     return {"images": built(held.backend), "most": vars(held.most)}
 
 

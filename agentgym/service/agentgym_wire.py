@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentgym.core import Env
 from agentgym.service.catalogue import made_with
 from agentgym.service.frames import (
     BAD_REQUEST,
     DRAINING,
     ENV_ERROR,
     KEPT_ANSWERS,
+    OUT_OF_MEMORY,
     PROTOCOL,
     UNKNOWN_CALL,
     Refused,
@@ -25,6 +24,9 @@ from agentgym.service.frames import (
 )
 from agentgym.service.worker import Calls, SessionInfo, described
 from agentgym.tasks import Task
+
+if TYPE_CHECKING:
+    from agentgym.core import Env
 
 _METHODS = ("expert_action", "random_action")
 
@@ -42,7 +44,7 @@ class AgentgymWire:
         self._calls = calls
         self._session = session
         self._last = 0
-        self._kept: OrderedDict[int, str] = OrderedDict()
+        self._kept: dict[int, str] = {}
         self._tools: list[dict[str, Any]] = list(env.get_wrapper_attr("tools"))
         self._runs = {
             "init": self._init,
@@ -87,6 +89,9 @@ class AgentgymWire:
             if not asked:
                 raise Refused(BAD_REQUEST, "an empty list asks for nothing")
         except Refused as refused:
+            if refused.fatal:
+                raise
+            self._calls.count_error(refused.code)
             return text_of_json(error_frame(refused.code, str(refused), fatal=False))
         answers: list[str] = []
         for request in asked:
@@ -101,8 +106,11 @@ class AgentgymWire:
             return self._kept_answer(id)
         try:
             check_request(request, self._last + 1)
-            answer = text_of_json({"id": id, "result": self._run(request)})
+            answer = f'{{"id": {id}, "result": {text_of_json(self._run(request))}}}'
         except Refused as refused:
+            if refused.code == OUT_OF_MEMORY:
+                raise
+            self._calls.count_error(refused.code)
             answer = text_of_json(error_frame(refused.code, str(refused), refused.fatal, _id(id)))
             self.ended = self.ended or refused.fatal
         except (Exception, SystemExit) as error:
@@ -111,7 +119,7 @@ class AgentgymWire:
             self._last += 1
             self._kept[self._last] = answer
             while len(self._kept) > keep:
-                self._kept.popitem(last=False)
+                del self._kept[self._last + 1 - len(self._kept)]  # the oldest: ids follow one another
         return answer
 
     def _kept_answer(self, id: int) -> str:

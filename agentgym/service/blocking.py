@@ -11,16 +11,19 @@ import os
 import socket
 import ssl
 import struct
+import threading
 import time
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from agentgym.service.frames import NORMAL_CLOSE, Refused
+from agentgym.service.frames import NORMAL_CLOSE
 from agentgym.service.websocket import CLOSE, PING, PONG, TEXT, Frames, encoded
 
 LARGEST_ANSWER = 128 << 20
 _CHUNK = 1 << 16
 _LARGEST_HEAD = 1 << 16
+_FAREWELL_SECONDS = 1.0
+_WAKING = 10.0  # seconds that a thread has to leave a socket that is closed under it
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
@@ -54,6 +57,7 @@ class BlockingWebSocket:
 
     def __init__(self, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None, until: float):
         self._pid = os.getpid()
+        self._in_use = threading.RLock()  # while a thread waits in the kernel for this socket
         self._frames = Frames(LARGEST_ANSWER, masked=False)
         self._socket = dial(url, tls, until)
         try:
@@ -95,7 +99,9 @@ class BlockingWebSocket:
             while len(body) < wanted:
                 body += self._take(until)
         after = fields.get("Retry-After", "")
-        return HandshakeRefused(status, said_in(body) or f"it answered {status}", float(after) if after.isdigit() else None)
+        return HandshakeRefused(
+            status, said_in(body) or f"it answered {status}", float(after) if after.isdigit() else None
+        )
 
     def send(self, text: str, until: float) -> None:
         """Send a message. OSError: the connection is over, or `until` has come (TimeoutError)."""
@@ -124,26 +130,36 @@ class BlockingWebSocket:
                 raise EOFError(f"the server has closed the connection ({code})")
 
     def _send(self, data: bytes, until: float) -> None:
-        self._socket.settimeout(max(until - time.monotonic(), 0.001))
-        self._socket.sendall(data)
+        with self._in_use:
+            self._socket.settimeout(max(until - time.monotonic(), 0.001))
+            self._socket.sendall(data)
 
     def _take(self, until: float) -> bytes:
-        self._socket.settimeout(max(until - time.monotonic(), 0.001))
-        data = self._socket.recv(_CHUNK)
+        with self._in_use:
+            self._socket.settimeout(max(until - time.monotonic(), 0.001))
+            data = self._socket.recv(_CHUNK)
         if not data:
             raise ConnectionResetError("the server has left")
         return data
 
     def close(self, *, in_order: bool = True) -> None:
         """End it, and a `receive` that waits. `in_order` says that nobody will come back. In a fork this only lets go."""
-        if os.getpid() == self._pid:
-            with contextlib.suppress(OSError, ValueError):  # it is over already
-                if in_order:
-                    self._socket.settimeout(1.0)
-                    self._socket.sendall(encoded(CLOSE, struct.pack("!H", NORMAL_CLOSE), masked=True))
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR if not in_order else socket.SHUT_RD)
+        if os.getpid() != self._pid:  # the lock may be held for ever by a thread that is not here
+            self._socket.close()
+            return
+        # TLS is not for two threads at a time: one that waits is only woken then.
+        free = self._in_use.acquire(blocking=False)
+        with contextlib.suppress(OSError, ValueError):  # it is over already
+            if in_order and (free or not isinstance(self._socket, ssl.SSLSocket)):
+                self._socket.settimeout(_FAREWELL_SECONDS)
+                self._socket.sendall(encoded(CLOSE, struct.pack("!H", NORMAL_CLOSE), masked=True))
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits; close alone does not
+        # A woken thread looks its descriptor up again before it returns: it must not be another file's by then.
+        free = free or self._in_use.acquire(timeout=_WAKING)
         self._socket.close()
+        if free:
+            self._in_use.release()
 
 
 def dial(url: str, tls: ssl.SSLContext | None, until: float) -> socket.socket:
@@ -172,6 +188,3 @@ def said_in(body: bytes) -> str:
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return str(json.loads(body)["error"]["message"])
     return ""
-
-
-__all__ = ["BlockingWebSocket", "HandshakeRefused", "Refused", "dial", "said_in"]

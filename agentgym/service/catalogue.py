@@ -10,6 +10,7 @@ from typing import Any
 
 from agentgym.jsonl import line_of
 from agentgym.registration import EnvSpec, parameters
+from agentgym.service.sandbox_frames import SERVED
 from agentgym.tasks import TaskSet
 
 SPLITS = ("train", "validation", "test")
@@ -18,7 +19,8 @@ PAGE = 1000
 
 def tell_tasks(front: socket.socket, specs: dict[str, EnvSpec], tasks: dict[str, TaskSet]) -> None:
     """Answer questions, a JSON object a line, until the front closes: {"env", "split", "start", "stop"} for a page of tasks,
-    {"env"} for its splits, {"env", "about"} for what a client must know to make it. An answer is {"result": ...} or {"error": ...}."""
+    {"env"} for its splits, {"env", "about"} for what a client must know to make it, {"sandboxes": image} for
+    whether there is such an image, null for all. An answer is {"result": ...} or {"error": ...}."""
     sets = {(id, "train"): found for id, found in tasks.items()}
 
     def tasks_of(id: str, split: str) -> TaskSet:
@@ -38,6 +40,10 @@ def tell_tasks(front: socket.socket, specs: dict[str, EnvSpec], tasks: dict[str,
 
 
 def _answer(asked: dict[str, Any], specs: dict[str, EnvSpec], tasks_of: Any) -> dict[str, Any]:
+    if "sandboxes" in asked:
+        from agentgym.sandbox.served import told
+
+        return told(specs[SERVED].kwargs, asked["sandboxes"])
     if "about" in asked:
         return _about(specs[asked["env"]])
     return _page(asked, tasks_of) if "split" in asked else _splits(asked["env"], tasks_of)

@@ -14,8 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentgym.registration import EnvSpec
+from agentgym.service.bounds import Bounds
 from agentgym.service.frames import ServiceLimits
+from agentgym.service.orphans import GONE_SECONDS
 from agentgym.service.packets import Packets
+from agentgym.service.sweeps import Sweeps
 
 START_SECONDS = 120.0
 _GONE_SECONDS = 5.0
@@ -33,6 +36,7 @@ class Forks:
     Args:
         envs: what is served.
         limits: told to the workers.
+        bounds: they are kept within these.
         memory: descriptor of the slots' memory.
         died: called with the key of a fork that ended, or was never made, and its wait status; None: unknown.
     """
@@ -41,12 +45,14 @@ class Forks:
         self,
         envs: Mapping[str, EnvSpec],
         limits: ServiceLimits,
+        bounds: Bounds,
         memory: int,
         died: Callable[[str, int | None], None],
     ):
         self._setup = {
             "envs": {id: spec.to_json() for id, spec in envs.items()},
             "limits": vars(limits),
+            "bounds": vars(bounds),
             "path": sys.path,
         }
         self._memory = memory
@@ -58,6 +64,8 @@ class Forks:
         self._doomed: set[str] = set()
         self._keys: dict[int, str] = {}  # process id: key
         self._restarting: asyncio.Task[None] | None = None
+        self._sandboxes = False  # whether what is served may have any
+        self._sweeps = Sweeps(self.fork, self.kill)
         self.closing = False
 
     @property
@@ -72,7 +80,7 @@ class Forks:
             ZygoteFailed: it could not.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [sys.executable, "-m", "agentgym.service.zygote"]
+        words = [sys.executable, "-m", "agentgym.service.keeper"]
         words += [str(theirs.fileno()), str(self._memory), str(os.getpid())]
         environ = {**dict.fromkeys(_THREADS, "1"), **os.environ}
         environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -119,6 +127,7 @@ class Forks:
     async def close(self) -> None:
         """End the zygote, and with it whatever it has forked."""
         self.closing = True
+        self._sweeps.close()
         if self._restarting is not None:
             self._restarting.cancel()
         await self._stop()
@@ -130,8 +139,7 @@ class Forks:
             self._packets.close()
             self._packets = None
         if self._process is not None:
-            self._process.kill()
-            await asyncio.to_thread(self._process.wait)
+            await asyncio.to_thread(_end_keeper, self._process)
         handles = [handle for handle in self._asked.values() if handle is not None]
         for handle in handles:
             _kill(handle)
@@ -139,10 +147,13 @@ class Forks:
 
     def _heard(self, said: dict[str, Any], fds: list[int]) -> None:
         if "ready" in said and self._ready is not None:
+            self._sandboxes = said["sandboxes"]
             self._ready.set_result(None)
         elif "failed" in said and self._ready is not None:
             self._ready.set_exception(ZygoteFailed(said["failed"]))
         elif "died" in said:
+            if self._sandboxes and os.WIFSIGNALED(said["status"]):
+                self._sweeps.add(said["died"])
             self._end(self._keys.pop(said["died"], ""), said["status"])
         elif "pid" not in said:
             self._end(said["forked"], None)
@@ -168,6 +179,9 @@ class Forks:
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(ZygoteFailed("the process that imports the environments died"))
             return
+        if self._sandboxes:
+            for pid in self._keys:
+                self._sweeps.add(pid)
         self._keys.clear()
         for key in list(self._asked):
             self._end(key, None)
@@ -185,6 +199,16 @@ class Forks:
             except (ZygoteFailed, OSError):
                 await asyncio.sleep(pause)
                 pause = min(10.0, 2 * pause)
+
+
+def _end_keeper(process: subprocess.Popen[bytes]) -> None:
+    """Have the keeper end all there is, and itself."""
+    process.terminate()
+    try:
+        process.wait(GONE_SECONDS + 1.0)
+    except subprocess.TimeoutExpired:  # something of it is in the kernel's hands
+        process.kill()
+        process.wait()
 
 
 def _wait(handles: Sequence[int]) -> None:

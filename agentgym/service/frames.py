@@ -54,6 +54,8 @@ CALLS: dict[str, frozenset[str]] = {
     "random_action": frozenset({"rng"}),
 }
 
+_FIELDS = {call: fields | {"id", "call"} for call, fields in CALLS.items()}
+
 BAD_FRAME = "BAD_FRAME"
 BAD_REQUEST = "BAD_REQUEST"
 UNKNOWN_CALL = "UNKNOWN_CALL"
@@ -67,6 +69,7 @@ CAPACITY = "CAPACITY"
 DRAINING = "DRAINING"
 RESUME_REFUSED = "RESUME_REFUSED"
 SANDBOX_ERROR = "SANDBOX_ERROR"
+OUT_OF_MEMORY = "OUT_OF_MEMORY"
 
 # What each code means, and the WebSocket close code of those that end a session.
 CODES: dict[str, tuple[str, int | None]] = {
@@ -82,12 +85,13 @@ CODES: dict[str, tuple[str, int | None]] = {
     CAPACITY: ("the server could not start one more session", 4503),
     DRAINING: ("the server is ending: open a session at another", 4504),
     RESUME_REFUSED: ("the resume token is wrong, was used before, or its session has ended", 4401),
+    OUT_OF_MEMORY: ("the environment wanted more memory than a session may take", 4507),
     SANDBOX_ERROR: ("the sandbox could not be started, or has failed", 4501),
 }
 NORMAL_CLOSE = 1000
-# Made once: json.dumps with settings makes an encoder for each value.
-_encode = json.JSONEncoder(ensure_ascii=False, default=plain).encode
-_decode = json.JSONDecoder().decode
+# Made once: json.dumps with settings makes an encoder for each value. A value within itself is a RecursionError then.
+_encode = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=plain).encode
+_decoder = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
@@ -165,9 +169,22 @@ def json_of_text(text: str) -> Any:
         Refused: it is no JSON; the session goes on.
     """
     try:
-        return _decode(text)
+        return decoded(text)
     except (ValueError, RecursionError) as error:
         raise Refused(BAD_FRAME, f"not JSON: {type(error).__name__}: {error}") from None
+
+
+def decoded(text: str) -> Any:
+    """`json.loads`, which looks for white space around every value; here it is met only where there is some.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    try:
+        value, end = _decoder.raw_decode(text)
+    except ValueError:
+        return _decoder.decode(text)
+    return value if end == len(text) else _decoder.decode(text)
 
 
 def check_request(request: Any, expected: int) -> None:
@@ -189,8 +206,8 @@ def check_request(request: Any, expected: int) -> None:
         raise Refused(BAD_REQUEST, f"ids rise by one: {expected} comes next, not {id}")
     if not isinstance(call, str) or call not in CALLS:
         raise Refused(UNKNOWN_CALL, f"no call {call!r:.50}; there are {', '.join(CALLS)}")
-    unknown = request.keys() - CALLS[call] - {"id", "call"}
-    if unknown:
+    if not request.keys() <= _FIELDS[call]:
+        unknown = request.keys() - _FIELDS[call]
         takes = ", ".join(sorted(CALLS[call])) or "nothing"
         raise Refused(BAD_REQUEST, f"{call} takes {takes}, and no {min(unknown)!r:.50}")
 

@@ -25,7 +25,7 @@ RECORD_SECONDS = 60.0
 PAGE, PAGES = 100, 500
 
 _records: dict[Address, tuple[float, dict[str, Any]]] = {}
-_lock = threading.Lock()
+_asking: dict[Address, threading.Lock] = {}
 
 
 class NotFound(ValueError):
@@ -39,10 +39,21 @@ def record_of(address: Address) -> dict[str, Any]:
         Unavailable: no server answers, or they refuse.
         ValueError: they do not serve it; names what they serve.
     """
-    with _lock:
+    with _asking.setdefault(address, threading.Lock()):  # many environments are made at once: one asks for all
         told, record = _records.get(address, (float("-inf"), {}))
-    if told + RECORD_SECONDS > time.monotonic():
+        if told + RECORD_SECONDS > time.monotonic():
+            return record
+        try:
+            record = _record_at(address)
+        except Unavailable:
+            if not record:
+                raise
+            # An environment may well be made while its servers are away: its first episode waits for them.
+        _records[address] = time.monotonic(), record
         return record
+
+
+def _record_at(address: Address) -> dict[str, Any]:
     answer = ask(address, "/envs")
     try:
         known = {str(env["id"]): dict(env) for env in answer["envs"]}
@@ -50,8 +61,6 @@ def record_of(address: Address) -> dict[str, Any]:
         raise Unavailable(f"{address}: GET /envs gives no list of environments: {answer!s:.100}") from error
     if address.env not in known:
         raise NotFound(f"{address.servers[0]} serves no environment {address.env!r}{instead(address.env, known)}")
-    with _lock:
-        _records[address] = (time.monotonic(), known[address.env])
     return known[address.env]
 
 

@@ -10,12 +10,12 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from agentgym.core import Env
 from agentgym.jsonl import line_of
-from agentgym.service.frames import CAPACITY, ENV_ERROR
-from agentgym.service.openenv_play import Caller, Invalid, Json, Play
+from agentgym.service.frames import CAPACITY, ENV_ERROR, Refused, decoded
+from agentgym.service.openenv_play import Caller, Invalid, Json, Play, answer_of
 
 if TYPE_CHECKING:
+    from agentgym.core import Env
     from agentgym.service.worker import Calls, SessionInfo
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR, SERVER_ERROR = (
@@ -60,14 +60,18 @@ class OpenEnvWire:
     def answer(self, text: str) -> str | None:
         """The frame that answers a frame; None after "close", which ends the session."""
         try:
-            frame = json.loads(text)
+            frame = decoded(text)
         except (ValueError, RecursionError) as error:
             return error_frame("INVALID_JSON", f"Invalid JSON: {error}")
         try:
+            if (said := _plain_step(frame)) is not None:
+                return self._step_plainly(said)
             answered = self._answered(frame)
             return None if answered is None else _written(answered)
         except Invalid as error:
             return error_frame("VALIDATION_ERROR", f"Invalid message: {error}", errors=error.errors)
+        except Refused:  # there is no memory left
+            raise
         except Exception as error:  # the environment's own: it is told, and the session goes on
             return error_frame("EXECUTION_ERROR", _said(error))
 
@@ -98,6 +102,16 @@ class OpenEnvWire:
         self.ended = True
         return None
 
+    def _step_plainly(self, said: str) -> str:
+        """What `_answered` says to a step that is a text, with nothing built that is only taken apart again."""
+        messages, reward, done, metadata = self.play.stepped(said)
+        if metadata or not math.isfinite(reward):
+            return _written({"type": "observation", "data": answer_of({"messages": messages}, reward, done, metadata)})
+        return (
+            f'{{"type": "observation", "data": {{"observation": {{"messages": {_written(messages)}, "metadata": {{}}}}, '
+            f'"reward": {reward!r}, "done": {"true" if done else "false"}}}}}'
+        )
+
     def _rpc(self, request: Json) -> Json:
         problem = problem_of_rpc(request)
         if problem:
@@ -126,6 +140,8 @@ class OpenEnvWire:
             return rpc_result(id, self.play.call_tool(name, arguments or {}))
         except KeyError:
             return rpc_error(id, INVALID_PARAMS, f"Tool not found: {name:.100}")
+        except Refused:
+            raise
         except Exception as error:  # the environment's own: it is told, and the session goes on
             return rpc_error(id, INTERNAL_ERROR, _said(error))
 
@@ -166,6 +182,16 @@ def _error(code: str, message: str, **more: Any) -> Json:
     return {"type": "error", "data": {"message": message, "code": code, **more}}
 
 
+def _plain_step(frame: Any) -> str | None:
+    """The text of a step that has nothing else, as most have; None: it is to be looked at closely."""
+    if type(frame) is dict and len(frame) == 2 and frame.get("type") == "step":
+        data = frame.get("data")
+        if type(data) is dict and len(data) == 1:
+            message = data.get("message")
+            return message if type(message) is str else None
+    return None
+
+
 def _data(frame: Json) -> Json:
     if "data" not in frame:
         raise Invalid("missing", ("data",), "Field required", frame)
@@ -175,14 +201,14 @@ def _data(frame: Json) -> Json:
     return data
 
 
-def _written(frame: Json) -> str:
-    """A frame as JSON text, pure ASCII: half of a surrogate pair, which a model may write, is carried by an escape.
+def _written(frame: Any) -> str:
+    """A frame, or a part of one, as JSON text, pure ASCII: half of a surrogate pair, which a model may write, is carried by an escape.
 
     NaN and infinities become null, as in OpenEnv's own server: they are no JSON.
     """
     try:
-        return json.dumps(frame, allow_nan=False, default=_plain)
-    except (TypeError, ValueError):  # a NaN, or a key that is no text
+        return _encode(frame)
+    except (TypeError, ValueError, RecursionError):  # a NaN, a key that is no text, or a value within itself
         return json.dumps(_finite(json.loads(line_of(frame))), allow_nan=False)
 
 
@@ -197,6 +223,10 @@ def _finite(value: Any) -> Any:
 def _plain(value: Any) -> Any:
     """NumPy values as Python's own, what else JSON does not know as text: as a trajectory has them."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+# Made once: json.dumps with settings makes an encoder for each value.
+_encode = json.JSONEncoder(allow_nan=False, check_circular=False, default=_plain).encode
 
 
 def _said(error: Exception) -> str:

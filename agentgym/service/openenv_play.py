@@ -12,11 +12,13 @@ import inspect
 import random
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentgym.core import Env
 from agentgym.messages import Action, Observation, assistant, text_of
 from agentgym.tasks import Task, TaskSet
+
+if TYPE_CHECKING:
+    from agentgym.core import Env
 
 Json = dict[str, Any]
 _ACTION_KEYS = {"message": ("message",), "call_tool": ("type", "tool_name", "arguments"), "list_tools": ("type",)}
@@ -105,7 +107,7 @@ class Play:
             metadata["tools"] = tools
         if info:
             metadata["info"] = info
-        return _answer({"messages": messages}, None, False, metadata)
+        return answer_of({"messages": messages}, None, False, metadata)
 
     def step(self, action: Mapping[str, Any]) -> Json:
         """Take an action.
@@ -115,11 +117,23 @@ class Play:
         """
         kind = _kind(action)
         if kind == "list_tools":
-            return _answer({"tools": self.tools("input_schema")}, None, self._done, {})
+            return answer_of({"tools": self.tools("input_schema")}, None, self._done, {})
         if kind == "call_tool":
             return self._step_tool(action["tool_name"], action.get("arguments") or {})
-        messages, reward, done, metadata = self._stepped(_message(action["message"]))
-        return _answer({"messages": messages}, reward, done, metadata)
+        messages, reward, done, metadata = self.stepped(_message(action["message"]))
+        return answer_of({"messages": messages}, reward, done, metadata)
+
+    def stepped(self, action: Action) -> tuple[Observation, float, bool, Json]:
+        """A step of the environment: new messages, reward, whether the episode is over, and metadata."""
+        messages, reward, terminated, truncated, info = self._call("step", self.env.step, action)
+        reward = float(reward)
+        self._steps += 1
+        self._reward += reward
+        self._done = bool(terminated or truncated)
+        metadata: Json = {"info": info} if info else {}
+        if truncated and not terminated:
+            metadata["truncated"] = True
+        return messages, reward, self._done, metadata
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Json:
         """Call a tool, with what OpenEnv's clients unwrap as its result. The first call of a session begins an episode.
@@ -131,7 +145,7 @@ class Play:
             self.reset({})
         if name not in {tool["name"] for tool in self.tools("inputSchema")}:
             raise KeyError(name)
-        messages, reward, done, metadata = self._stepped(_tool_call(name, arguments, self._steps))
+        messages, reward, done, metadata = self.stepped(_tool_call(name, arguments, self._steps))
         meta = {"reward": reward, "done": done, **metadata}
         return _tool_result("\n".join(map(text_of, messages)), meta)
 
@@ -165,25 +179,14 @@ class Play:
         finally:
             self._caller.close()
 
-    def _stepped(self, action: Action) -> tuple[Observation, float, bool, Json]:
-        messages, reward, terminated, truncated, info = self._call("step", self.env.step, action)
-        reward = float(reward)
-        self._steps += 1
-        self._reward += reward
-        self._done = bool(terminated or truncated)
-        metadata: Json = {"info": info} if info else {}
-        if truncated and not terminated:
-            metadata["truncated"] = True
-        return messages, reward, self._done, metadata
-
     def _step_tool(self, name: str, arguments: Mapping[str, Any]) -> Json:
-        messages, reward, done, metadata = self._stepped(_tool_call(name, arguments, self._steps))
+        messages, reward, done, metadata = self.stepped(_tool_call(name, arguments, self._steps))
         said = "\n".join(map(text_of, messages))
         known = name in {tool["name"] for tool in self.tools("input_schema")}
         error = None if known else {"error_type": "tool_not_found", "message": said or f"there is no tool {name!r}"}
         result = _tool_result(said, {}) if known else None
         observation = {"tool_name": name, "result": result, "error": error, "messages": messages}
-        return _answer(observation, reward, done, metadata)
+        return answer_of(observation, reward, done, metadata)
 
     def _task(self, data: Mapping[str, Any], seed: int | None) -> Task | None:
         """The task that a reset asks for, or one that it draws as `Env.reset` does; None where the env has none."""
@@ -278,7 +281,7 @@ def _tool_result(text: str, meta: Json) -> Json:
     }
 
 
-def _answer(observation: Json, reward: float | None, done: bool, metadata: Json) -> Json:
+def answer_of(observation: Json, reward: float | None, done: bool, metadata: Json) -> Json:
     """OpenEnv's result: metadata stands inside of the observation, and beside it where there is any."""
     answer: Json = {"observation": {**observation, "metadata": metadata}, "reward": reward, "done": done}
     if metadata:

@@ -28,6 +28,9 @@ from agentgym.service.worker import Calls, SessionInfo, described
 if TYPE_CHECKING:  # the front imports this module, and needs no Docker
     from agentgym.sandbox.served import ServedSandbox
 
+# The guest ends a program whose time is up, and has at least this long for it before the front ends the session.
+KILL_SECONDS = 5.0
+
 
 class SandboxWire:
     """Answers requests, and keeps the last answer for a client that comes back. See `worker.Wire`.
@@ -38,8 +41,6 @@ class SandboxWire:
 
     resumable = True
     last_word = staticmethod(last_word)
-    # The guest ends a program whose time is up, and has this long to do it before the front ends the session.
-    grace_seconds = GRACE + 5.0
 
     def __init__(self, held: ServedSandbox, calls: Calls, session: SessionInfo):
         self.ended = False
@@ -139,9 +140,10 @@ class SandboxWire:
         header: Header = {"do": call, **{name: request[name] for name in GUEST_CALLS[call]}}
         seconds = FILE_TIMEOUT
         if "timeout" in header:
-            most = self._session.limits.step_seconds
-            if not (math.isfinite(header["timeout"]) and 0 <= header["timeout"] <= most):
-                why = f"{call}: timeout={header['timeout']:g}: this server gives a program {most:g} s (--step-timeout)"
+            limit = self._session.limits.step_seconds
+            most = max(limit - KILL_SECONDS, limit / 2)
+            if not (math.isfinite(header["timeout"]) and header["timeout"] <= most):
+                why = f"{call}: timeout={header['timeout']:g}: this server gives a program {most:g} s (of --step-timeout {limit:g})"
                 raise Refused(BAD_REQUEST, why)
             seconds = header["timeout"] + GRACE
         self.clean = call == "reset" or (self.clean and call == "ping")

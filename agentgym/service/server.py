@@ -16,6 +16,8 @@ from typing import Any
 from aiohttp import web
 
 from agentgym.registration import EnvSpec
+from agentgym.service import sandbox_routes
+from agentgym.service.bounds import Bounds
 from agentgym.service.forks import Forks
 from agentgym.service.frames import (
     CAPACITY,
@@ -30,6 +32,7 @@ from agentgym.service.handshake import check_handshake, from_elsewhere, hand_ove
 from agentgym.service.line import Line
 from agentgym.service.listing import Listing
 from agentgym.service.metrics import CONTENT_TYPE, exposition
+from agentgym.service.sandbox_frames import SERVED
 from agentgym.service.sessions import TOO_MANY, Sessions
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
@@ -46,6 +49,7 @@ class ServeSettings:
 
     Attributes:
         envs: what is served, by the id that clients ask for; the first is OpenEnv's at the root.
+        sandbox: how sandboxes are served: {"backend": name, "most": `sandbox.served.Most` by field}; None: they are not.
         host, port: where to listen; port 0 takes a free one.
         max_sessions: at a time.
         max_sessions_per_token: at a time; None: as many as there are.
@@ -53,6 +57,7 @@ class ServeSettings:
         tokens: by a name for each; none: anybody may come, from this machine.
         cert, key: files of TLS; none: no TLS.
         limits: of a session.
+        bounds: of its process.
         drain_seconds: for sessions to end by themselves.
     """
 
@@ -66,11 +71,13 @@ class ServeSettings:
     cert: str | None = None
     key: str | None = None
     limits: ServiceLimits = field(default_factory=ServiceLimits)
+    bounds: Bounds = field(default_factory=Bounds)
     drain_seconds: float = 30.0
+    sandbox: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if not self.envs:
-            raise ValueError("no environments: there is nothing to serve")
+        if not self.envs and self.sandbox is None:
+            raise ValueError("no environments and no sandboxes: there is nothing to serve")
         if self.host not in LOCAL_HOSTS and not self.tokens:
             raise ValueError(f"listening at {self.host} lets other machines in: that takes a token (--token-file)")
         if self.max_sessions < 1:
@@ -92,7 +99,10 @@ class Front:
     def __init__(self, settings: ServeSettings):
         self.settings = settings
         self.sessions = Sessions(settings.limits, settings.max_sessions, settings.max_sessions_per_token)
-        self.forks = Forks(settings.envs, settings.limits, self.sessions.memory, self.sessions.died)
+        self._served = served = dict(settings.envs)
+        if settings.sandbox is not None:
+            served[SERVED] = sandbox_routes.spec_of(settings.sandbox)
+        self.forks = Forks(served, settings.limits, settings.bounds, self.sessions.memory, self.sessions.died)
         self.listing = Listing(self.forks)
         self.port = settings.port
         self._digests = {name: _digest(token) for name, token in settings.tokens.items()}
@@ -182,7 +192,9 @@ class Front:
         get("/envs", self._envs)
         get("/envs/{id:.+}/tasks", self._tasks)
         get("/envs/{id:.+}/session", self._session, allow_head=False)
-        if importlib.util.find_spec("agentgym.service.openenv_routes") is not None:
+        if self.settings.sandbox is not None:
+            sandbox_routes.add_routes(app, self)
+        if self.settings.envs and importlib.util.find_spec("agentgym.service.openenv_routes") is not None:
             importlib.import_module("agentgym.service.openenv_routes").add_routes(app, self)
 
     @web.middleware
@@ -229,7 +241,9 @@ class Front:
         return web.json_response(told, status=200 if ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=exposition(self.sessions, self.settings.envs).encode(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(
+            body=exposition(self.sessions, self._served).encode(), headers={"Content-Type": CONTENT_TYPE}
+        )
 
     async def _envs(self, request: web.Request) -> web.Response:
         found = []
@@ -260,7 +274,9 @@ class Front:
         """The id of a served environment that the address names. Raises 404 where there is none."""
         id = request.match_info["id"]
         if id not in self.settings.envs:
-            raise web.HTTPNotFound(text=f"no environment {id!r} here; there are {', '.join(self.settings.envs)}")
+            raise web.HTTPNotFound(
+                text=f"no environment {id!r} here; there are {', '.join(self.settings.envs) or 'none'}"
+            )
         return id
 
     async def _session(self, request: web.Request) -> web.StreamResponse:

@@ -28,7 +28,22 @@ CONNECTION, REQUESTS_THEN = 9, 10
 # A word for each code: errors that were answered. Then one for each bound of a step's time: how many took as long, or less
 # but longer than the bound before; the last is for what took longer than all of them.
 ERRORS, TIMES = 11, 27
-TIME_BOUNDS = (100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 5_000_000, 30_000_000)
+TIME_BOUNDS = (
+    100,
+    250,
+    500,
+    1_000,
+    2_500,
+    5_000,
+    10_000,
+    25_000,
+    50_000,
+    100_000,
+    250_000,
+    1_000_000,
+    5_000_000,
+    30_000_000,
+)
 """In microseconds."""
 COUNTERS = {
     "steps": STEPS,

@@ -16,6 +16,7 @@ from agentgym.service.slots import BYTES_IN, BYTES_OUT, READING, WAITING, WRITIN
 
 TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
 _CONTINUATION = 0
+_WHOLE_TEXT = 128 | TEXT
 _CHUNK = 1 << 16
 _NO_MASK = bytes(4)
 
@@ -52,6 +53,22 @@ class Frames:
     _opcode: int = 0
     _parts: list[bytes] = field(default_factory=list)
     _size: int = 0
+
+    def take(self, data: bytes) -> tuple[int, bytes] | None:
+        """What `next` has once these bytes have come too. One whole short message, as most are, is not copied into the buffer.
+
+        Raises:
+            Refused: see `next`.
+        """
+        size = len(data)
+        if data[0] == _WHOLE_TEXT and self.masked and 6 <= size <= self.limit and not (self.buffer or self._opcode):
+            short = data[1] - 128
+            if short < 126 and size == short + 6:
+                return TEXT, unmasked(data[6:], data[2:6])
+            if short == 126 and size == int.from_bytes(data[2:4], "big") + 8:
+                return TEXT, unmasked(data[8:], data[4:8])
+        self.buffer += data
+        return self.next()
 
     def next(self) -> tuple[int, bytes] | None:
         """The next whole message or control frame, as opcode and payload; None until more bytes come.
@@ -141,15 +158,16 @@ class Connection:
         Raises:
             Refused: what came is refused; fatal.
         """
-        slot, frames = self._slot, self._frames
+        frames = self._frames
         with self._reading:
-            slot.enter(READING if frames.buffer else WAITING)
+            self._slot.enter(READING if frames.buffer else WAITING)
+            message = frames.next() if frames.buffer else None
             while True:
-                message = frames.next() if frames.buffer else None
-                if message is None:
-                    if not self._fill():
+                while message is None:
+                    data = self._received()
+                    if not data:
                         return None
-                    continue
+                    message = frames.take(data)
                 opcode, payload = message
                 if opcode == TEXT:
                     try:
@@ -158,21 +176,21 @@ class Connection:
                         raise _bad("a text message is UTF-8") from None
                 if not self._control(opcode, payload):
                     return None
+                message = frames.next()
 
-    def _fill(self) -> bool:
-        """Wait for more bytes; whether some came."""
-        frames = self._frames
-        # Of a message that has begun, the time runs from its first byte.
-        begun = bool(frames.buffer or frames._opcode)
-        if begun and self._slot.words[0] != READING:
-            self._slot.enter(READING)
+    def _received(self) -> bytes:
+        """Wait for more bytes; none if the connection is over."""
+        frames, words = self._frames, self._slot.words
+        # Of a message that has begun, the time runs from its first byte; a ping that came in pieces was none.
+        state = READING if frames.buffer or frames._opcode else WAITING
+        if words[0] != state:
+            self._slot.enter(state)
         try:
             data = self._socket.recv(_CHUNK)
         except OSError:
-            return False
-        frames.buffer += data
-        self._slot.words[BYTES_IN] += len(data)
-        return bool(data)
+            return b""
+        words[BYTES_IN] += len(data)
+        return data
 
     def _control(self, opcode: int, payload: bytes) -> bool:
         """Answer a ping or a close; whether the connection goes on."""
@@ -187,7 +205,8 @@ class Connection:
     def send(self, text: str) -> bool:
         """Send a text message; whether the connection took it."""
         data = encoded(TEXT, text.encode())
-        self._slot.enter(WRITING)
+        if self._slot.words[0] != WRITING:  # which it is in since the call ended
+            self._slot.enter(WRITING)
         return self._write(data)
 
     def end(self, code: int = NORMAL_CLOSE) -> None:

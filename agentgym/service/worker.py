@@ -17,16 +17,19 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from agentgym.core import Env
 from agentgym.lanes import Lane
 from agentgym.registration import EnvSpec
 from agentgym.service import slots
-from agentgym.service.frames import CODES, ENV_ERROR, NORMAL_CLOSE, Refused, ServiceLimits
+from agentgym.service.bounds import why_no_memory
+from agentgym.service.frames import CODES, DRAINING, ENV_ERROR, NORMAL_CLOSE, OUT_OF_MEMORY, Refused, ServiceLimits
 from agentgym.service.slots import Slot
 from agentgym.service.websocket import Connection
 from agentgym.tasks import TaskSet
+
+if TYPE_CHECKING:  # the front reads this module for its codes, and needs no Gymnasium
+    from agentgym.core import Env
 
 # Exit codes, by which the front knows how a session ended.
 ENDED, NOT_MADE = 80, 81  # none that a program ends with by itself
@@ -69,6 +72,9 @@ class Wire(Protocol):
         resumable: whether a client whose connection dropped may come back.
         ended: whether the session ends once the last answer is sent.
         draining: set by the worker when the server is about to end: no new episode is to begin.
+
+    One that holds something else than an environment has a `make(spec, tasks)` that makes it, with a `close`. One that has
+    `clean` is ended when the server is about to end and it is true: nothing has begun that would be lost.
     """
 
     resumable: bool
@@ -98,7 +104,8 @@ class Calls:
         self._lane = Lane("agentgym async calls")
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The result of `function(*args, **kwargs)`, awaited if need be; raises what it raises.
+        """The result of `function(*args, **kwargs)`, awaited if need be; raises what it raises, and `Refused` where memory ran
+        out: the session is to end with it.
 
         Args:
             name: "init", "reset", "step" or "close", whose limit holds; any other word has that of a step.
@@ -109,6 +116,8 @@ class Calls:
             result = function(*args, **kwargs)
             if type(result) is not tuple and inspect.isawaitable(result):
                 result = self._awaited(result)
+        except MemoryError as error:  # whatever the environment was about, it is half done
+            raise Refused(OUT_OF_MEMORY, f"{name} ran out of memory: {why_no_memory()}", fatal=True) from error
         except BaseException:
             slot.count_error(ENV_ERROR)
             raise
@@ -119,6 +128,10 @@ class Calls:
             if type(result) is tuple and len(result) == 5 and (result[2] or result[3]):
                 slot.words[slots.EPISODES] += 1
         return result
+
+    def count_error(self, code: str) -> None:
+        """A wire answered an error that is not the environment's."""
+        self._slot.count_error(code)
 
     def _awaited(self, awaitable: Awaitable[Any]) -> Any:
         if self._loop is None:
@@ -176,6 +189,8 @@ class _Front:
                 self.draining = True
                 if self.wire is not None:
                     self.wire.draining = True
+                    if getattr(self.wire, "clean", False):
+                        self._end(DRAINING, "the server is ending", False)
             elif said["do"] == "end":
                 self._end(said["code"], said["message"], said["deaf"])
 
@@ -218,11 +233,12 @@ def work(
     front.offer(Connection(client, slot, limits.message_bytes), start.resume)
     calls = Calls(slot)
     try:
-        env = calls.call("init", _make, spec, tasks)
+        env = calls.call("init", getattr(wire_class, "make", _make), spec, tasks)
     except (Exception, SystemExit) as error:
         connection, _ = front.next() or (None, "")
         if connection is not None:
-            _say_last(connection, slot, wire_class, ENV_ERROR, f"making the environment failed: {described(error)}")
+            code = error.code if isinstance(error, Refused) else ENV_ERROR
+            _say_last(connection, slot, wire_class, code, f"making the environment failed: {described(error)}")
         return NOT_MADE
     wire = wire_class(env, calls, SessionInfo(start.session, start.env, spec, limits))
     front.wire = wire
@@ -272,6 +288,8 @@ def _serve(connection: Connection, resume: str, wire: Wire, front: _Front, slot:
 
 def _say_last(connection: Connection, slot: Slot, wire_class: Any, code: str, message: str) -> None:
     slot.words[slots.WHY] = 1 + list(CODES).index(code)
+    if code != ENV_ERROR:  # which was counted as it was raised
+        slot.count_error(code)
     word = wire_class.last_word(code, message)
     if word is not None:
         connection.send(word)
@@ -289,4 +307,6 @@ def _close(env: Env, calls: Calls) -> None:
 
 def described(error: BaseException) -> str:
     """An error in words, not too many."""
+    if isinstance(error, Refused):
+        return str(error)[:2000]
     return f"{type(error).__name__}: {error}"[:2000]

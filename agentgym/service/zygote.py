@@ -2,14 +2,13 @@
 shares their memory.
 
 It is told by the front, over a socket that keeps messages apart, what to fork, and passes the descriptors on. It answers
-{"forked": key, "pid": n} with a descriptor of the process, and {"died": pid, "status": n}. It and all workers die with the
-front, whatever kills it.
+{"forked": key, "pid": n} with a descriptor of the process, and {"died": pid, "status": n}. It is the child of a keeper
+(`keeper.py`), which ends it, all workers and whatever they have started when the front or the zygote dies.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import gc
 import importlib.util
@@ -27,16 +26,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentgym.registration import EnvSpec
+from agentgym.service.bounds import Bounds, keep_within, limit_memory
 from agentgym.service.catalogue import tell_tasks
 from agentgym.service.frames import ServiceLimits
+from agentgym.service.orphans import adopt_orphans, children, die_with, end_children, kill
 from agentgym.service.slots import map_memory
+from agentgym.service.sweeps import sweep
 from agentgym.service.wires import WIRES, wire_class
 from agentgym.service.worker import SessionStart, described, work
 from agentgym.tasks import TaskSet
 
-_PR_SET_PDEATHSIG = 1
 _MESSAGE = 1 << 16
-_libc = ctypes.CDLL(None, use_errno=True)
+# After a death the kernel's list of children is looked at again: it may miss some while others die.
+_LOOK_AGAIN_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Nursery:
         tasks: the sets that they draw from, where they have one.
         wires: the classes of the wires.
         limits: of the service.
+        bounds: what every process is kept within.
         memory: of the slots.
     """
 
@@ -55,25 +58,21 @@ class Nursery:
     tasks: dict[str, TaskSet]
     wires: dict[str, Any]
     limits: ServiceLimits
+    bounds: Bounds
     memory: memoryview
 
 
-def die_with(parent: int) -> None:
-    """This process is killed when its parent ends, even if that happened just now."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def main(argv: list[str]) -> int:
+def main(front_fd: int, memory_fd: int, parent: int) -> int:
     """Run the zygote.
 
     Args:
-        argv: descriptors of the front's socket and of the slots' memory, and the front's process id.
+        front_fd: descriptor of the front's socket.
+        memory_fd: of the slots' memory.
+        parent: the keeper's process id.
+
+    Returns:
+        The exit code.
     """
-    front_fd, memory_fd, parent = map(int, argv)
-    die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's
     os.dup2(2, 1)  # what environments print is not the command's output
     front = socket.socket(fileno=front_fd)
     setup = json.loads(front.recv(_MESSAGE))
@@ -86,8 +85,15 @@ def main(argv: list[str]) -> int:
     os.close(memory_fd)
     gc.collect()
     gc.freeze()  # or the collector would write to every object, and the workers would share nothing
-    front.send(json.dumps({"ready": os.getpid()}).encode())
-    _fork_for(front, nursery)
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    die_with(parent, by=signal.SIGTERM)
+    try:
+        front.send(json.dumps({"ready": os.getpid(), "sandboxes": "agentgym.sandbox.core" in sys.modules}).encode())
+        _fork_for(front, nursery)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        end_children()
     return 0
 
 
@@ -108,7 +114,7 @@ def _prepared(setup: dict[str, Any], memory: memoryview) -> Nursery:
     for name, where in WIRES.items():
         if importlib.util.find_spec(where.partition(":")[0]) is not None:
             wires[name] = wire_class(name)
-    return Nursery(specs, tasks, wires, ServiceLimits(**setup["limits"]), memory)
+    return Nursery(specs, tasks, wires, ServiceLimits(**setup["limits"]), Bounds(**setup["bounds"]), memory)
 
 
 def _fork_for(front: socket.socket, nursery: Nursery) -> None:
@@ -116,44 +122,60 @@ def _fork_for(front: socket.socket, nursery: Nursery) -> None:
     wakes, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    own = children()  # what the environments have started as they were imported
+    again = False
     while True:
-        ready, _, _ = select.select([front.fileno(), wakes], [], [])
+        ready, _, _ = select.select([front.fileno(), wakes], [], [], _LOOK_AGAIN_SECONDS if again else None)
         if wakes in ready:
             os.read(wakes, 4096)
-        _tell_deaths(front)
+        again = _tell_deaths(front, own)
+        if again or not ready:
+            kill(children() - own)  # what a dead worker has left
         if front.fileno() not in ready:
             continue
         data, fds, _, _ = socket.recv_fds(front, _MESSAGE, 4)
         if not data:
             return
-        asked = json.loads(data)
-        told = {"forked": asked["key"]}
-        try:
-            with warnings.catch_warnings(action="ignore"):  # that a library has threads: they are not used in the child
-                pid = _forked(functools.partial(_child, asked, fds, nursery), [front.fileno(), wakes, wake])
-            told["pid"] = pid
-            handle = os.pidfd_open(pid)
-            socket.send_fds(front, [json.dumps(told).encode()], [handle])
-            os.close(handle)
-        except OSError as error:
-            front.send(json.dumps({**told, "why": described(error)}).encode())
-        for fd in fds:
-            os.close(fd)
+        _fork(front, json.loads(data), fds, nursery, own, [front.fileno(), wakes, wake])
 
 
-def _tell_deaths(front: socket.socket) -> None:
-    """Collect the children that ended, with whatever they left running."""
+def _fork(
+    front: socket.socket, asked: dict[str, Any], fds: list[int], nursery: Nursery, own: set[int], unneeded: list[int]
+) -> None:
+    """Fork one process and tell the front of it."""
+    told = {"forked": asked["key"]}
+    try:
+        with warnings.catch_warnings(action="ignore"):  # that a library has threads: they are not used in the child
+            pid = _forked(functools.partial(_child, asked, fds, nursery), unneeded)
+        own.add(pid)
+        handle = os.pidfd_open(pid)
+        socket.send_fds(front, [json.dumps({**told, "pid": pid}).encode()], [handle])
+        os.close(handle)
+    except OSError as error:
+        front.send(json.dumps({**told, "why": described(error)}).encode())
+    for fd in fds:
+        os.close(fd)
+
+
+def _tell_deaths(front: socket.socket, own: set[int]) -> bool:
+    """Collect the children that ended, with whatever they left in their groups; whether there were any."""
+    any_ended = False
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            return
+            return any_ended
         if ended is None:
-            return
+            return any_ended
+        any_ended = True
+        if ended.si_pid not in own:  # an orphan
+            os.waitpid(ended.si_pid, 0)
+            continue
         # Before it is collected, its id is nobody else's.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(ended.si_pid, signal.SIGKILL)
         _, status = os.waitpid(ended.si_pid, 0)
+        own.discard(ended.si_pid)
         front.send(json.dumps({"died": ended.si_pid, "status": status}).encode())
 
 
@@ -168,9 +190,10 @@ def _forked(run: Callable[[], int], unneeded: list[int]) -> int:
     code = 1
     try:
         die_with(parent)
+        adopt_orphans()  # what it leaves behind is found below the zygote by that
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
-        for which in (signal.SIGINT, signal.SIGCHLD):
+        for which in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM):
             signal.signal(which, signal.SIG_DFL)
         for fd in unneeded:
             os.close(fd)
@@ -186,6 +209,10 @@ def _forked(run: Callable[[], int], unneeded: list[int]) -> int:
 
 
 def _child(asked: dict[str, Any], fds: list[int], nursery: Nursery) -> int:
+    keep_within(nursery.bounds)
+    if "sweep" in asked:
+        sweep(asked["sweep"])
+        return 0
     control = socket.socket(fileno=fds[0])
     if "waits" not in asked:
         tell_tasks(control, nursery.specs, nursery.tasks)
@@ -196,8 +223,5 @@ def _child(asked: dict[str, Any], fds: list[int], nursery: Nursery) -> int:
     start = SessionStart(**json.loads(data)["start"])
     spec, tasks = nursery.specs[start.env], nursery.tasks.get(start.env)
     client = socket.socket(fileno=clients[0])
+    limit_memory(nursery.bounds)
     return work(start, spec, tasks, nursery.wires[start.wire], nursery.limits, nursery.memory, control, client)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

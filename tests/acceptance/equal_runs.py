@@ -32,8 +32,8 @@ def played(run: Training) -> dict[str, list]:
     """Every trajectory of a run by file: all that environments said and gave, whatever they are called."""
     return {
         file.name: [
-            (t.id, t.task_id, t.end, t.error, t.metrics, t.final_observation)
-            + tuple((turn.observation, turn.reply, turn.reward, turn.info) for turn in t.turns)
+            [t.id, t.task_id, t.end, t.error, t.metrics, t.final_observation]
+            + [[turn.observation, turn.reply, turn.reward, turn.info] for turn in t.turns]
             for t in read_jsonl(file)
         ]
         for file in sorted((run.folder / "trajectories").glob("*.jsonl"))

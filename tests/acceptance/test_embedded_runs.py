@@ -4,14 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from checkpoints import weights_checksum
 from equal_runs import assert_equal_runs, sampled, without_times
 from safetensors.torch import load_file
+from serving_process import serving
 from training_process import SMALL, Training, training
 
 from agentgym.trajectory import read_jsonl
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
+ROOT = Path(__file__).parents[2]
 STEPS = 2
 SETTINGS = ("+env=frozen_lake", "engine=embedded", *SMALL, f"trainer.steps={STEPS}", "trainer.eval_every=1")
 
@@ -53,8 +56,53 @@ def test_the_same_seed_twice_gives_identical_metrics_and_identical_tokens(finish
 
 def test_environments_that_ray_places_give_the_same_run(finished, first) -> None:
     placed = finished(*SETTINGS, "env.placement=ray", "env.workers=2")
-    assert placed.saw("ray::EnvWorker") and not first.saw("ray::EnvWorker")
+    assert placed.saw("ray::EnvWorker")
+    assert not first.saw("ray::EnvWorker")
     assert_equal_runs(placed, first)
+
+
+SERVED = ("frozen_lake", "--kwargs", '{"view": "near", "holes": 0.12, "max_turns": 14, "shaping": 1.0}')
+
+
+def of_file(env: str) -> list[str]:
+    """The settings of a file of `configs/env` as one would type them, but for what the environment is made with."""
+    text = yaml.safe_load((ROOT / "configs" / "env" / f"{env}.yaml").read_text())
+
+    def typed(table: dict, prefix: str) -> list[str]:
+        found = []
+        for key, value in table.items():
+            name = f"{prefix}{key}"
+            if isinstance(value, dict):
+                found += typed(value, f"{name}.")
+            elif not name.startswith("env."):
+                found.append(f"{name}={value}")
+        return found
+
+    return typed(text, "")
+
+
+def test_a_served_environment_gives_the_same_run_on_one_server_or_two(finished, first) -> None:
+    with serving(*SERVED) as one, serving(*SERVED) as other:
+        urls = f"env.url=[{one.url}/frozen_lake,{other.url}/frozen_lake]"
+        remote = finished("env=remote", urls, *of_file("frozen_lake"), *SETTINGS[1:])
+        opened = one.opened(), other.opened()
+    assert min(opened) > 0.3 * sum(opened) > 0, opened
+    assert_equal_runs(remote, first)
+
+
+def test_a_server_that_is_killed_costs_no_episode(first, tmp_path: Path) -> None:
+    with serving(*SERVED) as stays, serving(*SERVED) as dies:
+        urls = f"env.url=[{stays.url}/frozen_lake,{dies.url}/frozen_lake]"
+        with training(tmp_path, *SETTINGS, urls) as run:
+            run.wait_for("episodes of the second step", lambda: run.of_kind("train") and dies.load()["sessions"])
+            dies.kill()
+            assert run.wait() == 0, run.told()
+            # Episodes are run again from their seed; the batches of the engine are others, and so may be the last bits.
+            assert [r["failed"] for r in run.metrics if r["kind"] != "sft"] == [0] * (2 * STEPS + 1)
+            assert [without_times(r) for r in run.metrics[:-3]] == [without_times(r) for r in first.metrics[:-3]]
+            ids, ours = ({file: sorted(id for id, _ in of) for file, of in sampled(r).items()} for r in (run, first))
+            assert ids == ours
+            assert stays.opened() > 0
 
 
 def test_another_seed_gives_other_weights_tasks_and_tokens(first, frozen) -> None:

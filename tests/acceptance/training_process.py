@@ -165,7 +165,8 @@ class Training:
         with contextlib.suppress(psutil.Error):
             if process.environ().get(MARK) == self.mark:
                 return True
-        with contextlib.suppress(psutil.Error):
+        # A folder that was removed, with a long name, has one that /proc cannot tell.
+        with contextlib.suppress(psutil.Error, OSError):
             if str(self.scratch) in " ".join(process.cmdline()) or process.cwd().startswith(str(self.scratch)):
                 return True
         with contextlib.suppress(OSError):

@@ -82,6 +82,11 @@ async def placed(*overrides, notes=None, **changes):
         yield env
 
 
+async def only_start(*overrides, **changes):
+    async with placed(*overrides, **changes):
+        pass
+
+
 def asked(actor, question):
     return actor.__ray_call__.remote(lambda self: question())
 
@@ -104,18 +109,19 @@ def test_workers_go_to_all_nodes_and_their_episodes_are_those_of_a_local_environ
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_worker_that_is_killed_is_placed_again_and_no_episode_is_lost(cluster, workers):
+def test_a_worker_that_is_killed_is_placed_again_and_no_episode_is_lost(cluster):
+    # One alone, so that the episodes that it takes with it can only go on once it is back.
     notes, before, after = [], {}, {}
 
     async def there():
-        async with placed(f"env.workers={workers}", notes=notes) as env:
+        async with placed("env.workers=1", notes=notes) as env:
             before.update(env.urls)
             victim = await asked(env.actors[0], os.getpid)
             served = psutil.Process(victim).children(recursive=True)
 
             async def kill():
-                os.kill(victim, signal.SIGKILL)
+                if psutil.pid_exists(victim):  # not when the episode is played again
+                    os.kill(victim, signal.SIGKILL)
 
             def policy(episode):
                 return Played(episode, kill, at=1 if episode.seed == 3 else -1)
@@ -153,23 +159,13 @@ def test_nothing_is_left_of_the_workers(cluster):
 @pytest.mark.ray
 def test_an_environment_that_no_node_can_import_is_told_with_its_name(cluster):
     with pytest.raises(PlacementError, match=r"env worker 0: .*nowhere_to_be_found"):
-
-        async def there():
-            async with placed("env.workers=1", entry_point="nowhere_to_be_found:Env"):
-                pass
-
-        asyncio.run(there())
+        asyncio.run(only_start("env.workers=1", entry_point="nowhere_to_be_found:Env"))
 
 
 @pytest.mark.ray
 def test_more_cpus_than_the_cluster_has_are_refused_at_once(cluster):
     with pytest.raises(PlacementError, match=r"env.workers=5 .* the cluster has 5 \(.*room for 4: lower"):
-
-        async def there():
-            async with placed("env.workers=5"):
-                pass
-
-        asyncio.run(there())
+        asyncio.run(only_start("env.workers=5"))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +197,8 @@ def test_a_ray_of_the_runs_own_has_room_for_all_that_the_settings_allow(monkeypa
     for overrides in (["env.workers=2"], ["env.workers=0"], ["env.cpus=2"], ["learner.workers=3", "env.workers=1"]):
         config = settings(*overrides)
         count = env_workers_wanted(config, [own_ray_cpus(config)])
-        assert 1 <= count <= 2 and count == (config.env.workers or count)
+        assert 1 <= count <= 2
+        assert config.env.workers in (0, count)
 
 
 @pytest.mark.parametrize(

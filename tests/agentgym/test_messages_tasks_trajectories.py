@@ -9,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.messages import (
-    ActionSpace,
-    MessagesSpace,
     assistant,
     problem_of,
     system,
@@ -18,6 +16,7 @@ from agentgym.messages import (
     tool_result,
     user,
 )
+from agentgym.spaces import ActionSpace, MessagesSpace
 from agentgym.tasks import Task, TaskSet
 from agentgym.trajectory import Tokens, Trajectory, Turn, read_jsonl, write_jsonl
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from agentgym.messages import MessagesSpace
+from agentgym.spaces import MessagesSpace
 from agentgym.tools import ToolCall, ToolError, ToolSet, tool
 
 

@@ -1,4 +1,4 @@
-"""Sandboxes for tests: everything that takes `sandbox` or `open_sandbox` runs on both back ends."""
+"""Sandboxes for tests: everything that takes `sandbox` or `open_sandbox` runs on both back ends, and on a server's."""
 
 import os
 import shutil
@@ -17,6 +17,10 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "docker-engine.sh"
 
 
 def open_on(backend, spec):
+    if backend.startswith("http"):
+        from agentgym.sandbox.remote import open_remote
+
+        return open_remote(backend, spec, RUN)
     if backend == "docker":
         from agentgym.sandbox.docker import open_docker
 
@@ -28,14 +32,30 @@ def open_on(backend, spec):
 
 @pytest.fixture(
     scope="session",
-    params=[pytest.param("bubblewrap", marks=pytest.mark.bubblewrap), pytest.param("docker", marks=pytest.mark.docker)],
+    params=[
+        pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
+        pytest.param("docker", marks=pytest.mark.docker),
+        pytest.param("remote", marks=pytest.mark.bubblewrap),
+    ],
 )
 def backend(request):
     return request.param
 
 
 @pytest.fixture(scope="session")
-def shared(backend):
+def where(backend):
+    """What `open_on` and `acquire` take for a back end: for the remote one, the URL of a server."""
+    if backend != "remote":
+        yield backend
+        return
+    from remote_sandboxes import SandboxServer
+
+    with SandboxServer("--sandbox-backend", "bubblewrap", "--step-timeout", "600") as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def shared(where):
     """The one sandbox of a back end that most tests use, under its settings."""
     boxes = {}
     yield boxes
@@ -44,23 +64,23 @@ def shared(backend):
 
 
 @pytest.fixture
-def sandbox(backend, shared):
+def sandbox(where, shared):
     """A sandbox with the default limits, empty. A test that leaves it broken costs the next one a new start."""
     box = shared.get("box")
     if box is None or not box.alive:
-        box = shared["box"] = open_on(backend, SandboxSpec())
+        box = shared["box"] = open_on(where, SandboxSpec())
     yield box
     if box.alive:
         box.reset()
 
 
 @pytest.fixture
-def open_sandbox(backend):
+def open_sandbox(where):
     """Start sandboxes with limits of one's own; they are closed after the test."""
     boxes = []
 
     def start(**settings):
-        boxes.append(open_on(backend, SandboxSpec(**settings)))
+        boxes.append(open_on(where, SandboxSpec(**settings)))
         return boxes[-1]
 
     yield start

@@ -419,8 +419,9 @@ def test_places_go_to_those_who_have_waited_longest_over_all_pools(pool_of):
     served, held = [], one.acquire()
 
     def use(pool, name):
-        with pool.acquire(timeout=60):
-            served.append(name)
+        lease = pool.acquire(timeout=60)
+        served.append(name)
+        lease.close()
 
     order = [(one, "a"), (two, "b"), (one, "c"), (one, "d"), (two, "e")]
     with ThreadPoolExecutor(len(order)) as threads:

@@ -19,6 +19,8 @@ from agentgym.service.websocket import CLOSE, PING, PONG, TEXT, Frames, encoded
 
 HERE = Path(__file__).parent
 SECONDS = 90.0  # by which anything must have happened, on any machine
+SPARE = 2
+_SPARE = 'worker_states{state="spare"}'
 _MARK = "AGENTGYM_TEST_MARK"
 
 
@@ -51,14 +53,17 @@ class Command:
             return answer.read().decode()
 
     def metrics(self):
-        """Every number of /metrics, by its name and label."""
+        """Every number of /metrics, by its name and labels as they stand there."""
         lines = re.findall(r"^agentgym_(\S+) (\S+)$", self.get("/metrics"), re.MULTILINE)
         return {name: float(value) for name, value in lines}
 
     def ended(self):
         """How many sessions ended, by why."""
-        found = re.findall(r'^agentgym_sessions_ended_total{reason="(\w+)"} (\d+)$', self.get("/metrics"), re.MULTILINE)
-        return collections.Counter({reason: int(count) for reason, count in found})
+        found = collections.Counter()
+        for name, value in self.metrics().items():
+            if reason := re.match(r'sessions_ended_total.*[{,]reason="(\w+)"', name):
+                found[reason[1]] += int(value)
+        return found
 
     def processes(self):
         """Ids of all processes that come from it, wherever they went."""
@@ -70,14 +75,23 @@ class Command:
         return found
 
     @property
+    def keeper(self):
+        """The id of the process that keeps the zygote."""
+        [found] = [pid for pid in self.processes() if _parent(pid) == self.pid]
+        return found
+
+    @property
     def zygote(self):
         """The id of the process that workers are forked from."""
-        [found] = [
-            pid
-            for pid in self.processes()
-            if b"agentgym.service.zygote" in _read(pid, "cmdline") and _parent(pid) == self.pid
-        ]
+        keeper = self.keeper
+        [found] = [pid for pid in self.processes() if _parent(pid) == keeper]
         return found
+
+    @property
+    def workers(self):
+        """The ids of all processes that were forked from it, workers and what tells tasks."""
+        zygote = self.zygote
+        return {pid for pid in self.processes() if _parent(pid) == zygote}
 
 
 def _read(pid, name):
@@ -155,6 +169,18 @@ def serving_command(folder, *words, files=None):
         process.stdout.close()
 
 
+def quiet(command):
+    """Wait until a server has no session, all its spare workers, and none that is ending; what it holds then."""
+
+    def is_quiet():
+        metrics = command.metrics()
+        return metrics["sessions"] == 0 and len(command.workers) == SPARE + 1 and metrics[_SPARE] == SPARE
+
+    command.get("/envs")  # which starts the process that tells tasks
+    until(is_quiet, lambda: (command.metrics(), seen(command)))
+    return seen(command)
+
+
 def settled(command, before):
     """Wait until a server has no session, and no process and no file more than `before`, as `seen` told it."""
     until(lambda: command.metrics()["sessions"] == 0, command.metrics)
@@ -162,8 +188,9 @@ def settled(command, before):
 
 
 def seen(command):
-    """What a server holds."""
-    return command.processes(), files_of(command.pid), files_of(command.zygote), os.listdir(command.folder / "temp")
+    """What a server holds: processes by how many there are of each command line, open files, temporary files."""
+    lines = collections.Counter(_read(pid, "cmdline").split(b"\0")[:3][-1] for pid in command.processes())
+    return lines, files_of(command.pid), files_of(command.zygote), os.listdir(command.folder / "temp")
 
 
 class Raw:

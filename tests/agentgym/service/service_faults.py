@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -46,6 +47,12 @@ class Faulty(Env):
             time.sleep(float(rest))
         if word == "child":
             rest = str(subprocess.Popen(["sleep", "3600"]).pid)
+        if word == "escape":  # into a session of its own, its parent gone
+            rest = subprocess.check_output(["sh", "-c", "setsid sleep 3600 >&2 & echo $!"], text=True).strip()
+        if word == "eat":  # so many MiB, all written to
+            self.eaten = [bytearray(os.urandom(1024) * 1024) for _ in range(int(rest))]
+        if word == "limits":
+            rest = f"{resource.getrlimit(resource.RLIMIT_CORE)[0]} {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
         if word == "raise":
             raise KeyError(rest)
         if word == "quit":

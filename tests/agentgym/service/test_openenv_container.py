@@ -1,6 +1,6 @@
 """`agentgym export openenv` to its end: the folder's Dockerfile is built, validated and played by the real package.
 
-No registry is asked: the base image is ours, with pip and all that OpenEnv and agentgym need; the build itself has no network.
+No registry is asked: the base image is ours (that of the search environment, which has libstdc++), with pip and all that OpenEnv and agentgym need; the build itself has no network.
 """
 
 import json
@@ -28,7 +28,7 @@ RUN mkdir -p -m 1777 /tmp
 """
 OURS = (
     *("aiohappyeyeballs", "aiohttp", "aiosignal", "cloudpickle", "Farama-Notifications", "frozenlist", "gymnasium"),
-    *("multidict", "numpy", "propcache", "yarl"),
+    *("multidict", "numpy", "pip", "propcache", "setuptools", "yarl"),
 )
 
 
@@ -67,13 +67,14 @@ def image(docker, python, folder, tmp_path_factory):
 
     context, tag = tmp_path_factory.mktemp("base"), f"agentgym-openenv-base:{os.getpid()}"
     no_caches = shutil.ignore_patterns("__pycache__")
+    older = shutil.ignore_patterns("__pycache__", "pip", "pip-*", "setuptools*", "pkg_resources", "_distutils_hack", "*.pth")
     (theirs,) = python.parent.parent.glob("lib/python*/site-packages")
-    shutil.copytree(theirs, context / "site", ignore=no_caches)
+    shutil.copytree(theirs, context / "site", ignore=older)
     for name in OURS:
         package = distribution(name)
         for part in {file.parts[0] for file in package.files or [] if len(file.parts) > 1} - {".."}:
             shutil.copytree(package.locate_file(part), context / "site" / part, ignore=no_caches, dirs_exist_ok=True)
-    (context / "Dockerfile").write_text(BASE.format(image=images.image_tag("python")))
+    (context / "Dockerfile").write_text(BASE.format(image=images.image_tag("search")))
     quietly = {"rm": True, "forcerm": True, "network_mode": "none"}
     docker.images.build(path=str(context), tag=tag, **quietly)
     try:

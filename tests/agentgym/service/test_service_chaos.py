@@ -13,7 +13,7 @@ import time
 
 import pytest
 from chaos_envs import FAULTS, Chaos
-from chaos_harness import SECONDS, Raw, seen, serving_command, settled, until
+from chaos_harness import SECONDS, Raw, quiet, serving_command, settled
 
 import agentgym
 from agentgym.service.websocket import CLOSE, PING, encoded
@@ -41,7 +41,7 @@ class Gate:
         while not self.open.is_set():
             await keep()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.open.wait(), 2)
+                await asyncio.wait_for(self.open.wait(), 4)
 
 
 def same(remote, local):
@@ -76,7 +76,7 @@ async def healthy(command, gate, door, number):
             after += 1
             if after == 10:
                 break
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2 if gate.open.is_set() else 3)
     await there.close()
     here.close()
 
@@ -101,7 +101,7 @@ async def healthy_openenv(command, gate, door, number):
             answer = (await raw.ask({"type": "step", "data": {"message": action}}))["data"]
             assert (answer["observation"]["messages"], answer["reward"], answer["done"]) == (messages, reward, done)
         after += gate.open.is_set()
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2 if gate.open.is_set() else 3)
     raw.send({"type": "close"})
     assert (await raw.ended())[1] == 1000
     await raw.close()
@@ -152,7 +152,7 @@ async def fault(command, gate, door, name):
     if name == "shut":  # nothing can be said any more
         player.send("step", action="fault shut")
         assert await player.raw.ended() == ([], None)
-        ending = "IDLE"
+        ending = "any"
     elif name in KILLED:
         answer = await player.step(f"fault {name}")
         ending = answer["error"]["code"]
@@ -176,7 +176,7 @@ async def fault_openenv(command, gate, door, name):
     raw.send({"type": "step", "data": {"message": f"fault {name}"}})
     if name == "shut":
         assert await raw.ended() == ([], None)
-        ending = "closed"
+        ending = "any"
     elif name in KILLED:
         [text], code = await raw.ended()
         ending = KILLED[name]
@@ -391,15 +391,18 @@ def test_512_sessions_at_once_of_all_kinds(tmp_path, many_files):
     words = ["chaos_envs:Chaos", "frozen_lake", "--max-sessions", str(ALL)]
     words += [word for name, seconds in LIMITS.items() for word in (f"--{name}-timeout", str(seconds))]
     with serving_command(tmp_path, *words) as command:
-        command.get("/envs")  # which starts the process that tells tasks
         asyncio.run(warm(command))
-        until(lambda: command.metrics()["sessions"] == 0, command.metrics)
-        before, ended = seen(command), command.ended()
+        before, ended = quiet(command), command.ended()
         expected = asyncio.run(everything(command))
         settled(command, before)
-        assert command.ended() - ended == expected
+        ended = command.ended() - ended
+        assert ended.total() == expected.total() == ALL
+        # A worker without descriptors may end in one of three ways.
+        some = ended - expected
+        assert some.total() == expected["any"] == EACH
+        assert some.keys() <= {"IDLE", "WORKER_DIED", "closed"}
         metrics = command.metrics()
-        assert metrics["slot_return_seconds_count"] == expected["DEADLINE"] + expected["IDLE"] + expected["TOO_SLOW"]
+        assert metrics["slot_return_seconds_count"] == ended["DEADLINE"] + ended["IDLE"] + ended["TOO_SLOW"]
         mean = metrics["slot_return_seconds_sum"] / metrics["slot_return_seconds_count"]
         slowest = metrics["slot_return_seconds_max"]
         print(f"\nslots returned after their limit: {mean:.3f} s mean, {slowest:.3f} s at most")

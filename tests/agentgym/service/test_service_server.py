@@ -13,7 +13,7 @@ import pytest
 from service_harness import SECONDS, Client, alive, browsing, parent_of, serving, session, until
 
 from agentgym import cli
-from agentgym.commands.serve import read_tokens
+from agentgym.commands.serve_options import read_tokens
 from agentgym.mistake import Mistake
 from agentgym.registration import spec
 from agentgym.service.forks import ZygoteFailed
@@ -95,6 +95,7 @@ def test_at_capacity_it_says_when_to_come_again():
     async def knock():
         async with serving(max_sessions=1) as front, session(front) as client:
             await client.begin()
+            await until(lambda: front.sessions.states()["waiting"] == 1)
             async with browsing(front) as http:
                 async with http.get(SESSION, headers=UPGRADE) as answer:
                     assert (answer.status, (await answer.json())["error"]["code"]) == (503, "CAPACITY")

@@ -53,9 +53,12 @@ def url_of(container):
     """Where a container on the host's network serves, once it does."""
     end = time.monotonic() + 120
     while time.monotonic() < end:
+        runs = docker("inspect", "--format", "{{.State.Running}}", container).stdout.strip() == "true"
         said = docker("logs", container)
         if found := re.search(r"running on http://0\.0\.0\.0:(\d+)", said.stdout + said.stderr):
             return f"http://127.0.0.1:{found[1]}"
+        if not runs:
+            break
         time.sleep(0.05)
     raise StartupError(f"no server: {said.stdout}{said.stderr}")
 

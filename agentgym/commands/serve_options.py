@@ -1,0 +1,211 @@
+"""What `agentgym serve` is told: its options, and the settings that they mean."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentgym.commands import serve_sandboxes
+from agentgym.commands.json_object import json_object
+from agentgym.commands.spec_of import ENVS, spec_of
+from agentgym.mistake import Mistake
+from agentgym.service.frames import ServiceLimits
+
+if TYPE_CHECKING:
+    from agentgym.registration import EnvSpec
+    from agentgym.service.server import ServeSettings
+
+_SIZES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_SHORTEST_TOKEN = 16
+# Options of limits: name, the limit it sets, and its help.
+_LIMITS = (
+    ("--init-timeout", "init_seconds", "of making an environment, and of one init"),
+    ("--reset-timeout", "reset_seconds", "of one reset"),
+    ("--step-timeout", "step_seconds", "of one step; a process that takes longer is killed"),
+    ("--idle-timeout", "idle_seconds", "without a request, after which a session ends"),
+    ("--resume-timeout", "resume_seconds", "for a client to come back after its connection dropped"),
+    ("--message-timeout", "message_seconds", "for a message to arrive whole, and for an answer to be taken"),
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `agentgym serve`."""
+    add = parser.add_argument
+    _add_served(add)
+    _add_limits(add)
+    serve_sandboxes.add_options(add)
+
+
+def _add_served(add: Callable[..., Any]) -> None:
+    add("envs", nargs="*", metavar="ENV", help=f"what to serve: {ENVS}")
+    add(
+        "--kwargs",
+        default="{}",
+        metavar="JSON",
+        help="what the environments are made with; of one alone: {ENV: {...}}",
+    )
+    add("--port", type=int, default=8000, help="where to listen; 0 takes a free one (default: 8000)")
+    add("--host", default="127.0.0.1", help="where to listen; any but this machine's own address takes --token-file")
+    add(
+        "--workers",
+        type=int,
+        default=2,
+        metavar="N",
+        help="processes that are forked ahead and kept ready, so that opening a session waits for no fork (default: 2)",
+    )
+    add("--max-sessions", type=int, default=256, metavar="N", help="open at a time (default: 256)")
+    add("--max-sessions-per-token", type=int, metavar="N", help="open at a time for one token (default: no limit)")
+    add(
+        "--token-file", type=Path, metavar="FILE", help="bearer tokens that are let in, one a line: TOKEN or NAME TOKEN"
+    )
+    add("--tls-cert", type=Path, metavar="FILE", help="serve over TLS with this certificate chain (PEM)")
+    add("--tls-key", type=Path, metavar="FILE", help="its key, if that is in a file of its own")
+
+
+def _add_limits(add: Callable[..., Any]) -> None:
+    defaults = ServiceLimits()
+    for option, name, what in _LIMITS:
+        value = getattr(defaults, name)
+        add(option, type=float, default=value, dest=name, metavar="S", help=f"seconds {what} (default: {value:g})")
+    add(
+        "--max-message",
+        type=int,
+        default=defaults.message_bytes,
+        metavar="BYTES",
+        help=f"of one message from a client (default: {defaults.message_bytes})",
+    )
+    add(
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds for running sessions to end after Ctrl-C or SIGTERM; a second one ends them at once (default: 30)",
+    )
+    add(
+        "--session-memory",
+        type=_size,
+        default=0,
+        metavar="SIZE",
+        help="that a session may take above what all share, as 512MiB or 2GiB; one that wants more is ended, and no other"
+        " (default: no limit)",
+    )
+
+
+def _size(text: str) -> int:
+    """Bytes of a size: 512MiB, 2GiB, 2G, or a number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size = int(float(found[1]) * (1 << _SIZES[found[2].upper()])) if found else 0
+    if not size:
+        raise argparse.ArgumentTypeError(f"a size is like 512MiB or 2GiB, not {text!r}")
+    return size
+
+
+def settings_of(args: argparse.Namespace) -> ServeSettings:
+    """What the command line means.
+
+    Raises:
+        Mistake: something in it cannot be.
+    """
+    if sys.platform != "linux":
+        raise Mistake("runs on Linux alone: it takes process descriptors and epoll")
+    if not 0 <= args.port <= 65535:
+        raise Mistake(f"--port is from 0 (a free one) to 65535, not {args.port}")
+    from agentgym.service.bounds import Bounds, raise_open_files
+    from agentgym.service.server import ServeSettings
+
+    if args.tls_key and not args.tls_cert:
+        raise Mistake("--tls-key needs --tls-cert")
+    if args.max_sessions_per_token is not None and args.max_sessions_per_token < 1:
+        raise Mistake(f"--max-sessions-per-token is at least 1, not {args.max_sessions_per_token}")
+    if not args.drain_timeout >= 0:
+        raise Mistake(f"--drain-timeout is at least 0, not {args.drain_timeout:g}")
+    if not args.envs and not args.sandbox:
+        raise Mistake("name environments to serve, or give --sandbox")
+    try:
+        open_files = raise_open_files(args.max_sessions + args.workers)
+    except ValueError as error:
+        raise Mistake(f"--max-sessions: {error}") from error
+    try:
+        return ServeSettings(
+            envs=_specs_of(args.envs, json_object(args.kwargs, "--kwargs")),
+            host=args.host,
+            port=args.port,
+            max_sessions=args.max_sessions,
+            max_sessions_per_token=args.max_sessions_per_token,
+            workers=args.workers,
+            tokens=read_tokens(args.token_file) if args.token_file else {},
+            cert=str(args.tls_cert) if args.tls_cert else None,
+            key=str(args.tls_key) if args.tls_key else None,
+            limits=ServiceLimits(
+                **{name: getattr(args, name) for _, name, _ in _LIMITS}, message_bytes=args.max_message
+            ),
+            bounds=Bounds(args.session_memory, open_files),
+            drain_seconds=args.drain_timeout,
+            sandbox=serve_sandboxes.sandbox_settings(args),
+        )
+    except ValueError as error:
+        raise Mistake(str(error)) from error
+
+
+def _specs_of(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSpec]:
+    """The environments by the names that their addresses have.
+
+    Raises:
+        Mistake: there is no such one, it is named twice, or it does not take what it is given.
+    """
+    from agentgym.registration import check_kwargs
+
+    specs = {}
+    for named in envs:
+        spec = spec_of(named)
+        # Of module:Class, an address has the last name.
+        id = named if spec.id == named and ":" not in named else spec.id.rpartition(":")[2]
+        if id in specs:
+            raise Mistake(f"{id!r} is named twice")
+        specs[id] = spec
+    for id, spec in specs.items():
+        own = kwargs.get(id, {})
+        if not isinstance(own, dict):
+            raise Mistake(f"--kwargs: those of {id!r} alone must be an object, not {own!r}")
+        given = {**{name: value for name, value in kwargs.items() if name not in specs}, **own}
+        specs[id] = replace(spec, kwargs={**spec.kwargs, **given})
+        try:
+            specs[id].to_json()
+            check_kwargs(specs[id], spec.load(), specs[id].kwargs)
+        except (ValueError, TypeError, ImportError) as error:
+            raise Mistake(str(error)) from error
+    return specs
+
+
+def read_tokens(path: Path) -> dict[str, str]:
+    """The tokens of a file, by name. A line is a token, or a name and a token; empty ones and those with # do not count.
+
+    Raises:
+        Mistake: it cannot be read, has none, or has one that is too short or comes twice.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise Mistake(f"--token-file {path}: cannot be read ({why})") from error
+    tokens: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        name = words[0] if len(words) == 2 else f"line {number}"
+        if len(words) > 2 or len(words[-1]) < _SHORTEST_TOKEN:
+            raise Mistake(
+                f"{path}:{number}: a line is TOKEN or NAME TOKEN, a token of {_SHORTEST_TOKEN} letters or more"
+            )
+        if name in tokens or words[-1] in tokens.values():
+            raise Mistake(f"{path}:{number}: this name or token was there before")
+        tokens[name] = words[-1]
+    if not tokens:
+        raise Mistake(f"--token-file {path}: there is no token in it")
+    return tokens

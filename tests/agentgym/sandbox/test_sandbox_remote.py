@@ -1,0 +1,387 @@
+"""Sandboxes of a server: leases, cut connections, limits that hold there, and that nothing stays. What a sandbox does is in
+`test_sandbox_contract.py`, `test_sandbox_sessions.py` and `test_sandbox_limits.py`, which run on the remote back end too."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import pytest
+from hostile_programs import PROGRAMS
+from remote_sandboxes import SECONDS, CuttingProxy, SandboxServer
+
+from agentgym.sandbox import SandboxError, SandboxSpec, acquire, backends, choose, describe
+from agentgym.sandbox.cleanup import sandboxes
+from agentgym.sandbox.remote import open_remote
+from agentgym.service.blocking import BlockingWebSocket
+
+SPEC = SandboxSpec(memory=128 << 20, disk=8 << 20)
+TOKEN = "a-token-of-sandboxes"
+
+pytestmark = pytest.mark.bubblewrap
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("bubblewrap", marks=pytest.mark.bubblewrap), pytest.param("docker", marks=pytest.mark.docker)],
+)
+def server(request):
+    with SandboxServer(
+        "--sandbox-backend", request.param, "--step-timeout", "20", "--sandbox-most", "pids=200"
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def quick():
+    """A server whose limits are short."""
+    with SandboxServer("--sandbox-backend", "bubblewrap", "--resume-timeout", "0.5", "--max-sessions", "2") as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def own_process(monkeypatch):
+    """Each test begins as a new process would, and leaves no sandbox."""
+    for name in ("AGENTGYM_SANDBOX", "AGENTGYM_SANDBOXES", "AGENTGYM_SANDBOX_URL", "AGENTGYM_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AGENTGYM_RUN", f"remote-test-{os.getpid()}-{time.monotonic_ns()}")
+    backends._begin_anew()
+    yield
+    backends.close_pools(20)
+    backends._begin_anew()
+    until(lambda: not of_this_run(), "the end of this test's sandboxes")
+
+
+@pytest.fixture
+def proxy(server):
+    proxy = CuttingProxy(server.url)
+    yield proxy
+    proxy.close()
+
+
+def of_this_run():
+    return [found for found in sandboxes().found if found.run == os.environ["AGENTGYM_RUN"]]
+
+
+def until(true, what):
+    end = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < end, f"{what} did not come to pass"
+        time.sleep(0.05)
+
+
+class TestChoosing:
+    def test_a_url_is_a_back_end(self, server):
+        assert describe(server.url + "/") == f"{server.url}, because it was asked for"
+
+    def test_the_environment_says_it_too(self, server, monkeypatch):
+        monkeypatch.setenv("AGENTGYM_SANDBOX", server.url)
+        assert choose().name == server.url
+        monkeypatch.setenv("AGENTGYM_SANDBOX_URL", server.url)
+        assert choose("remote").name == server.url
+
+    @pytest.mark.parametrize(
+        ("name", "why"),
+        [
+            ("remote", "AGENTGYM_SANDBOX_URL says where"),
+            ("http://", "write http://HOST:PORT"),
+            ("http://host:8000/code_mbpp", "nothing after it"),
+            ("http://me:secret@host:8000", "must not hold a secret"),
+            ("romote", "did you mean remote"),
+        ],
+    )
+    def test_a_wrong_one_is_the_callers_mistake(self, name, why):
+        with pytest.raises(ValueError, match=why):
+            choose(name)
+
+    def test_an_image_that_is_not_there_names_those_that_are(self, server):
+        with pytest.raises(SandboxError, match=r"no image 'pyhton'.*Built here: .*python"):
+            choose(server.url, "pyhton")
+
+    def test_no_server(self, server):
+        with pytest.raises(SandboxError, match=r"no server of sandboxes answers at http://127.0.0.1:1: .*--sandbox"):
+            choose("http://127.0.0.1:1")
+        assert choose(f"http://127.0.0.1:1,{server.url}").name.endswith(server.url), "another one has it"
+
+
+class TestLeases:
+    def test_the_next_one_finds_nothing_of_the_last(self, server):
+        first = acquire(SPEC, server.url)
+        first.write("/private/tests.py", "secret")
+        first.exec("echo left > a; echo left > /tmp/b; sleep 600 & setsid sleep 600 &")
+        first.session("shell").run("sleep 600 & cd /tmp")
+        first.close()
+        second = acquire(SPEC, server.url)
+        assert second.id == first.id, "the same one, reset"
+        assert "left" not in second.exec("cat a /tmp/b /private/*").stdout
+        assert [found.run for found in of_this_run()] == [os.environ["AGENTGYM_RUN"]], "it has our label there"
+
+    def test_files_of_any_content_and_size(self, server):
+        box = acquire(SandboxSpec(), server.url)
+        data = os.urandom(1 << 20) * 9
+        box.write("folder/large", data)
+        assert box.read("folder/large") == data
+        with pytest.raises(ValueError, match="over the limit"):
+            box.read("folder/large", limit=1 << 20)
+        assert box.exec("wc -c", stdin=data).stdout.strip() == str(len(data)), (
+            "larger than the server takes in a message"
+        )
+
+    def test_many_at_once(self, server):
+        said = {}
+
+        def work(number):
+            box = acquire(SPEC, server.url)
+            said[number] = box.exec(f"echo {number}").stdout
+            box.close()
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SECONDS)
+        assert said == {number: f"{number}\n" for number in range(6)}
+
+    @pytest.mark.parametrize("name", ["fork_bomb_of_sessions", "memory", "endless_output", "daemon_by_setsid"])
+    def test_a_hostile_program_is_contained(self, server, name):
+        program = next(program for program in PROGRAMS if program.name == name)
+        box = acquire(SPEC, server.url)
+        result = box.exec(program.command, stdin=program.stdin, timeout=program.timeout)
+        assert "BREACH" not in result.stdout + result.stderr
+        box.reset()
+        assert box.exec("echo well").stdout == "well\n"
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        "more", [{"memory": 1 << 40}, {"pids": 201}, {"network": True}, {"env": {"A": 1}}, {"cpus": -1}]
+    )
+    def test_what_the_server_does_not_give(self, server, more):
+        with pytest.raises(SandboxError, match=next(iter(more))):
+            open_remote(server.url, SandboxSpec(**more), "tests")
+
+    def test_a_program_has_no_more_time_than_the_server_gives(self, server):
+        box = acquire(SPEC, server.url)
+        with pytest.raises(SandboxError, match=r"timeout=90.*15 s \(of --step-timeout 20\)"):
+            box.exec("true", timeout=90)
+        assert box.exec("sleep 60", timeout=0.2).timed_out
+        assert box.alive
+
+    def test_a_server_that_is_full_is_waited_for(self, quick):
+        held = [acquire(SPEC, quick.url) for _ in range(2)]
+        with pytest.raises(SandboxError, match="all 2 sessions are in use"):
+            open_remote(quick.url, SPEC, "tests")
+        threading.Timer(0.5, held[0].close).start()
+        assert acquire(SPEC, quick.url, timeout=SECONDS).exec("echo well").stdout == "well\n"
+
+
+class TestConnections:
+    def test_one_that_is_cut_between_calls_is_not_noticed(self, proxy):
+        box = open_remote(proxy.url, SPEC, os.environ["AGENTGYM_RUN"])
+        session = box.session("python")
+        session.run("x = 41")
+        for _ in range(3):
+            proxy.cut()
+            session.run("x += 1")
+        assert session.run("x").stdout == "44\n"
+        assert box.channel.reconnects >= 3
+        box.close()
+
+    def test_a_command_whose_answer_is_lost_is_not_run_again(self, proxy):
+        box = open_remote(proxy.url, SPEC, os.environ["AGENTGYM_RUN"])
+        for number in range(1, 4):
+            proxy.lose = 1
+            assert box.exec("echo run >> runs; wc -l < runs").stdout == f"{number}\n"
+        assert box.channel.reconnects == 3
+        box.close()
+
+    def test_one_that_is_cut_while_a_command_runs(self, proxy):
+        box = open_remote(proxy.url, SPEC, os.environ["AGENTGYM_RUN"])
+        threading.Timer(0.3, proxy.cut).start()
+        assert box.exec("echo run >> runs; sleep 1; cat runs").stdout == "run\n"
+        box.close()
+
+    def test_one_that_is_cut_amid_a_file(self, proxy):
+        box = open_remote(proxy.url, SandboxSpec(), os.environ["AGENTGYM_RUN"])
+        data = os.urandom(5 << 20)
+        threading.Timer(0.02, proxy.cut).start()
+        box.write("file", data)
+        threading.Timer(0.02, proxy.cut).start()
+        assert box.read("file") == data
+        box.close()
+
+    def test_a_client_that_does_not_come_back_loses_it(self, quick):
+        proxy = CuttingProxy(quick.url)
+        box = open_remote(proxy.url, SPEC, os.environ["AGENTGYM_RUN"])
+        proxy.refuse = True
+        proxy.cut()
+        until(lambda: not of_this_run(), "the removal of a sandbox whose client is gone")
+        proxy.refuse = False
+        with pytest.raises(SandboxError, match="does not have the session any more"):
+            box.exec("true")
+        assert not box.alive
+        proxy.close()
+
+    def test_closing_wakes_a_thread_that_waits(self, server):
+        box = open_remote(server.url, SPEC, os.environ["AGENTGYM_RUN"])
+        failed = []
+
+        def wait():
+            try:
+                box.exec("sleep 10", timeout=12)
+            except SandboxError as error:
+                failed.append(str(error))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(lambda: box.channel._sent, "the call")
+        box.close()
+        thread.join(SECONDS)
+        assert failed
+        assert box.id in failed[0]
+
+
+ACQUIRE = """
+import os, signal, sys
+from agentgym.sandbox import SandboxSpec, acquire
+boxes = [acquire(SandboxSpec(memory=128 << 20, disk=8 << 20), {url!r}) for _ in range(2)]
+assert all(box.exec("echo well").stdout == "well\\n" for box in boxes)
+"""
+
+
+def run_python(code):
+    return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=SECONDS)
+
+
+class TestEnds:
+    def test_an_end_with_sandboxes_in_hand_leaves_none(self, quick):
+        done = run_python(ACQUIRE.format(url=quick.url))
+        assert (done.returncode, done.stderr) == (0, "")
+        until(lambda: not of_this_run(), "their removal")
+
+    def test_a_killed_client_leaves_none(self, quick):
+        code = ACQUIRE.format(url=quick.url) + "boxes[0].session('shell')\nos.kill(os.getpid(), signal.SIGKILL)"
+        assert run_python(code).returncode == -signal.SIGKILL
+        until(lambda: not of_this_run(), "their removal")
+
+    def test_a_fork_makes_its_own_and_leaves_its_parents_alone(self, server):
+        code = ACQUIRE.format(url=server.url) + (
+            """
+child = os.fork()
+if child == 0:
+    box = acquire(boxes[0].spec, {url!r})
+    well = box.exec("echo well").stdout == "well\\n" and box.id not in [b.id for b in boxes]
+    sys.exit(0 if well and not boxes[0].alive else 1)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+sys.exit(code or any(box.exec("echo well").stdout != "well\\n" for box in boxes))
+"""
+        ).replace("{url!r}", repr(server.url))
+        done = run_python(code)
+        assert (done.returncode, done.stderr) == (0, "")
+
+    @pytest.mark.parametrize("backend", ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
+    def test_a_killed_server_leaves_none_and_the_client_is_told(self, backend):
+        with SandboxServer("--sandbox-backend", backend) as server:
+            box = acquire(SPEC, server.url)
+            box.session("shell").run("sleep 600 &")
+            server.kill()
+            with pytest.raises(SandboxError, match="nothing listens there any more"):
+                box.exec("true")
+            assert not box.alive
+            until(lambda: not [found for found in of_this_run() if running(found)], "the end of its sandboxes")
+        backends._begin_anew()
+        with SandboxServer("--sandbox-backend", backend) as server:
+            acquire(SPEC, server.url).close()
+            until(lambda: len(of_this_run()) <= 1, "the removal of what was left")
+
+    def test_a_server_that_ends_waits_for_loans_and_for_nothing_else(self):
+        with SandboxServer("--sandbox-backend", "bubblewrap", "--drain-timeout", "60") as server:
+            idle, lent = acquire(SPEC, server.url), acquire(SPEC, server.url)
+            lent.exec("echo begun > state")
+            idle.close()
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: "waiting for" in server.said(), "draining")
+            assert lent.exec("cat state").stdout == "begun\n"
+            with pytest.raises(SandboxError, match="ending"):
+                open_remote(server.url, SPEC, "tests")
+            lent.close()
+            assert server.process.wait(SECONDS) == 0
+        until(lambda: not of_this_run(), "the end of its sandboxes")
+
+
+def running(found):
+    """Whether a sandbox is more than a record of one that has ended."""
+    if found.backend == "docker":
+        return True
+    from agentgym.sandbox.bubblewrap import _is_bwrap, _kept
+
+    return any(id == found.id and _is_bwrap(kept["bwrap"]) for id, kept in _kept())
+
+
+class TestServer:
+    def test_tokens_are_asked_for_and_sandboxes_are_counted(self, tmp_path, monkeypatch):
+        (tmp_path / "tokens").write_text(f"me {TOKEN}\n")
+        with SandboxServer("--sandbox-backend", "bubblewrap", "--token-file", str(tmp_path / "tokens")) as server:
+            with pytest.raises(SandboxError, match=r"another bearer token \(401\): set AGENTGYM_TOKEN"):
+                choose(server.url)
+            with pytest.raises(SandboxError, match=r"another bearer token \(401\): set AGENTGYM_TOKEN"):
+                open_remote(server.url, SPEC, "tests")
+            monkeypatch.setenv("AGENTGYM_TOKEN", TOKEN)
+            box = acquire(SPEC, server.url)
+            assert box.exec("echo well").stdout == "well\n"
+            asked = urllib.request.Request(f"{server.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+            with urllib.request.urlopen(asked, timeout=SECONDS) as answer:
+                assert "\nagentgym_sessions 1\n" in answer.read().decode()
+
+    def test_beside_environments(self):
+        with SandboxServer("tictactoe", "--sandbox-backend", "bubblewrap") as server:
+            with urllib.request.urlopen(f"{server.url}/envs", timeout=SECONDS) as answer:
+                assert [env["id"] for env in json.load(answer)["envs"]] == ["tictactoe"]
+            assert acquire(SPEC, server.url).exec("echo well").stdout == "well\n"
+
+    @pytest.mark.parametrize(
+        ("frame", "code"),
+        [
+            ({"id": 1, "call": "exec", "argv": ["true"], "env": {}, "cwd": ".", "timeout": 1}, "BAD_REQUEST"),
+            ({"id": 1, "call": "hello", "env": {}}, "UNKNOWN_CALL"),
+            ({"id": 2, "call": "ping"}, "BAD_REQUEST"),
+            ({"id": 1, "call": "part", "data": "no base64!"}, "BAD_REQUEST"),
+            ({"id": 1, "call": "start", "spec": {"rootfs": "/"}, "run": ""}, "BAD_REQUEST"),
+            ({"id": 1, "call": "start", "spec": [], "run": ""}, "BAD_REQUEST"),
+            ({"id": True, "call": "ping"}, "BAD_REQUEST"),
+            ([], "BAD_REQUEST"),
+            ("{", "BAD_FRAME"),
+        ],
+    )
+    def test_what_is_no_request_is_refused_and_the_session_goes_on(self, quick, frame, code):
+        deadline = time.monotonic() + SECONDS
+        ws = BlockingWebSocket(f"{quick.url}/sandboxes/session", {}, None, deadline)
+        hello = json.loads(ws.receive(deadline))
+        assert (hello["protocol"], hello["last"]) == (1, 0)
+        ws.send(frame if isinstance(frame, str) else json.dumps(frame), deadline)
+        assert json.loads(ws.receive(deadline))["error"]["code"] == code
+        last = frame["id"] if isinstance(frame, dict) and frame["id"] == 1 and frame["id"] is not True else 0
+        ws.send(json.dumps({"id": last + 1, "call": "close"}), deadline)
+        assert json.loads(ws.receive(deadline)) == {"id": last + 1, "result": {}}
+        ws.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--sandbox-most", "memory=1"], "add --sandbox"),
+        (["--sandbox", "--sandbox-most", "gpus=1"], "there are cpus, memory"),
+        (["--sandbox", "--sandbox-most", "memory=lots"], "memory is a number over 0"),
+        ([], "name environments to serve, or give --sandbox"),
+    ],
+)
+def test_a_wrong_option_is_told_in_a_line(options, why):
+    command = [sys.executable, "-m", "agentgym.cli", "serve", *options]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert len(done.stderr.splitlines()) == 1

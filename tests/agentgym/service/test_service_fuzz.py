@@ -1,0 +1,500 @@
+"""Over 10,000 inputs that no client should send: at the parsers themselves, and over real connections to one server beside which
+a session plays on. Nothing of it ends a worker, keeps a slot, or keeps anybody waiting."""
+
+import asyncio
+import collections
+import contextlib
+import itertools
+import json
+import os
+import socket
+import threading
+
+import pytest
+from chaos_envs import Chaos
+from chaos_harness import SECONDS, Raw, quiet, serving_command, settled
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import agentgym
+from agentgym.registration import spec
+from agentgym.service import frames
+from agentgym.service.agentgym_wire import AgentgymWire
+from agentgym.service.frames import Refused, ServiceLimits
+from agentgym.service.openenv import OpenEnvWire
+from agentgym.service.slots import Slot, make_memory, map_memory
+from agentgym.service.websocket import CLOSE, PING, TEXT, Connection, Frames, unmasked
+from agentgym.service.worker import Calls, SessionInfo
+
+LIMIT = 5000
+counted = collections.Counter()  # inputs by kind
+
+
+def fuzzed(examples, **strategies):
+    """A property, tried with so many examples however slow the machine is."""
+    checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
+    return lambda test: settings(max_examples=examples, deadline=None, suppress_health_check=checks)(
+        given(**strategies)(test)
+    )
+
+
+# ---- what is sent
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+_TASK = st.fixed_dictionaries({"id": st.just("a")}, optional={"messages": _JSON, "data": _JSON, "x": _JSON}) | _JSON
+_WORDS = st.sampled_from(["add 1", "end 1", "add x", ""]) | st.text(max_size=9)
+_REQUEST = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": st.integers(-1, 9) | _JSON,
+        "call": st.sampled_from(sorted(frames.CALLS.keys() - {"close"})) | _JSON,
+        "task": _TASK,
+        "seed": st.integers(-1, 3) | _JSON,
+        "options": st.fixed_dictionaries({}, optional={"task": _TASK, "x": _JSON}) | _JSON,
+        "action": _WORDS | _JSON,
+        "rng": st.tuples(st.just(3), st.lists(st.integers(0, 9), min_size=625, max_size=625), st.none()) | _JSON,
+    },
+)
+_RPC = st.fixed_dictionaries(
+    {},
+    optional={
+        "jsonrpc": st.just("2.0") | _JSON,
+        "id": st.integers(0, 9) | _JSON,
+        "method": st.sampled_from(["tools/list", "tools/call", "openenv/session/create", "openenv/session/close", "x"])
+        | _JSON,
+        "params": st.fixed_dictionaries({}, optional={"name": _JSON, "arguments": _JSON, "session_id": _JSON}) | _JSON,
+    },
+)
+_ACTION = st.fixed_dictionaries(
+    {},
+    optional={
+        "message": _WORDS | _JSON | st.fixed_dictionaries({"role": st.just("assistant"), "content": _JSON}),
+        "type": st.sampled_from(["call_tool", "list_tools"]) | _JSON,
+        "tool_name": _JSON,
+        "arguments": _JSON,
+        "metadata": _JSON,
+    },
+)
+_OPENING = st.fixed_dictionaries(
+    {},
+    optional={
+        "seed": _JSON,
+        "episode_id": _JSON,
+        "task": _TASK,
+        "split": st.just("train") | _JSON,
+        "index": st.integers(-2, 2) | _JSON,
+    },
+)
+_OPENENV = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["reset", "step", "state", "mcp"]) | _JSON,
+        "data": _ACTION | _OPENING | _RPC | _JSON,
+        "x": _JSON,
+    },
+)
+# Half a surrogate pair cannot be sent, but stands in JSON as an escape.
+_NOT_JSON = st.text(max_size=20) | st.sampled_from(
+    ["[" * 50_000, '{"a":' * 9000, "1" * 5000, "NaN", '"\\ud800"', "\x00"]
+)
+
+
+def _text(value):
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+_TEXTS = (_REQUEST | st.lists(_REQUEST, max_size=3) | _JSON | _NOT_JSON).map(_text)
+_OPENENV_TEXTS = (_OPENENV | _OPENENV | _JSON | _NOT_JSON).map(_text)
+
+
+def frame(fin, reserved, opcode, is_masked, mask, payload, told, form):
+    """One frame, right or wrong.
+
+    Args:
+        told: added to its length.
+        form: in how many bytes its length is told: 0: as few as do.
+    """
+    size = max(0, len(payload) + told)
+    if form == 2 or (form == 0 and size > 125):
+        head, length = 126, (size & 0xFFFF).to_bytes(2, "big")
+    elif form == 8:
+        head, length = 127, size.to_bytes(8, "big")
+    else:
+        head, length = size & 127, b""
+    first = (128 if fin else 0) | reserved << 4 | opcode
+    body = unmasked(payload, mask) if is_masked else payload
+    return bytes((first, (128 if is_masked else 0) | head)) + length + (mask if is_masked else b"") + body
+
+
+_mostly = lambda usual, other: st.sampled_from([True] * 9 + [False]).flatmap(  # noqa: E731
+    lambda yes: st.just(usual) if yes else other
+)
+_PAYLOADS = _TEXTS.map(lambda text: text.encode(errors="surrogatepass")[:6000]) | st.binary(max_size=200)
+_FRAMES = st.builds(
+    frame,
+    fin=_mostly(True, st.booleans()),
+    reserved=_mostly(0, st.integers(0, 7)),
+    opcode=st.sampled_from([TEXT, TEXT, TEXT, 0, PING, CLOSE]) | st.integers(0, 15),
+    is_masked=_mostly(True, st.booleans()),
+    mask=st.binary(min_size=4, max_size=4),
+    payload=_PAYLOADS,
+    told=_mostly(0, st.sampled_from([-1, 1, 200, 70_000, 1 << 40])),
+    form=_mostly(0, st.sampled_from([1, 2, 8])),
+)
+_BYTES = st.lists(_FRAMES, max_size=4).map(b"".join) | st.binary(max_size=100)
+
+
+# ---- the parsers
+
+
+def _read(data, cuts, take):
+    """What a reader finds in bytes that come in pieces, and how it ends."""
+    reader, found, held = Frames(LIMIT), [], 0
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    try:
+        for begin, end in itertools.pairwise(edges):
+            if begin == end:
+                continue
+            if take:
+                message = reader.take(data[begin:end])
+            else:
+                reader.buffer += data[begin:end]
+                message = reader.next()
+            while message is not None:
+                found.append(message)
+                message = reader.next()
+            held = max(held, len(reader.buffer))
+    except Refused as refused:
+        return found, refused.code
+    return found, "whole" if held <= LIMIT + 14 else "holds too much"
+
+
+@fuzzed(2500, data=_BYTES, cuts=st.lists(st.integers(0, 10_000), max_size=6))
+def test_bytes_are_the_same_messages_however_they_are_cut(data, cuts):
+    counted["bytes at the parser"] += 1
+    whole = _read(data, [], take=False)
+    assert whole[1] in ("whole", "BAD_FRAME", "TOO_LARGE")
+    assert _read(data, cuts, take=True) == _read(data, cuts, take=False) == whole
+    assert all(opcode in (TEXT, CLOSE, PING, PING + 1) and len(payload) <= LIMIT for opcode, payload in whole[0])
+
+
+def _slot():
+    memory = make_memory(1)
+    slot = Slot(map_memory(memory), 0)
+    os.close(memory)
+    return slot
+
+
+@fuzzed(600, data=_BYTES)
+def test_a_connection_gives_texts_until_it_is_over_or_refused(data):
+    counted["bytes at a connection"] += 1
+    ours, theirs = socket.socketpair()
+    with ours:
+        connection = Connection(theirs, _slot(), LIMIT)
+        ours.sendall(data)
+        ours.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(Refused):
+            while (text := connection.receive()) is not None:
+                text.encode()
+        connection.close()
+
+
+def wired(made):
+    session = SessionInfo("session", "chaos", spec("chaos_envs:Chaos"), ServiceLimits())
+    return made(Chaos(), Calls(_slot()), session)
+
+
+@fuzzed(250, texts=st.lists(_TEXTS, min_size=8, max_size=12))
+def test_agentgyms_wire_answers_whatever_it_is_told(texts):
+    wire = wired(AgentgymWire)
+    wire.answer('[{"id": 1, "call": "init", "task": {"id": "a"}}, {"id": 2, "call": "reset"}]')
+    for text in texts:
+        counted["agentgym/1 at the wire"] += 1
+        answers = json.loads(wire.answer(text))
+        for answer in answers if isinstance(answers, list) else [answers]:
+            assert answer["id"] is None or type(answer["id"]) is int
+            assert "result" in answer or answer["error"]["code"] in frames.CODES
+    assert not wire.ended
+
+
+@fuzzed(250, texts=st.lists(_OPENENV_TEXTS, min_size=8, max_size=12))
+def test_openenvs_wire_answers_whatever_it_is_told(texts):
+    wire = wired(OpenEnvWire)
+    for text in texts:
+        counted["OpenEnv at the wire"] += 1
+        assert json.loads(wire.answer(text)).keys() == {"type", "data"}
+    assert not wire.ended
+
+
+# ---- a server
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    """A server with few slots, none of which a test may keep; nobody of it dies, and its log has no traceback."""
+    limits = ["--resume-timeout", "0.2", "--message-timeout", "5", "--step-timeout", "30"]
+    folder = tmp_path_factory.mktemp("fuzz")
+    with serving_command(
+        folder, "chaos_envs:Chaos", "--max-sessions", "12", "--max-message", str(LIMIT), *limits
+    ) as server:
+        asyncio.run(_one(server))
+        before, zygote = quiet(server), server.zygote
+        yield server
+        settled(server, before)
+        assert server.zygote == zygote
+        assert server.ended()["WORKER_DIED"] == server.ended()["DEADLINE"] == 0
+        log = (folder / "log").read_text()
+        assert "Traceback" not in log, log[-5000:]
+
+
+async def _one(command):
+    raw = await Raw.open(command.port, "/envs/Chaos/session")
+    await raw.receive()
+    await raw.ask({"id": 1, "call": "close"})
+    await raw.close()
+    raw = await Raw.open(command.port, "/ws")
+    raw.send({"type": "close"})
+    await raw.ended()
+    await raw.close()
+
+
+@pytest.fixture(scope="module")
+def neighbour(command):
+    """A session that plays on, and is compared with one here. Its value counts the steps."""
+    over, steps, wrong = threading.Event(), collections.Counter(), []
+
+    async def play():
+        there, here = agentgym.make(f"{command.url}/Chaos"), Chaos()
+        while not over.is_set():
+            task = here.tasks[steps["episodes"] % 100]
+            here.init(task)
+            await there.init(task)
+            assert await there.reset(seed=1) == here.reset(seed=1)
+            for turn in range(20):
+                assert await there.step(f"add {turn}") == here.step(f"add {turn}")
+                steps["steps"] += 1
+                await asyncio.sleep(0.02)
+            steps["episodes"] += 1
+        await there.close()
+
+    def run():
+        try:
+            asyncio.run(play())
+        except BaseException as error:
+            wrong.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield steps
+    over.set()
+    thread.join(SECONDS)
+    assert not wrong, wrong
+    assert steps["episodes"] > 0
+
+
+async def _at_once(number, *tasks):
+    door = asyncio.Semaphore(number)
+
+    async def one(task):
+        async with door:
+            return await asyncio.wait_for(task, SECONDS)
+
+    return await asyncio.gather(*map(one, tasks))
+
+
+async def _session(command, path):
+    """A session at once, or as soon as there is a slot."""
+    async with asyncio.timeout(SECONDS):
+        while True:
+            raw = await Raw.open(command.port, path)
+            if raw.status == 101:
+                return raw
+            await raw.close()
+            await asyncio.sleep(0.05)
+
+
+async def _bytes_in_session(command, path, data):
+    raw = await _session(command, path)
+    with contextlib.suppress(ConnectionError):
+        raw.write(data)
+        raw.writer.write_eof()
+    with contextlib.suppress(ConnectionError, Refused):
+        await raw.ended()
+    raw.abort()
+
+
+@fuzzed(12, many=st.lists(_BYTES, min_size=25, max_size=25))
+def test_bytes_over_connections(command, neighbour, many):
+    counted["bytes over connections"] += len(many)
+    paths = ["/envs/Chaos/session", "/ws", "/Chaos/ws"]
+    tasks = [_bytes_in_session(command, paths[index % 3], data) for index, data in enumerate(many)]
+    asyncio.run(_at_once(6, *tasks))
+
+
+@fuzzed(12, requests=st.lists(_TEXTS, min_size=60, max_size=60))
+def test_requests_over_a_connection(command, neighbour, requests):
+    counted["agentgym/1 over connections"] += len(requests)
+
+    async def play():
+        raw = await _session(command, "/envs/Chaos/session")
+        await raw.receive()
+        await raw.ask([{"id": 1, "call": "init", "task": {"id": "a"}}, {"id": 2, "call": "reset"}])
+        for text in requests:
+            answer = await raw.ask(text.encode(errors="replace").decode()[: LIMIT // 4])
+            assert isinstance(answer, list) or not answer.get("error", {}).get("fatal"), answer
+        await raw.close()
+
+    asyncio.run(play())
+
+
+@fuzzed(12, asked=st.lists(_OPENENV_TEXTS, min_size=60, max_size=60))
+def test_openenvs_frames_over_a_connection(command, neighbour, asked):
+    counted["OpenEnv over connections"] += len(asked)
+
+    async def play():
+        raw = await _session(command, "/ws")
+        for text in asked:
+            answer = await raw.ask(text.encode(errors="replace").decode()[:1000])
+            assert answer.keys() == {"type", "data"}
+        raw.send({"type": "close"})
+        await raw.close()
+
+    asyncio.run(play())
+
+
+# ---- HTTP
+
+_PATHS = st.sampled_from(
+    ["/", "/health", "/ready", "/metrics", "/envs", "/envs/Chaos/tasks", "/envs/Chaos/session", "/schema", "/state", "/metadata", "/mcp", "/ws", "/reset", "/step", "/Chaos/tasks", "/Chaos/task", "/Chaos/num_tasks", "/Chaos/task_range", "/Chaos/splits", "/openapi.json", "/list_environments", "/envs/../envs", "//", "/%00", "/envs/%2e%2e/tasks", "*"]
+) | st.text(st.characters(codec="ascii"), max_size=15).map(lambda text: "/" + text)
+_QUERIES = st.sampled_from(
+    [
+        "",
+        "?resume=x",
+        "?session_id=x",
+        "?start=1&stop=0",
+        "?start=99999999999999999999",
+        "?split=%ff",
+        "?split=train&start=7",
+    ]
+) | st.text(st.characters(codec="latin-1"), max_size=9).map(lambda text: "?" + text)
+_HEADERS = st.dictionaries(
+    st.sampled_from(
+        ["Upgrade", "Connection", "Sec-WebSocket-Key", "Sec-WebSocket-Version", "Authorization", "X-Agentgym-Resume", "Content-Length", "Transfer-Encoding", "Content-Type", "Origin", "Expect", "Content-Encoding", "Host", "Accept"]
+    )
+    | st.text(st.characters(codec="latin-1"), max_size=6),
+    st.sampled_from(
+        (
+            f"websocket Upgrade 13 AAAAAAAAAAAAAAAAAAAAAA== 0 5 -1 chunked gzip 100-continue application/json h2c identity"
+            f" http://elsewhere.example //[ http://[ {'9' * 30} {'x' * 9000}"
+        ).split()
+    )
+    | st.just("Bearer x")
+    | st.text(st.characters(codec="latin-1"), max_size=9),
+    max_size=5,
+)
+_BODIES = (
+    st.binary(max_size=60)
+    | (_RPC | _ACTION | _OPENING | _JSON).map(lambda value: json.dumps(value).encode())
+    | st.fixed_dictionaries({"action": _ACTION}).map(lambda value: json.dumps(value).encode())
+    | st.sampled_from([b"5\r\nhello\r\n0\r\n\r\n", b"zz\r\n", b"[" * 4000])
+)
+
+
+def _http(method, path, query, version, headers, body, honest):
+    if honest:
+        headers = {**headers, "Host": "a", "Content-Length": str(len(body)), "Connection": "close"}
+        headers.pop("Transfer-Encoding", None)
+    lines = [f"{method} {path}{query} {version}", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    return "\r\n".join(lines).encode("latin-1", "replace") + body
+
+
+_HTTP = st.builds(
+    _http,
+    method=st.sampled_from(["GET", "POST", "POST", "HEAD", "PUT", "OPTIONS", "get", "", "CONNECT", "\0"]),
+    path=_PATHS,
+    query=_QUERIES,
+    version=_mostly("HTTP/1.1", st.sampled_from(["HTTP/1.0", "HTTP/2.0", "HTTP/9", "", "X"])),
+    headers=_HEADERS,
+    body=_BODIES,
+    honest=st.booleans(),
+)
+
+
+async def _status(command, data):
+    """The status of the answer to a request that is the last of its connection; None: there is none."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", command.port)
+    answer = b""
+    with contextlib.suppress(ConnectionError):
+        writer.write(data)
+        writer.write_eof()
+        while piece := await reader.read(1 << 16):
+            answer += piece
+    writer.transport.abort()
+    words = answer[:100].split()
+    return int(words[1]) if len(words) > 1 and words[0].startswith(b"HTTP/") else None
+
+
+@fuzzed(25, many=st.lists(_HTTP, min_size=40, max_size=40))
+def test_requests_of_http(command, neighbour, many):
+    counted["HTTP"] += len(many)
+    found = asyncio.run(_at_once(8, *(_status(command, data) for data in many)))
+    bad = [(status, data) for status, data in zip(found, many, strict=True) if status in (500, 502, 504)]
+    # An environment that raises over /reset or /step is an honest 500.
+    assert not [pair for pair in bad if b" /reset" not in pair[1] and b" /step" not in pair[1]], bad
+
+
+def _mangled(token, how, at, letter):
+    if how == "cut":
+        return token[: at % len(token)]
+    if how == "changed":
+        at %= len(token)
+        return token[:at] + letter + token[at + 1 :]
+    return letter.join(token.rpartition(".")) if how == "stretched" else letter
+
+
+@fuzzed(
+    25,
+    many=st.lists(
+        st.tuples(
+            st.sampled_from(["cut", "changed", "stretched", "other"]),
+            st.integers(0, 99),
+            st.text(st.characters(codec="latin-1", exclude_categories=["Cc"]), min_size=1, max_size=30),
+            st.booleans(),
+        ),
+        min_size=20,
+        max_size=20,
+    ),
+)
+def test_resume_tokens(command, neighbour, many):
+    async def knock():
+        raw = await _session(command, "/envs/Chaos/session")
+        hello = await raw.receive()
+        for how, at, letter, in_header in many:
+            token = _mangled(hello["resume"], how, at, letter)
+            if token == hello["resume"] or not token.strip():
+                continue
+            counted["resume tokens"] += 1
+            quoted = "".join(f"%{byte:02x}" for byte in token.encode())
+            header = f"X-Agentgym-Resume: {token.encode().decode('latin-1')}\r\n" if in_header else ""
+            path = "/envs/Chaos/session" + ("" if in_header else f"?resume={quoted}")
+            knocking = await Raw.open(command.port, path, header)
+            assert knocking.status in (409, 400), (token, knocking.status)
+            await knocking.close()
+        assert (await raw.ask({"id": 1, "call": "tools"}))["result"] == {"tools": []}
+        await raw.ask({"id": 2, "call": "close"})
+        await raw.close()
+
+    asyncio.run(knock())
+
+
+def test_it_was_ten_thousand(request):
+    names = {item.name for item in request.session.items if item.fspath == request.node.fspath}
+    if len(names) < 10:
+        pytest.skip("some were left out")
+    print("\n" + ", ".join(f"{count} {kind}" for kind, count in counted.items()))
+    assert counted.total() >= 10_000

@@ -1,0 +1,126 @@
+"""Whatever is killed, nothing of it is left: not the workers, nor what their environments have started."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import aiohttp
+import pytest
+from service_harness import SECONDS, Client, alive, browsing, parent_of, serving, session, until
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+async def started(client, word):
+    """The process that the environment has started."""
+    return int((await client.step(word))["result"][0][0]["content"].split()[1])
+
+
+@pytest.mark.parametrize("how", ["abort", "close", "killed"])
+def test_what_a_worker_started_goes_with_it_wherever_it_hid(how):
+    async def play():
+        async with serving() as front, session(front) as other, session(front) as client:
+            await other.begin()
+            kept = await started(other, "escape")
+            await client.begin()
+            started_here = [await started(client, word) for word in ("child", "escape", "escape")]
+            assert all(map(alive, [kept, *started_here]))
+            if how == "killed":
+                os.kill(client.pid, signal.SIGKILL)
+                assert (await client.receive())["error"]["code"] == "WORKER_DIED"
+            elif how == "close":
+                assert (await client.ask("close"))["result"] == {}
+            else:
+                assert (await client.step("abort"))["error"]["code"] == "WORKER_DIED"
+            await until(lambda: not any(map(alive, [client.pid, *started_here])))
+            assert alive(kept)
+            assert (await other.step("echo on"))["result"]
+        await until(lambda: not alive(kept))
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("who", ["zygote", "keeper"])
+def test_when_the_zygote_or_its_keeper_is_killed_nothing_is_left_and_it_starts_again(who):
+    async def play():
+        async with serving() as front:
+            async with session(front) as client:
+                await client.begin()
+                left = [await started(client, word) for word in ("child", "escape")]
+                zygote = parent_of(client.pid)
+                keeper = front.forks._process.pid
+                assert parent_of(zygote) == keeper
+                os.kill(zygote if who == "zygote" else keeper, signal.SIGKILL)
+                assert (await client.receive())["error"]["code"] == "WORKER_DIED"
+                await until(lambda: not any(map(alive, [client.pid, zygote, keeper, *left])))
+            await until(lambda: front.forks.ready)
+            async with session(front) as client:
+                await client.begin()
+                assert (await client.step("echo again"))["result"]
+
+    asyncio.run(play())
+
+
+def test_spare_workers_that_die_are_replaced():
+    async def play():
+        async with serving(workers=2) as front:
+            await until(lambda: len(front.forks._keys) == 2)
+            for pid in list(front.forks._keys):
+                os.kill(pid, signal.SIGKILL)
+            # Both are told of before a session can take them, or it finds that they are gone.
+            async with session(front) as client:
+                if "error" in client.hello:  # taken between its death and its being heard of
+                    assert client.hello["error"]["code"] == "WORKER_DIED"
+            await until(lambda: front.sessions.states()["spare"] == 2 and len(front.forks._keys) == 2)
+            async with session(front) as client:
+                await client.begin()
+
+    asyncio.run(play())
+
+
+def test_nothing_is_left_of_a_front_that_is_killed():
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([HERE, *sys.path])}
+    words = [sys.executable, "-m", "agentgym.cli", "serve", "service_faults:Faulty", "--port", "0", "--json"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, env=environ, text=True)
+
+    async def play(url):
+        async with aiohttp.ClientSession(url) as http:
+            client = await (await Client(http, "Faulty").connect()).begin()
+            left = [await started(client, word) for word in ("child", "escape")]
+            zygote = parent_of(client.pid)
+            keeper = parent_of(zygote)
+            assert parent_of(keeper) == process.pid
+            process.kill()
+            await client.ws.close()
+            await until(lambda: not any(map(alive, [client.pid, zygote, keeper, *left])))
+
+    try:
+        text = ""
+        while not text.rstrip().endswith("}"):
+            line = process.stdout.readline()
+            assert line, "it ended"
+            text += line
+        asyncio.run(play(json.loads(text)["url"]))
+    finally:
+        process.kill()
+        process.wait(SECONDS)
+        process.stdout.close()
+
+
+def test_opening_takes_a_worker_that_waits():
+    async def play():
+        async with serving(workers=1) as front, browsing(front) as http:
+            await until(lambda: len(front.forks._keys) == 1)
+            [waiting] = front.forks._keys
+            client = await (await Client(http).connect()).begin()
+            assert client.pid == waiting
+            await until(lambda: len(front.forks._keys) == 2)
+            await client.ws.close()
+        async with serving(workers=0) as front, session(front) as client:
+            await client.begin()
+            assert list(front.forks._keys) == [client.pid]
+
+    asyncio.run(play())
