@@ -340,7 +340,7 @@ def env_spec(config: Config) -> EnvSpec:
     given: dict[str, Any] = dict(config.env.kwargs)
     if config.env.url:
         # What the environment itself is made with is the servers' to decide: it has to be what this run expects.
-        own = {parameter.name for parameter in parameters(found.load())[0]}
+        own = {parameter.name for parameter in parameters(found.load())[0]}  # token_file and the like
         expects = {name: value for name, value in given.items() if name not in own}
         given = {name: value for name, value in given.items() if name in own} | {"expects": expects}
     return dataclasses.replace(found, kwargs={**found.kwargs, **chosen, **given})

@@ -345,7 +345,7 @@ def _served(url: str) -> EnvSpec:
     urls = ",".join(f"{server}/{address.env}" for server in address.servers)
     return EnvSpec(
         id=urls,
-        entry_point="agentgym.service.remote:RemoteEnv",
+        entry_point="agentgym.service.remote:remote_env",
         kwargs={"url": urls},
         description=f"{address.env}, served",
         task_source="agentgym.service.remote:remote_tasks",

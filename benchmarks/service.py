@@ -1,11 +1,12 @@
 """What it costs to serve environments: `agentgym serve` against OpenEnv's server, each with both clients, and with a bare load.
 
-Both servers serve the same environment, which says back what it is told, and every client must hear that. Clients run in one
-process each, the bare load (OpenEnv's wire, hardly any framing) in one for each core. CPU time is counted apart: that of the
-server is of all its processes. All sides run in turn, in every round. OpenEnv is installed from the package index into a
-virtual environment of its own in the user's cache, on the first run.
+Both servers serve the same environment, which says back what it is told, and every client must hear that. A client is one
+process; the raw load (OpenEnv's wire, hardly any framing) has one for each core. The bare server looks at nothing and always
+gives the same answer: no server can be faster with a client. CPU time is counted apart: that of a server is of all its
+processes. All sides run in turn, in every round. OpenEnv is installed from the package index into a virtual environment of
+its own in the user's cache, on the first run.
 
-python benchmarks/service.py [--out FILE.json] [--sessions 1,32,256] [--seconds 2] [--rounds 3] [--sides NAME,...]
+python benchmarks/service.py [--out FILE.json] [--sessions 1,32,256] [--seconds 2] [--rounds 3] [--sides SERVER+CLIENT,...]
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ SERVING = HERE / "serving"
 PINS = HERE.parent / "tests/agentgym/service/openenv_foreign/packages.txt"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 BOOT_SECONDS = 60.0
-SIDES = ("agentgym+openenv", "agentgym+agentgym", "agentgym+raw", "openenv+openenv", "openenv+agentgym", "openenv+raw")
+SIDES = (
+    *("agentgym+openenv", "agentgym+agentgym", "agentgym+raw"),
+    *("openenv+openenv", "openenv+agentgym", "openenv+raw"),
+    *("bare+openenv", "bare+raw"),
+)
 GOALS = {1: 10_000, 32: 13_000}  # steps/s of our server with OpenEnv's client
 GOAL_MEGABYTES = 60.0
 GOAL_TIMES = 3.0
@@ -112,8 +117,10 @@ def serving(name: str, sessions: int) -> Iterator[Server]:
     if name == "agentgym":
         command = [sys.executable, "-m", "agentgym.cli", "serve", "echo:Echo", "--port", str(port)]
         command += ["--max-sessions", str(sessions), "--drain-timeout", "1"]
-    else:
+    elif name == "openenv":
         command = [str(openenv_python()), str(SERVING / "serve_openenv.py"), str(port), str(sessions)]
+    else:
+        command = [sys.executable, str(SERVING / "serve_bare.py"), str(port)]
     url, began = f"http://127.0.0.1:{port}", time.perf_counter()
     env = environ(PYTHONPATH=os.pathsep.join([str(SERVING), str(HERE.parent)]) if name == "agentgym" else str(SERVING))
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=env)
@@ -225,6 +232,28 @@ def boots(name: str, sessions: int, rounds: int) -> dict[str, float]:
     return {"boot_seconds": round(min(f[0] for f in found), 2), "idle_megabytes": round(min(f[1] for f in found), 1)}
 
 
+def measured(args: argparse.Namespace, sides: list[str]) -> list[dict[str, Any]]:
+    """The best of each side, at each number of sessions."""
+    found: dict[tuple[int, str], list[dict[str, float]]] = {}
+    with contextlib.ExitStack() as stack:
+        names = dict.fromkeys(side.partition("+")[0] for side in sides)
+        servers = {name: stack.enter_context(serving(name, room_for(args.sessions))) for name in names}
+        for _ in range(args.rounds):
+            for count in args.sessions:
+                for side in sides:
+                    name, _, client = side.partition("+")
+                    taken = measure(servers[name], client, count, args.seconds)
+                    found.setdefault((count, side), []).append(taken)
+    return [
+        {"server": side.partition("+")[0], "client": side.partition("+")[2], "sessions": count, **best_of(each)}
+        for (count, side), each in found.items()
+    ]
+
+
+def room_for(counts: list[int]) -> int:
+    return max(counts) + 32  # some of the round before may be ending still
+
+
 def show(idle: dict[str, dict[str, float]], rows: list[dict[str, Any]]) -> None:
     print("\n| server | boot s | idle MB (PSS) |\n|---|---|---|")
     for name, found in idle.items():
@@ -257,39 +286,31 @@ def judge(idle: dict[str, dict[str, float]], rows: list[dict[str, Any]]) -> None
         theirs = by_side.get(("openenv", client, sessions))
         if server == "agentgym" and theirs:
             times = got / theirs["steps_per_second"]
-            line(f"times OpenEnv's server, {client} client, {sessions} sessions", times, GOAL_TIMES, times >= GOAL_TIMES)
+            what = f"times the steps/s of OpenEnv's server, {client} client, {sessions} sessions"
+            line(what, times, GOAL_TIMES, times >= GOAL_TIMES)
     if "agentgym" in idle:
         megabytes = idle["agentgym"]["idle_megabytes"]
         line("MB before the first session", megabytes, GOAL_MEGABYTES, megabytes < GOAL_MEGABYTES)
 
 
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
-    parser.add_argument("--sessions", default="1,32,256", help="at a time, joined by commas (default: 1,32,256)")
+    parser.add_argument("--sessions", type=numbers, default=[1, 32, 256], help="at a time (default: 1,32,256)")
     parser.add_argument("--seconds", type=float, default=2.0, help="of stepping in each round (default: 2)")
     parser.add_argument("--rounds", type=int, default=3, help="of which the best counts (default: 3)")
-    parser.add_argument("--sides", default=",".join(SIDES), help=f"SERVER+CLIENT, joined by commas, of {', '.join(SIDES)}")
+    parser.add_argument("--sides", default=",".join(SIDES), help=f"SERVER+CLIENT, of {', '.join(SIDES)} (default: all)")
     args = parser.parse_args()
-    counts, sides = [int(count) for count in args.sessions.split(",")], args.sides.split(",")
+    sides = args.sides.split(",")
     if unknown := set(sides) - set(SIDES):
         parser.error(f"--sides: no {min(unknown)}; there are {', '.join(SIDES)}")
-    names = sorted({side.partition("+")[0] for side in sides})
-    room = max(counts) + 32  # some of the round before may be ending still
-    idle = {name: boots(name, room, args.rounds) for name in names}
-    found: dict[tuple[int, str], list[dict[str, float]]] = {}
-    with contextlib.ExitStack() as stack:
-        servers = {name: stack.enter_context(serving(name, room)) for name in names}
-        for _ in range(args.rounds):
-            for count in counts:
-                for side in sides:
-                    name, _, client = side.partition("+")
-                    taken = measure(servers[name], client, count, args.seconds)
-                    found.setdefault((count, side), []).append(taken)
-    rows = [
-        {"server": side.partition("+")[0], "client": side.partition("+")[2], "sessions": count, **best_of(each)}
-        for (count, side), each in found.items()
-    ]
+    names = [name for name in ("agentgym", "openenv") if any(side.startswith(f"{name}+") for side in sides)]
+    idle = {name: boots(name, room_for(args.sessions), args.rounds) for name in names}
+    rows = measured(args, sides)
     show(idle, rows)
     judge(idle, rows)
     if args.out:

@@ -39,6 +39,7 @@ def test_every_example_has_a_test_here():
         "mcp_tools",
         "rewards",
         "other_packages",
+        "remote_env",
     }
 
 
@@ -78,6 +79,14 @@ def test_other_packages(tmp_path):
     lines = run("other_packages", "-n", "3", cwd=tmp_path).splitlines()
     assert sum("Blackjack-v1-" in line for line in lines) == 3
     assert lines[-1].endswith("over 3 episodes")
+
+
+def test_remote_env(tmp_path):
+    lines = run("remote_env", "-n", "6", cwd=tmp_path).splitlines()
+    *_, frozen_lake, sokoban = (line.split() for line in lines)
+    assert (frozen_lake[:2], frozen_lake[-2:]) == (["frozen_lake", "6"], ["the", "same"])
+    assert (sokoban[:2], sokoban[-2:]) == (["sokoban", "6"], ["the", "same"])
+    assert any("+1" in line for line in lines)  # of the episode that is played by plain calls
 
 
 def test_mcp_tools(tmp_path):

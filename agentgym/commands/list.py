@@ -1,4 +1,4 @@
-"""The command `agentgym list`. Cheap: it imports no environment."""
+"""The command `agentgym list`. Cheap: it imports no environment, and asks a server only if one is named."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentgym.commands.output import print_json, print_table
 from agentgym.mistake import Mistake, instead
@@ -48,6 +48,9 @@ class Row:
 def add(commands: argparse._SubParsersAction) -> None:
     """Add `agentgym list`."""
     listing = commands.add_parser("list", help="the environments that there are, and what they need")
+    listing.add_argument(
+        "server", nargs="?", metavar="URL", help="a server's, http://HOST:PORT (default: those on this machine)"
+    )
     listing.add_argument("--tag", action="append", default=[], metavar="T", help="only those with this tag; repeatable")
     listing.add_argument("--json", action="store_true", help="as JSON")
     listing.set_defaults(run=_list)
@@ -56,6 +59,8 @@ def add(commands: argparse._SubParsersAction) -> None:
 def _list(args: argparse.Namespace) -> int:
     from agentgym.registration import adapters, registry
 
+    if args.server is not None:
+        return _list_served(args)
     tags = sorted({tag for spec in registry.values() for tag in spec.tags})
     if unknown := [tag for tag in args.tag if tag not in tags]:
         raise Mistake(f"no environment has the tag {unknown[0]!r}{instead(unknown[0], tags)}")
@@ -67,6 +72,34 @@ def _list(args: argparse.Namespace) -> int:
     else:
         _print(rows)
     return 0
+
+
+def _list_served(args: argparse.Namespace) -> int:
+    from agentgym.service.address import Unavailable, server_of
+    from agentgym.service.lookup import NotFound, records_at
+
+    try:
+        address = server_of(args.server)
+        records = [env for env in records_at(address).values() if set(args.tag) <= set(env.get("tags", ()))]
+    except (ValueError, Unavailable, NotFound) as error:
+        raise Mistake(str(error)) from error
+    if args.json:
+        print_json(records)
+    else:
+        _print_served(address.servers[0], records)
+    return 0
+
+
+def _print_served(server: str, records: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table("id", "description", "tasks", "made with", box=None, pad_edge=False)
+    table.columns[0].overflow = "fold"
+    for env in records:
+        tasks = ", ".join(f"{split} {told['size']:,}" for split, told in (env.get("splits") or {}).items())
+        made_with = ", ".join(f"{name}={value!r}" for name, value in (env.get("kwargs") or {}).items())
+        table.add_row(f"{server}/{env['id']}", str(env.get("description", "")), tasks, made_with)
+    print_table(table)
 
 
 def _print(rows: list[Row]) -> None:

@@ -35,6 +35,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 async def _served(settings: ServeSettings, json: bool) -> int:
     from agentgym.service.forks import ZygoteFailed
+    from agentgym.service.frugal import settle_memory
     from agentgym.service.server import serve
 
     asked = asyncio.Queue[None]()
@@ -56,6 +57,7 @@ async def _served(settings: ServeSettings, json: bool) -> int:
         where = f"at {settings.host}, port {settings.port}" + (f", with {settings.cert}" if settings.cert else "")
         raise Mistake(f"cannot listen {where}: {error.strerror or error}") from error
     try:
+        settle_memory()
         _say(front, json)
         await leaving
         await _drained(front, asyncio.ensure_future(asked.get()))

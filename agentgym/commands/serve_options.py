@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym.commands import serve_sandboxes
+from agentgym.commands.apart import told_apart
 from agentgym.commands.json_object import json_object
 from agentgym.commands.spec_of import ENVS, spec_of
 from agentgym.mistake import Mistake
@@ -124,7 +125,8 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
         raise Mistake(f"--max-sessions-per-token is at least 1, not {args.max_sessions_per_token}")
     if not args.drain_timeout >= 0:
         raise Mistake(f"--drain-timeout is at least 0, not {args.drain_timeout:g}")
-    if not args.envs and not args.sandbox:
+    sandbox = serve_sandboxes.sandbox_settings(args)
+    if not args.envs and sandbox is None:
         raise Mistake("name environments to serve, or give --sandbox")
     try:
         open_files = raise_open_files(args.max_sessions + args.workers)
@@ -132,7 +134,7 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
         raise Mistake(f"--max-sessions: {error}") from error
     try:
         return ServeSettings(
-            envs=_specs_of(args.envs, json_object(args.kwargs, "--kwargs")),
+            envs=_specs_apart(args.envs, json_object(args.kwargs, "--kwargs")),
             host=args.host,
             port=args.port,
             max_sessions=args.max_sessions,
@@ -146,10 +148,25 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
             ),
             bounds=Bounds(args.session_memory, open_files),
             drain_seconds=args.drain_timeout,
-            sandbox=serve_sandboxes.sandbox_settings(args),
+            sandbox=sandbox,
         )
     except ValueError as error:
         raise Mistake(str(error)) from error
+
+
+def _specs_apart(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSpec]:
+    """What `_specs_of` returns, with nothing imported here: the front runs as long as the server, and runs no environment."""
+    from agentgym.registration import EnvSpec
+
+    def ask() -> dict[str, Any]:
+        found = _specs_of(envs, kwargs)
+        return {"specs": {id: spec.to_json() for id, spec in found.items()}, "path": sys.path}
+
+    if not envs:
+        return {}
+    told = told_apart(ask)
+    sys.path[:] = told["path"]  # where the modules are that were named; the zygote looks there too
+    return {id: EnvSpec.from_json(record) for id, record in told["specs"].items()}
 
 
 def _specs_of(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSpec]:

@@ -35,6 +35,10 @@ class NoRoom(SandboxError):
     """This server has no sandbox to give now, or cannot be reached: another may have."""
 
 
+class _Gone(Exception):
+    """The session is lost, or its server is: coming back makes no sense."""
+
+
 class RemoteChannel:
     """A session on a server. One thread uses it at a time; `close` may be called from any.
 
@@ -141,7 +145,7 @@ class RemoteChannel:
                 self._drop()
                 fruitless += 1
                 if fruitless >= FRUITLESS or not self.alive:
-                    raise ConnectionError(f"{fruitless} connections in a row dropped: {_said(error)}") from error
+                    raise _Gone(f"{fruitless} connections in a row dropped: {_said(error)}") from error
         self._request = ""
         refusal = answer.get("error")
         if refusal is not None:
@@ -164,7 +168,7 @@ class RemoteChannel:
             socket.close(in_order=False)
 
     def _reconnect(self, until: float) -> None:
-        """Come back to the session. ConnectionError: it is gone, or the server is."""
+        """Come back to the session. Raises `_Gone` where that cannot be, or takes too long."""
         began = time.monotonic()
         until = min(until, began + min(RECONNECT_SECONDS, self._limits.resume_seconds))
         absent_since, pause = None, 0.05
@@ -179,15 +183,15 @@ class RemoteChannel:
                 return
             except HandshakeRefused as error:
                 if error.status not in (429, 502, 503, 504):
-                    raise ConnectionError(f"it does not have the session any more: {error} ({error.status})") from None
+                    raise _Gone(f"it does not have the session any more: {error} ({error.status})") from None
                 why: Exception = error
             except (OSError, EOFError) as error:
                 absent_since = (absent_since or now) if isinstance(error, ConnectionRefusedError) else None
                 why = error
             if absent_since is not None and time.monotonic() - absent_since > ABSENT_SECONDS:
-                raise ConnectionError(f"nothing listens there any more, so its sandboxes have ended: {_said(why)}")
+                raise _Gone(f"nothing listens there any more, so its sandboxes have ended: {_said(why)}")
             if time.monotonic() + pause > until:
-                raise ConnectionError(f"the connection is gone, and no other could be opened: {_said(why)}")
+                raise _Gone(f"the connection is gone, and no other could be opened: {_said(why)}")
             time.sleep(pause * _dice.uniform(0.5, 1.0))
             pause = min(2 * pause, 1.0)
 
@@ -226,7 +230,7 @@ class RemoteChannel:
             raise SandboxError(f"{self.name} did not answer {call!r} within {timeout:.1f} s") from None
         except SandboxError:
             raise
-        except (OSError, EOFError, ValueError, Refused) as error:
+        except (OSError, EOFError, ValueError, Refused, _Gone) as error:
             if not self.alive:
                 raise SandboxError(f"{self.name} was closed during {call!r}") from error
             self.close()

@@ -121,6 +121,20 @@ def parse(url: str | Sequence[str], token_file: str | None = None, ca_file: str 
     return Address(tuple(dict.fromkeys(server for server, _ in found)), envs[0], token_file, ca_file)
 
 
+def server_of(url: str) -> Address:
+    """The address of a server alone, `http://host:8000`; its `env` is "".
+
+    Raises:
+        ValueError: the URL is malformed, or names an environment as well.
+    """
+    if not is_url(url):
+        raise ValueError(f"bad URL {url!r}: write http://HOST:PORT or https://HOST:PORT")
+    server, env = _parsed(f"{url.rstrip('/')}/_")
+    if env != "_":
+        raise ValueError(f"{url!r} names an environment: write {server}")
+    return Address((server,), "")
+
+
 def _parsed(url: str) -> tuple[str, str]:
     if not is_url(url):
         raise ValueError(f"bad URL {url!r}: write http://HOST:PORT/ENV or https://HOST:PORT/ENV")

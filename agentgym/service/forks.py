@@ -16,9 +16,9 @@ from typing import Any
 from agentgym.registration import EnvSpec
 from agentgym.service.bounds import Bounds
 from agentgym.service.frames import ServiceLimits
+from agentgym.service.keeper import LEAVE_SECONDS
 from agentgym.service.orphans import GONE_SECONDS
 from agentgym.service.packets import Packets
-from agentgym.service.sweeps import Sweeps
 
 START_SECONDS = 120.0
 _GONE_SECONDS = 5.0
@@ -49,11 +49,12 @@ class Forks:
         memory: int,
         died: Callable[[str, int | None], None],
     ):
-        self._setup = {
+        self._setup: dict[str, Any] = {
             "envs": {id: spec.to_json() for id, spec in envs.items()},
             "limits": vars(limits),
             "bounds": vars(bounds),
             "path": sys.path,
+            "died": [],
         }
         self._memory = memory
         self._died = died
@@ -64,8 +65,6 @@ class Forks:
         self._doomed: set[str] = set()
         self._keys: dict[int, str] = {}  # process id: key
         self._restarting: asyncio.Task[None] | None = None
-        self._sandboxes = False  # whether what is served may have any
-        self._sweeps = Sweeps(self.fork, self.kill)
         self.closing = False
 
     @property
@@ -127,7 +126,6 @@ class Forks:
     async def close(self) -> None:
         """End the zygote, and with it whatever it has forked."""
         self.closing = True
-        self._sweeps.close()
         if self._restarting is not None:
             self._restarting.cancel()
         await self._stop()
@@ -147,13 +145,10 @@ class Forks:
 
     def _heard(self, said: dict[str, Any], fds: list[int]) -> None:
         if "ready" in said and self._ready is not None:
-            self._sandboxes = said["sandboxes"]
             self._ready.set_result(None)
         elif "failed" in said and self._ready is not None:
             self._ready.set_exception(ZygoteFailed(said["failed"]))
         elif "died" in said:
-            if self._sandboxes and os.WIFSIGNALED(said["status"]):
-                self._sweeps.add(said["died"])
             self._end(self._keys.pop(said["died"], ""), said["status"])
         elif "pid" not in said:
             self._end(said["forked"], None)
@@ -179,9 +174,7 @@ class Forks:
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(ZygoteFailed("the process that imports the environments died"))
             return
-        if self._sandboxes:
-            for pid in self._keys:
-                self._sweeps.add(pid)
+        self._setup["died"] = list(self._keys)  # the next one looks after what they have left
         self._keys.clear()
         for key in list(self._asked):
             self._end(key, None)
@@ -205,7 +198,7 @@ def _end_keeper(process: subprocess.Popen[bytes]) -> None:
     """Have the keeper end all there is, and itself."""
     process.terminate()
     try:
-        process.wait(GONE_SECONDS + 1.0)
+        process.wait(LEAVE_SECONDS + GONE_SECONDS + 1.0)
     except subprocess.TimeoutExpired:  # something of it is in the kernel's hands
         process.kill()
         process.wait()

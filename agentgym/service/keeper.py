@@ -8,9 +8,10 @@ import os
 import select
 import signal
 import sys
-from types import FrameType
 
 from agentgym.service.orphans import adopt_orphans, die_with, end_children
+
+LEAVE_SECONDS = 20.0  # for the zygote to end all that it has forked, and remove the sandboxes of those
 
 
 def main(argv: list[str]) -> int:
@@ -35,14 +36,10 @@ def main(argv: list[str]) -> int:
         return _be_zygote(front_fd, memory_fd, keeper)
     os.close(front_fd)
     os.close(memory_fd)
-    signal.signal(signal.SIGTERM, _leave)
-    code = 1
     try:
-        code = _wait(watched, zygote)
+        return _wait(watched, zygote)
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_children()
-    return code
 
 
 def _be_zygote(front_fd: int, memory_fd: int, keeper: int) -> int:
@@ -52,18 +49,24 @@ def _be_zygote(front_fd: int, memory_fd: int, keeper: int) -> int:
     return zygote.main(front_fd, memory_fd, keeper)
 
 
-def _leave(_signal: int, _frame: FrameType | None) -> None:
-    sys.exit(0)
-
-
 def _wait(front: int, zygote: int) -> int:
-    """Wait until the front or the zygote ends. Orphans that come meanwhile are none of a living worker."""
+    """Wait until the zygote ends; it has little time for that once the front is gone, or wants it to end.
+
+    Returns:
+        The exit code.
+    """
     child = os.pidfd_open(zygote)
+    told, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.set_wakeup_fd(tell)
     poll = select.poll()
-    for handle in (front, child):
+    for handle in (front, told, child):
         poll.register(handle, select.POLLIN)
-    ended = {handle for handle, _ in poll.poll()}
-    if child not in ended:
+    if child not in {handle for handle, _ in poll.poll()}:
+        os.kill(zygote, signal.SIGTERM)
+    for handle in (front, told):
+        poll.unregister(handle)
+    if not poll.poll(1000 * LEAVE_SECONDS):
         return 1
     return os.waitstatus_to_exitcode(os.waitpid(zygote, 0)[1]) & 0x7F
 

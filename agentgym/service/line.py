@@ -27,6 +27,20 @@ class Line:
         self._asking = asyncio.Lock()
         self.closed = False
 
+    @property
+    def over(self) -> bool:
+        """Whether the session has ended; what it said last is kept for `ask`."""
+        if self.closed or self._asking.locked():
+            return self.closed
+        try:
+            # What comes without being asked for is the last word, or the end.
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
     async def ask(self, text: str) -> str:
         """The answer to a message.
 
@@ -37,7 +51,11 @@ class Line:
             if self.closed:
                 raise Refused(BAD_REQUEST, "the session has ended", fatal=True)
             try:
-                await asyncio.get_running_loop().sock_sendall(self._socket, encoded(TEXT, text.encode(), masked=True))
+                # A session that has ended takes nothing more, but may have said why.
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    await asyncio.get_running_loop().sock_sendall(
+                        self._socket, encoded(TEXT, text.encode(), masked=True)
+                    )
                 return await self._received()
             except OSError as error:
                 self.close()

@@ -53,12 +53,21 @@ def record_of(address: Address) -> dict[str, Any]:
         return record
 
 
-def _record_at(address: Address) -> dict[str, Any]:
+def records_at(address: Address) -> dict[str, dict[str, Any]]:
+    """What servers tell about each of their environments, by id. That of the address may be "".
+
+    Raises:
+        Unavailable: no server answers, or they refuse.
+    """
     answer = ask(address, "/envs")
     try:
-        known = {str(env["id"]): dict(env) for env in answer["envs"]}
+        return {str(env["id"]): dict(env) for env in answer["envs"]}
     except (TypeError, KeyError, ValueError) as error:
         raise Unavailable(f"{address}: GET /envs gives no list of environments: {answer!s:.100}") from error
+
+
+def _record_at(address: Address) -> dict[str, Any]:
+    known = records_at(address)
     if address.env not in known:
         raise NotFound(f"{address.servers[0]} serves no environment {address.env!r}{instead(address.env, known)}")
     return known[address.env]
@@ -153,7 +162,7 @@ def ask(address: Address, path: str, query: Mapping[str, Any] | None = None) -> 
     if missing:
         raise NotFound(missing)
     raise Unavailable(
-        f"{address.env}: no server answers: {'; '.join(f'{server}: {why}' for server, why in reasons.items())}"
+        f"{address.env or address.servers[0]}: no server answers: {'; '.join(f'{server}: {why}' for server, why in reasons.items())}"
     )
 
 

@@ -195,8 +195,8 @@ class OpenEnvRoutes:
         return shared if shared and not shared.line.closed and shared.owner == self._front.owner_of(request) else None
 
     def _create(self, request: web.Request, id: Any) -> Json:
-        for known in [name for name, shared in self._shared.items() if shared.line.closed]:
-            del self._shared[known]
+        for ended in [name for name, shared in self._shared.items() if shared.line.over]:
+            self._shared.pop(ended).line.close()
         session_id = str(uuid.uuid4())
         try:
             line = self._front.open_line(request, self.env, WIRE)

@@ -232,6 +232,21 @@ class RemoteEnv(Env):
             place.leave("it was left")
 
 
+def remote_env(
+    url: str | Sequence[str],
+    token_file: str | None = None,
+    ca_file: str | None = None,
+    patience: float = opening.PATIENCE_SECONDS,
+    expects: Mapping[str, Any] | None = None,
+    tasks: TaskSet | None = None,
+    render_mode: str | None = None,
+    **made_with: Any,
+) -> RemoteEnv:
+    """A `RemoteEnv` that has to be made with some arguments: as `make` is told for one that is here. They go into `expects`."""
+    expected = {**(expects or {}), **made_with}
+    return RemoteEnv(url, token_file, ca_file, patience, expected, tasks, render_mode)
+
+
 class _Place:
     """A session, and the place on its server that it takes: given back once, also by an environment that nobody closed."""
 

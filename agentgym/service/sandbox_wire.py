@@ -90,6 +90,8 @@ class SandboxWire:
             self.ended = True
         if id == self._last + 1:
             self._last, self._kept = id, answer
+        if self.draining and self.clean and self._held.box is not None:
+            self.ended = True  # it was given back: nobody is to have it next
         return answer
 
     def _run(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -7,17 +7,16 @@ import hashlib
 import hmac
 import importlib
 import importlib.util
+import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
-from agentgym.registration import EnvSpec
-from agentgym.service import sandbox_routes
-from agentgym.service.bounds import Bounds
+from agentgym.service import information, sandbox_routes
 from agentgym.service.forks import Forks
 from agentgym.service.frames import (
     CAPACITY,
@@ -25,65 +24,20 @@ from agentgym.service.frames import (
     RESUME_HEADER,
     SUBPROTOCOL,
     Refused,
-    ServiceLimits,
     text_of_json,
 )
 from agentgym.service.handshake import check_handshake, from_elsewhere, hand_over
 from agentgym.service.line import Line
 from agentgym.service.listing import Listing
-from agentgym.service.metrics import CONTENT_TYPE, exposition
 from agentgym.service.sandbox_frames import SERVED
 from agentgym.service.sessions import TOO_MANY, Sessions
+from agentgym.service.settings import ServeSettings
 
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 RETRY_SECONDS = 1
-# Answered without a token: what probes of a cluster ask.
-OPEN_PATHS = ("/health", "/ready")
+KEEPALIVE_SECONDS = 75.0  # that a connection may stay with no further request
 _STATUS = {TOO_MANY: 429, "RESUME_REFUSED": 409}
+_log = logging.getLogger("agentgym.service")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@dataclass(frozen=True)
-class ServeSettings:
-    """How environments are served.
-
-    Attributes:
-        envs: what is served, by the id that clients ask for; the first is OpenEnv's at the root.
-        sandbox: how sandboxes are served: {"backend": name, "most": `sandbox.served.Most` by field}; None: they are not.
-        host, port: where to listen; port 0 takes a free one.
-        max_sessions: at a time.
-        max_sessions_per_token: at a time; None: as many as there are.
-        workers: processes that are forked ahead, and kept ready for the next sessions.
-        tokens: by a name for each; none: anybody may come, from this machine.
-        cert, key: files of TLS; none: no TLS.
-        limits: of a session.
-        bounds: of its process.
-        drain_seconds: for sessions to end by themselves.
-    """
-
-    envs: Mapping[str, EnvSpec]
-    host: str = "127.0.0.1"
-    port: int = 8000
-    max_sessions: int = 256
-    max_sessions_per_token: int | None = None
-    workers: int = 2
-    tokens: Mapping[str, str] = field(default_factory=dict)
-    cert: str | None = None
-    key: str | None = None
-    limits: ServiceLimits = field(default_factory=ServiceLimits)
-    bounds: Bounds = field(default_factory=Bounds)
-    drain_seconds: float = 30.0
-    sandbox: Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        if not self.envs and self.sandbox is None:
-            raise ValueError("no environments and no sandboxes: there is nothing to serve")
-        if self.host not in LOCAL_HOSTS and not self.tokens:
-            raise ValueError(f"listening at {self.host} lets other machines in: that takes a token (--token-file)")
-        if self.max_sessions < 1:
-            raise ValueError(f"max_sessions is at least 1, not {self.max_sessions}")
-        if self.workers < 0:
-            raise ValueError(f"workers is at least 0, not {self.workers}")
 
 
 class Front:
@@ -92,6 +46,7 @@ class Front:
     Attributes:
         settings: how it was started.
         sessions: the table of sessions.
+        served: what the zygote is told of: environments, and sandboxes.
         url: where it is.
         port: which it got.
     """
@@ -99,7 +54,7 @@ class Front:
     def __init__(self, settings: ServeSettings):
         self.settings = settings
         self.sessions = Sessions(settings.limits, settings.max_sessions, settings.max_sessions_per_token)
-        self._served = served = dict(settings.envs)
+        self.served = served = dict(settings.envs)
         if settings.sandbox is not None:
             served[SERVED] = sandbox_routes.spec_of(settings.sandbox)
         self.forks = Forks(served, settings.limits, settings.bounds, self.sessions.memory, self.sessions.died)
@@ -108,7 +63,7 @@ class Front:
         self._digests = {name: _digest(token) for name, token in settings.tokens.items()}
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
-        self._silent: set[Any] = set()  # new connections that have made no request yet
+        self._silent: dict[Any, asyncio.TimerHandle] = {}  # new connections that have made no request yet
 
     async def start(self) -> None:
         """Import the environments, then listen. Raises `ZygoteFailed` or `OSError`, and then nothing is left of it."""
@@ -117,7 +72,8 @@ class Front:
             self.sessions.start(self.forks, self.settings.workers)
             app = web.Application(middlewares=[self._guard], client_max_size=self.settings.limits.message_bytes)
             self._add_routes(app)
-            self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+            settings: dict[str, Any] = {"access_log": None, "logger": _log, "keepalive_timeout": KEEPALIVE_SECONDS}
+            self._runner = web.AppRunner(app, shutdown_timeout=1.0, **settings)
             await self._runner.setup()
             await self._listen()
         except BaseException:
@@ -135,8 +91,7 @@ class Front:
 
         def made() -> asyncio.BaseProtocol:
             protocol = make()
-            self._silent.add(protocol)
-            loop.call_later(seconds, self._close_if_silent, protocol)
+            self._silent[protocol] = loop.call_later(seconds, self._close_if_silent, protocol)
             return protocol
 
         tls = self._tls()
@@ -151,10 +106,9 @@ class Front:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def _close_if_silent(self, protocol: Any) -> None:
-        if protocol in self._silent:
-            self._silent.discard(protocol)
-            if protocol.transport is not None:
-                protocol.transport.abort()
+        del self._silent[protocol]
+        if protocol.transport is not None:
+            protocol.transport.abort()
 
     @property
     def url(self) -> str:
@@ -185,13 +139,9 @@ class Front:
         return context
 
     def _add_routes(self, app: web.Application) -> None:
-        get = app.router.add_get
-        get("/health", self._health)
-        get("/ready", self._ready)
-        get("/metrics", self._metrics)
-        get("/envs", self._envs)
-        get("/envs/{id:.+}/tasks", self._tasks)
-        get("/envs/{id:.+}/session", self._session, allow_head=False)
+        information.add_routes(app, self)
+        app.router.add_get("/envs/{id:.+}/session", self._session, allow_head=False)
+        information.add_last(app, self)
         if self.settings.sandbox is not None:
             sandbox_routes.add_routes(app, self)
         if self.settings.envs and importlib.util.find_spec("agentgym.service.openenv_routes") is not None:
@@ -199,8 +149,9 @@ class Front:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        self._silent.discard(request.protocol)
-        if request.path not in OPEN_PATHS and self.owner_of(request) is None:
+        if (silent := self._silent.pop(request.protocol, None)) is not None:
+            silent.cancel()  # which would hold the connection's memory until then
+        if request.path not in information.OPEN_PATHS and self.owner_of(request) is None:
             why = "this server wants a token: Authorization: Bearer TOKEN"
             return refusal(401, "UNAUTHORIZED", why, {"WWW-Authenticate": "Bearer"})
         if from_elsewhere(request):
@@ -230,36 +181,6 @@ class Front:
         # All of them, each in constant time: how long it takes tells nothing.
         found = [name for name, known in self._digests.items() if hmac.compare_digest(known, digest)]
         return found[0] if found and scheme.lower() == "bearer" else None
-
-    async def _health(self, request: web.Request) -> web.Response:
-        return web.json_response({"status": "healthy"})
-
-    async def _ready(self, request: web.Request) -> web.Response:
-        ready = self.forks.ready and not self.sessions.draining
-        load = {"sessions": len(self.sessions.open), "max_sessions": self.sessions.most}
-        told = {"ready": ready, "draining": self.sessions.draining, **load}
-        return web.json_response(told, status=200 if ready else 503)
-
-    async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(
-            body=exposition(self.sessions, self._served).encode(), headers={"Content-Type": CONTENT_TYPE}
-        )
-
-    async def _envs(self, request: web.Request) -> web.Response:
-        found = []
-        for id, spec in self.settings.envs.items():
-            about: dict[str, Any] = {"id": id, "description": spec.description, "tags": list(spec.tags)}
-            about |= {"nondeterministic": spec.nondeterministic, "splits": await self.ask_tasks({"env": id})}
-            about |= await self.ask_tasks({"env": id, "about": True})
-            found.append(about)
-        return _json({"envs": found})
-
-    async def _tasks(self, request: web.Request) -> web.Response:
-        id = self.env_id(request)
-        start, stop = _whole(request, "start", 0), _whole(request, "stop", None)
-        split = request.query.get("split", "train")
-        page = await self.ask_tasks({"env": id, "split": split, "start": start, "stop": stop})
-        return _json(page)
 
     async def ask_tasks(self, question: dict[str, Any]) -> Any:
         """What `catalogue.tell_tasks` answers. Raises an HTTP error where there is no such split, or none can be read."""
@@ -300,7 +221,7 @@ class Front:
         subprotocol = SUBPROTOCOL if wire == NAME and SUBPROTOCOL in offered else None
         token = request.headers.get(RESUME_HEADER) or request.query.get("resume")
         if token:
-            session = self.sessions.claim(token, self.owner_of(request) or "")
+            session = self.sessions.claim(token, env, self.owner_of(request) or "")
             descriptor, response, over = await hand_over(request, subprotocol)
             self.sessions.attach(session, descriptor)
         else:
@@ -325,6 +246,14 @@ class Front:
         return Line(ours)
 
 
+def _is_own(record: logging.LogRecord) -> bool:
+    """Whether an error is this server's, and not a stranger's who sends what is no HTTP: that has been answered by 400."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+_log.addFilter(_is_own)
+
+
 async def serve(settings: ServeSettings) -> Front:
     """Start a server.
 
@@ -343,18 +272,5 @@ def refusal(status: int, code: str, message: str, headers: Mapping[str, str] | N
     return web.json_response(body, status=status, headers=headers, dumps=text_of_json)
 
 
-def _json(value: Any) -> web.Response:
-    return web.json_response(value, dumps=text_of_json)
-
-
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
-
-
-def _whole(request: web.Request, name: str, default: int | None) -> int | None:
-    text = request.query.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise web.HTTPBadRequest(text=f"{name} is a whole number from 0 on, not {text!r:.50}")
-    return int(text)

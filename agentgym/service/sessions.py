@@ -144,15 +144,15 @@ class Sessions:
             self._gone.unregister(client)
         return client
 
-    def claim(self, token: str, owner: str) -> Session:
+    def claim(self, token: str, env: str, owner: str) -> Session:
         """The session of a resume token, which is used up by this.
 
         Raises:
-            Refused: it is wrong, was used before, or its session has ended.
+            Refused: it is wrong, was used before, or its session has ended, or is one of another environment or owner.
         """
         id, _, secret = token.partition(".")
         session = self.open.get(id)
-        if session is None or session.owner != owner or not session.claim(secret):
+        if session is None or (session.env, session.owner) != (env, owner) or not session.claim(secret):
             raise self._refusal(RESUME_REFUSED, CODES[RESUME_REFUSED][0])
         return session
 

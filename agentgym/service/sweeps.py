@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
+import signal
 import sys
-from collections.abc import Callable, Collection
-from typing import Any
+import time
+from collections.abc import Collection, Iterable
 
 SWEEP_SECONDS = 3.0  # for sandboxes to end by themselves, and for more workers to die meanwhile
-LONGEST_SECONDS = 120.0
+LONGEST_SECONDS = 60
+
+
+def may_be() -> bool:
+    """Whether what this process has imported could make sandboxes."""
+    return "agentgym.sandbox.core" in sys.modules
 
 
 def sweep(pids: Collection[int]) -> None:
-    """Remove what sandboxes there are of processes that have ended. Runs in a process of its own.
+    """Remove what sandboxes there are of processes that have ended. A process that takes too long over it is ended.
 
     Args:
         pids: whose; others' are left alone.
@@ -21,43 +25,44 @@ def sweep(pids: Collection[int]) -> None:
     from agentgym.sandbox import SandboxError
     from agentgym.sandbox.cleanup import remove_sandbox, sandboxes
 
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LONGEST_SECONDS)
     for found in sandboxes().found:
         if found.pid in pids and not found.alive:
             try:
                 remove_sandbox(found)
             except SandboxError as error:
                 sys.stderr.write(f"agentgym serve: sandbox {found.id} of a worker that died stays: {error}\n")
+    signal.alarm(0)
 
 
 class Sweeps:
-    """Starts `sweep` after workers died.
+    """When to sweep next, and for whom.
 
     Args:
-        fork: see `Forks.fork`.
-        kill: see `Forks.kill`.
+        pids: processes that died without closing their environments.
     """
 
-    def __init__(self, fork: Callable[[str, dict[str, Any], list[int]], None], kill: Callable[[str], None]):
-        self._fork = fork
-        self._kill = kill
-        self._keys = (f"sweep {number}" for number in itertools.count())
-        self._pids: set[int] = set()
-        self._soon: asyncio.TimerHandle | None = None
+    def __init__(self, pids: Iterable[int]):
+        self.pids: set[int] = set()
+        self._due = 0.0
+        for pid in pids:
+            self.add(pid)
 
     def add(self, pid: int) -> None:
-        """A worker died that did not close its environment."""
-        self._pids.add(pid)
-        if self._soon is None:
-            self._soon = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._begin)
+        """One more process died so."""
+        if may_be():
+            if not self.pids:
+                self._due = time.monotonic() + SWEEP_SECONDS
+            self.pids.add(pid)
 
-    def _begin(self) -> None:
-        pids, self._pids, self._soon = self._pids, set(), None
-        key = next(self._keys)
-        self._fork(key, {"sweep": sorted(pids)}, [])
-        asyncio.get_running_loop().call_later(LONGEST_SECONDS, self._kill, key)
+    def seconds(self) -> float | None:
+        """Until the next; None: there is none."""
+        return max(0.0, self._due - time.monotonic()) if self.pids else None
 
-    def close(self) -> None:
-        """Begin no more."""
-        if self._soon is not None:
-            self._soon.cancel()
-            self._soon = None
+    def take(self) -> set[int]:
+        """For whom to sweep now; they are forgotten."""
+        if self.seconds() != 0.0:
+            return set()
+        pids, self.pids = self.pids, set()
+        return pids

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import importlib.util
 import json
 import os
@@ -29,11 +28,12 @@ from agentgym.registration import EnvSpec
 from agentgym.service.bounds import Bounds, keep_within, limit_memory
 from agentgym.service.catalogue import tell_tasks
 from agentgym.service.frames import ServiceLimits
+from agentgym.service.frugal import settle_memory
 from agentgym.service.orphans import adopt_orphans, children, die_with, end_children, kill
 from agentgym.service.slots import map_memory
-from agentgym.service.sweeps import sweep
+from agentgym.service.sweeps import Sweeps, may_be, sweep
 from agentgym.service.wires import WIRES, wire_class
-from agentgym.service.worker import SessionStart, described, work
+from agentgym.service.worker import ENDED, NOT_MADE, SessionStart, described, work
 from agentgym.tasks import TaskSet
 
 _MESSAGE = 1 << 16
@@ -83,17 +83,22 @@ def main(front_fd: int, memory_fd: int, parent: int) -> int:
         front.send(json.dumps({"failed": described(error)}).encode())
         return 1
     os.close(memory_fd)
-    gc.collect()
-    gc.freeze()  # or the collector would write to every object, and the workers would share nothing
+    settle_memory()
     adopt_orphans()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    # Seen by the loop below: an exception out of a handler might come in the middle of a fork, and be lost.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     die_with(parent, by=signal.SIGTERM)
+    # What the environments have started as they were imported is none of a worker.
+    brood = Brood(front, dict.fromkeys(children(), False), Sweeps(setup["died"]))
     try:
-        front.send(json.dumps({"ready": os.getpid(), "sandboxes": "agentgym.sandbox.core" in sys.modules}).encode())
-        _fork_for(front, nursery)
+        with contextlib.suppress(ConnectionError):  # the front is gone
+            _fork_for(brood, nursery)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_children()
+        left = brood.sweeps.pids | {pid for pid, is_worker in brood.own.items() if is_worker}
+        if left and may_be():
+            sweep(left)
     return 0
 
 
@@ -117,47 +122,66 @@ def _prepared(setup: dict[str, Any], memory: memoryview) -> Nursery:
     return Nursery(specs, tasks, wires, ServiceLimits(**setup["limits"]), Bounds(**setup["bounds"]), memory)
 
 
-def _fork_for(front: socket.socket, nursery: Nursery) -> None:
-    """Fork what the front asks for, and tell it who died, until it is gone."""
+@dataclass(frozen=True)
+class Brood:
+    """What the zygote has forked.
+
+    Attributes:
+        front: who asks for it.
+        own: by process id, whether it is a worker; others below the zygote are what workers left.
+        sweeps: for those that died.
+    """
+
+    front: socket.socket
+    own: dict[int, bool]
+    sweeps: Sweeps
+
+
+def _fork_for(brood: Brood, nursery: Nursery) -> None:
+    """Fork what the front asks for, and tell it who died, until it is gone or the keeper wants an end."""
+    front, own = brood.front, brood.own
     wakes, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    own = children()  # what the environments have started as they were imported
+    front.send(json.dumps({"ready": os.getpid()}).encode())
+    unneeded = [front.fileno(), wakes, wake]
     again = False
     while True:
-        ready, _, _ = select.select([front.fileno(), wakes], [], [], _LOOK_AGAIN_SECONDS if again else None)
-        if wakes in ready:
-            os.read(wakes, 4096)
-        again = _tell_deaths(front, own)
+        pause = _LOOK_AGAIN_SECONDS if again else brood.sweeps.seconds()
+        ready, _, _ = select.select([front.fileno(), wakes], [], [], pause)
+        if wakes in ready and signal.SIGTERM in os.read(wakes, 4096):
+            return
+        again = _tell_deaths(brood)
         if again or not ready:
-            kill(children() - own)  # what a dead worker has left
+            kill(children() - own.keys())  # what a dead worker has left
+        if pids := brood.sweeps.take():
+            with contextlib.suppress(OSError):  # no more processes are to be had
+                own[_forked(functools.partial(sweep, pids), unneeded)] = False
         if front.fileno() not in ready:
             continue
         data, fds, _, _ = socket.recv_fds(front, _MESSAGE, 4)
         if not data:
             return
-        _fork(front, json.loads(data), fds, nursery, own, [front.fileno(), wakes, wake])
+        _fork(brood, json.loads(data), fds, nursery, unneeded)
 
 
-def _fork(
-    front: socket.socket, asked: dict[str, Any], fds: list[int], nursery: Nursery, own: set[int], unneeded: list[int]
-) -> None:
+def _fork(brood: Brood, asked: dict[str, Any], fds: list[int], nursery: Nursery, unneeded: list[int]) -> None:
     """Fork one process and tell the front of it."""
     told = {"forked": asked["key"]}
     try:
         with warnings.catch_warnings(action="ignore"):  # that a library has threads: they are not used in the child
             pid = _forked(functools.partial(_child, asked, fds, nursery), unneeded)
-        own.add(pid)
+        brood.own[pid] = True
         handle = os.pidfd_open(pid)
-        socket.send_fds(front, [json.dumps({**told, "pid": pid}).encode()], [handle])
+        socket.send_fds(brood.front, [json.dumps({**told, "pid": pid}).encode()], [handle])
         os.close(handle)
     except OSError as error:
-        front.send(json.dumps({**told, "why": described(error)}).encode())
+        brood.front.send(json.dumps({**told, "why": described(error)}).encode())
     for fd in fds:
         os.close(fd)
 
 
-def _tell_deaths(front: socket.socket, own: set[int]) -> bool:
+def _tell_deaths(brood: Brood) -> bool:
     """Collect the children that ended, with whatever they left in their groups; whether there were any."""
     any_ended = False
     while True:
@@ -168,18 +192,21 @@ def _tell_deaths(front: socket.socket, own: set[int]) -> bool:
         if ended is None:
             return any_ended
         any_ended = True
-        if ended.si_pid not in own:  # an orphan
-            os.waitpid(ended.si_pid, 0)
-            continue
-        # Before it is collected, its id is nobody else's.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(ended.si_pid, signal.SIGKILL)
-        _, status = os.waitpid(ended.si_pid, 0)
-        own.discard(ended.si_pid)
-        front.send(json.dumps({"died": ended.si_pid, "status": status}).encode())
+        pid = ended.si_pid
+        is_worker = brood.own.get(pid)
+        if is_worker is not None:
+            # Before it is collected, its id is nobody else's.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        brood.own.pop(pid, None)
+        if is_worker:
+            if os.waitstatus_to_exitcode(status) not in (ENDED, NOT_MADE):
+                brood.sweeps.add(pid)
+            brood.front.send(json.dumps({"died": pid, "status": status}).encode())
 
 
-def _forked(run: Callable[[], int], unneeded: list[int]) -> int:
+def _forked(run: Callable[[], int | None], unneeded: list[int]) -> int:
     """Fork a child that does `run` and nothing else; its process id."""
     parent = os.getpid()
     pid = os.fork()
@@ -198,7 +225,7 @@ def _forked(run: Callable[[], int], unneeded: list[int]) -> int:
         for fd in unneeded:
             os.close(fd)
         random.seed()
-        code = run()
+        code = run() or 0
     except BaseException:
         traceback.print_exc()
     finally:
@@ -210,9 +237,6 @@ def _forked(run: Callable[[], int], unneeded: list[int]) -> int:
 
 def _child(asked: dict[str, Any], fds: list[int], nursery: Nursery) -> int:
     keep_within(nursery.bounds)
-    if "sweep" in asked:
-        sweep(asked["sweep"])
-        return 0
     control = socket.socket(fileno=fds[0])
     if "waits" not in asked:
         tell_tasks(control, nursery.specs, nursery.tasks)

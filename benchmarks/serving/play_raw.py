@@ -88,7 +88,8 @@ def step_all(sockets: list[socket.socket], seconds: float) -> int:
 
 def part(url: str, sessions: int, pipe: Any) -> None:
     sockets = [connected(url) for _ in range(sessions)]
-    assert MESSAGE.encode() in (sockets[0].send(framed({"type": "step", "data": {"message": MESSAGE}})), answer(sockets[0]))[1]
+    sockets[0].send(framed({"type": "step", "data": {"message": MESSAGE}}))
+    assert MESSAGE.encode() in answer(sockets[0])
     pipe.send(None)
     while seconds := pipe.recv():
         cpu = cpu_seconds()

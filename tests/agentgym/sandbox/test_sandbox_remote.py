@@ -31,7 +31,7 @@ pytestmark = pytest.mark.bubblewrap
 )
 def server(request):
     with SandboxServer(
-        "--sandbox-backend", request.param, "--step-timeout", "20", "--sandbox-most", "pids=200"
+        "--sandbox-backend", request.param, "--step-timeout", "50", "--sandbox-most", "pids=200"
     ) as server:
         yield server
 
@@ -166,7 +166,7 @@ class TestLimits:
 
     def test_a_program_has_no_more_time_than_the_server_gives(self, server):
         box = acquire(SPEC, server.url)
-        with pytest.raises(SandboxError, match=r"timeout=90.*15 s \(of --step-timeout 20\)"):
+        with pytest.raises(SandboxError, match=r"timeout=90.*45 s \(of --step-timeout 50\)"):
             box.exec("true", timeout=90)
         assert box.exec("sleep 60", timeout=0.2).timed_out
         assert box.alive
@@ -232,7 +232,7 @@ class TestConnections:
 
         def wait():
             try:
-                box.exec("sleep 10", timeout=12)
+                box.exec("sleep 2")
             except SandboxError as error:
                 failed.append(str(error))
 
@@ -289,7 +289,7 @@ sys.exit(code or any(box.exec("echo well").stdout != "well\\n" for box in boxes)
             box = acquire(SPEC, server.url)
             box.session("shell").run("sleep 600 &")
             server.kill()
-            with pytest.raises(SandboxError, match="nothing listens there any more"):
+            with pytest.raises(SandboxError, match="nothing listens there any more|does not have the session"):
                 box.exec("true")
             assert not box.alive
             until(lambda: not [found for found in of_this_run() if running(found)], "the end of its sandboxes")
@@ -338,9 +338,9 @@ class TestServer:
                 assert "\nagentgym_sessions 1\n" in answer.read().decode()
 
     def test_beside_environments(self):
-        with SandboxServer("tictactoe", "--sandbox-backend", "bubblewrap") as server:
+        with SandboxServer("tic_tac_toe", "--sandbox-backend", "bubblewrap") as server:
             with urllib.request.urlopen(f"{server.url}/envs", timeout=SECONDS) as answer:
-                assert [env["id"] for env in json.load(answer)["envs"]] == ["tictactoe"]
+                assert [env["id"] for env in json.load(answer)["envs"]] == ["tic_tac_toe"]
             assert acquire(SPEC, server.url).exec("echo well").stdout == "well\n"
 
     @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ def install(python):
 
 def clean_environment(**more):
     dropped = ("AGENTGYM_DATA", "AGENTGYM_TOKEN", "PYTHONHOME", "PYTHONPATH", "ENABLE_WEB_INTERFACE", "OPENENV_MODE")
+    # Without it every process would compile the package again, which takes longer than most tests.
+    dropped += ("PYTHONDONTWRITEBYTECODE",)
     return {key: value for key, value in os.environ.items() if key not in dropped} | more
 
 

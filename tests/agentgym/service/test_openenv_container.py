@@ -66,14 +66,14 @@ def image(docker, python, folder, tmp_path_factory):
     from agentgym.sandbox import images
 
     context, tag = tmp_path_factory.mktemp("base"), f"agentgym-openenv-base:{os.getpid()}"
-    no_caches = shutil.ignore_patterns("__pycache__")
-    older = shutil.ignore_patterns("__pycache__", "pip", "pip-*", "setuptools*", "pkg_resources", "_distutils_hack", "*.pth")
+    # What was compiled before is kept: the container would compile it at every start.
+    older = shutil.ignore_patterns("pip", "pip-*", "setuptools*", "pkg_resources", "_distutils_hack", "*.pth")
     (theirs,) = python.parent.parent.glob("lib/python*/site-packages")
     shutil.copytree(theirs, context / "site", ignore=older)
     for name in OURS:
         package = distribution(name)
         for part in {file.parts[0] for file in package.files or [] if len(file.parts) > 1} - {".."}:
-            shutil.copytree(package.locate_file(part), context / "site" / part, ignore=no_caches, dirs_exist_ok=True)
+            shutil.copytree(package.locate_file(part), context / "site" / part, dirs_exist_ok=True)
     (context / "Dockerfile").write_text(BASE.format(image=images.image_tag("search")))
     quietly = {"rm": True, "forcerm": True, "network_mode": "none"}
     docker.images.build(path=str(context), tag=tag, **quietly)

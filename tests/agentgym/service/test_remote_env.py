@@ -153,7 +153,9 @@ def test_a_network_that_cuts_connections_changes_no_episode(front: Front, seed: 
         remote = asyncio.run(episodes(agentgym.make(f"http://127.0.0.1:{proxy.port}/sokoban"), MIXED))
     assert proxy.made > 2
     assert remote == local
-    assert front.sessions.tally().counters["steps"] - before == sum(len(turns) for _, turns, *_ in local)  # none run twice
+    assert front.sessions.tally().counters["steps"] - before == sum(
+        len(turns) for _, turns, *_ in local
+    )  # none run twice
 
 
 @pytest.mark.parametrize("fault", ["before", "after", "half", "twice"])
@@ -400,8 +402,9 @@ def test_a_mistaken_name_split_or_server_is_told(front: Front) -> None:
         spec(f"{front.url}/sokoban").tasks("trian")
     with pytest.raises(Unavailable, match=r"sokoban: no server answers: http://127.0.0.1:1: .*refused"):
         agentgym.make("http://127.0.0.1:1/sokoban")
-    with pytest.raises(TypeError, match="takes no argument 'size'; it takes"):
+    with pytest.raises(ValueError, match=r"sokoban at http.*: size=3 is expected, and the server makes it with size=6"):
         agentgym.make(f"{front.url}/sokoban", size=3)
+    agentgym.make(f"{front.url}/sokoban", size=6)
 
 
 def test_tokens_come_from_the_variable_or_a_file_and_never_from_the_spec(

@@ -1,0 +1,120 @@
+"""Sandboxes of served environments go with the worker that made them, on the real back ends."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import aiohttp
+import pytest
+from service_harness import SECONDS, Client, alive, parent_of, session, until
+
+from agentgym.registration import EnvSpec, spec
+from agentgym.sandbox.cleanup import sandboxes
+from agentgym.service.server import ServeSettings, serve
+
+BACKENDS = [
+    pytest.param("docker", marks=pytest.mark.docker),
+    pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
+]
+
+
+def boxed(backend):
+    found = spec("code_mbpp")
+    return EnvSpec(found.id, found.entry_point, {**found.kwargs, "sandbox": backend, "data": "own"})
+
+
+async def boxes_of(pid):
+    """The sandboxes that a process has made."""
+    return [found for found in (await asyncio.to_thread(sandboxes)).found if found.pid == pid]
+
+
+async def begun(client):
+    """Play until there is a sandbox: an answer is run in one."""
+    assert "result" in await client.ask("reset", seed=1)
+    assert "result" in await client.ask("step", action="```python\nimport time\ntime.sleep(0.1)\n```")
+
+
+async def none_left(pid):
+    for _ in range(int(SECONDS * 10)):
+        if not await boxes_of(pid):
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"left: {await boxes_of(pid)}")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_worker_that_is_killed_leaves_no_sandbox(backend):
+    async def play():
+        front = await serve(ServeSettings(envs={"code": boxed(backend)}, port=0))
+        try:
+            async with session(front, "code") as client:
+                await begun(client)
+                [pid] = [pid for pid in front.forks._keys if await boxes_of(pid)]
+                os.kill(pid, signal.SIGKILL)
+                assert (await client.receive())["error"]["code"] == "WORKER_DIED"
+                await none_left(pid)
+                assert not alive(pid)
+        finally:
+            await front.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("who", ["front", "zygote", "nobody"])
+def test_a_server_that_ends_leaves_no_sandbox(backend, who):
+    kwargs = json.dumps({"sandbox": backend, "data": "own"})
+    words = [
+        sys.executable,
+        "-m",
+        "agentgym.cli",
+        "serve",
+        "code_mbpp",
+        "--port",
+        "0",
+        "--json",
+        "--drain-timeout",
+        "0",
+    ]
+    process = subprocess.Popen([*words, "--kwargs", kwargs], stdout=subprocess.PIPE, text=True)
+
+    async def play(url):
+        async with aiohttp.ClientSession(url) as http:
+            client = await Client(http, "code_mbpp").connect()
+            await begun(client)
+            mine = [
+                found.pid for found in (await asyncio.to_thread(sandboxes)).found if _is_below(found.pid, process.pid)
+            ]
+            assert len(mine) == 1
+            zygote = parent_of(mine[0])
+            if who == "nobody":
+                process.terminate()
+            else:
+                os.kill({"front": process.pid, "zygote": zygote}[who], signal.SIGKILL)
+            await client.ws.close()
+            await until(lambda: not alive(mine[0]) and not alive(zygote))
+            await none_left(mine[0])
+
+    try:
+        text = ""
+        while not text.rstrip().endswith("}"):
+            line = process.stdout.readline()
+            assert line, "it ended"
+            text += line
+        asyncio.run(play(json.loads(text)["url"]))
+    finally:
+        process.kill()
+        process.wait(SECONDS)
+        process.stdout.close()
+
+
+def _is_below(pid, above):
+    """Whether a living process is a descendant of another."""
+    while alive(pid) and pid > 1:
+        if pid == above:
+            return True
+        pid = parent_of(pid)
+    return False
