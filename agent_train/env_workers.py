@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ from agentgym.core import Env
 from agentgym.registration import EnvSpec, spec
 from agentgym.service.address import RemoteError
 from agentgym.service.balance import pool_of
+from agentgym.service.bounds import Bounds, raise_open_files
 from agentgym.service.frames import ServiceLimits
 from agentgym.service.server import Front, ServeSettings, serve
 
@@ -57,11 +57,16 @@ class EnvWorker:
         import ray
 
         os.environ.update(told)
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        bounds = Bounds(open_files=raise_open_files(most))
         host = "127.0.0.1" if ray.get_runtime_context().get_node_id() == home else self.where()
         settings = ServeSettings(
-            envs={NAME: spec}, host=host, port=0, max_sessions=most, tokens={"trainer": token}, limits=limits
+            envs={NAME: spec},
+            host=host,
+            port=0,
+            max_sessions=most,
+            tokens={"trainer": token},
+            limits=limits,
+            bounds=bounds,
         )
         self._front = await serve(settings)
         return self._front.url

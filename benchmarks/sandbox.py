@@ -1,9 +1,11 @@
 """What it costs to run a program in a sandbox: docker against bubblewrap against a bare subprocess.
 
+With --remote each is measured a second time on a server on this machine (`agentgym serve --sandbox`), over its loopback.
+
 Every round measures each side in turn, so that what else the machine does falls on all of them. The bare subprocess is the
 limit: no isolation, no limits, nothing cleaned up. Medians over all rounds.
 
-python benchmarks/sandbox.py [--out FILE.json] [--rounds N] [--quick]
+python benchmarks/sandbox.py [--out FILE.json] [--rounds N] [--quick] [--remote]
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ from agentgym.sandbox.backends import BACKENDS
 from agentgym.sandbox.bubblewrap import open_bubblewrap
 from agentgym.sandbox.docker import open_docker
 from agentgym.sandbox.pool import Places, SandboxPool
+from agentgym.sandbox.remote import open_remote
 
 SPEC = SandboxSpec()
 PYTHON = ["python3", "-c", "print(1)"]
@@ -94,6 +98,33 @@ class Side:
         began = time.perf_counter()
         yield
         self.milliseconds.setdefault(what, []).append((time.perf_counter() - began) * 1000)
+
+
+@contextlib.contextmanager
+def served(backend: str) -> Iterator[str]:
+    """The URL of a server of sandboxes."""
+    command = [sys.executable, "-m", "agentgym.cli", "serve", "--sandbox", "--sandbox-backend", backend]
+    with subprocess.Popen([*command, "--port", "0", "--json"], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            text = ""
+            while not text.rstrip().endswith("}"):
+                line = server.stdout.readline() if server.stdout is not None else ""
+                if not line:
+                    raise SystemExit(f"no server of {backend} sandboxes")
+                text += line
+            yield json.loads(text)["url"]
+        finally:
+            server.kill()
+
+
+def remote_sides(places: int, local: list[Side], servers: contextlib.ExitStack) -> list[Side]:
+    """Every back end once more, on a server."""
+    found = []
+    for side in local:
+        if side.pool:
+            url = servers.enter_context(served(side.name))
+            found.append(Side(f"remote {side.name}", partial(open_remote, url, SPEC, "benchmark"), places))
+    return found
 
 
 def sides(places: int) -> list[Side]:
@@ -188,10 +219,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     parser.add_argument("--quick", action="store_true", help="one short round, to see that it runs")
     parser.add_argument("--rounds", type=int, default=5, help="of each side in turn (default: 5)")
+    parser.add_argument("--remote", action="store_true", help="also on a server on this machine")
     args = parser.parse_args()
     rounds, repeats, execs = (1, 2, 32) if args.quick else (args.rounds, 10, 96)
     found = sides(max(CONCURRENT) + 1)
+    servers = contextlib.ExitStack()
     try:
+        if args.remote:
+            found += remote_sides(max(CONCURRENT) + 1, found, servers)
         for _ in range(rounds):
             for side in found:
                 measure_one(side, repeats)
@@ -201,6 +236,7 @@ def main() -> None:
     finally:
         for side in found:
             side.close()
+        servers.close()
     show(found)
     if args.out:
         machine = {

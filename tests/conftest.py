@@ -3,9 +3,11 @@
 `data` needs the folder that AGENTGYM_DATA names, `docker` a Docker Engine with our python image, `bubblewrap` a machine that
 can start such a sandbox, `sandbox` either of the two, `browser` a Chromium and playwright. Where AGENTGYM_NEED_SANDBOXES is
 set, as in CI, a missing back end is an error instead, and so is a missing browser where AGENTGYM_NEED_BROWSER is set.
+Tests that take minutes over all there is take a sample, the same each time; with AGENTGYM_TEST_ALL set they take all.
 """
 
 import os
+import random
 from functools import cache
 
 import pytest
@@ -69,5 +71,24 @@ MISSING = {
     "sandbox": no_sandbox,
     "browser": no_browser,
 }
+
+
+@pytest.fixture(scope="session")
+def uncut():
+    """Whether nothing is to be cut short."""
+    return bool(os.environ.get("AGENTGYM_TEST_ALL"))
+
+
+@pytest.fixture(scope="session")
+def sample(uncut):
+    """Draws so many of some tasks, the same each time; all of them where AGENTGYM_TEST_ALL is set."""
+
+    def draw(tasks, most):
+        tasks = list(tasks)
+        return tasks if uncut or len(tasks) <= most else random.Random(0).sample(tasks, most)
+
+    return draw
+
+
 # The variables of the environment that make what is missing an error; sandboxes' where nothing is said.
 NEEDED_BY = {"data": "", "browser": "AGENTGYM_NEED_BROWSER"}

@@ -229,7 +229,6 @@ def running(docker, image, tmp_path):
         command,
         detach=True,
         network_mode="host",
-        init=SERVICE["init"],
         user=SERVICE["user"],
         read_only=SERVICE["read_only"],
         tmpfs=dict([SERVICE["tmpfs"][0].split(":", 1)]),

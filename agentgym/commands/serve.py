@@ -59,11 +59,24 @@ async def _served(settings: ServeSettings, json: bool) -> int:
     try:
         settle_memory()
         _say(front, json)
+        looking = asyncio.ensure_future(_warn(front))
         await leaving
+        looking.cancel()
         await _drained(front, asyncio.ensure_future(asked.get()))
     finally:
         await front.close()
     return 0
+
+
+async def _warn(front: Front) -> None:
+    """Say which environments cannot be made: they may be at another time, and the others are served."""
+    for id in front.settings.envs:
+        try:
+            told = await front.listing.ask({"env": id, "about": True})
+        except (LookupError, OSError) as error:
+            told = {"error": str(error)}
+        if "error" in told:
+            print(f"agentgym serve: {id} cannot be made now: {told['error']}", file=sys.stderr, flush=True)
 
 
 async def _drained(front: Front, again: asyncio.Future[None]) -> None:

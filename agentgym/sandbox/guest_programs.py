@@ -141,8 +141,8 @@ class Replies(Output):
         self.data = bytearray()
 
     def add(self, data: bytes) -> None:
-        """Keep all of it."""
-        self.data += data
+        """Keep it, up to more than any reply may be: what nobody asked for must not fill the guest's memory."""
+        self.data += data[: max(REPLY_LIMIT + 8 - len(self.data), 0)]
 
     def take(self) -> bytes | None:
         """The answer, None while it is not all there. ValueError if it is over the limit."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 FRESH_SECONDS = 2.0
@@ -31,6 +31,7 @@ class Server:
         asked: when it was last asked, by the monotonic clock.
         rests_until: when it may be tried again.
         failures: in a row.
+        doubtful: whether it failed and has not answered since: others go before it.
         why: what it last failed with; "" while it is well.
     """
 
@@ -42,6 +43,7 @@ class Server:
     asked: float = float("-inf")
     rests_until: float = float("-inf")
     failures: int = 0
+    doubtful: bool = False
     why: str = ""
 
     @property
@@ -68,13 +70,16 @@ class Pool:
         return cls([Server(url) for url in urls])
 
     def take(self) -> Server | None:
-        """Take a place on the server with the most room; None while all rest. `leave` gives it back."""
+        """Take a place on the server with the most room; None while all rest. `leave` gives it back.
+
+        One that is doubtful is tried only where there is no other.
+        """
         with self.lock:
             now = time.monotonic()
             awake = [server for server in self.servers if server.rests_until <= now]
             if not awake:
                 return None
-            chosen = min(awake, key=lambda server: (server.fullness, _dice.random()))
+            chosen = min(awake, key=lambda server: (server.doubtful, server.fullness, _dice.random()))
             chosen.own += 1
             return chosen
 
@@ -86,12 +91,13 @@ class Pool:
     def well(self, server: Server) -> None:
         """It opened a session: it is taken back where it had been left out."""
         with self.lock:
-            server.failures, server.why = 0, ""
+            server.failures, server.doubtful, server.why = 0, False, ""
 
     def failed(self, server: Server, why: str) -> None:
         """It cannot be used now: it rests, for longer each time."""
         with self.lock:
             server.failures += 1
+            server.doubtful = True
             server.why = why
             rest = min(FIRST_REST * 2 ** (server.failures - 1), LONGEST_REST) * _dice.uniform(0.75, 1.0)
             server.rests_until = time.monotonic() + rest
@@ -112,6 +118,7 @@ class Pool:
         """It told its load."""
         with self.lock:
             server.reported, server.own_then, server.room = sessions, server.own, room
+            server.doubtful = False
 
     def to_ask(self) -> list[Server]:
         """The servers whose load is not known freshly, now marked as asked; none where there is no choice."""
@@ -131,9 +138,15 @@ class Pool:
         """
         with self.lock:
             now = time.monotonic()
-            others = [s for s in self.servers if s is not server and s.rests_until <= now]
+            others = [s for s in self.servers if s is not server and s.rests_until <= now and not s.doubtful]
             without = (server.sessions - 1) / (server.room or NO_ROOM_TOLD)
             return any(other.fullness < without and other.own + 1 < server.own for other in others)
+
+    def has_others(self, servers: Sequence[Server]) -> bool:
+        """Whether a server that is none of these may be tried now."""
+        with self.lock:
+            now = time.monotonic()
+            return any(s.rests_until <= now for s in self.servers if s not in servers)
 
     def wait(self) -> float:
         """Seconds until a server may be tried again."""

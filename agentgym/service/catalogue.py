@@ -53,8 +53,8 @@ def _about(spec: EnvSpec) -> dict[str, Any]:
     """What a hello tells of the environment too, for those who ask before they have a session."""
     try:
         env: Any = spec.make()
-    except Exception:  # a session says why; the list has the other environments
-        return {}
+    except Exception as error:  # so does every session; the list has the other environments
+        return {"error": f"{type(error).__name__}: {error}"[:2000]}
     methods = [name for name in ("expert_action", "random_action") if env.has_wrapper_attr(name)]
     tools, max_turns = list(env.get_wrapper_attr("tools")), getattr(env.unwrapped, "max_turns", None)
     if not inspect.iscoroutinefunction(env.unwrapped.close):

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentgym.jsonl import line_of
 from agentgym.service import frames
 from agentgym.service.address import Address, RemoteEnvError, RemoteError, SessionLost
 from agentgym.service.connection import (
@@ -107,7 +105,7 @@ class Session:
             self._last + number: {"id": self._last + number, "call": name, **fields}
             for number, (name, fields) in enumerate(requests, 1)
         }
-        texts = {id: line_of(request)[:-1] for id, request in batch.items()}
+        texts = {id: frames.text_of_json(request) for id, request in batch.items()}
         self._check_size(batch, texts)
         self._last += len(batch)
         answers: dict[int, Any] = {}
@@ -207,7 +205,7 @@ class Session:
     def _take(self, text: str, batch: Mapping[int, Any], answers: dict[int, Any]) -> None:
         """Take the answers out of a message."""
         try:
-            value = json.loads(text)
+            value = frames.decoded(text)
         except (ValueError, RecursionError) as wrong:
             raise self._end(f"it sent no JSON: {text!r:.100}") from wrong
         for answer in value if isinstance(value, list) else [value]:

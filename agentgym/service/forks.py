@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -154,8 +155,12 @@ class Forks:
             self._end(said["forked"], None)
         else:
             key = said["forked"]
-            self._asked[key] = fds[0]
             self._keys[said["pid"]] = key
+            if not fds:  # this process may open no more files: nobody could end that one
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(said["pid"], signal.SIGKILL)
+                return
+            self._asked[key] = fds[0]
             if key in self._doomed:
                 self._doomed.discard(key)
                 _kill(fds[0])

@@ -1,7 +1,7 @@
 """OpenEnv's wire protocol, version 0.10, for one session: a frame in, at most one frame out.
 
-A frame is one JSON object as a WebSocket text message; docs/protocol.md lists them. It is the same session whether a client's
-WebSocket or an HTTP request stands behind it (see `openenv_http`).
+A frame is one JSON object as a WebSocket text message; docs/service_protocol.md lists them. It is the same session whether a client's
+WebSocket or an HTTP request stands behind it (see `openenv_routes`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from agentgym.jsonl import line_of
-from agentgym.service.frames import CAPACITY, ENV_ERROR, Refused, decoded
+from agentgym.service.frames import BAD_FRAME, BAD_REQUEST, CAPACITY, ENV_ERROR, UNKNOWN_CALL, Refused, decoded
 from agentgym.service.openenv_play import Caller, Invalid, Json, Play, answer_of
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class OpenEnvWire:
 
     def __init__(self, env: Env, calls: Calls | Caller, session: SessionInfo):
         self.play = Play(env, calls.call)
+        self._count_error = calls.count_error
         self.session_id = session.id
         self.ended = False
         self.draining = False
@@ -62,6 +63,7 @@ class OpenEnvWire:
         try:
             frame = decoded(text)
         except (ValueError, RecursionError) as error:
+            self._count_error(BAD_FRAME)
             return error_frame("INVALID_JSON", f"Invalid JSON: {error}")
         try:
             if (said := _plain_step(frame)) is not None:
@@ -69,6 +71,7 @@ class OpenEnvWire:
             answered = self._answered(frame)
             return None if answered is None else _written(answered)
         except Invalid as error:
+            self._count_error(BAD_REQUEST)
             return error_frame("VALIDATION_ERROR", f"Invalid message: {error}", errors=error.errors)
         except Refused:  # there is no memory left
             raise
@@ -85,6 +88,7 @@ class OpenEnvWire:
             raise Invalid("model_type", (), "Input should be a valid dictionary", frame)
         kind = frame.get("type", "")
         if kind not in ("step", "reset", "state", "mcp", "close"):
+            self._count_error(UNKNOWN_CALL)
             return _error("UNKNOWN_TYPE", f"Unknown message type: {kind!s:.200}")
         if extra := frame.keys() - _FRAME_KEYS.get(kind, _BARE):
             raise Invalid("extra_forbidden", (min(extra),), "Extra inputs are not permitted", frame[min(extra)])

@@ -7,6 +7,7 @@ drops, the episode is lost, and the next reset begins another.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -37,7 +38,7 @@ class OpenEnvEnv(Env):
         actions: "text": an environment without tools is answered in text; "tool": by calling `act`. Either is read anyway.
         instruction: what the agent is told about the environment. Default: what the server says of it, and how to reply.
         timeout: seconds for one answer of the server.
-        patience: seconds to wait for a session while the server is full.
+        patience: seconds to wait for a session while the server is full, as one with OpenEnv's default of one session often is.
         token_file: a file with a bearer token in its first line.
         ca_file: certificates to trust beside the system's, for https.
         max_turns: steps after which an episode is truncated.
@@ -56,7 +57,7 @@ class OpenEnvEnv(Env):
         actions: str = "text",
         instruction: str | None = None,
         timeout: float = 60.0,
-        patience: float = 60.0,
+        patience: float = 25.0,
         token_file: str | None = None,
         ca_file: str | None = None,
         tasks: TaskSet | None = None,
@@ -180,7 +181,7 @@ class OpenEnvEnv(Env):
 
     async def _act(self, form: Form, message: Message) -> Step:
         try:
-            answer = await self._stepped(form.action_of(message))
+            answer = await self._stepped(_whole(form.action_of(message)))
         except (Unreadable, Rejected) as error:
             return self.outcome(_replied(message, f"Error: {error}"), invalid=True)
         return self._ended(_replied(message, shown(answer.get("observation") or {})), [answer], metadata_of(answer))
@@ -210,13 +211,13 @@ class OpenEnvEnv(Env):
                 "jsonrpc": "2.0",
                 "id": 1,
                 "method": "tools/call",
-                "params": {"name": name, "arguments": arguments},
+                "params": {"name": name, "arguments": _whole(arguments)},
             }
             response = await self._asked({"type": "mcp", "data": request})
             error = response.get("error")
             return (f"Error: {error.get('message')}" if error else shown_result(response.get("result"))), {}
         try:
-            answer = await self._stepped({"type": "call_tool", "tool_name": name, "arguments": arguments})
+            answer = await self._stepped({"type": "call_tool", "tool_name": name, "arguments": _whole(arguments)})
         except Rejected as refused:
             return f"Error: {name}: {refused}", {}
         observation = answer.get("observation") or {}
@@ -274,8 +275,13 @@ class OpenEnvEnv(Env):
                 if fresh:
                     raise
             except Unavailable as error:
-                if FULL not in str(error) or time.monotonic() + pause > until:
+                if FULL not in str(error):
                     raise
+                if time.monotonic() + pause > until:
+                    advice = "run fewer episodes at a time (--concurrency), or wait longer (patience=)"
+                    raise Unavailable(
+                        f"{error}, and no session became free within {self._patience:g} s: {advice}"
+                    ) from error
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 2.0)
 
@@ -305,6 +311,12 @@ class OpenEnvEnv(Env):
 
 def _seed_task(seed: int) -> Task:
     return Task(id=f"seed-{seed}", seed=seed)
+
+
+def _whole(action: Json) -> Json:
+    """An action in which half of a surrogate pair, which a model may write and OpenEnv's server cannot answer, is a "?"."""
+    text = json.dumps(action, ensure_ascii=False)
+    return action if text.isascii() else dict(json.loads(text.encode(errors="replace")))
 
 
 def _replied(message: Message, *texts: str) -> Observation:

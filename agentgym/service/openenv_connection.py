@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from agentgym.service.address import RemoteEnvError, SessionLost, Unavailable
+from agentgym.service.connection import cut
 
 Json = dict[str, Any]
 MOST_BYTES = 100 << 20  # of one message, as OpenEnv's own client takes
@@ -29,10 +30,11 @@ class Rejected(Exception):
 class Connection:
     """One WebSocket. Frames go one by one: each is answered by one."""
 
-    def __init__(self, url: str, http: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse):
+    def __init__(self, url: str, http: aiohttp.ClientSession, ws: aiohttp.ClientWebSocketResponse):
         self._url = url
         self._http = http
-        self._socket = socket
+        self._ws = ws
+        self._loop = asyncio.get_running_loop()
 
     @classmethod
     async def to(cls, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> Connection:
@@ -45,7 +47,7 @@ class Connection:
         http = aiohttp.ClientSession(headers=dict(headers), timeout=timeout)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                socket = await http.ws_connect(f"{url}/ws", max_msg_size=MOST_BYTES, heartbeat=20.0, ssl=tls or True)
+                ws = await http.ws_connect(f"{url}/ws", max_msg_size=MOST_BYTES, heartbeat=20.0, ssl=tls or True)
         except BaseException as error:
             await http.close()
             if isinstance(error, aiohttp.WSServerHandshakeError):
@@ -55,12 +57,12 @@ class Connection:
                 why = str(error) or f"no answer within {CONNECT_SECONDS:g} s"
                 raise Unavailable(f"openenv:{url}: cannot be reached: {why}") from error
             raise
-        return cls(url, http, socket)
+        return cls(url, http, ws)
 
     @property
     def alive(self) -> bool:
-        """Whether it is open, as far as is known."""
-        return not self._socket.closed
+        """Whether it is open, as far as is known, and of the event loop that runs."""
+        return not self._ws.closed and self._loop is asyncio.get_running_loop()
 
     async def ask(self, frame: Json, timeout: float) -> Json:
         """The data of the frame that answers.
@@ -71,11 +73,20 @@ class Connection:
             Unavailable: the server has no session to give.
             SessionLost: the connection is over, or no answer came in time.
         """
-        # A server that gives no session says so, and closes, before it is asked: that is then what there is to read.
-        with contextlib.suppress(ConnectionError, aiohttp.ClientError):
-            await self._socket.send_str(json.dumps(frame))
+        if self._loop is not asyncio.get_running_loop():
+            raise SessionLost(
+                f"openenv:{self._url}: the episode began in another event loop: begin another in this one"
+            )
         try:
-            message = await self._socket.receive(timeout)
+            # A server that gives no session says so, and closes, before it is asked: that is then what there is to read.
+            with contextlib.suppress(ConnectionError, aiohttp.ClientError):
+                await self._ws.send_str(json.dumps(frame))
+            message = await self._ws.receive(timeout)
+        except (ConnectionError, aiohttp.ClientError) as error:  # it closed while it was sent something
+            raise SessionLost(
+                f"openenv:{self._url}: the connection ended during {frame['type']} ({error}), and the episode with it: reset"
+                " begins another"
+            ) from error
         except TimeoutError:
             raise SessionLost(
                 f"openenv:{self._url}: no answer to {frame['type']} within {timeout:g} s; the episode is lost: reset begins"
@@ -121,14 +132,22 @@ class Connection:
 
     async def close(self) -> None:
         """End the session in good order."""
+        if self._loop is not asyncio.get_running_loop():
+            return await self.drop()
         with contextlib.suppress(ConnectionError, aiohttp.ClientError, TimeoutError):
             async with asyncio.timeout(CONNECT_SECONDS):
-                await self._socket.send_str('{"type": "close"}')
-                await self._socket.close()
+                await self._ws.send_str('{"type": "close"}')
+                await self._ws.close()
         await self._http.close()
 
     async def drop(self) -> None:
-        """Let go of the connection, whatever its state."""
+        """Let go of the connection, whatever its state; one of another event loop is cut."""
+        if self._loop is not asyncio.get_running_loop():
+            cut(self._ws)
+            if not self._loop.is_closed():
+                asyncio.run_coroutine_threadsafe(self._http.close(), self._loop)
+                return
+            self._ws._response.close()  # or it would want its loop when it is forgotten
         await self._http.close()
 
 

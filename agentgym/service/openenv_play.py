@@ -38,6 +38,9 @@ class Caller:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    def count_error(self, code: str) -> None:
+        """A wire answered an error: nobody counts them here."""
+
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The result of `function(*args, **kwargs)`; `name` says what it is, "step" for example."""
         result = function(*args, **kwargs)

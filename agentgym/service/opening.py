@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import weakref
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +23,7 @@ LASTING_REST = 30.0
 _dice = random.Random()  # the global one is the episodes'
 _asking: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, ...], asyncio.Task[None]]]
 _asking = weakref.WeakKeyDictionary()
+_tasks: set[asyncio.Task[None]] = set()  # a loop holds its tasks only weakly
 
 
 async def open_session(
@@ -79,6 +80,13 @@ async def _tried(
     return opened
 
 
+def look_around(address: Address) -> None:
+    """Ask servers for their load, where it is not known freshly, and wait for no answer."""
+    pool = pool_of(address.servers)
+    for server in pool.to_ask():
+        _in_background(_ask_load(address, pool, server))
+
+
 async def _ask_loads(address: Address, pool: Pool) -> None:
     """Ask the servers whose load is not known freshly; who comes meanwhile waits for the same answers."""
     loop = asyncio.get_running_loop()
@@ -86,10 +94,22 @@ async def _ask_loads(address: Address, pool: Pool) -> None:
     present = asking.get(address.servers)
     if present is None or present.done():
         servers = pool.to_ask()
+        doubtful = [server for server in servers if server.doubtful]
+        if doubtful and pool.has_others(doubtful):
+            # One that hangs takes its time to say nothing: nobody who has another waits for it.
+            for server in doubtful:
+                _in_background(_ask_load(address, pool, server))
+            servers = [server for server in servers if not server.doubtful]
         if not servers:
             return
         present = asking[address.servers] = loop.create_task(_ask_all(address, pool, servers))
     await asyncio.shield(present)  # one who is cancelled leaves it to the others
+
+
+def _in_background(work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.get_running_loop().create_task(work)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
 
 
 async def _ask_all(address: Address, pool: Pool, servers: list[Server]) -> None:

@@ -173,8 +173,10 @@ class RemoteEnv(Env):
             may_move: whether nothing but the task ties it to its session.
         """
         place = self._place
-        if place is not None and may_move and place.pool.better_than(place.server):
-            self._leave(await_close=False)
+        if place is not None and may_move:
+            opening.look_around(self.address)
+            if place.pool.better_than(place.server):
+                self._leave()
         for move in range(MOVES + 1):
             fresh = self.session is None
             if fresh:
@@ -225,7 +227,7 @@ class RemoteEnv(Env):
         where = f"{self.address.env} at {place.server.url}" if place is not None else str(self.address)
         return SessionLost(f"{where}: the session is lost: the server answered what is no result: {result!r:.200}")
 
-    def _leave(self, await_close: bool = False) -> None:
+    def _leave(self) -> None:
         place, self._place = self._place, None
         self.running = False
         if place is not None:

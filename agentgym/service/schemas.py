@@ -133,7 +133,7 @@ DEFS: Json = {
     "Refusal": _object({"error": _object({"code": _TEXT, "message": _TEXT})}),
     "Env": _object(
         {**_ABOUT, "splits": {"type": "object", "additionalProperties": _object(_SPLIT)}},
-        {**_MADE, "kwargs": _ANY_OBJECT},
+        {**_MADE, "kwargs": _ANY_OBJECT, "error": _TEXT},
     ),
     "Page": _object({"split": _TEXT, "start": _WHOLE, "stop": _WHOLE, "tasks": _list(_ref("Task")), **_SPLIT}),
 }

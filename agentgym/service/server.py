@@ -34,6 +34,7 @@ from agentgym.service.sessions import TOO_MANY, Sessions
 from agentgym.service.settings import ServeSettings
 
 RETRY_SECONDS = 1
+SPARE_CONNECTIONS = 128  # that are no sessions, beside as many again as sessions there may be
 KEEPALIVE_SECONDS = 75.0  # that a connection may stay with no further request
 _STATUS = {TOO_MANY: 429, "RESUME_REFUSED": 409}
 _log = logging.getLogger("agentgym.service")
@@ -89,8 +90,13 @@ class Front:
             raise RuntimeError("set the runner up first")
         make = runner.server
 
+        # Fewer than the files that this process may open: accept() without one left would be tried in a loop.
+        most = 2 * self.settings.max_sessions + SPARE_CONNECTIONS
+
         def made() -> asyncio.BaseProtocol:
             protocol = make()
+            if len(make.connections) >= most:
+                loop.call_soon(_abort, protocol)
             self._silent[protocol] = loop.call_later(seconds, self._close_if_silent, protocol)
             return protocol
 
@@ -107,8 +113,7 @@ class Front:
 
     def _close_if_silent(self, protocol: Any) -> None:
         del self._silent[protocol]
-        if protocol.transport is not None:
-            protocol.transport.abort()
+        _abort(protocol)
 
     @property
     def url(self) -> str:
@@ -241,9 +246,18 @@ class Front:
     def open_line(self, request: web.Request, env: str, wire: str) -> Line:
         """A new session that the front itself talks to. Raises as `open_session`."""
         session = self.sessions.reserve(env, wire, self.owner_of(request) or "")
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            self.sessions.release(session)
+            raise Refused(CAPACITY, f"no connection to one more session: {error.strerror}") from None
         self.sessions.begin(session, theirs.detach())
         return Line(ours)
+
+
+def _abort(protocol: Any) -> None:
+    if protocol.transport is not None:
+        protocol.transport.abort()
 
 
 def _is_own(record: logging.LogRecord) -> bool:
@@ -269,7 +283,10 @@ async def serve(settings: ServeSettings) -> Front:
 def refusal(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
     """An HTTP answer that says what is wrong."""
     body = {"error": {"code": code, "message": message}}
-    return web.json_response(body, status=status, headers=headers, dumps=text_of_json)
+    answer = web.json_response(body, status=status, headers=headers, dumps=text_of_json)
+    if status in (429, 503):
+        answer.force_close()  # where a balancer stands between, the next try is then led to another server
+    return answer
 
 
 def _digest(token: str) -> bytes:

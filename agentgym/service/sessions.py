@@ -30,7 +30,7 @@ from agentgym.service.session import Session
 from agentgym.service.slots import Slot
 from agentgym.service.spares import Spares
 from agentgym.service.tallies import Returns, Tally
-from agentgym.service.websocket import TEXT, close_frame, encoded
+from agentgym.service.websocket import CLOSE, TEXT, close_frame, encoded
 from agentgym.service.wires import wire_class
 from agentgym.service.worker import ENDED, NOT_MADE
 
@@ -115,6 +115,20 @@ class Sessions:
         if self._spares is None:
             raise RuntimeError("there are no processes yet: start() first")
         self._past.setdefault(session.env, Tally()).opened += 1
+        try:
+            self._start_worker(session, client, self._spares)
+        except OSError as error:  # this process may open no more files
+            why = f"no process for one more session: {error.strerror}"
+            self._past[session.env].ended[CAPACITY] += 1
+            self._past[session.env].errors[CAPACITY] += 1
+            self._farewells.say(client, _last_bytes(session.wire, CAPACITY, why))
+            self._forget(session)
+            return
+        self._by_process[session.process] = session
+        self._take_client(session, client)
+        self._loop.call_soon(self._spares.fill)
+
+    def _start_worker(self, session: Session, client: int, spares: Spares) -> None:
         start = {
             "session": session.id,
             "env": session.env,
@@ -122,14 +136,12 @@ class Sessions:
             "resume": session.new_token(),
             "slot": session.slot,
         }
-        session.process, session.control = self._spares.take()
-        if not self._tell(session, {"start": start}, [client]):  # a spare that has died, which is heard of only later
+        session.process, session.control = spares.take()
+        if not self._tell(session, {"start": start}, [client]):
+            # It has died as it waited, which is heard of only later.
             session.control.close()
-            session.process, session.control = self._spares.fresh()
+            session.process, session.control = spares.fresh()
             self._tell(session, {"start": start}, [client])
-        self._by_process[session.process] = session
-        self._take_client(session, client)
-        self._loop.call_soon(self._spares.fill)
 
     def _take_client(self, session: Session, client: int) -> None:
         self._drop_client(session)
@@ -235,8 +247,9 @@ class Sessions:
             if session is None:
                 continue
             self._drop_client(session)
-            os.close(client)
-            if not session.resumable and session.kill_at is None:
+            with socket.socket(fileno=client) as sock:
+                comes_back = session.resumable and not _took_leave(sock)
+            if not comes_back and session.kill_at is None:
                 session.kill_at = time.monotonic() + self.limits.close_seconds
 
     def died(self, process: str, status: int | None) -> None:
@@ -339,6 +352,15 @@ def _reason(session: Session, clean: bool) -> str:
     if clean:
         return "closed"
     return "left" if session.killed else WORKER_DIED
+
+
+def _took_leave(sock: socket.socket) -> bool:
+    """Whether a client that left said a close frame last, which its worker has not read yet: it is in a call, and what it
+    answers after that may cost it the frame."""
+    try:
+        return sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == bytes((128 | CLOSE,))
+    except OSError:
+        return False
 
 
 def _how(status: int | None) -> str:

@@ -29,11 +29,14 @@ class Spares:
     def fill(self) -> None:
         """Fork as many as are missing. Not called for one that died: where they die at once, that would have no end."""
         while len(self._ready) < self._count and self._forks.ready:
-            key, control = self.fresh()
+            try:
+                key, control = self.fresh()
+            except OSError:  # this process may open no more files; it is tried again
+                return
             self._ready[key] = control
 
     def fresh(self) -> tuple[str, socket.socket]:
-        """A process that is forked now: its key at `forks`, and where it is told things."""
+        """A process that is forked now: its key at `forks`, and where it is told things. Raises `OSError`: no files are left."""
         key = next(self._keys)
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setblocking(False)

@@ -85,14 +85,13 @@ def main(front_fd: int, memory_fd: int, parent: int) -> int:
     os.close(memory_fd)
     settle_memory()
     adopt_orphans()
-    # Seen by the loop below: an exception out of a handler might come in the middle of a fork, and be lost.
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    wakes = _hear_signals()
     die_with(parent, by=signal.SIGTERM)
     # What the environments have started as they were imported is none of a worker.
     brood = Brood(front, dict.fromkeys(children(), False), Sweeps(setup["died"]))
     try:
         with contextlib.suppress(ConnectionError):  # the front is gone
-            _fork_for(brood, nursery)
+            _fork_for(brood, nursery, wakes)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_children()
@@ -137,14 +136,21 @@ class Brood:
     sweeps: Sweeps
 
 
-def _fork_for(brood: Brood, nursery: Nursery) -> None:
+def _hear_signals() -> tuple[int, int]:
+    """A pipe in which the numbers of signals come. An exception out of a handler might come in the middle of a fork."""
+    wakes, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    for which in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(which, lambda *_: None)
+    return wakes, wake
+
+
+def _fork_for(brood: Brood, nursery: Nursery, pipe: tuple[int, int]) -> None:
     """Fork what the front asks for, and tell it who died, until it is gone or the keeper wants an end."""
     front, own = brood.front, brood.own
-    wakes, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    wakes = pipe[0]
     front.send(json.dumps({"ready": os.getpid()}).encode())
-    unneeded = [front.fileno(), wakes, wake]
+    unneeded = [front.fileno(), *pipe]
     again = False
     while True:
         pause = _LOOK_AGAIN_SECONDS if again else brood.sweeps.seconds()
@@ -176,6 +182,7 @@ def _fork(brood: Brood, asked: dict[str, Any], fds: list[int], nursery: Nursery,
         socket.send_fds(brood.front, [json.dumps({**told, "pid": pid}).encode()], [handle])
         os.close(handle)
     except OSError as error:
+        sys.stderr.write(f"agentgym serve: no process for one more session: {described(error)}\n")
         brood.front.send(json.dumps({**told, "why": described(error)}).encode())
     for fd in fds:
         os.close(fd)

@@ -46,7 +46,11 @@ async def a_run(model_dir, tmp_path):
         update = await learner.update(rows)
         sft = await learner.sft(rows, 1e-3)
         await learner.save(tmp_path / "saved")
+        with pytest.raises(ValueError, match="nothing to train on"):
+            await learner.update([])  # refused before it reaches a rank: the next one is as ever
+        assert (await learner.update(rows)).skipped == 0
     finally:
+        learner.close()
         learner.close()
     return scored, update, sft, learner
 
@@ -127,17 +131,3 @@ def alive(pid):
 def test_what_a_rank_raises_reaches_the_caller(tmp_path):
     with pytest.raises(LearnerError, match=r"start: rank \d failed: FileNotFoundError: .*config.json"):
         asyncio.run(Learner.start(tmp_path, two_ranks()))
-
-
-def test_a_malformed_row_is_refused_before_it_reaches_a_rank(model_dir):
-    async def run():
-        learner = await Learner.start(model_dir, two_ranks())
-        try:
-            with pytest.raises(ValueError, match="nothing to train on"):
-                await learner.update([])
-            assert (await learner.update(make_rows())).skipped == 0
-        finally:
-            learner.close()
-            learner.close()
-
-    asyncio.run(run())

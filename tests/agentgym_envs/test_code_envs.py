@@ -347,7 +347,7 @@ class TestTasks:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 class TestRealData:
-    """All of MBPP and HumanEval: what the published solutions, nothing and chance score."""
+    """MBPP and HumanEval: what the published solutions, nothing and chance score."""
 
     @pytest.mark.parametrize(
         ("env_id", "split", "size"),
@@ -359,10 +359,11 @@ class TestRealData:
             ("code_humaneval", "test", 164),
         ],
     )
-    def test_every_published_solution_scores_1_and_nothing_and_chance_0(self, env_id, split, size):
+    def test_every_published_solution_scores_1_and_nothing_and_chance_0(self, env_id, split, size, sample):
         tasks = agentgym.spec(env_id).tasks(split)
         assert len(tasks) == size
         assert tasks.source.startswith(os.environ["AGENTGYM_DATA"])
+        tasks = sample(tasks, 60)
         golds = play_all(env_id, tasks, expert, timeout=60)  # number 123 takes its time
         assert [task.id for task, end in zip(tasks, golds, strict=True) if end[:2] != (1.0, 1)] == []
         ends = play_all(env_id, tasks, chance, max_turns=1) + play_all(env_id, tasks, null, max_turns=1)

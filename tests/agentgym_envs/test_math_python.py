@@ -202,19 +202,20 @@ class TestRealData:
 
     @pytest.mark.slow
     @pytest.mark.parametrize(("data", "size"), [("gsm8k", 1319), ("svamp", 1000)])
-    def test_every_gold_solution_is_right_and_silence_is_not(self, data, size):
+    def test_every_gold_solution_is_right_and_silence_is_not(self, data, size, sample):
         env = agentgym.make("gsm8k_python", data=data)
         tasks = list(env.default_tasks("test", data))
         if data == "svamp":
             tasks += list(env.default_tasks("train", data))
         assert len(tasks) == size
+        tasks = sample(tasks, 200)
         ends = play_all("gsm8k_python", tasks, lambda env: env.expert_action(), data=data)
         assert [end.task_id for end in ends if end.reward != 1.0] == []
         assert {len(end.turns) for end in ends} <= {1, 2}
         rng = random.Random(1)
         for answer in (lambda env: "I do not know", lambda env: env.random_answer(rng)):
             ends = play_all("gsm8k_python", tasks, answer, data=data)
-            assert sum(end.reward for end in ends) / size < 0.03
+            assert sum(end.reward for end in ends) / len(tasks) < 0.03
 
     def test_the_splits_of_svamp_share_no_problem(self):
         train, test = (

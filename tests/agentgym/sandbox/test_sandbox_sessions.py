@@ -285,6 +285,14 @@ class TestOwnPrograms:
         assert "reply of 4294967295 bytes" in result.stderr
         assert sandbox.exec("true").ok
 
+    def test_what_nobody_asked_for_fills_nothing(self, open_sandbox):
+        sandbox = open_sandbox(memory=64 << 20, disk=1 << 20)
+        flood = "import os\nos.read(0, 9)\nos.write(3, b'\\0\\0\\0\\1x')\nwhile True: os.write(3, bytes(1 << 16))"
+        session = sandbox.session(["python3", "-c", flood])
+        assert session.run("begin").reply == "x"
+        assert sandbox.exec("sleep 1; echo well").stdout == "well\n", "the guest lives"
+        session.close()
+
     def test_a_program_that_is_not_there(self, sandbox):
         with pytest.raises(FileNotFoundError, match="no-such-program"):
             sandbox.session(["no-such-program"])

@@ -2,14 +2,17 @@
 
 import asyncio
 import contextlib
+import gc
 import json
+import subprocess
 
 import pytest
 from aiohttp import web
 from openenv_envs import Counter, Sum
-from openenv_package import openenv_python, our_server, their_servers
+from openenv_package import FOREIGN, clean_environment, openenv_python, our_server, running, their_servers
 
 import agentgym
+from agentgym.cli import main
 from agentgym.messages import text_of
 from agentgym.policy import ScriptedPolicy
 from agentgym.registration import spec
@@ -170,7 +173,9 @@ class TestTheRealPackage:
             await envs[0].reset(seed=1)
             await envs[1].reset(seed=1)
             impatient = agentgym.make(f"openenv:{servers['dial']}", patience=0.0)
-            with pytest.raises(Unavailable, match="CAPACITY_REACHED"):
+            with pytest.raises(
+                Unavailable, match=r"CAPACITY_REACHED.*no session became free within 0 s: run fewer episodes"
+            ):
                 await impatient.reset(seed=1)
             waiting = asyncio.create_task(envs[2].reset(seed=1))
             await envs[0].close()
@@ -180,6 +185,54 @@ class TestTheRealPackage:
             return observation
 
         assert asyncio.run(three())
+
+    def test_half_a_surrogate_pair_is_a_question_mark_there_and_no_error(self, servers):
+        assert shown_in(played(servers["guess"], ["\ud83d"]))[-1] == "wrong"
+
+    def test_an_action_that_is_too_large_for_the_server_loses_the_episode_and_says_so(self, servers):
+        async def play():
+            env = agentgym.make(f"openenv:{servers['guess']}")
+            await env.reset(seed=1)
+            with pytest.raises(SessionLost, match=r"the connection ended during step .* reset begins another"):
+                await env.step("x" * (20 << 20))
+            await env.reset(seed=1)
+            result = await env.step("plum")
+            await env.close()
+            return result[1]
+
+        assert asyncio.run(play()) == 0.0
+
+
+@pytest.fixture(scope="module")
+def sample(pytestconfig, tmp_path_factory):
+    """The environment that `openenv init` begins with, which echoes; its URL. One session is its default, and seldom enough."""
+    python, folder = openenv_python(pytestconfig.cache), tmp_path_factory.mktemp("sample")
+    command = [python.with_name("openenv"), "init", "my_echo", "--output-dir", folder]
+    subprocess.run(command, check=True, capture_output=True, timeout=120, env=clean_environment())
+    app = folder / "my_echo/server/app.py"
+    app.write_text(app.read_text().replace("max_concurrent_envs=1,", "max_concurrent_envs=8,"))
+    with running(python, FOREIGN / "serve_folder.py", folder / "my_echo") as port:
+        yield f"openenv:http://127.0.0.1:{port}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_environment_of_openenv_init_passes_our_check(sample, capsys):
+    assert main(["check", sample, "--json"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_environment_of_openenv_init_is_evaluated_by_its_url_alone(sample, capsys, tmp_path):
+    answers = tmp_path / "answers.txt"
+    answers.write_text("hello\nhello you there\n")
+    words = ["--script", str(answers), "-n", "5", "--max-turns", "2", "--out", str(tmp_path / "run"), "--json"]
+    assert main(["eval", sample, *words]) == 0
+    (cell,) = json.loads(capsys.readouterr().out)["cells"]
+    assert (cell["episodes"], cell["errors"]) == (5, 0)
+    assert cell["reward"] == pytest.approx(1.5)  # a tenth for each letter, at most 1 for an echo
+    assert main(["check", "openenv:http://127.0.0.1:1"]) == 1
+    assert "openenv:http://127.0.0.1:1: cannot be reached" in capsys.readouterr().out
 
 
 # ---- our own server
@@ -219,6 +272,24 @@ def test_messages_rewards_and_ends_are_those_of_the_environment_itself(ours, kin
     assert (there.end, there.error) == (here.end, None)
     assert shown_in(there) == shown_in(here)
     assert [(turn.reward, turn.info) for turn in there.turns] == [(turn.reward, turn.info) for turn in here.turns]
+
+
+def test_an_episode_belongs_to_its_event_loop_and_the_next_may_begin_in_another(ours, caplog):
+    env = agentgym.make(f"openenv:{ours}/openenv_envs:Sum")
+    task = env.spec.tasks("train")[1]
+    asyncio.run(env.reset(options={"task": task}))
+
+    async def another():
+        with pytest.raises(SessionLost, match="the episode began in another event loop: begin another in this one"):
+            await env.step("2")
+        await env.reset(options={"task": task})
+        result = await env.step("2")
+        await env.close()
+        return result[1]
+
+    assert asyncio.run(another()) == 1.0
+    gc.collect()
+    assert not caplog.records, "nothing was left open"
 
 
 # ---- servers that fail: doubles, each with one fault

@@ -88,6 +88,26 @@ def test_a_failed_server_rests_longer_each_time_and_is_taken_back(monkeypatch: p
     assert pool.wait() <= balance.FIRST_REST
 
 
+def test_a_server_that_failed_is_no_ones_choice_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(balance.time, "monotonic", lambda: now)
+    pool = Pool.of(["a", "b"])
+    a, b = pool.servers
+    b.own = 10
+    pool.failed(a, "it hangs")
+    now += balance.LONGEST_REST
+    assert pool.take() is b
+    assert not pool.better_than(b)
+    pool.told(a, 0, 100)
+    pool.told(b, 11, 100)
+    assert pool.take() is a
+    assert pool.better_than(b)
+    pool.failed(a, "it hangs")
+    pool.failed(b, "it is gone")
+    now += balance.LONGEST_REST
+    assert pool.take() in (a, b)  # better than none
+
+
 def test_an_episode_moves_only_where_there_is_clearly_more_room() -> None:
     pool = Pool.of(["a", "b"])
     a, b = pool.servers

@@ -69,7 +69,7 @@ def balanced(*ports):
         balancer.loop.close()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(100)
 def test_who_is_refused_by_a_full_server_comes_to_another():
     async def play(url):
         holder = make(f"http://127.0.0.1:{full.port}/frozen_lake")
@@ -77,7 +77,7 @@ def test_who_is_refused_by_a_full_server_comes_to_another():
         try:
             tasks = holder.tasks.take(6)
             episodes = [Episode(task, 0, seed) for seed, task in enumerate(tasks)]
-            played = await run_many(lambda: make(f"{url}/frozen_lake", patience=60.0), expert, episodes, concurrency=3)
+            played = await run_many(lambda: make(f"{url}/frozen_lake", patience=20.0), expert, episodes, concurrency=3)
         finally:
             await holder.close()
         return played

@@ -1,10 +1,14 @@
 """A server that has no file descriptors left: it refuses, and is as before when it has some again."""
 
 import contextlib
+import json
+import os
+import resource
 import socket
-import time
 
-from chaos_harness import quiet, serving_command, until
+from chaos_harness import SECONDS, files_of, quiet, serving_command, settled, until
+
+from agentgym.service.websocket import TEXT, encoded
 
 UPGRADE = (
     b"GET /envs/Chaos/session HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -13,18 +17,17 @@ UPGRADE = (
 
 
 def _connected(port):
-    sock = socket.create_connection(("127.0.0.1", port), timeout=1)
-    sock.settimeout(1)
-    return sock
+    return socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
 
 
-def _session(port):
-    """A session's connection once its hello is there, or what the server said, and else None."""
+def _session(port, seconds=SECONDS):
+    """A session's connection once its hello is there; None: it was refused, or has not come in time."""
     sock = _connected(port)
+    sock.settimeout(seconds)
     sock.sendall(UPGRADE)
-    said, end = b"", time.monotonic() + 3
+    said = b""
     with contextlib.suppress(OSError):
-        while b'"protocol"' not in said and time.monotonic() < end:
+        while b'"protocol"' not in said:
             piece = sock.recv(1 << 16)
             if not piece:
                 break
@@ -32,30 +35,59 @@ def _session(port):
     if b'"protocol"' in said:
         return sock
     sock.close()
+    print(said)
     return None
 
 
+WORDS = ["chaos_envs:Chaos", "--max-sessions", "6", "--resume-timeout", "0.2", "--step-timeout", "1"]
+
+
+def _all_slots_work(command):
+    """Every slot has its session, and limits are kept."""
+    before = command.ended()["DEADLINE"]
+    again = [_session(command.port) for _ in range(6)]
+    assert None not in again
+    for sock in again:
+        requests = [{"id": 1, "call": "reset"}, {"id": 2, "call": "step", "action": "fault hang"}]
+        sock.sendall(encoded(TEXT, json.dumps(requests).encode(), masked=True))
+    until(lambda: command.metrics()["sessions"] == 0, command.metrics)
+    assert command.ended()["DEADLINE"] == before + 6
+    for sock in again:
+        sock.close()
+
+
 def test_a_server_without_files_gets_all_its_slots_back(tmp_path):
-    words = ["chaos_envs:Chaos", "--max-sessions", "6", "--resume-timeout", "0.2", "--message-timeout", "30"]
-    # As much as the command asks for, which strangers with no session then use up.
-    with serving_command(tmp_path, *words, files=6 * 6 + 256) as command:
+    with serving_command(tmp_path, *WORDS) as command:
         before = quiet(command)
-        strangers, held = [], []
-        with contextlib.ExitStack() as open_ones:
-            while len(strangers) < 330:  # some wait in the listener's queue
-                strangers.append(open_ones.enter_context(_connected(command.port)))
-            # Each one that leaves makes room for one that wants a session, and for nothing that a session needs beside.
-            for round in range(12):
-                strangers.pop(0).close()
-                held.append(_session(command.port))
-        for sock in held:
-            if sock is not None:
-                sock.close()
-        until(lambda: command.metrics()["sessions"] == 0, command.metrics)
-        until(lambda: quiet(command) == before, lambda: (before, quiet(command)))
-        again = [_session(command.port) for _ in range(6)]
-        assert None not in again
-        # Limits are still kept.
-        for sock in again:
+        soft, hard = resource.prlimit(command.pid, resource.RLIMIT_NOFILE)
+        # Files for the connection, but not for all that a session takes beside it; then a few more and a few more.
+        for room in range(1, 9):
+            resource.prlimit(command.pid, resource.RLIMIT_NOFILE, (_highest(command.pid) + room, hard))
+            first, second = _session(command.port, 2), _session(command.port, 2)
+            for sock in (first, second):
+                if sock is not None:
+                    sock.close()
+            resource.prlimit(command.pid, resource.RLIMIT_NOFILE, (soft, hard))
+            settled(command, before)
+        print((tmp_path / "log").read_text())
+        _all_slots_work(command)
+        settled(command, before)
+
+
+def _highest(pid):
+    return max(int(name) for name in os.listdir(f"/proc/{pid}/fd")) + 1
+
+
+def test_strangers_cannot_take_all_files_of_a_server(tmp_path):
+    """Connections that make no session, more of them than the server may open files."""
+    with serving_command(tmp_path, *WORDS, files=304) as command:
+        before, strangers = quiet(command), []
+        for _ in range(350):
+            with contextlib.suppress(OSError):
+                strangers.append(_connected(command.port))
+        until(lambda: files_of(command.pid).total() > 100, lambda: files_of(command.pid))
+        for sock in strangers:
             sock.close()
-        until(lambda: command.metrics()["sessions"] == 0, command.metrics)
+        settled(command, before)
+        _all_slots_work(command)
+        assert "Traceback" not in (tmp_path / "log").read_text()

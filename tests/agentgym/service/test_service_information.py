@@ -197,3 +197,18 @@ def test_a_session_of_another_environment_is_not_come_back_to():
             assert (answer.status, json.loads(await answer.text())["error"]["code"]) == (409, "RESUME_REFUSED")
 
     asyncio.run(play())
+
+
+def test_errors_told_to_clients_of_openenv_are_counted():
+    async def play():
+        async with serving() as front, browsing(front) as http:
+            client = Client(http)
+            client.ws = await http.ws_connect("/faulty/ws")
+            for text in ("nonsense", '{"type": "jump"}', '{"type": "reset", "more": 1}'):
+                await client.ws.send_str(text)
+                assert (await client.receive())["type"] == "error"
+            await client.ws.close()
+            await until(lambda: not front.sessions.open)
+            assert front.sessions.tally().errors == {"BAD_FRAME": 1, "UNKNOWN_CALL": 1, "BAD_REQUEST": 1}
+
+    asyncio.run(play())

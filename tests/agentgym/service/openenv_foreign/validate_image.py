@@ -34,12 +34,21 @@ class OnTheHost:
 
     def start(self, spec):
         subject = DockerRunningSubject(f"openenv-{spec.run_id}", spec)
-        kept = ["--name", subject.name, "--label", f"org.openenv.validation.run={spec.run_id}", "--init", "--network=host"]
+        kept = [
+            "--name",
+            subject.name,
+            "--label",
+            f"org.openenv.validation.run={spec.run_id}",
+            "--init",
+            "--network=host",
+        ]
         hardened = ["--user=65532:65532", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
         memory = f"{spec.resources.memory_mb}m"
         bounds = ["--pids-limit=256", "--memory", memory, "--memory-swap", memory, "--cpus", str(spec.resources.cpu)]
         disk = f"/tmp:rw,nosuid,nodev,size={spec.resources.disk_mb << 20},mode=1777"
-        docker("create", *kept, *hardened, *bounds, "--tmpfs", disk, "--env=PORT=0", "--env=PYTHONUNBUFFERED=1", self.image)
+        docker(
+            "create", *kept, *hardened, *bounds, "--tmpfs", disk, "--env=PORT=0", "--env=PYTHONUNBUFFERED=1", self.image
+        )
         try:
             docker("start", subject.name)
             subject.base_url = url_of(subject.name)

@@ -1,0 +1,199 @@
+"""What a client expects of servers: all make the same environment, none hangs it, and each says what it serves."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from faulty_server import FaultyServer, running
+from served import served
+
+import agentgym
+from agentgym.cli import main
+from agentgym.policy import ExpertPolicy, ScriptedPolicy
+from agentgym.registration import EnvSpec, spec
+from agentgym.rollout import Episode, Limits, close_env, run_episode, run_many
+from agentgym.service import balance, connection, lookup
+from agentgym.service.address import SessionLost, Unavailable
+from agentgym.service.expected import difference
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "acceptance"))
+from serving_process import Serving, serving
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "_records", {})
+    monkeypatch.setattr(balance, "_pools", {})
+    monkeypatch.delenv("AGENTGYM_TOKEN", raising=False)
+
+
+def of_size(size: int) -> dict[str, EnvSpec]:
+    return {"frozen_lake": dataclasses.replace(spec("frozen_lake"), kwargs={"size": size})}
+
+
+@pytest.mark.parametrize(
+    ("expects", "made_with", "words"),
+    [
+        ({}, {"size": 4}, ""),
+        ({}, None, ""),
+        ({"size": 4, "goals": (1, 2)}, {"size": 4, "goals": [1, 2], "more": 1}, ""),
+        ({"size": 4}, {"size": 5}, "size=4 is expected, and the server makes it with size=5"),
+        ({"size": 4}, {"size": 4.0}, "size=4 is expected"),
+        ({"size": None}, {}, "size=None is expected, and the server makes it with no size"),
+        ({"size": 4}, None, "with no size"),
+    ],
+)
+def test_a_difference_is_told_by_name(expects: dict[str, Any], made_with: Any, words: str) -> None:
+    assert words in difference(expects, made_with)
+    assert bool(words) == bool(difference(expects, made_with))
+
+
+def test_several_servers_must_all_make_the_same_environment() -> None:
+    async def play(urls: str) -> list[str]:
+        env: Any = await asyncio.to_thread(agentgym.make, urls)
+        envs = [env.spec.make() for _ in range(4)]
+        for one in envs:
+            await one.reset(seed=1)
+        used = [one.session.server for one in envs]
+        await asyncio.gather(*(close_env(one) for one in envs))
+        return used
+
+    with served(specs=of_size(4)) as four, served(specs=of_size(5)) as five:
+        urls = [f"{front.url}/frozen_lake" for front in (four, five)]
+        assert asyncio.run(play(",".join(urls))) == [four.url] * 4
+        assert asyncio.run(play(",".join(reversed(urls)))) == [five.url] * 4
+        with pytest.raises(ValueError, match="size=6 is expected, and the server makes it with size=4"):
+            agentgym.make(",".join(urls), size=6)
+
+
+def test_a_server_that_starts_again_with_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentgym.service.client.RECONNECT_SECONDS", 0.3)
+
+    async def play(url: str, stack: contextlib.ExitStack, port: int) -> None:
+        env: Any = await asyncio.to_thread(agentgym.make, url)
+        await env.reset(seed=1)
+        await asyncio.to_thread(stack.close)
+        with pytest.raises(SessionLost, match=r"WORKER_DIED|could not be opened again"):
+            await env.step("up")
+        again = contextlib.ExitStack()
+        await asyncio.to_thread(again.enter_context, served(specs=of_size(5), port=port))
+        try:
+            with pytest.raises(Unavailable, match="size=4 is expected, and the server makes it with size=5"):
+                await env.reset(seed=1)
+        finally:
+            await asyncio.to_thread(again.close)
+
+    with contextlib.ExitStack() as stack:
+        front = stack.enter_context(served(specs=of_size(4)))
+        asyncio.run(play(f"{front.url}/frozen_lake", stack, front.port))
+
+
+def test_many_that_are_made_at_once_ask_once_and_need_no_server_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, asked = FaultyServer(spec("frozen_lake")), []
+    real = lookup.records_at
+    monkeypatch.setattr(lookup, "records_at", lambda address: (asked.append(address), real(address))[1])
+    made: list[Any] = []
+    with running(server):
+        threads = [threading.Thread(target=lambda: made.append(agentgym.make(server.url))) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert (len(made), len(asked)) == (16, 1)
+    monkeypatch.setattr(lookup, "RECORD_SECONDS", 0.0)
+    assert agentgym.make(server.url).max_turns == made[0].max_turns  # type: ignore[union-attr]
+    assert len(asked) == 2
+    with pytest.raises(Unavailable, match="no server answers"):
+        agentgym.make(server.url.replace("frozen_lake", "sokoban"))
+
+
+def test_a_server_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with served("gsm8k", specs=of_size(5)) as front:
+        assert main(["list", front.url, "--json"]) == 0
+        told = {env["id"]: env for env in json.loads(capsys.readouterr().out)}
+        assert set(told) == {"gsm8k", "frozen_lake"}
+        assert told["frozen_lake"]["kwargs"]["size"] == 5
+        assert main(["list", front.url, "--tag", "math"]) == 0
+        shown = capsys.readouterr().out
+        assert f"{front.url}/gsm8k" in shown
+        assert "frozen_lake" not in shown
+    for url, words in [
+        ("gsm8k", "bad URL 'gsm8k': write http://HOST:PORT"),
+        (f"{front.url}/gsm8k", f"names an environment: write {front.url}"),
+        (front.url, f"{front.url}: no server answers"),
+    ]:
+        assert main(["list", url]) == 2
+        assert words in capsys.readouterr().err
+
+
+# A server that hangs: SIGSTOP to all its processes.
+
+
+@contextlib.contextmanager
+def frozen(server: Serving) -> Iterator[None]:
+    front = psutil.Process(server.process.pid)
+    family = [front, *front.children(recursive=True)]
+    for process in family:
+        with contextlib.suppress(psutil.Error):
+            process.suspend()
+    try:
+        yield
+    finally:
+        for process in family:
+            with contextlib.suppress(psutil.Error):
+                os.kill(process.pid, signal.SIGCONT)
+
+
+def test_a_server_that_hangs_fails_its_episode_in_time_and_no_other() -> None:
+    class Freezing(ScriptedPolicy):
+        """Freezes the server before its second turn."""
+
+        async def act(self, messages: Any, tools: Any = ()) -> Any:
+            if len(messages) > 2:
+                stack.enter_context(frozen(server))
+            return await super().act(messages, tools)
+
+    with serving("sokoban") as server, contextlib.ExitStack() as stack:
+        env = agentgym.make(f"{server.url}/sokoban")
+        [task] = env.tasks.take(1)  # type: ignore[union-attr]
+        begun = time.monotonic()
+        limits = Limits(step_timeout=2.0, close_timeout=2.0)
+        played = asyncio.run(run_episode(env, Freezing(["up", "up", "up"]), task, limits=limits))  # type: ignore[arg-type]
+        assert played.error is not None
+        assert "turn 2: step took longer than its limit of 2 s" in played.error
+        assert time.monotonic() - begun < 60
+        stack.close()
+        again = asyncio.run(run_episode(env, ExpertPolicy(), task))  # type: ignore[arg-type]
+        assert (again.error, again.end) == (None, "terminated")
+        asyncio.run(close_env(env))  # type: ignore[arg-type]
+
+
+def test_one_of_two_servers_hangs_and_every_episode_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "CONNECT_SECONDS", 1.0)
+    with serving("sokoban") as well, serving("sokoban") as hangs, contextlib.ExitStack() as stack:
+        made = spec(f"{well.url}/sokoban,{hangs.url}/sokoban")
+        todo = [Episode(task, 0, i) for i, task in enumerate(made.tasks("train").take(16))]
+        ended: list[Any] = []
+
+        def on_end(trajectory: Any) -> None:
+            ended.append(trajectory)
+            if len(ended) == 4:
+                stack.enter_context(frozen(hangs))
+
+        limits = Limits(init_timeout=20.0, reset_timeout=3.0, step_timeout=3.0, close_timeout=1.0)
+        played = asyncio.run(
+            run_many(made.make, lambda _: ExpertPolicy(), todo, concurrency=4, retries=3, on_end=on_end, limits=limits)
+        )
+    assert [trajectory.error for trajectory in played] == [None] * 16
+    assert {trajectory.end for trajectory in played} == {"terminated"}
