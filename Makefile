@@ -1,5 +1,6 @@
 # make train   set up, then train the default agent and show it learning
 # make test    set up, then lint, types, the images that tests need, and every test this machine can run
+#              AGENTGYM_TEST_ALL=1: on all of the real data, and with every kill, where samples are taken otherwise
 # make images  build all images of sandboxes, for Docker too if an engine answers; quick where they are there
 # make pictures   draw docs/pictures again, in a real Chromium (some minutes: it trains)
 # make lint, make format, make clean

@@ -35,7 +35,7 @@ PLACE_SECONDS = 120.0
 START_SECONDS = 180.0
 FIRST_REST, LONGEST_REST = 0.5, 30.0
 # What environments read that is the same on every node; folders (AGENTGYM_DATA) and secrets are each node's own.
-_TOLD = ("AGENTGYM_RUN", "AGENTGYM_SANDBOX")
+_TOLD = ("AGENTGYM_RUN", "AGENTGYM_SANDBOX", "AGENTGYM_SANDBOX_URL")
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from agentgym.sandbox import SandboxError, describe
 from agentgym.service.address import is_url
 
 CHOICES = {
-    "sandbox": ("auto", "docker", "bubblewrap"),
+    "sandbox": ("auto", "docker", "bubblewrap", "remote"),
     "env.placement": ("local", "ray"),
     "engine.name": ("vllm", "embedded"),
     "algorithm.name": ("grpo",),
@@ -35,6 +35,7 @@ CHOICES = {
     "learner.schedule": ("constant", "linear"),
     "model.dtype": ("float32", "bfloat16", "float16"),
 }
+CLUSTER_SECONDS = 5.0
 SERVED = "remote"  # the file of `configs/env` for any environment that is served
 # Where a number may lie. Every number that is not named here must be positive.
 INTERVALS = {
@@ -69,6 +70,7 @@ def validate(config: Config) -> None:
         *_wrong_tiny(config.model),
         *_wrong_model_folder(config),
         *_wrong_machine(config),
+        *_wrong_cluster(),
         *_wrong_placement(config),
         *_wrong_ports(config),
         *_wrong_run_folder(config),
@@ -102,7 +104,7 @@ def _inside(value: float, interval: str) -> bool:
 def _wrong_choices(config: Config) -> Iterator[str]:
     for key, names in CHOICES.items():
         value = get(config, key)
-        if value not in names:
+        if value not in names and not (key == "sandbox" and is_url(str(value))):
             yield f"{key}={value}: unknown: did you mean {nearest(value, names)}? Choices: {', '.join(names)}"
 
 
@@ -189,6 +191,19 @@ def _wrong_machine(config: Config) -> Iterator[str]:
         yield f"learner.workers={config.learner.workers} and the vLLM servers need {needed} GPUs, this machine shows {gpus}: lower learner.workers, engine.replicas or engine.tensor_parallel"
     if gpus == 1 and config.engine.name == "vllm" and config.engine.replicas * config.engine.tensor_parallel > 1:
         yield f"engine.replicas={config.engine.replicas} x engine.tensor_parallel={config.engine.tensor_parallel}: this machine shows 1 GPU"
+
+
+def _wrong_cluster() -> Iterator[str]:
+    """Whether anything answers where RAY_ADDRESS says that a cluster is: Ray itself looks for it for minutes."""
+    named = os.environ.get("RAY_ADDRESS", "")
+    host, colon, port = named.removeprefix("ray://").rpartition(":")
+    if not (host and colon and port.isdigit()):  # "auto", say, which Ray looks up
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CLUSTER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        why = "it does not answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or error
+        yield f"RAY_ADDRESS={named}: no Ray cluster there ({why}): start it (ray start --head), or unset it for a Ray of the run's own"
 
 
 def _wrong_placement(config: Config) -> Iterator[str]:
@@ -288,7 +303,7 @@ def _wrong_env(config: Config) -> Iterator[str]:
 
 
 def _wrong_sandbox(config: Config) -> Iterator[str]:
-    if config.sandbox not in CHOICES["sandbox"]:
+    if config.sandbox not in CHOICES["sandbox"] and not is_url(config.sandbox):
         return
     if config.sandbox != "auto" and not _takes_sandbox(_named_spec(config)):
         yield f"sandbox={config.sandbox}: {config.env.id} has no sandbox: leave it out"

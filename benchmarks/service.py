@@ -255,7 +255,7 @@ def room_for(counts: list[int]) -> int:
 
 
 def show(idle: dict[str, dict[str, float]], rows: list[dict[str, Any]]) -> None:
-    print("\n| server | boot s | idle MB (PSS) |\n|---|---|---|")
+    print("\n| server | boot s | MB before the first session (PSS) |\n|---|---|---|")
     for name, found in idle.items():
         print(f"| {name} | {found['boot_seconds']:.2f} | {found['idle_megabytes']:.0f} |")
     print(

@@ -44,7 +44,9 @@ def base_image(client: Any, context: Path, packages: Iterable[str] = OF_AGENTGYM
         for part in {file.parts[0] for file in package.files or []} - {".."}:
             source, target = Path(str(package.locate_file(part))), context / "site" / part
             if source.is_dir():
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+                shutil.copytree(
+                    source, target, ignore=shutil.ignore_patterns("__pycache__", "tests", "*.pyi"), dirs_exist_ok=True
+                )
             elif source.suffix == ".py":
                 target.parent.mkdir(exist_ok=True)
                 shutil.copy(source, target)

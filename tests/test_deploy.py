@@ -178,6 +178,10 @@ def test_probes_and_metrics_are_what_a_server_answers():
         asked = urllib.request.Request(front.url + monitor["path"], headers={"Authorization": f"Bearer {TOKEN}"})
         told = urllib.request.urlopen(asked, timeout=30).read().decode()
     assert re.search(rf"^{name} 0(\.0)?$", told, re.MULTILINE)
+    known = set(re.findall(r"^# TYPE (\w+)", told, re.MULTILINE))
+    explained = set(re.findall(r"`(agentgym_\w+)`", (ROOT / "docs" / "services.md").read_text()))
+    assert name in explained
+    assert explained <= known
 
 
 # ---- the image
@@ -266,6 +270,8 @@ def ask(port, path):
 
 
 @pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_service_of_the_compose_file_serves_and_leaves_in_good_order(running, tmp_path):
     container, port = running
 

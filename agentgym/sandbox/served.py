@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import resource
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from agentgym.sandbox import backends, bubblewrap, docker, images
@@ -82,6 +84,7 @@ class ServedSandbox:
 
     def start(self, spec: SandboxSpec, run: str) -> dict[str, Any]:
         """Start it; what a client is told of it. Raises SandboxError."""
+        _let_go()
         backend = chosen(self.backend, spec.image)
         name = "".join(letter for letter in run if letter.isprintable())[:100] or backends.run_label()
         opened = docker.open_docker if backend == "docker" else bubblewrap.open_bubblewrap
@@ -107,6 +110,15 @@ class ServedSandbox:
         if self.box is None:
             raise SandboxError("there is no sandbox yet")
         return self.box
+
+
+def _let_go() -> None:
+    """Take back what keeps a worker within bounds: bubblewrap's guest would inherit it. It has limits of its own, and when memory
+    runs out its programs are to go first."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("0")
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def chosen(backend: str | None, image: str) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentgym.service import frames
+from agentgym.service import frames, pulse
 from agentgym.service.address import Address, RemoteEnvError, RemoteError, SessionLost
 from agentgym.service.connection import (
     CLOSE_SECONDS,
@@ -73,6 +73,8 @@ class Session:
     _last: int = field(default=0, repr=False)
     _in_use: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     _next_look: asyncio.TimerHandle | None = field(default=None, repr=False)
+    _seen: int = field(default=0, repr=False)  # the last request at the last look
+    _silent: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         self._look_later()
@@ -141,9 +143,7 @@ class Session:
             return
         try:
             if self.loop is asyncio.get_running_loop():
-                parting = self.loop.create_task(farewell(ws))
-                _tasks.add(parting)
-                parting.add_done_callback(_tasks.discard)
+                self._begin(farewell(ws))
                 return
         except RuntimeError:  # no loop runs here
             pass
@@ -162,6 +162,10 @@ class Session:
                 if self.ws is not None:
                     cut(self.ws)
                     self.ws = None
+                if self._silent:
+                    raise self._end(
+                        f"the server hangs: it answers neither the call nor GET /health within {pulse.SILENT_SECONDS:g} s"
+                    ) from drop
                 fruitless = 0 if len(answers) > before else fruitless + 1
                 if fruitless > FRUITLESS:
                     raise self._end(f"its connection dropped {fruitless} times without an answer ({drop})") from drop
@@ -266,14 +270,27 @@ class Session:
                 self.loop.call_soon_threadsafe(look.cancel)
 
     def _look(self) -> None:
-        """Open the connection again where it dropped while nothing was asked."""
+        """Open the connection again where it dropped while nothing was asked; see whether the server lives where a call is long."""
         if self.lost:
             return
-        if not self._in_use.locked() and is_gone(self.ws):
-            mending = self.loop.create_task(self._mend())
-            _tasks.add(mending)
-            mending.add_done_callback(_tasks.discard)
+        if not self._in_use.locked():
+            if is_gone(self.ws):
+                self._begin(self._mend())
+        elif self._seen == self._last:
+            self._begin(self._feel(self._last))
+        self._seen = self._last
         self._look_later()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work)
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+
+    async def _feel(self, request: int) -> None:
+        alive = await pulse.answers(self.address, self.server)
+        if not alive and self._last == request and self._in_use.locked():
+            self._silent = True
+            cut(self.ws)  # whoever waits for the answer is told
 
     async def _mend(self) -> None:
         async with self._in_use:

@@ -44,17 +44,22 @@ class Connection:
             Unavailable: nobody answers there, or no OpenEnv server.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-        http = aiohttp.ClientSession(headers=dict(headers), timeout=timeout)
+        connector = aiohttp.TCPConnector(ssl=tls or True)
+        http = aiohttp.ClientSession(connector=connector, headers=dict(headers), timeout=timeout)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                ws = await http.ws_connect(f"{url}/ws", max_msg_size=MOST_BYTES, heartbeat=20.0, ssl=tls or True)
+                ws = await http.ws_connect(f"{url}/ws", max_msg_size=MOST_BYTES, heartbeat=20.0)
         except BaseException as error:
             await http.close()
             if isinstance(error, aiohttp.WSServerHandshakeError):
-                hint = "a token is needed: token_file=" if error.status in (401, 403) else "is this an OpenEnv server?"
+                hint = (
+                    "it wants a token, or another than this: token_file="
+                    if error.status in (401, 403)
+                    else "is this an OpenEnv server?"
+                )
                 raise Unavailable(f"openenv:{url}: {url}/ws answers with status {error.status}; {hint}") from error
             if isinstance(error, aiohttp.ClientError | OSError | TimeoutError):
-                why = str(error) or f"no answer within {CONNECT_SECONDS:g} s"
+                why = _why(error) or f"no answer within {CONNECT_SECONDS:g} s"
                 raise Unavailable(f"openenv:{url}: cannot be reached: {why}") from error
             raise
         return cls(url, http, ws)
@@ -133,7 +138,8 @@ class Connection:
     async def close(self) -> None:
         """End the session in good order."""
         if self._loop is not asyncio.get_running_loop():
-            return await self.drop()
+            await self.drop()
+            return
         with contextlib.suppress(ConnectionError, aiohttp.ClientError, TimeoutError):
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self._ws.send_str('{"type": "close"}')
@@ -173,10 +179,12 @@ class Asker:
                 return json.loads(response.read(MOST_BYTES))
         except urllib.error.HTTPError as error:
             if error.code in (401, 403):
-                raise Unavailable(f"openenv:{self._url}: a token is needed: token_file=") from error
+                raise Unavailable(
+                    f"openenv:{self._url}: it wants a token, or another than this: token_file="
+                ) from error
             return None
         except (OSError, ValueError) as error:
-            raise Unavailable(f"openenv:{self._url}: cannot be reached: {error}") from error
+            raise Unavailable(f"openenv:{self._url}: cannot be reached: {_why(error)}") from error
 
 
 def checked_url(name: str) -> str:
@@ -191,6 +199,12 @@ def checked_url(name: str) -> str:
     if parts.username or parts.password:
         raise ValueError(f"an address must not hold a secret: put the token of {parts.hostname} into token_file=")
     return name.rstrip("/")
+
+
+def _why(error: BaseException) -> str:
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    hint = ": ca_file= names one to trust" if "CERTIFICATE_VERIFY_FAILED" in str(reason) else ""
+    return f"{reason}{hint}"
 
 
 def _problems(data: Mapping[str, Any]) -> str:

@@ -96,8 +96,12 @@ def requirements_of(spec: EnvSpec) -> tuple[list[str], Path | None]:
 
 def lacks_agentgym(wheels: Sequence[Path]) -> bool:
     """Whether the container's build would ask an index for an agentgym that did not come from one."""
-    given = any(wheel.name.startswith("agentgym-") for wheel in wheels)
-    return not given and not _from_index(metadata.distribution("agentgym"))
+    if any(wheel.name.startswith("agentgym-") for wheel in wheels):
+        return False
+    try:
+        return not _from_index(metadata.distribution("agentgym"))
+    except metadata.PackageNotFoundError:  # a checkout on the path
+        return True
 
 
 def _from_index(dist: metadata.Distribution) -> bool:

@@ -126,10 +126,9 @@ class McpRoutes:
         return rpc_error(id, SERVER_ERROR, str(refused), counts(self._front))
 
     async def _socket(self, request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse()
-        await socket.prepare(request)
+        socket = await self._opened(request)
         try:
-            with once(self._front, request, self._env) as line:
+            with once(self._front, request, self._env) as line, _ending():
                 async for message in socket:
                     if message.type is WSMsgType.TEXT:
                         asked = _rpc_of(message.data)
@@ -139,10 +138,15 @@ class McpRoutes:
         await socket.close()
         return socket
 
+    async def _opened(self, request: web.Request) -> web.WebSocketResponse:
+        limits = self._front.settings.limits
+        socket = web.WebSocketResponse(max_msg_size=limits.message_bytes, receive_timeout=limits.idle_seconds)
+        await socket.prepare(request)
+        return socket
+
     async def attached(self, request: web.Request) -> web.WebSocketResponse:
         """Frames to and from a session that was made over HTTP, which goes on when they end."""
-        socket = web.WebSocketResponse(max_msg_size=self._front.settings.limits.message_bytes)
-        await socket.prepare(request)
+        socket = await self._opened(request)
         session_id = request.query["session_id"]
         shared = self._shared_of(request, session_id)
         if shared is None or shared.attached:
@@ -152,7 +156,8 @@ class McpRoutes:
             return socket
         shared.attached = True
         try:
-            await _relayed(socket, shared.line)
+            with _ending():
+                await _relayed(socket, shared.line)
         finally:
             shared.attached = False
             if shared.closing or shared.line.closed:
@@ -170,6 +175,13 @@ def once(front: Front, request: web.Request, env: str) -> Iterator[Line]:
         yield line
     finally:
         line.close()
+
+
+@contextlib.contextmanager
+def _ending() -> Iterator[None]:
+    """The end of a WebSocket whose client has left, or has said nothing for as long as a session may."""
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        yield
 
 
 def counts(front: Front) -> Json:

@@ -36,7 +36,7 @@ def children() -> set[int]:
     try:
         for task in Path("/proc/self/task").iterdir():
             found.update(map(int, (task / "children").read_text().split()))
-    except FileNotFoundError:  # a kernel without these lists, or a thread that has just ended
+    except OSError:  # a kernel without these lists, or a thread that has just ended
         return _children_of_all()
     return found
 

@@ -8,6 +8,7 @@ import hmac
 import importlib
 import importlib.util
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -35,6 +36,7 @@ from agentgym.service.settings import ServeSettings
 
 RETRY_SECONDS = 1
 SPARE_CONNECTIONS = 128  # that are no sessions, beside as many again as sessions there may be
+ACCEPT_AT_ONCE, WAITING_CONNECTIONS = 32, 1024
 KEEPALIVE_SECONDS = 75.0  # that a connection may stay with no further request
 _STATUS = {TOO_MANY: 429, "RESUME_REFUSED": 409}
 _log = logging.getLogger("agentgym.service")
@@ -106,9 +108,13 @@ class Front:
             self.settings.host,
             self.settings.port,
             ssl=tls,
-            backlog=1024,
+            backlog=ACCEPT_AT_ONCE,
             ssl_handshake_timeout=None if tls is None else seconds,
         )
+        for listening in self._server.sockets:
+            # asyncio has one number for both: how many wait in the kernel, and how many are taken before anything else runs.
+            with socket.socket(fileno=os.dup(listening.fileno())) as same:
+                same.listen(WAITING_CONNECTIONS)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def _close_if_silent(self, protocol: Any) -> None:

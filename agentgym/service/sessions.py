@@ -94,10 +94,11 @@ class Sessions:
             raise self._refusal(TOO_MANY, f"this token has {mine} sessions open and may have no more")
         if not self._free:
             raise self._refusal(CAPACITY, f"all {self.most} sessions are in use")
+        resumable = wire_class(wire).resumable  # which may read a file, and fail: no slot is taken yet
         slot = self._free.pop()
         words = Slot(self._words, slot)
         words.enter(slots.INIT)
-        session = Session(secrets.token_hex(8), env, wire, owner, slot, words, wire_class(wire).resumable)
+        session = Session(secrets.token_hex(8), env, wire, owner, slot, words, resumable)
         self.open[session.id] = session
         self._empty.clear()
         return session

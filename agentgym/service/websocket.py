@@ -51,7 +51,7 @@ class Frames:
     masked: bool = True
     buffer: bytearray = field(default_factory=bytearray)
     _opcode: int = 0
-    _parts: list[bytes] = field(default_factory=list)
+    _parts: bytearray = field(default_factory=bytearray)  # no list: a million fragments may have a byte each, or none
     _size: int = 0
 
     def take(self, data: bytes) -> tuple[int, bytes] | None:
@@ -88,10 +88,10 @@ class Frames:
                 if fin:
                     return opcode, payload
                 self._opcode = opcode
-            self._parts.append(payload)
+            self._parts += payload
             self._size += len(payload)
             if fin:
-                whole = self._opcode, b"".join(self._parts)
+                whole = self._opcode, bytes(self._parts)
                 self._opcode, self._size = 0, 0
                 self._parts.clear()
                 return whole

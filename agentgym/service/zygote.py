@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -37,8 +38,8 @@ from agentgym.service.worker import ENDED, NOT_MADE, SessionStart, described, wo
 from agentgym.tasks import TaskSet
 
 _MESSAGE = 1 << 16
-# After a death the kernel's list of children is looked at again: it may miss some while others die.
-_LOOK_AGAIN_SECONDS = 0.5
+# After a death the kernel's list of children is looked at for so long: it may miss some while others die.
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -151,14 +152,15 @@ def _fork_for(brood: Brood, nursery: Nursery, pipe: tuple[int, int]) -> None:
     wakes = pipe[0]
     front.send(json.dumps({"ready": os.getpid()}).encode())
     unneeded = [front.fileno(), *pipe]
-    again = False
+    look_until = 0.0
     while True:
-        pause = _LOOK_AGAIN_SECONDS if again else brood.sweeps.seconds()
+        pause = _LOOK_SECONDS / 5 if time.monotonic() < look_until else brood.sweeps.seconds()
         ready, _, _ = select.select([front.fileno(), wakes], [], [], pause)
         if wakes in ready and signal.SIGTERM in os.read(wakes, 4096):
             return
-        again = _tell_deaths(brood)
-        if again or not ready:
+        if _tell_deaths(brood):
+            look_until = time.monotonic() + _LOOK_SECONDS
+        if time.monotonic() < look_until:
             kill(children() - own.keys())  # what a dead worker has left
         if pids := brood.sweeps.take():
             with contextlib.suppress(OSError):  # no more processes are to be had

@@ -20,21 +20,27 @@ SECONDS = 60.0
 
 @dataclass
 class Serving:
-    """A server. `url` is `http://127.0.0.1:PORT`."""
+    """A server. `url` is `http://127.0.0.1:PORT`, `token` what its clients show, where it asks for one."""
 
     process: subprocess.Popen[str]
     url: str
+    token: str = ""
 
     def load(self) -> dict[str, Any]:
         """What /ready tells."""
-        with urllib.request.urlopen(f"{self.url}/ready", timeout=SECONDS) as answer:
-            return dict(json.loads(answer.read()))
+        return dict(json.loads(self._get("/ready")))
 
     def opened(self) -> int:
         """Sessions that it has opened so far."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=SECONDS) as answer:
-            lines = answer.read().decode().splitlines()
+        lines = self._get("/metrics").splitlines()
         return int(sum(float(x.split()[-1]) for x in lines if x.startswith("agentgym_sessions_opened_total")))
+
+    def _get(self, path: str) -> str:
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{self.url}{path}", headers=headers), timeout=SECONDS
+        ) as answer:
+            return answer.read().decode()
 
     def kill(self) -> None:
         """SIGKILL, to it alone. What it started ends by itself."""
@@ -46,7 +52,7 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(*arguments: str, port: int = 0) -> Iterator[Serving]:
+def serving(*arguments: str, port: int = 0, token: str = "") -> Iterator[Serving]:
     """A server of these environments, and nothing left of it afterwards."""
     process = subprocess.Popen(
         [COMMAND, "serve", *arguments, "--port", str(port), "--json", "--drain-timeout", "0"],
@@ -60,7 +66,7 @@ def serving(*arguments: str, port: int = 0) -> Iterator[Serving]:
             line = process.stdout.readline()  # type: ignore[union-attr]
             assert line, f"it ended with {process.wait(SECONDS)}: {said}"
             said += line
-        yield Serving(process, json.loads(said)["url"])
+        yield Serving(process, json.loads(said)["url"], token)
     finally:
         family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
         process.terminate()

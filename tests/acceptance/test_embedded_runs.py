@@ -13,7 +13,7 @@ from training_process import SMALL, Training, training
 
 from agentgym.trajectory import read_jsonl
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 STEPS = 2
 SETTINGS = ("+env=frozen_lake", "engine=embedded", *SMALL, f"trainer.steps={STEPS}", "trainer.eval_every=1")
@@ -78,13 +78,18 @@ def of_file(env: str) -> list[str]:
     return typed(text, "")
 
 
-def test_a_served_environment_gives_the_same_run_on_one_server_or_two(finished, first) -> None:
-    with serving(*SERVED) as one, serving(*SERVED) as other:
+def test_an_environment_on_two_servers_gives_the_same_run(finished, first, tmp_path: Path) -> None:
+    token = "of-the-acceptance-test"
+    (tmp_path / "tokens").write_text(f"{token}\n")
+    served = (*SERVED, "--token-file", str(tmp_path / "tokens"))
+    with serving(*served, token=token) as one, serving(*served, token=token) as other:
         urls = f"env.url=[{one.url}/frozen_lake,{other.url}/frozen_lake]"
-        remote = finished("env=remote", urls, *of_file("frozen_lake"), *SETTINGS[1:])
+        words = ("env=remote", urls, *of_file("frozen_lake"), *SETTINGS[1:])
+        remote = finished(*words, env={"AGENTGYM_TOKEN": token})
         opened = one.opened(), other.opened()
     assert min(opened) > 0.3 * sum(opened) > 0, opened
     assert_equal_runs(remote, first)
+    assert not any(token in file.read_text(errors="replace") for file in remote.folder.rglob("*") if file.is_file())
 
 
 def test_a_server_that_is_killed_costs_no_episode(first, tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ def served(request, model_dir, tmp_path_factory):
         begun = time.monotonic()
         runner.run(engine.close())
         runner.run(engine.close())
-        assert time.monotonic() - begun < 10
-        _, left = psutil.wait_procs(family, timeout=5)
+        assert time.monotonic() - begun < 60
+        _, left = psutil.wait_procs(family, timeout=30)
         assert not left
         if request.param == "vllm":
             assert (logs / "vllm-0.log").stat().st_size > 0

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import random
 import signal
+import socket
 from contextlib import asynccontextmanager
 
 import psutil
@@ -96,9 +97,14 @@ def test_workers_go_to_all_nodes_and_their_episodes_are_those_of_a_local_environ
     async def there():
         async with placed("env.workers=2") as env:
             nodes = [await asked(a, lambda: ray.get_runtime_context().get_node_id()) for a in env.actors.values()]
-            return nodes, env.urls, await play(env.make)
+            pids = [await asked(actor, os.getpid) for actor in env.actors.values()]
+            workers = [psutil.Process(pid) for pid in pids]
+            family = [*workers, *(child for worker in workers for child in worker.children(recursive=True))]
+            return nodes, env.urls, family, await play(env.make)
 
-    nodes, urls, remote = asyncio.run(there())
+    nodes, urls, family, remote = asyncio.run(there())
+    assert len(family) >= 4
+    assert not psutil.wait_procs(family, SECONDS)[1], "something is left of the workers"
     assert set(nodes) == {node["NodeID"] for node in ray.nodes()}
     here = nodes.index(ray.get_runtime_context().get_node_id())
     # Where the trainer is, only this machine reaches them.
@@ -141,19 +147,6 @@ def test_a_worker_that_is_killed_is_placed_again_and_no_episode_is_lost(cluster)
     assert what_happened(first) == what_happened(second) == local
     assert before[0] != after[0]
     assert f"env worker 0 at {before[0]} died and is placed again" in notes[0]
-
-
-@pytest.mark.ray
-def test_nothing_is_left_of_the_workers(cluster):
-    async def there():
-        async with placed("env.workers=2") as env:
-            pids = [await asked(actor, os.getpid) for actor in env.actors.values()]
-            workers = [psutil.Process(pid) for pid in pids]
-            return [*workers, *(child for worker in workers for child in worker.children(recursive=True))]
-
-    processes = asyncio.run(there())
-    assert len(processes) >= 4
-    assert not psutil.wait_procs(processes, SECONDS)[1]
 
 
 @pytest.mark.ray
@@ -219,3 +212,12 @@ def test_what_cannot_be_placed_is_refused_before_anything_starts(monkeypatch, tm
     with pytest.raises(ConfigError) as caught:
         validate(settings(*overrides, f"trainer.runs_dir={tmp_path}"))
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
+def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch, tmp_path, address):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # and does not listen
+        monkeypatch.setenv("RAY_ADDRESS", address.format(free.getsockname()[1]))
+        with pytest.raises(ConfigError, match=r"RAY_ADDRESS=.*: no Ray cluster there \(Connection refused\): start it"):
+            validate(settings(f"trainer.runs_dir={tmp_path}"))

@@ -96,7 +96,7 @@ def test_a_rank_that_dies_in_a_call_is_named_and_nothing_hangs(model_dir):
         started = time.monotonic()
         with pytest.raises(LearnerError, match=r"update: rank 1 died"):
             await learner.update(make_rows())
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 120
         with pytest.raises(LearnerError, match=r"cannot update: rank 1 failed"):
             await learner.update(make_rows())
 
@@ -114,7 +114,7 @@ def test_a_rank_that_does_not_answer_is_named_after_the_timeout_and_its_process_
         return pids
 
     pids = asyncio.run(run())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(alive(pid) for pid in pids)

@@ -40,7 +40,7 @@ def test_what_ray_left_in_the_folder_is_killed_and_nothing_else(tmp_path, holder
         other_ray = holder(elsewhere / "log", "/site-packages/ray/agent.py")
         time.sleep(0.2)
         assert of_ray.poll() is None
-    assert of_ray.wait(5) == -9
+    assert of_ray.wait(60) == -9
     assert a_reader.poll() is None
     assert other_ray.poll() is None
     assert not folder.exists()
@@ -59,7 +59,7 @@ def test_it_reaps_after_a_parent_that_was_killed(tmp_path, holder) -> None:
         of_ray = holder(folder / "log", "/site-packages/ray/agent.py")
         parent.kill()
     assert of_ray.wait(10) == -9
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while folder.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -124,21 +124,24 @@ class TestHuggingFace:
             port = free.getsockname()[1]
         monkeypatch.delenv("HF_HUB_OFFLINE")
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+        monkeypatch.setattr(datasets, "PROBE_SECONDS", 60.0)
         start = time.monotonic()
         assert load().source == "the project's own problems"
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 30
 
     def test_a_hub_that_never_answers_costs_a_few_seconds_once(self, monkeypatch):
         # A double for a fault: a server that accepts the connection and says nothing.
         with socket.create_server(("127.0.0.1", 0)) as silent:
             monkeypatch.delenv("HF_HUB_OFFLINE")
             monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+            monkeypatch.setattr(datasets, "PROBE_SECONDS", 0.5)
             start = time.monotonic()
             assert load().source == "the project's own problems"
-            assert time.monotonic() - start < datasets.PROBE_SECONDS + 1.5
+            assert time.monotonic() - start < 30
+            monkeypatch.setattr(datasets, "PROBE_SECONDS", 60.0)
             start = time.monotonic()
             load()
-            assert time.monotonic() - start < 0.5
+            assert time.monotonic() - start < 30
 
     def test_a_download_that_fails_is_passed_over(self, monkeypatch, caplog):
         monkeypatch.delenv("HF_HUB_OFFLINE")

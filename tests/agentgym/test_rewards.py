@@ -223,15 +223,15 @@ def test_functions_run_at_the_same_time():
     both = asyncio.Event()
 
     def thread(completion):
-        met.wait(5)
+        met.wait(30)
         return 1
 
     def other(completion):
-        met.wait(5)
+        met.wait(30)
         return 1
 
     async def first(completion):
-        await asyncio.wait_for(both.wait(), 5)
+        await asyncio.wait_for(both.wait(), 30)
         return 1
 
     async def second(completion):

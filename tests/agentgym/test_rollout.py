@@ -52,7 +52,7 @@ class Faulty(Echo):
         if self.task.answer == "exit":
             raise SystemExit(3)
         if self.task.answer == "hang":
-            time.sleep(3)
+            time.sleep(20)
         if self.task.answer == "nan":
             return [], float("nan"), True, False, {}
         if self.task.answer == "four":
@@ -193,7 +193,7 @@ def test_bad_episodes_leave_the_others_alone_and_the_order_as_it_was(env_class):
     out = run(run_many(env_class, stop, episodes, concurrency=4, limits=QUICK, retries=0))
     assert [t.task_id for t in out] == [f"t{i}" for i in range(20)]
     assert {i for i, t in enumerate(out) if t.failed} == set(faults)
-    assert time.perf_counter() - started < 2.5
+    assert time.perf_counter() - started < 15
 
 
 def test_many_environments_block_at_the_same_time_and_never_more_than_allowed():
@@ -339,7 +339,7 @@ def test_cancelling_closes_the_environments():
 
     started = time.perf_counter()
     run(cancelled())
-    while time.perf_counter() - started < 2 and not all(env.closed for env in made):
+    while time.perf_counter() - started < 30 and not all(env.closed for env in made):
         time.sleep(0.01)  # one that was being made when the rest was cancelled closes as soon as it is there
     assert [env.closed for env in made] == [1] * len(made)
 
@@ -444,7 +444,7 @@ def test_the_expert_plays_the_environment_that_runs():
 def test_threads_end_with_their_environments():
     before = threading.active_count()
     run(run_many(Echo, stop, [Episode(Task(str(i))) for i in range(20)], concurrency=20))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() <= before

@@ -137,7 +137,8 @@ def replies(messages): return Reply({"role": "assistant", "content": "reply"}, u
 class Pydantic:
     def model_dump(self, exclude_none): return {"role": "assistant", "content": "model"}
 def dumps(messages): return Pydantic()
-def slow(messages): time.sleep(0.2); return threading.current_thread().name
+TOGETHER = threading.Barrier(20)
+def slow(messages): TOGETHER.wait(60); return threading.current_thread().name
 def writes(messages): messages[0]["content"] = "overwritten"; return "wrote"
 
 class Counting:
@@ -223,11 +224,9 @@ def test_a_def_never_blocks_the_others_and_its_threads_end(own):
         policies = [make(EPISODE) for _ in range(20)]
         return await asyncio.gather(*(policy.act(HELLO, []) for policy in policies))
 
-    started = time.perf_counter()
     names = {reply.message["content"] for reply in asyncio.run(go())}
-    assert time.perf_counter() - started < 2, "twenty sleeps of 0.2 s, one after another, take four"
     assert all("slow" in name for name in names)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while threading.active_count() > before:
         assert time.monotonic() < deadline
         time.sleep(0.01)

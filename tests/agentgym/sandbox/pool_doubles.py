@@ -70,7 +70,7 @@ class Maker:
         return [box for box in self.made if box.alive]
 
 
-def until(condition, seconds=5.0):
+def until(condition, seconds=30.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "did not come to pass"

@@ -36,7 +36,7 @@ class TestCalls:
         stream, guest = ends
         channel = Channel(stream, "box")
         guest.sendall(frame({"n": 1}, b"data"))
-        assert channel.call({"do": "x", "a": [1]}, b"in", timeout=5) == ({"n": 1}, b"data")
+        assert channel.call({"do": "x", "a": [1]}, b"in", timeout=30) == ({"n": 1}, b"data")
         assert guest.recv(1000) == frame({"do": "x", "a": [1]}, b"in")
 
     def test_an_answer_in_pieces(self, ends):
@@ -48,14 +48,14 @@ class TestCalls:
                 guest.sendall(bytes([byte]))
 
         threading.Thread(target=answer).start()
-        assert channel.call({"do": "x"}, timeout=5) == ({"n": 1}, b"data")
+        assert channel.call({"do": "x"}, timeout=30) == ({"n": 1}, b"data")
 
     def test_no_answer(self, ends):
         channel = Channel(ends[0], "box")
         began = time.monotonic()
         with pytest.raises(SandboxError, match=r"sandbox box did not answer 'wait' within 0\.3 s"):
             channel.call({"do": "wait"}, timeout=0.3)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert not channel.alive
 
     def test_a_guest_that_takes_nothing(self, ends):
@@ -79,14 +79,14 @@ class TestCalls:
         with pytest.raises(SandboxError, match="did not answer"):
             channel.call({"do": "x"}, timeout=0.5)
         stop.set()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
 
     def test_the_end_of_the_guest_comes_with_the_back_end_s_reason(self, ends):
         stream, guest = ends
         channel = Channel(stream, "box", reason=lambda: "killed for want of memory")
         guest.close()
         with pytest.raises(SandboxError, match=r"'x': .*; killed for want of memory"):
-            channel.call({"do": "x"}, timeout=5)
+            channel.call({"do": "x"}, timeout=30)
 
     @pytest.mark.parametrize(
         "garbage",
@@ -102,7 +102,7 @@ class TestCalls:
         channel = Channel(stream, "box")
         guest.sendall(garbage)
         with pytest.raises(SandboxError, match="sandbox box failed in 'x'"):
-            channel.call({"do": "x"}, timeout=5)
+            channel.call({"do": "x"}, timeout=30)
         assert not channel.alive
 
     def test_after_a_failure_nothing_is_asked_any_more(self, ends):
@@ -110,9 +110,9 @@ class TestCalls:
         channel = Channel(stream, "box")
         guest.sendall(b"\xff" * 8)
         with pytest.raises(SandboxError):
-            channel.call({"do": "x"}, timeout=5)
+            channel.call({"do": "x"}, timeout=30)
         with pytest.raises(SandboxError, match="sandbox box is closed"):
-            channel.call({"do": "y"}, timeout=5)
+            channel.call({"do": "y"}, timeout=30)
 
     def test_closed_from_another_thread(self, ends):
         channel = Channel(ends[0], "box")
@@ -157,7 +157,7 @@ class TestCalls:
 
         monkeypatch.setattr(stream, "receive", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            channel.call({"do": "x"}, timeout=5)
+            channel.call({"do": "x"}, timeout=30)
         assert not channel.alive
 
 

@@ -25,7 +25,7 @@ def of_run(run):
     return [f for f in docker_sandboxes() if f.run == run]
 
 
-def wait_until(true, seconds=20.0):
+def wait_until(true, seconds=60.0):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if true():

@@ -55,10 +55,10 @@ def test_what_is_given_back_is_reset_and_lent_again(pool_of, maker):
 def test_giving_back_does_not_wait_for_the_reset(pool_of, maker):
     pool = pool_of()
     lease = pool.acquire()
-    maker.reset_seconds = 2.0
+    maker.reset_seconds = 10.0
     started = time.monotonic()
     lease.close()
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 5.0
 
 
 def test_a_lease_that_was_given_back_is_of_no_use(pool_of):
@@ -134,7 +134,7 @@ def test_who_asked_first_is_served_first(pool_of):
         until(lambda n=number: len(pool._waiters) == n + 1)
     held.close()
     for thread in threads:
-        thread.join(5)
+        thread.join(30)
     assert order == list(range(8))
 
 
@@ -144,7 +144,7 @@ def test_the_error_of_who_waits_in_vain_names_the_limit(pool_of):
     with pytest.raises(SandboxError, match=r"test: no sandbox within 0.05 s: all 2 .*AGENTGYM_SANDBOXES"):
         pool.acquire(timeout=0.05)
     held[0].close()
-    assert pool.acquire(timeout=5).alive
+    assert pool.acquire(timeout=30).alive
 
 
 def test_who_gave_up_is_not_served(pool_of):
@@ -153,7 +153,7 @@ def test_who_gave_up_is_not_served(pool_of):
     with pytest.raises(SandboxError):
         pool.acquire(timeout=0.01)
     held.close()
-    assert pool.acquire(timeout=5).alive
+    assert pool.acquire(timeout=30).alive
 
 
 def test_a_failure_is_retried_and_its_reason_told(pool_of, maker, caplog):
@@ -161,9 +161,9 @@ def test_a_failure_is_retried_and_its_reason_told(pool_of, maker, caplog):
     pool = pool_of()
     started = time.monotonic()
     with caplog.at_level(logging.WARNING), pytest.raises(SandboxError, match="no engine answers at unix:///nowhere"):
-        pool.acquire(timeout=0.5)
-    assert time.monotonic() - started < 3
-    assert 2 <= maker.attempts <= 4, "attempts pause 0.1, 0.2, 0.4 s"
+        pool.acquire(timeout=2)
+    assert time.monotonic() - started < 30
+    assert 2 <= maker.attempts <= 5, "attempts pause 0.1, 0.2, 0.4, 0.8 s"
     assert len(caplog.records) == 1, "told once, not at every attempt"
 
 
@@ -216,7 +216,7 @@ def test_the_dead_are_never_lent(pool_of, maker):
     dead = maker.made[:]
     for box in dead:
         box.alive = False
-    fresh = [pool.acquire(timeout=5) for _ in range(4)]
+    fresh = [pool.acquire(timeout=30) for _ in range(4)]
     assert not {box_of(lease) for lease in fresh} & set(dead)
     until(lambda: set(dead) <= set(maker.closed))
 
@@ -239,8 +239,8 @@ def test_who_meets_a_dead_one_does_not_lose_the_first_place(pool_of, maker):
     first.start()
     until(lambda: pool._lent)
     second.start()
-    first.join(5)
-    second.join(5)
+    first.join(30)
+    second.join(30)
     assert order == ["first", "second"]
 
 
@@ -301,7 +301,7 @@ def test_a_lease_that_was_forgotten_comes_back(pool_of, maker):
     lease = pool.acquire()
     del lease
     gc.collect()
-    assert pool.acquire(timeout=5).alive
+    assert pool.acquire(timeout=30).alive
     assert maker.made[0].resets == 1
 
 
@@ -323,7 +323,7 @@ def test_an_interrupted_wait_takes_nothing(pool_of):
     with pytest.raises(KeyboardInterrupt):
         pool.acquire(timeout=10)
     held.close()
-    assert pool.acquire(timeout=5).alive
+    assert pool.acquire(timeout=30).alive
 
 
 def test_closing_ends_the_lent_ones_too(pool_of, maker):
@@ -347,7 +347,7 @@ def test_closing_tells_those_who_wait(pool_of):
         until(lambda: len(pool._waiters) == 1)
         pool.close()
         with pytest.raises(SandboxError, match="the pool was closed"):
-            wait.result(5)
+            wait.result(30)
     assert not held.alive
 
 
@@ -357,7 +357,7 @@ def test_closing_does_not_wait_for_a_dead_daemon(pool_of, maker):
     maker.close_seconds = 30.0
     started = time.monotonic()
     pool.close(timeout=0.2)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     assert len(leases) == 8
 
 
@@ -381,12 +381,12 @@ def test_pools_share_places_and_take_those_of_idle_ones(pool_of, maker):
     for lease in [one.acquire(), one.acquire()]:
         lease.close()
     until(lambda: len(one._idle) == 2)
-    held = [two.acquire(timeout=5), two.acquire(timeout=5)]
+    held = [two.acquire(timeout=30), two.acquire(timeout=30)]
     assert not maker.living
     with pytest.raises(SandboxError, match="all 2"):
         one.acquire(timeout=0.05)
     held[0].close()
-    assert one.acquire(timeout=5).alive
+    assert one.acquire(timeout=30).alive
     assert places.taken == 2
 
 
@@ -405,12 +405,12 @@ def test_a_busy_pool_does_not_keep_the_places_from_another(pool_of):
     for thread in threads:
         thread.start()
     try:
-        assert other.acquire(timeout=5).alive
+        assert other.acquire(timeout=30).alive
     finally:
         stop.set()
         other.close()
         for thread in threads:
-            thread.join(5)
+            thread.join(30)
 
 
 def test_places_go_to_those_who_have_waited_longest_over_all_pools(pool_of):

@@ -3,6 +3,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -348,6 +349,26 @@ class TestServer:
             asked = urllib.request.Request(f"{server.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
             with urllib.request.urlopen(asked, timeout=SECONDS) as answer:
                 assert "\nagentgym_sessions 1\n" in answer.read().decode()
+
+    @pytest.mark.skipif(shutil.which("openssl") is None, reason="the certificate is made by openssl")
+    def test_over_tls(self, tmp_path, monkeypatch):
+        cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+        words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+        more = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert]
+        subprocess.run([*words.split(), *more], check=True, capture_output=True, timeout=SECONDS)
+        options = ("--sandbox-backend", "bubblewrap", "--tls-cert", str(cert), "--tls-key", str(key))
+        with SandboxServer(*options) as server:
+            with pytest.raises(SandboxError, match="certificate"):
+                choose(server.url)
+            monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+            box = acquire(SandboxSpec(), server.url)
+            data = os.urandom(3 << 20)
+            box.write("file", data)
+            assert box.read("file") == data
+            session = box.session("python")
+            session.run("x = 41")
+            assert session.run("x + 1").stdout == "42\n"
+            box.close()
 
     def test_beside_environments(self):
         with SandboxServer("tic_tac_toe", "--sandbox-backend", "bubblewrap") as server:

@@ -19,6 +19,7 @@ def hang(_):
 
 
 def spin(_):
+    os.nice(19)  # the machine that runs tests has others to serve
     while True:
         pass
 
@@ -61,7 +62,7 @@ def shout(_):
 
 def grow(words):
     """Takes memory, and keeps it."""
-    words.append(bytearray(os.urandom(1 << 20) * 24))
+    words.append(bytearray(os.urandom(1 << 16) * 256))
 
 
 def files(_):
@@ -95,13 +96,38 @@ def orphan(_):
     subprocess.run(["sh", "-c", f"setsid sleep {LIFETIME} >/dev/null 2>&1 &"], check=True)
 
 
+def bereave(words):
+    """Dies at once, with processes left below it."""
+    child(words)
+    orphan(words)
+    kill(words)
+
+
 def slow(_):
     time.sleep(0.5)
 
 
 FAULTS = {
     made.__name__: made
-    for made in (hang, spin, deaf, stop, leave, segv, kill, fail, shout, grow, files, shut, thread, child, orphan, slow)
+    for made in (
+        hang,
+        spin,
+        deaf,
+        stop,
+        leave,
+        segv,
+        kill,
+        fail,
+        shout,
+        grow,
+        files,
+        shut,
+        thread,
+        child,
+        orphan,
+        bereave,
+        slow,
+    )
 }
 
 

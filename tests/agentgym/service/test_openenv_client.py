@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from openenv_envs import Counter, Sum
 from openenv_package import FOREIGN, clean_environment, openenv_python, our_server, running, their_servers
+from served import served
 
 import agentgym
 from agentgym.cli import main
@@ -290,6 +291,34 @@ def test_an_episode_belongs_to_its_event_loop_and_the_next_may_begin_in_another(
     assert asyncio.run(another()) == 1.0
     gc.collect()
     assert not caplog.records, "nothing was left open"
+
+
+def test_a_token_and_a_certificate_of_ones_own(tmp_path):
+    key, cert, token = (tmp_path / name for name in ("key.pem", "cert.pem", "token"))
+    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    named = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert]
+    subprocess.run([*words.split(), *named], check=True, capture_output=True, timeout=60)
+    token.write_text("a-token-of-16-letters\n")
+
+    async def reward(**kwargs):
+        env = agentgym.make(f"openenv:{front.url}", **kwargs)
+        try:
+            tasks = await asyncio.to_thread(env.spec.tasks, "train")
+            await env.reset(options={"task": tasks[2]})
+            return (await env.step("4"))[1]
+        finally:
+            await env.close()
+
+    tls = {"cert": str(cert), "key": str(key)}
+    with served("openenv_envs:Sum", tokens={"t": token.read_text().strip()}, **tls) as front:
+        assert asyncio.run(reward(token_file=str(token), ca_file=str(cert))) == 1.0
+        with pytest.raises(Unavailable, match=r"CERTIFICATE_VERIFY_FAILED.*: ca_file= names one to trust"):
+            asyncio.run(reward(token_file=str(token)))
+        with pytest.raises(Unavailable, match="it wants a token, or another than this: token_file="):
+            asyncio.run(reward(ca_file=str(cert)))
+        bare, task = agentgym.make(f"openenv:{front.url}", ca_file=str(cert)), agentgym.Task("any", seed=1)
+        with pytest.raises(Unavailable, match="status 401; it wants a token, or another than this: token_file="):
+            asyncio.run(bare.reset(options={"task": task}))
 
 
 # ---- servers that fail: doubles, each with one fault

@@ -17,6 +17,7 @@ from agentgym.cli import main
 from agentgym.policy import ScriptedPolicy
 from agentgym.registration import spec
 from agentgym.rollout import run_episode
+from agentgym.service import openenv_export
 from agentgym.service.openenv_export import export_openenv, requirements_of
 
 FILES = {
@@ -73,6 +74,15 @@ def test_wheels_go_along(tmp_path):
     wheel.write_bytes(b"wheel")
     export_openenv(spec("gsm8k"), tmp_path / "out", wheels=[wheel])
     assert (tmp_path / "out/wheels" / wheel.name).read_bytes() == b"wheel"
+
+
+def test_a_build_that_would_ask_an_index_for_an_agentgym_that_is_not_there_is_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(openenv_export, "_from_index", lambda package: False)
+    wheel = tmp_path / "agentgym-1-py3-none-any.whl"
+    wheel.write_bytes(b"wheel")
+    for name, more in (("without", []), ("with", ["--wheel", str(wheel)])):
+        assert main(["export", "openenv", "gsm8k", "--out", str(tmp_path / name), *more]) == 0
+        assert ("--wheel FILE" in capsys.readouterr().err) == (name == "without")
 
 
 @pytest.mark.parametrize(

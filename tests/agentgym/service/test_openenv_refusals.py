@@ -6,6 +6,7 @@ import os
 import subprocess
 
 import pytest
+from aiohttp import WSMsgType
 from openenv_package import FOREIGN, clean_environment, openenv_python
 from service_harness import SECONDS, browsing, serving, session, until
 
@@ -235,13 +236,16 @@ def test_a_session_of_http_belongs_to_the_token_that_made_it():
     tokens = {"one": TOKEN, "two": "another-of-16-letters"}
 
     async def play():
-        async with serving(tokens=tokens) as front:
-            async with browsing(front, tokens["one"]) as mine, browsing(front, tokens["two"]) as other:
-                name = (await rpc(mine, "openenv/session/create"))["result"]["session_id"]
-                assert "Unknown session_id" in (await rpc(other, "tools/list", session_id=name))["error"]["message"]
-                told = await asyncio.wait_for((await attached(other, name)).receive_json(), SECONDS)
-                assert told["data"]["code"] == "SESSION_ERROR"
-                assert "result" in await rpc(mine, "tools/list", session_id=name)
+        async with (
+            serving(tokens=tokens) as front,
+            browsing(front, tokens["one"]) as mine,
+            browsing(front, tokens["two"]) as other,
+        ):
+            name = (await rpc(mine, "openenv/session/create"))["result"]["session_id"]
+            assert "Unknown session_id" in (await rpc(other, "tools/list", session_id=name))["error"]["message"]
+            told = await asyncio.wait_for((await attached(other, name)).receive_json(), SECONDS)
+            assert told["data"]["code"] == "SESSION_ERROR"
+            assert "result" in await rpc(mine, "tools/list", session_id=name)
 
     asyncio.run(play())
 
@@ -292,6 +296,40 @@ def test_a_websocket_of_mcp_is_a_session():
     told, broken = asyncio.run(play())
     assert told == ["1", "2"]
     assert (broken["id"], broken["error"]["code"]) == (None, -32700)
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/ws"])
+def test_a_websocket_on_which_nothing_is_said_is_closed(path):
+    async def play():
+        async with serving(limits={"idle_seconds": 0.3}) as front, browsing(front) as http:
+            silent = await http.ws_connect(path)
+            while (await asyncio.wait_for(silent.receive(), SECONDS)).type is WSMsgType.TEXT:
+                pass
+            name = (await rpc(http, "openenv/session/create"))["result"]["session_id"]
+            silent = await attached(http, name)
+            await asyncio.wait_for(silent.receive(), SECONDS)
+            await until(lambda: not front.sessions.open, "the slots were free")
+
+    asyncio.run(play())
+
+
+def test_a_client_that_leaves_its_attached_websocket_during_a_step_is_no_error_of_the_server(tmp_path, caplog):
+    go_on = tmp_path / "go on"
+
+    async def play():
+        async with serving() as front, browsing(front) as http:
+            name = (await rpc(http, "openenv/session/create"))["result"]["session_id"]
+            ws = await attached(http, name)
+            await frame(ws, "reset", seed=1)
+            await ws.send_json({"type": "step", "data": {"message": f"until {go_on}"}})
+            ws._response.connection.transport.abort()
+            closing = (await rpc(http, "openenv/session/close", session_id=name))["result"]
+            go_on.touch()
+            await until(lambda: not front.sessions.open, "the slot was free")
+            return closing
+
+    assert asyncio.run(play())["closing"] is True
+    assert not caplog.records
 
 
 def test_clients_that_leave_during_a_call_over_http_take_no_slot_for_longer_than_a_step_may_take(tmp_path):

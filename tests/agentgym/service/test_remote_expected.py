@@ -23,7 +23,7 @@ from agentgym.cli import main
 from agentgym.policy import ExpertPolicy, ScriptedPolicy
 from agentgym.registration import EnvSpec, spec
 from agentgym.rollout import Episode, Limits, close_env, run_episode, run_many
-from agentgym.service import balance, connection, lookup
+from agentgym.service import balance, client, connection, lookup, pulse
 from agentgym.service.address import SessionLost, Unavailable
 from agentgym.service.expected import difference
 
@@ -181,6 +181,8 @@ def test_a_server_that_hangs_fails_its_episode_in_time_and_no_other() -> None:
 
 def test_one_of_two_servers_hangs_and_every_episode_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(client, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(pulse, "SILENT_SECONDS", 1.5)
     with serving("sokoban") as well, serving("sokoban") as hangs, contextlib.ExitStack() as stack:
         made = spec(f"{well.url}/sokoban,{hangs.url}/sokoban")
         todo = [Episode(task, 0, i) for i, task in enumerate(made.tasks("train").take(16))]
@@ -191,9 +193,34 @@ def test_one_of_two_servers_hangs_and_every_episode_is_played(monkeypatch: pytes
             if len(ended) == 4:
                 stack.enter_context(frozen(hangs))
 
-        limits = Limits(init_timeout=20.0, reset_timeout=3.0, step_timeout=3.0, close_timeout=1.0)
         played = asyncio.run(
-            run_many(made.make, lambda _: ExpertPolicy(), todo, concurrency=4, retries=3, on_end=on_end, limits=limits)
+            run_many(made.make, lambda _: ExpertPolicy(), todo, concurrency=4, retries=3, on_end=on_end)
         )
     assert [trajectory.error for trajectory in played] == [None] * 16
     assert {trajectory.end for trajectory in played} == {"terminated"}
+    told = [error for trajectory in played for error in trajectory.metadata.get("errors", ())]
+    assert all(f"{hangs.url}: the session is lost: " in error for error in told)
+
+
+def test_a_step_that_takes_long_on_a_server_that_lives_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "LOOK_SECONDS", 0.05)
+    asked: list[str] = []
+    real = pulse._answers
+
+    async def counted(address: Any, server: str) -> bool:
+        asked.append(server)
+        return await real(address, server)
+
+    monkeypatch.setattr(pulse, "_answers", counted)
+
+    async def play(url: str) -> None:
+        env: Any = await asyncio.to_thread(agentgym.make, url)
+        await env.reset(seed=1)
+        session = env.session
+        await env.step("sleep 1")
+        assert env.session is session
+        await env.close()
+
+    with served(specs={"faulty": EnvSpec(id="faulty", entry_point="service_faults:Faulty")}) as front:
+        asyncio.run(play(f"{front.url}/faulty"))
+    assert len(asked) > 1

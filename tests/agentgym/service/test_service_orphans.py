@@ -29,6 +29,7 @@ def test_what_a_worker_started_goes_with_it_wherever_it_hid(how):
             started_here = [await started(client, word) for word in ("child", "escape", "escape")]
             assert all(map(alive, [kept, *started_here]))
             if how == "killed":
+                await until(lambda: front.sessions.states()["waiting"] == 2)  # else it dies within its answer
                 os.kill(client.pid, signal.SIGKILL)
                 assert (await client.receive())["error"]["code"] == "WORKER_DIED"
             elif how == "close":
@@ -53,6 +54,7 @@ def test_when_the_zygote_or_its_keeper_is_killed_nothing_is_left_and_it_starts_a
                 zygote = parent_of(client.pid)
                 keeper = front.forks._process.pid
                 assert parent_of(zygote) == keeper
+                await until(lambda: front.sessions.states()["waiting"] == 1)
                 os.kill(zygote if who == "zygote" else keeper, signal.SIGKILL)
                 assert (await client.receive())["error"]["code"] == "WORKER_DIED"
                 await until(lambda: not any(map(alive, [client.pid, zygote, keeper, *left])))

@@ -97,10 +97,13 @@ async def server_of(first):
         async with serving(envs=ENVS, tokens={"t": "a-token-of-16-letters"}) as front:
             yield front
     elif first.endswith("# full"):
-        async with serving(envs=ENVS, max_sessions=1) as front, aiohttp.ClientSession(front.url) as http:
-            async with http.ws_connect("/envs/countdown/session") as held:
-                await held.receive_str()
-                yield front
+        async with (
+            serving(envs=ENVS, max_sessions=1) as front,
+            aiohttp.ClientSession(front.url) as http,
+            http.ws_connect("/envs/countdown/session") as held,
+        ):
+            await held.receive_str()
+            yield front
     else:
         async with serving(envs=ENVS) as front:
             yield front

@@ -53,6 +53,7 @@ def test_a_worker_that_is_killed_leaves_no_sandbox(backend):
             async with session(front, "code") as client:
                 await begun(client)
                 [pid] = [pid for pid in front.forks._keys if await boxes_of(pid)]
+                await until(lambda: front.sessions.states()["waiting"] == 1)  # else it dies within its answer
                 os.kill(pid, signal.SIGKILL)
                 assert (await client.receive())["error"]["code"] == "WORKER_DIED"
                 await none_left(pid)

@@ -18,7 +18,7 @@ from agentgym.trajectory import write_jsonl
 from agentgym.viewer.runs import Runs, roots_of
 from agentgym.viewer.server import serve, static_files
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ What is printed last is a list of lists: results, and errors as {"raised": type,
 import asyncio
 import json
 import sys
+from pathlib import Path
 
 from openenv import GenericEnvClient
 
@@ -21,7 +22,7 @@ async def talk(url, calls, headers=None, timeout=60.0):
             elif name == "step":
                 result = (await client.step(given)).observation
             elif name == "await file":
-                while not open(given).read():
+                while not Path(given).read_text():
                     await asyncio.sleep(0.02)
                 result = None
             elif name == "say":  # to the test

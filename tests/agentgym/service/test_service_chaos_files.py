@@ -35,7 +35,6 @@ def _session(port, seconds=SECONDS):
     if b'"protocol"' in said:
         return sock
     sock.close()
-    print(said)
     return None
 
 
@@ -69,7 +68,6 @@ def test_a_server_without_files_gets_all_its_slots_back(tmp_path):
                     sock.close()
             resource.prlimit(command.pid, resource.RLIMIT_NOFILE, (soft, hard))
             settled(command, before)
-        print((tmp_path / "log").read_text())
         _all_slots_work(command)
         settled(command, before)
 

@@ -1,0 +1,107 @@
+"""The wire of sandboxes, without a connection: whatever is asked is answered, once. With one: `test_sandbox_remote.py`."""
+
+import json
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentgym.sandbox.served import Most, ServedSandbox
+from agentgym.service.frames import CODES, ServiceLimits
+from agentgym.service.sandbox_frames import GUEST_CALLS, OWN_CALLS
+from agentgym.service.sandbox_routes import spec_of
+from agentgym.service.sandbox_wire import SandboxWire
+from agentgym.service.slots import Slot, make_memory, map_memory
+from agentgym.service.worker import Calls, SessionInfo
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.sampled_from(sorted({name for takes in (GUEST_CALLS | OWN_CALLS).values() for name in takes} | {"data"}))
+REQUESTS = st.fixed_dictionaries(
+    {"id": st.integers(0, 3) | VALUES, "call": st.sampled_from([*GUEST_CALLS, *OWN_CALLS]) | VALUES}
+)
+
+
+@pytest.fixture(scope="module")
+def memory():
+    descriptor = make_memory(1)
+    yield map_memory(descriptor)
+    os.close(descriptor)
+
+
+@pytest.fixture
+def wire(memory):
+    return new_wire(memory)
+
+
+def new_wire(memory):
+    """One that can start no sandbox: there is no such back end."""
+    info = SessionInfo("session", "~sandbox", spec_of({}), ServiceLimits())
+    return SandboxWire(ServedSandbox("none", Most()), Calls(Slot(memory, 0)), info)
+
+
+def ask(wire, **request):
+    return json.loads(wire.answer(json.dumps(request)))
+
+
+@given(st.lists(st.builds(lambda base, more: {**more, **base}, REQUESTS, st.dictionaries(NAMES, VALUES)), max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_any_request_is_answered(memory, requests):
+    wire = new_wire(memory)
+    for request in requests:
+        answer = json.loads(wire.answer(json.dumps(request)))
+        assert set(answer) in ({"id", "result"}, {"id", "error"})
+        if "error" in answer:
+            assert answer["error"]["code"] in CODES
+
+
+@given(st.text())
+@settings(max_examples=50, deadline=None)
+def test_any_text_is_answered(memory, text):
+    assert "error" in json.loads(new_wire(memory).answer(text))
+
+
+def test_a_request_is_run_once_and_its_answer_kept(wire):
+    first = ask(wire, id=1, call="start", spec={"rootfs": "/"}, run="")
+    assert "no setting 'rootfs'" in first["error"]["message"]
+    assert ask(wire, id=1, call="close") == first, "whatever it asks now"
+    assert not wire.ended
+    assert ask(wire, id=2, call="close") == {"id": 2, "result": {}}
+    assert wire.ended
+
+
+def test_a_sandbox_that_cannot_be_started_ends_the_session_and_names_what_is_built(wire):
+    answer = ask(wire, id=1, call="start", spec={}, run="mine")
+    assert (answer["error"]["code"], answer["error"]["fatal"], wire.ended) == ("SANDBOX_ERROR", True, True)
+    assert "Built here: none" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"memory": 1.5},
+        {"memory": True},
+        {"pids": -1},
+        {"cpus": float("nan")},
+        {"env": [1]},
+        {"image": 3},
+        {"network": "yes"},
+        {"network": True},
+        {"disk": 1 << 50},
+        {"start_timeout": "soon"},
+    ],
+)
+def test_a_spec_that_cannot_be_is_refused_and_another_may_be_tried(wire, spec):
+    answer = ask(wire, id=1, call="start", spec=spec, run="")
+    assert (answer["error"]["code"], wire.ended) == ("BAD_REQUEST", False)
+    assert next(iter(spec)) in answer["error"]["message"]
+
+
+def test_an_ending_server_starts_none(wire):
+    wire.draining = True
+    assert ask(wire, id=1, call="start", spec={}, run="")["error"]["code"] == "DRAINING"
+    assert wire.ended
