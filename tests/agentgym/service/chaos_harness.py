@@ -190,7 +190,9 @@ def settled(command, before):
 def seen(command):
     """What a server holds: processes by how many there are of each command line, open files, temporary files."""
     lines = collections.Counter(_read(pid, "cmdline").split(b"\0")[:3][-1] for pid in command.processes())
-    return lines, files_of(command.pid), files_of(command.zygote), os.listdir(command.folder / "temp")
+    # One folder for each user of the machine stays, by design: of what sandboxes hold.
+    temp = [name for name in os.listdir(command.folder / "temp") if name != f"agentgym-bubblewrap-{os.getuid()}"]
+    return lines, files_of(command.pid), files_of(command.zygote), temp
 
 
 class Raw:
