@@ -138,7 +138,7 @@ def without_marks(parameters):
 @pytest.mark.parametrize("words", without_marks(commands("agentgym")))
 def test_agentgym_commands_and_their_options_exist(words, capsys):
     assert words[0] in help_of(capsys=capsys)
-    verbs = words[:2] if words[0] in ("sandbox", "data") else words[:1]
+    verbs = words[:2] if words[0] in ("sandbox", "data", "export") else words[:1]
     if len(verbs) == 2:
         assert verbs[1] in help_of(verbs[0], capsys=capsys)
     options = set(OPTION.findall(help_of(*verbs, capsys=capsys)))
@@ -218,6 +218,9 @@ def test_make_targets_exist(words):
 
 @pytest.mark.parametrize("words", commands("python"))
 def test_scripts_exist(words):
+    if words[0] == "-c":
+        compile(words[1], "-c", "exec")
+        return
     path = words[1].replace(".", "/") + ".py" if words[0] == "-m" else words[0]
     assert (ROOT / path).is_file()
 

@@ -36,7 +36,7 @@ from agentgym.service.settings import ServeSettings
 
 RETRY_SECONDS = 1
 SPARE_CONNECTIONS = 128  # that are no sessions, beside as many again as sessions there may be
-ACCEPT_AT_ONCE, WAITING_CONNECTIONS = 32, 1024
+ACCEPT_AT_ONCE, WAITING_CONNECTIONS = 16, 1024
 KEEPALIVE_SECONDS = 75.0  # that a connection may stay with no further request
 _STATUS = {TOO_MANY: 429, "RESUME_REFUSED": 409}
 _log = logging.getLogger("agentgym.service")
