@@ -96,7 +96,7 @@ class EnvWorkers:
     spec: EnvSpec
     note: Callable[[str], None]
     most: int
-    token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     actors: dict[int, Any] = field(default_factory=dict)
     urls: dict[int, str] = field(default_factory=dict)
     first: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ from agent_train.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
 from agentgym.registration import EnvSpec, UnknownEnvError, parameters, spec
 from agentgym.sandbox import SandboxError, describe
 from agentgym.service.address import is_url
+from agentgym.service.lookup import held
 
 CHOICES = {
     "sandbox": ("auto", "docker", "bubblewrap", "remote"),
@@ -363,12 +364,7 @@ def env_spec(config: Config) -> EnvSpec:
 
 def env_spec_of_run(config: Config) -> EnvSpec:
     """As `env_spec`; a served environment has to stay what it is made with now, also where its servers start again."""
-    found = env_spec(config)
-    if not is_url(found.id):
-        return found
-    env = found.make()
-    env.close()
-    return dataclasses.replace(found, kwargs={**found.kwargs, "expects": getattr(env.unwrapped, "expects", {})})
+    return held(env_spec(config))
 
 
 def _named_spec(config: Config) -> EnvSpec:

@@ -126,6 +126,13 @@ def _run(args: argparse.Namespace) -> int:
     except Mistake as mistake:
         print(f"agentgym {args.command}: {mistake}", file=sys.stderr)
         return 2
+    except Exception as error:
+        from agentgym.service.address import RemoteError, Unavailable  # here: they cost every command's start
+
+        if not isinstance(error, RemoteError):
+            raise
+        print(f"agentgym {args.command}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, Unavailable) else 1
 
 
 def parser(words: Sequence[str] = ()) -> Parser:

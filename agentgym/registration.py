@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     adapters: dict[str, Adapter]
 
 GROUP = "agentgym.envs"
+REMOTE_ENV = "agentgym.service.remote:remote_env"  # what makes environments that are served
 _ID = re.compile(r"(?:(?P<namespace>[A-Za-z0-9_.-]+)/)?(?P<name>[A-Za-z0-9_.-]+?)(?:-v(?P<version>\d+))?")
 _BY_VALUE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _PREFIX = re.compile(r"[A-Za-z_]\w*")
@@ -345,7 +346,7 @@ def _served(url: str) -> EnvSpec:
     urls = ",".join(f"{server}/{address.env}" for server in address.servers)
     return EnvSpec(
         id=urls,
-        entry_point="agentgym.service.remote:remote_env",
+        entry_point=REMOTE_ENV,
         kwargs={"url": urls},
         description=f"{address.env}, served",
         task_source="agentgym.service.remote:remote_tasks",

@@ -22,12 +22,14 @@ from agentgym.checks.contract import SEEDS
 from agentgym.checks.findings import NOTE, PROBLEM, Finding, said, shown
 from agentgym.checks.subject import Played, Subject, text_of
 from agentgym.messages import Action
-from agentgym.registration import EnvSpec, registry
+from agentgym.registration import REMOTE_ENV, EnvSpec, registry
 from agentgym.replays import ElsewhereError, replay_elsewhere
 from agentgym.replays import shown as shown_by
 from agentgym.rollout import Episode, Limits
+from agentgym.service.address import Full
 from agentgym.tasks import Task
 
+_SOLE = "not looked at: the server allows no second session beside this one"
 MEMORY_RESETS, MEMORY_SECONDS, MEMORY_GROWTH = 60, 2.0, 50_000  # bytes that each reset may keep
 _RANDOM_WORDS = tuple(
     f"{module}random.{name}("
@@ -67,6 +69,8 @@ async def spec(subject: Subject, alone: list[Played]) -> list[Finding]:
     except Exception as error:
         text = f"the spec cannot go to another process ({said(error)}): define the class at the top of a module, kwargs as JSON"
         return [Finding("spec", PROBLEM, text)]
+    if given.entry_point == REMOTE_ENV:  # its server has the registered one
+        return [Finding("spec", "ok", given.description)]
     if given.id not in registry:
         return [
             Finding("spec", NOTE, "named by value, not registered: agentgym.register gives it an id and a description")
@@ -118,7 +122,7 @@ async def process_state(subject: Subject, alone: list[Played]) -> list[Finding]:
     random.seed("agentgym check")
     np.random.seed(20_240_229)
     before = _state()
-    another = await subject.another() if subject.spec is not None else None
+    another = await subject.another() if subject.spec is not None and not subject.sole else None
     try:
         await (another or subject).play(alone[0].seed, alone[0].actions)
         after = _state()
@@ -171,6 +175,9 @@ async def concurrency(subject: Subject, alone: list[Played]) -> list[Finding]:
                         "changes in self, not in the class, the module or the task"
                     )
                     return [Finding("concurrency", PROBLEM, text)]
+    except Full as full:
+        subject.sole = True
+        return [Finding("concurrency", NOTE, f"{_SOLE}: {full}")]
     finally:
         for one in three:
             await one.close()
@@ -213,6 +220,8 @@ async def other_process(subject: Subject, alone: list[Played]) -> list[Finding]:
         return [Finding("other process", NOTE, "not looked at: the environment was given as an object without a spec")]
     if _lives_in_a_script(subject.spec):
         return [Finding("other process", NOTE, "not looked at: the environment lives in the script that runs")]
+    if subject.sole:
+        return [Finding("other process", NOTE, _SOLE)]
     if any(played.task is None for played in alone):
         return [Finding("other process", NOTE, "not looked at: the environment binds no task")]
     limit = subject.timeout

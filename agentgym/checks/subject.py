@@ -91,6 +91,7 @@ class Subject:
         timeout: seconds that a call may take.
         lane: where its calls run.
         hung: whether a call has not come back.
+        sole: whether its server was seen to let no other play beside it.
     """
 
     env: Any
@@ -99,6 +100,7 @@ class Subject:
     timeout: float
     lane: Lane = field(default_factory=lambda: Lane(f"agentgym check {next(_counter)}"))
     hung: bool = False
+    sole: bool = False
 
     @property
     def bare(self) -> Any:

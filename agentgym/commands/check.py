@@ -71,6 +71,7 @@ def _examined(spec: EnvSpec, timeout: float) -> tuple[list[Finding], str]:
     from agentgym.checker import examine
     from agentgym.checks.findings import Finding
     from agentgym.registration import UnknownEnvError
+    from agentgym.service.address import Unavailable
 
     # A call may hold the interpreter (a regular expression that never ends does), so that no thread here could say so.
     # Then faulthandler, which needs no interpreter, shows where it is and ends this process with exit code 1.
@@ -78,7 +79,7 @@ def _examined(spec: EnvSpec, timeout: float) -> tuple[list[Finding], str]:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what the environment prints is no part of the result
             return examine(spec, timeout=timeout, on_beat=on_beat), ""
-    except (ImportError, UnknownEnvError) as error:  # what another package has, or what it needs, is only seen here
+    except (ImportError, UnknownEnvError, Unavailable) as error:  # what others have, or it needs, is only seen here
         return [], str(error)
     except (TypeError, ValueError) as error:
         return [Finding("spec", "problem", f"cannot be made: {error}")], ""

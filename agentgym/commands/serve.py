@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import signal
+import ssl
+import stat
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,6 +17,12 @@ from agentgym.mistake import Mistake
 
 if TYPE_CHECKING:
     from agentgym.service.server import Front, ServeSettings
+
+_REMEDIES = {
+    errno.EADDRINUSE: ": give another --port, 0 takes a free one",
+    errno.EADDRNOTAVAIL: ": --host is an address of this machine; 0.0.0.0 are all it has",
+    errno.EACCES: ": ports below 1024 are the administrator's, give another --port",
+}
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -30,7 +39,14 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    return asyncio.run(_served(settings_of(args), args.json))
+    settings = settings_of(args)
+    if args.token_file and args.token_file.stat().st_mode & stat.S_IROTH:
+        print(
+            f"agentgym serve: all users of this machine can read the tokens: chmod 600 {args.token_file}",
+            file=sys.stderr,
+            flush=True,
+        )
+    return asyncio.run(_served(settings, args.json))
 
 
 async def _served(settings: ServeSettings, json: bool) -> int:
@@ -53,9 +69,11 @@ async def _served(settings: ServeSettings, json: bool) -> int:
         front = starting.result()
     except ZygoteFailed as error:
         raise Mistake(f"the environments cannot be served: {error}") from error
+    except ssl.SSLError as error:
+        raise Mistake(_of_tls(settings, error)) from error
     except OSError as error:
-        where = f"at {settings.host}, port {settings.port}" + (f", with {settings.cert}" if settings.cert else "")
-        raise Mistake(f"cannot listen {where}: {error.strerror or error}") from error
+        why = f"{error.strerror or error}{_REMEDIES.get(error.errno or 0, '')}"
+        raise Mistake(f"cannot listen at {settings.host}, port {settings.port}: {why}") from error
     try:
         settle_memory()
         _say(front, json)
@@ -66,6 +84,14 @@ async def _served(settings: ServeSettings, json: bool) -> int:
     finally:
         await front.close()
     return 0
+
+
+def _of_tls(settings: ServeSettings, error: ssl.SSLError) -> str:
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return f"--tls-key {settings.key or settings.cert} is the key of another certificate than {settings.cert}"
+    if settings.key is None:
+        return f"--tls-cert {settings.cert}: no PEM certificate with its key in this file: the key's file is --tls-key"
+    return f"--tls-cert {settings.cert} and --tls-key {settings.key}: they are no PEM certificate with its key"
 
 
 async def _warn(front: Front) -> None:
@@ -82,7 +108,8 @@ async def _warn(front: Front) -> None:
 async def _drained(front: Front, again: asyncio.Future[None]) -> None:
     """Let sessions end by themselves, until the user asks again."""
     if front.sessions.open:
-        print(f"agentgym serve: waiting for {len(front.sessions.open)} sessions to end", file=sys.stderr, flush=True)
+        waits = f"waiting for {len(front.sessions.open)} sessions to end, at most {front.settings.drain_seconds:g} s"
+        print(f"agentgym serve: {waits}; once more ends them at once", file=sys.stderr, flush=True)
     drained = asyncio.ensure_future(front.drain())
     await asyncio.wait({again, drained}, return_when=asyncio.FIRST_COMPLETED)
     again.cancel()

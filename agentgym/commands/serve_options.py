@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -121,10 +122,13 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
 
     if args.tls_key and not args.tls_cert:
         raise Mistake("--tls-key needs --tls-cert")
-    if args.max_sessions_per_token is not None and args.max_sessions_per_token < 1:
-        raise Mistake(f"--max-sessions-per-token is at least 1, not {args.max_sessions_per_token}")
-    if not args.drain_timeout >= 0:
-        raise Mistake(f"--drain-timeout is at least 0, not {args.drain_timeout:g}")
+    for option, file in (("--tls-cert", args.tls_cert), ("--tls-key", args.tls_key)):
+        try:
+            if file is not None:
+                file.open("rb").close()
+        except OSError as error:
+            raise Mistake(f"{option} {file}: cannot be read ({error.strerror})") from error
+    _check_numbers(args)
     sandbox = serve_sandboxes.sandbox_settings(args)
     if not args.envs and sandbox is None:
         raise Mistake("name environments to serve, or give --sandbox")
@@ -152,6 +156,23 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
         )
     except ValueError as error:
         raise Mistake(str(error)) from error
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    least = {
+        "--max-sessions": 1,
+        "--max-sessions-per-token": 1,
+        "--workers": 0,
+        "--max-message": 1,
+        "--drain-timeout": 0,
+    }
+    for option, most in least.items():
+        value = getattr(args, option.strip("-").replace("-", "_"))
+        if value is not None and not value >= most:
+            raise Mistake(f"{option} is at least {most}, not {value:g}")
+    for option, name, _ in _LIMITS:
+        if not getattr(args, name) > 0:
+            raise Mistake(f"{option} must be positive, not {getattr(args, name):g}")
 
 
 def _specs_apart(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSpec]:
@@ -196,7 +217,25 @@ def _specs_of(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSp
             check_kwargs(specs[id], spec.load(), specs[id].kwargs)
         except (ValueError, TypeError, ImportError) as error:
             raise Mistake(str(error)) from error
+        if given:
+            _check_values(id, specs[id])
     return specs
+
+
+def _check_values(id: str, spec: EnvSpec) -> None:
+    """Make the environment once: a value that it does not take would otherwise fail every session.
+
+    Raises:
+        Mistake: it cannot be made with its arguments.
+    """
+    try:
+        env: Any = spec.make()
+        if not inspect.iscoroutinefunction(env.unwrapped.close):
+            env.close()
+    except (ValueError, TypeError) as error:
+        raise Mistake(f"--kwargs: {id!r} cannot be made with {dict(spec.kwargs)}: {error}") from error
+    except Exception:  # what it needs may be there at another time: the server says so, and serves the others
+        return
 
 
 def read_tokens(path: Path) -> dict[str, str]:
@@ -216,9 +255,9 @@ def read_tokens(path: Path) -> dict[str, str]:
         if not words or words[0].startswith("#"):
             continue
         name = words[0] if len(words) == 2 else f"line {number}"
-        if len(words) > 2 or len(words[-1]) < _SHORTEST_TOKEN:
+        if len(words) > 2 or len(words[-1]) < _SHORTEST_TOKEN or not words[-1].isascii():
             raise Mistake(
-                f"{path}:{number}: a line is TOKEN or NAME TOKEN, a token of {_SHORTEST_TOKEN} letters or more"
+                f"{path}:{number}: a line is TOKEN or NAME TOKEN, a token of {_SHORTEST_TOKEN} letters (ASCII) or more"
             )
         if name in tokens or words[-1] in tokens.values():
             raise Mistake(f"{path}:{number}: this name or token was there before")

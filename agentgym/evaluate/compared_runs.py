@@ -105,6 +105,8 @@ def _evaluated(
         "max_turns": record["max_turns"],
         "first task": record.get("first_task") or None,
     }
+    if "kwargs" in (served := record.get("served", {})):
+        settings["the server's kwargs"] = served["kwargs"]
     file = run / record["file"]
     tasks = _tasks(effective(file)) if tasks_of is None else tasks_of(file)
     return ComparedCell(env["id"], record["split"], record["agent"]["name"], tasks, settings)

@@ -26,6 +26,7 @@ from agentgym.jsonl import line_of
 from agentgym.policy import Calls, Policy
 from agentgym.registration import EnvSpec, spec
 from agentgym.rollout import Episode, Limits, run_many
+from agentgym.service.lookup import held, told_of
 from agentgym.tasks import Task
 from agentgym.trajectory import Trajectory
 
@@ -175,11 +176,14 @@ def results_in(path: Path, stopped: str | None = None, seconds: Mapping[str, flo
 
 @dataclass
 class _Part:
-    """A cell, what makes its policies, its tasks by id, and which of its episodes are stored."""
+    """A cell and its environment, which stays what its servers make as the run begins; what makes its policies, its tasks by
+    id, what servers tell of it, and which of its episodes are stored."""
 
     cell: Cell
+    env: EnvSpec
     make_policy: MakePolicy | None
     tasks: dict[str, Task]
+    served: dict[str, Any]
     done: set[Key] = field(default_factory=set)
 
     @property
@@ -222,7 +226,7 @@ class _Evaluation:
             self.watch.started(cell, part.total, part.total - len(episodes))
         self._running.clear()
         playing = run_many(
-            cell.env.make,
+            part.env.make,
             lambda episode: self._policy(make_policy, episode),
             episodes,
             concurrency=self.concurrency,
@@ -307,7 +311,7 @@ class _Evaluation:
 
 async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, command: Sequence[str]) -> Results:
     """Play parts in a run folder, from what it holds on, and write what was found, however they end."""
-    plan = [Planned(part.cell, len(part.tasks), _mark(part.tasks)) for part in parts]
+    plan = [Planned(part.cell, len(part.tasks), _mark(part.tasks), part.served) for part in parts]
     settings = {
         "limits": {name: value for name, value in vars(run.limits).items() if name != "max_turns"},
         "budget": run.budget.to_json(),
@@ -386,7 +390,7 @@ def _part_of(cell: Cell, make_policy: MakePolicy | None) -> _Part:
         found[task.id] = task
     if not found:
         raise ValueError(f"{cell.env.id}/{cell.split} has no tasks")
-    return _Part(cell, make_policy, found)
+    return _Part(cell, held(cell.env), make_policy, found, told_of(cell.env, cell.split))
 
 
 def _among(policies: Sequence[Policy], policy: Policy) -> bool:

@@ -60,11 +60,19 @@ class Stored:
 
 @dataclass(frozen=True)
 class Planned:
-    """A cell, how many tasks it has here, and `mark`: a digest of its first task, which tells other data apart."""
+    """A cell, and what is known of it here.
+
+    Attributes:
+        cell: the cell.
+        tasks: how many it has.
+        mark: a digest of its first task, which tells other data apart.
+        served: what the servers of its environment tell; see `agentgym.service.lookup.told_of`.
+    """
 
     cell: Cell
     tasks: int
     mark: str = ""
+    served: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Store:
@@ -307,6 +315,8 @@ def _merged(path: Path, present: Sequence[dict[str, Any]], plan: Sequence[Planne
         record = json.loads(json.dumps(cell.to_json()))
         extent = {"tasks": planned.tasks, "first_task": planned.mark}
         old = cells.get(cell.name)
+        if served := planned.served or (old or {}).get("served"):
+            extent["served"] = served
         if old is None:
             cells[cell.name] = {**record, **extent, "file": _file_for(cell, files)}
             files.add(cells[cell.name]["file"].casefold())
@@ -339,6 +349,11 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     }
     for name in ("entry_point", "kwargs"):
         measured |= _compared(f"env {name}", old["env"].get(name, {}), new["env"].get(name, {}))
+    was, now = (record.get("served") or {} for record in (old, new))
+    for name in sorted(was.keys() & now.keys()):
+        # The source of a split may be a folder on whichever machine serves it.
+        told = ({key: value for key, value in one[name].items() if key != "source"} for one in (was, now))
+        measured |= _compared(f"the server's {name}", *told)
     measured |= _compared("agent kind", old["agent"]["kind"], new["agent"]["kind"])
     settings = _compared("", old["agent"]["settings"], new["agent"]["settings"])
     measured |= {name: values for name, values in settings.items() if name not in _MAY_DIFFER}

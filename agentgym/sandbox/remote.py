@@ -13,7 +13,7 @@ from agentgym.sandbox.core import SandboxError, SandboxSpec
 from agentgym.sandbox.guest_sandbox import GRACE, GuestSandbox
 from agentgym.sandbox.remote_channel import CONNECT_SECONDS, NoRoom, RemoteChannel
 from agentgym.service.address import Address, RemoteError, is_url, parse
-from agentgym.service.blocking import dial, said_in
+from agentgym.service.blocking_websocket import dial, said_in
 from agentgym.service.sandbox_frames import PATH
 
 URL_VARIABLE = "AGENTGYM_SANDBOX_URL"

@@ -16,7 +16,7 @@ from typing import Any
 from agentgym.sandbox.channel import Header
 from agentgym.sandbox.core import SandboxError
 from agentgym.service.address import Address, RemoteError
-from agentgym.service.blocking import BlockingWebSocket, HandshakeRefused
+from agentgym.service.blocking_websocket import BlockingWebSocket, HandshakeRefused
 from agentgym.service.frames import RESUME_HEADER, Refused, ServiceLimits
 from agentgym.service.sandbox_frames import PART, PATH, PROTOCOL
 
@@ -69,7 +69,7 @@ class RemoteChannel:
             self._connect(until, until)
         except HandshakeRefused as error:
             text = f"{server} gives no sandbox: {_explained(error)}"
-            raise (NoRoom if error.status in (429, 503) else SandboxError)(text) from None
+            raise (NoRoom if error.status == 429 or error.status >= 500 else SandboxError)(text) from None
         except (OSError, EOFError, Refused) as error:
             raise NoRoom(f"{server} gives no sandbox: {_said(error)}: is `agentgym serve --sandbox` there?") from error
 
@@ -219,6 +219,9 @@ class RemoteChannel:
             socket.close(in_order=False)
             raise
         self._socket = socket
+        if not self.alive:  # `close` came meanwhile, from a thread that saw no connection
+            socket.close()
+            raise SandboxError(f"{self.name} was closed")
 
     def _guarded(self, call: str, timeout: float, act: Any) -> Any:
         if not self.alive:

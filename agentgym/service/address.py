@@ -23,6 +23,10 @@ class Unavailable(RemoteError):
     """No server can be used: none answers, all are full, or they refuse who asks."""
 
 
+class Full(Unavailable):
+    """All sessions of a server are in use, and none became free in time."""
+
+
 class SessionLost(RemoteError):
     """The session has ended, and its episode with it; the next `init` or `reset` opens another.
 
@@ -72,10 +76,12 @@ class Address:
                 token = (Path(self.token_file).expanduser().read_text(encoding="utf-8").splitlines() or [""])[0].strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise Unavailable(f"token_file={self.token_file}: cannot be read: {error}") from error
-        if not token.isascii() or not token.isprintable() or " " in token:
+        lacks = self.token_file is not None and not token
+        if lacks or not token.isascii() or not token.isprintable() or " " in token:
             where = f"token_file={self.token_file}" if self.token_file else f"${TOKEN_VARIABLE}"
             raise Unavailable(
-                f"{where} holds no token: it must be letters, digits and signs without spaces, on one line"
+                f"{where} holds no token: it must be letters, digits and signs without spaces, on one line, without the name"
+                " that it has in the server's file"
             )
         return {"Authorization": f"Bearer {token}"} if token else {}
 

@@ -30,7 +30,8 @@ class Server:
         room: sessions that it can have; None where it did not say.
         asked: when it was last asked, by the monotonic clock.
         rests_until: when it may be tried again.
-        failures: in a row.
+        failures: in a row; those of the same moment are one.
+        broken: how many of them were its own words that it failed.
         doubtful: whether it failed and has not answered since: others go before it.
         why: what it last failed with; "" while it is well.
     """
@@ -43,6 +44,7 @@ class Server:
     asked: float = float("-inf")
     rests_until: float = float("-inf")
     failures: int = 0
+    broken: int = 0
     doubtful: bool = False
     why: str = ""
 
@@ -91,14 +93,17 @@ class Pool:
     def well(self, server: Server) -> None:
         """It opened a session: it is taken back where it had been left out."""
         with self.lock:
-            server.failures, server.doubtful, server.why = 0, False, ""
+            server.failures, server.broken, server.doubtful, server.why = 0, 0, False, ""
 
-    def failed(self, server: Server, why: str) -> None:
+    def failed(self, server: Server, why: str, broken: bool = False) -> None:
         """It cannot be used now: it rests, for longer each time."""
         with self.lock:
-            server.failures += 1
             server.doubtful = True
             server.why = why
+            if server.rests_until > time.monotonic():
+                return  # many who tried at the same time have met one failure
+            server.failures += 1
+            server.broken += broken
             rest = min(FIRST_REST * 2 ** (server.failures - 1), LONGEST_REST) * _dice.uniform(0.75, 1.0)
             server.rests_until = time.monotonic() + rest
 

@@ -8,7 +8,7 @@ import resource
 from dataclasses import dataclass
 
 # Of 1000: where memory runs out, a worker goes before the front does.
-_OOM_SCORE = "500"
+_OOM_SCORE = b"500"
 # For each session: the HTTP connection, the worker's, one to tell it things, its process; with TLS two more.
 _FILES_EACH, _FILES_MORE = 6, 256
 
@@ -34,7 +34,7 @@ class Bounds:
 def keep_within(bounds: Bounds) -> None:
     """Set the limits for this process and those that it starts. It dumps no core, whatever happens to it."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb", buffering=0) as score:
         score.write(_OOM_SCORE)
     if bounds.open_files:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -3,6 +3,7 @@ crash, and the front runs none of it."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import socket
@@ -28,7 +29,8 @@ def tell_tasks(front: socket.socket, specs: dict[str, EnvSpec], tasks: dict[str,
             sets[id, split] = specs[id].tasks(split)
         return sets[id, split]
 
-    with front.makefile("rw", encoding="utf-8") as lines:
+    # The front may close while an answer is on its way.
+    with contextlib.suppress(ConnectionError), front.makefile("rw", encoding="utf-8") as lines:
         for line in lines:
             asked = json.loads(line)
             try:

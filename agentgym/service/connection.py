@@ -32,13 +32,22 @@ class NotOpened(Exception):
         wait: seconds that it asked to be left alone, where it is only full; None: it failed.
         lasting: whether trying again will not help: a wrong token, an environment that it does not serve.
         absent: whether nothing listens there.
+        broken: whether the server itself says that it failed; a proxy before one that starts again does not (502, 504).
     """
 
-    def __init__(self, why: str, wait: float | None = None, lasting: bool = False, absent: bool = False):
+    def __init__(
+        self,
+        why: str,
+        wait: float | None = None,
+        lasting: bool = False,
+        absent: bool = False,
+        broken: bool = False,
+    ):
         super().__init__(why)
         self.wait = wait
         self.lasting = lasting
         self.absent = absent
+        self.broken = broken
 
 
 @dataclass
@@ -158,7 +167,11 @@ def _of_status(error: aiohttp.WSServerHandshakeError, address: Address, resume: 
         return NotOpened(f"it does not have the session any more ({error.status})", lasting=True)
     if error.status == 404:
         return NotOpened(f"it serves no environment {address.env!r} (404): GET /envs lists them", lasting=True)
-    return NotOpened(f"it answered {error.status} {error.message}", lasting=error.status < 500)
+    answered = f"it answered {error.status} {error.message}"
+    if error.status in (502, 504):
+        return NotOpened(answered)
+    broken = error.status >= 500
+    return NotOpened(f"{answered}{': its log says why' * broken}", lasting=not broken, broken=broken)
 
 
 async def farewell(ws: aiohttp.ClientWebSocketResponse) -> None:

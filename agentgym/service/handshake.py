@@ -7,11 +7,14 @@ import base64
 import binascii
 import hashlib
 import os
+import socket
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from agentgym.service.frames import CAPACITY, Refused
 from agentgym.service.relay import relayed
+from agentgym.service.settings import LOCAL_HOSTS
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
@@ -31,10 +34,28 @@ def check_handshake(request: web.Request) -> str | None:
     return None if len(key) == 16 else "Sec-WebSocket-Key is 16 bytes in base64"
 
 
-def from_elsewhere(request: web.Request) -> bool:
-    """Whether a web page of another site asks: browsers open WebSockets to anywhere, and to this machine."""
+def from_elsewhere(request: web.Request, known: bool) -> bool:
+    """Whether a web page of another site asks: browsers open WebSockets to anywhere, and to this machine.
+
+    Args:
+        request: any.
+        known: whether it had to have a token, which no such page has.
+    """
     origin = request.headers.get("Origin")
-    return origin is not None and urlsplit(origin).netloc != request.host
+    if origin is None:  # no browser, or one that only reads
+        return False
+    try:
+        page = urlsplit(origin)
+        host = page.hostname or ""
+    except ValueError:
+        return True
+    # Whoever owns a name can lead it to this machine, and be of the same origin by that.
+    return page.netloc != request.host or not (known or host in LOCAL_HOSTS or host.endswith(".localhost"))
+
+
+def has_said_more(request: web.Request) -> bool:
+    """Whether something came right behind a handshake. aiohttp has taken that from the socket, so no worker would read it."""
+    return bool(getattr(request.protocol, "_message_tail", b""))
 
 
 async def hand_over(
@@ -52,11 +73,35 @@ async def hand_over(
 
     Raises:
         ConnectionError: the client has left.
+        Refused: this process may open no more files. Nothing was answered yet.
     """
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the client has left")
-    secure = transport.get_extra_info("ssl_object") is not None
+    descriptor, relay = _ends(transport)
+    try:
+        response = await _answered(request, transport, subprotocol)
+        over = None if relay is None else await relayed(transport, relay)
+    except BaseException:
+        os.close(descriptor)
+        if relay is not None:
+            relay.close()
+        raise
+    return descriptor, response, over
+
+
+def _ends(transport: asyncio.Transport) -> tuple[int, socket.socket | None]:
+    """A descriptor for a worker; and for TLS the other end of it, to be relayed to."""
+    try:
+        if transport.get_extra_info("ssl_object") is None:
+            return os.dup(transport.get_extra_info("socket").fileno()), None
+        ours, theirs = socket.socketpair()
+    except OSError as error:
+        raise Refused(CAPACITY, f"no connection to one more session: {error.strerror}") from None
+    return theirs.detach(), ours
+
+
+async def _answered(request: web.Request, transport: asyncio.Transport, subprotocol: str | None) -> web.StreamResponse:
     transport.pause_reading()  # what comes after the handshake is the worker's to read
     accept = base64.b64encode(hashlib.sha1(request.headers["Sec-WebSocket-Key"].encode() + _GUID).digest()).decode()
     headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Accept": accept}
@@ -67,7 +112,4 @@ async def hand_over(
     await response.prepare(request)
     if request.transport is None:
         raise ConnectionResetError("the client has left")
-    if secure:
-        descriptor, over = await relayed(transport)
-        return descriptor, response, over
-    return os.dup(transport.get_extra_info("socket").fileno()), response, None
+    return response

@@ -4,6 +4,7 @@ workers and their environments have started; then it ends too. It imports nothin
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -30,6 +31,7 @@ def main(argv: list[str]) -> int:
     if os.getppid() != front:
         return 1
     keeper = os.getpid()
+    gc.freeze()  # the zygote's collector writes to nothing that is here now, and so shares it
     zygote = os.fork()
     if zygote == 0:
         os.close(watched)

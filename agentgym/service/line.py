@@ -64,11 +64,6 @@ class Line:
                 self.close()
                 raise
 
-    async def hear(self) -> str:
-        """A message that is not asked for: a hello. Raises as `ask`."""
-        async with self._asking:
-            return await self._received()
-
     async def _received(self) -> str:
         while True:
             message = self._frames.next()

@@ -45,6 +45,8 @@ class Listing:
         return answer["result"]
 
     async def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        if self._streams is not None and self._streams[0].at_eof():  # it has died since, with the zygote maybe
+            self.close()
         reader, writer = self._streams or await self._open()
         writer.write(line_of(question).encode())
         await writer.drain()
@@ -56,9 +58,10 @@ class Listing:
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         ours, theirs = socket.socketpair()
-        self._key = next(self._keys)
-        self._forks.fork(self._key, {}, [theirs.detach()])
-        self._streams = await asyncio.open_connection(sock=ours, limit=_LIMIT)
+        with theirs:
+            self._streams = await asyncio.open_connection(sock=ours, limit=_LIMIT)
+            self._key = next(self._keys)
+            self._forks.fork(self._key, {}, [theirs.detach()])
         return self._streams
 
     def close(self) -> None:

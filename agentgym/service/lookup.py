@@ -11,11 +11,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from agentgym.mistake import instead
-from agentgym.service.address import Address, Unavailable
+from agentgym.registration import REMOTE_ENV, EnvSpec
+from agentgym.service.address import Address, Unavailable, parse
 from agentgym.service.balance import pool_of
 from agentgym.tasks import Task
 
@@ -51,6 +53,33 @@ def record_of(address: Address) -> dict[str, Any]:
             # An environment may well be made while its servers are away: its first episode waits for them.
         _records[address] = time.monotonic(), record
         return record
+
+
+def told_of(spec: EnvSpec, split: str) -> dict[str, Any]:
+    """What servers tell that decides what is measured: `kwargs`, which they make the environment with, and `split`, its name,
+    size and source. Lacks what they do not tell; {} for an environment that is here.
+
+    Raises:
+        Unavailable, ValueError: see `record_of`.
+    """
+    record = _record_for(spec)
+    told = {"kwargs": record.get("kwargs"), "split": (record.get("splits") or {}).get(split)}
+    return {name: value for name, value in told.items() if isinstance(value, dict)}
+
+
+def held(spec: EnvSpec) -> EnvSpec:
+    """The spec of an environment that has to stay what its servers make now, also where they start again; that of one that is
+    here as it is. Raises as `told_of`."""
+    kwargs = _record_for(spec).get("kwargs")
+    if not isinstance(kwargs, dict):
+        return spec
+    return replace(spec, kwargs={**spec.kwargs, "expects": {**kwargs, **(spec.kwargs.get("expects") or {})}})
+
+
+def _record_for(spec: EnvSpec) -> dict[str, Any]:
+    if spec.entry_point != REMOTE_ENV:
+        return {}
+    return record_of(parse(spec.kwargs["url"], spec.kwargs.get("token_file"), spec.kwargs.get("ca_file")))
 
 
 def records_at(address: Address) -> dict[str, dict[str, Any]]:
@@ -158,7 +187,7 @@ def ask(address: Address, path: str, query: Mapping[str, Any] | None = None) -> 
         except NotFound as error:
             missing = str(error)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            reasons[server] = str(error) or type(error).__name__
+            reasons[server] = _why(error)
     if missing:
         raise NotFound(missing)
     raise Unavailable(
@@ -186,7 +215,7 @@ def _get(address: Address, server: str, target: str) -> Any:
     said = _message_of(body)
     if answer.status == 404:
         raise NotFound(f"{server}: {said}")
-    hint = ": set AGENTGYM_TOKEN or token_file=" if answer.status in (401, 403) else ""
+    hint = ": set AGENTGYM_TOKEN or token_file= to a token of its file" if answer.status in (401, 403) else ""
     raise OSError(f"{answer.status} {said}{hint}")
 
 
@@ -204,6 +233,18 @@ def _body(answer: http.client.HTTPResponse) -> bytes:
     if answer.length:
         raise ValueError(f"its answer lacks {answer.length} bytes")
     return b"".join(parts)
+
+
+def _why(error: Exception) -> str:
+    """What went wrong, and what to do about it where that is known."""
+    said = str(error) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in said and "mismatch" not in said:
+        return f"{said}: a certificate of your own needs ca_file="
+    if "WRONG_VERSION_NUMBER" in said:
+        return f"{said}: it speaks no TLS there, write http://"
+    if isinstance(error, ConnectionRefusedError):
+        return f"{said}: it does not run, or not at this port, or listens to its own machine alone"
+    return f"{said}: does it want https://?" if isinstance(error, http.client.RemoteDisconnected) else said
 
 
 def _message_of(body: bytes) -> str:

@@ -56,7 +56,7 @@ def _of_the_server(sessions: Sessions) -> Iterable[str]:
 
 
 def _of_envs(sessions: Sessions, tallies: Mapping[str, Tally]) -> Iterable[str]:
-    opened = sessions.sessions_of()
+    opened = sessions.open_by_env()
     rows = [({"env": env}, opened.get(env, 0)) for env in tallies]
     yield from _family("env_sessions", "gauge", "Sessions that are open, by environment.", rows)
     rows = [({"env": env}, tally.opened) for env, tally in tallies.items()]

@@ -72,7 +72,10 @@ class OpenEnvWire:
             return None if answered is None else _written(answered)
         except Invalid as error:
             self._count_error(BAD_REQUEST)
-            return error_frame("VALIDATION_ERROR", f"Invalid message: {error}", errors=error.errors)
+            try:
+                return error_frame("VALIDATION_ERROR", f"Invalid message: {error}", errors=error.errors)
+            except RecursionError:  # what was given could just be read
+                return error_frame("VALIDATION_ERROR", f"Invalid message: {error}", errors=[])
         except Refused:  # there is no memory left
             raise
         except Exception as error:  # the environment's own: it is told, and the session goes on

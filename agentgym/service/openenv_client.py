@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 from agentgym.core import Env, Step
 from agentgym.messages import Action, Message, Observation, assistant, text_of, tool_result, user
-from agentgym.service.address import Address, RemoteEnvError, SessionLost, Unavailable
-from agentgym.service.openenv_connection import FULL, Asker, Connection, Rejected, checked_url
+from agentgym.service.address import Address, Full, RemoteEnvError, SessionLost, Unavailable
+from agentgym.service.openenv_connection import Asker, Connection, Rejected, checked_url
 from agentgym.service.openenv_forms import Form, Json, Unreadable, form_of, metadata_of, shown, shown_result
 from agentgym.tasks import Task, TaskSet
 
@@ -124,7 +124,7 @@ class OpenEnvEnv(Env):
         """Begin an episode on the server; a connection is made where there is none.
 
         Raises:
-            Unavailable: the server cannot be reached, or stays full.
+            Unavailable: the server cannot be reached, or stays full (Full).
             RemoteEnvError: the environment refuses.
         """
         if self._tasks is None and self.task is None and "task" not in (options or {}):
@@ -247,18 +247,19 @@ class OpenEnvEnv(Env):
 
     async def _asked(self, frame: Json) -> Json:
         """The answer's data. A connection that fails is dropped."""
-        if self._connection is None:
+        connection = self._connection
+        if connection is None:
             self.running = False
             raise SessionLost(
                 f"openenv:{self.url}: the session has ended, and the episode with it: reset begins another"
             )
         try:
-            return await self._connection.ask(frame, self._timeout)
+            return await connection.ask(frame, self._timeout)
         except (Rejected, RemoteEnvError):
             raise
         except BaseException:  # a cancelled call too: its answer would be taken for the next one's
             self.running = False
-            connection, self._connection = self._connection, None
+            self._connection = None
             await connection.drop()
             raise
 
@@ -274,24 +275,19 @@ class OpenEnvEnv(Env):
             except SessionLost:
                 if fresh:
                     raise
-            except Unavailable as error:
-                if FULL not in str(error):
-                    raise
+            except Full as error:
                 if time.monotonic() + pause > until:
                     advice = "run fewer episodes at a time (--concurrency), or wait longer (patience=)"
-                    raise Unavailable(
-                        f"{error}, and no session became free within {self._patience:g} s: {advice}"
-                    ) from error
+                    raise Full(f"{error}, and no session became free within {self._patience:g} s: {advice}") from error
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 2.0)
 
     async def _connected(self) -> None:
-        if self._connection is not None and self._connection.alive:
-            return
-        if self._connection is not None:
-            await self._connection.drop()
-        self._connection = await Connection.to(self.url, self._headers, self._tls)
-        if self._form is None:
+        if self._connection is None or not self._connection.alive:
+            if self._connection is not None:
+                await self._connection.drop()
+            self._connection = await Connection.to(self.url, self._headers, self._tls)
+        if self._form is None:  # also where an earlier try got the connection and no schema
             schema = await self._connection.get("/schema")
             if not isinstance(schema, Mapping) or not isinstance(schema.get("action"), Mapping):
                 raise Unavailable(f"openenv:{self.url}: no OpenEnv server: GET {self.url}/schema tells no schemas")

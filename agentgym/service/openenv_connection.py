@@ -14,13 +14,12 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from agentgym.service.address import RemoteEnvError, SessionLost, Unavailable
+from agentgym.service.address import Full, RemoteEnvError, SessionLost, Unavailable
 from agentgym.service.connection import cut
 
 Json = dict[str, Any]
 MOST_BYTES = 100 << 20  # of one message, as OpenEnv's own client takes
 CONNECT_SECONDS = 10.0
-FULL = "CAPACITY_REACHED"
 
 
 class Rejected(Exception):
@@ -75,7 +74,7 @@ class Connection:
         Raises:
             Rejected: the server says that the frame is wrong.
             RemoteEnvError: the environment raised.
-            Unavailable: the server has no session to give.
+            Unavailable: the server has no session to give, now (Full) or at all.
             SessionLost: the connection is over, or no answer came in time.
         """
         if self._loop is not asyncio.get_running_loop():
@@ -119,8 +118,8 @@ class Connection:
             raise Rejected(f"{told} ({code})")
         if code == "EXECUTION_ERROR":
             raise RemoteEnvError(f"openenv:{self._url}: the environment failed: {told}")
-        if code in (FULL, "FACTORY_ERROR"):
-            raise Unavailable(f"openenv:{self._url}: {told} ({code})")
+        if code in ("CAPACITY_REACHED", "FACTORY_ERROR"):
+            raise (Full if code == "CAPACITY_REACHED" else Unavailable)(f"openenv:{self._url}: {told} ({code})")
         raise SessionLost(f"openenv:{self._url}: {told} ({code}); the episode is lost: reset begins another")
 
     async def get(self, path: str) -> Any:
@@ -140,11 +139,13 @@ class Connection:
         if self._loop is not asyncio.get_running_loop():
             await self.drop()
             return
-        with contextlib.suppress(ConnectionError, aiohttp.ClientError, TimeoutError):
-            async with asyncio.timeout(CONNECT_SECONDS):
-                await self._ws.send_str('{"type": "close"}')
-                await self._ws.close()
-        await self._http.close()
+        try:
+            with contextlib.suppress(ConnectionError, aiohttp.ClientError, TimeoutError):
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    await self._ws.send_str('{"type": "close"}')
+                    await self._ws.close()
+        finally:
+            await self._http.close()
 
     async def drop(self) -> None:
         """Let go of the connection, whatever its state; one of another event loop is cut."""
@@ -182,6 +183,9 @@ class Asker:
                 raise Unavailable(
                     f"openenv:{self._url}: it wants a token, or another than this: token_file="
                 ) from error
+            if error.code in (408, 429) or (error.code >= 500 and error.code != 501):
+                # It may well have such a thing: with other tasks instead, something else would be measured.
+                raise Unavailable(f"openenv:{self._url}: {path} answers with status {error.code}") from error
             return None
         except (OSError, ValueError) as error:
             raise Unavailable(f"openenv:{self._url}: cannot be reached: {_why(error)}") from error
@@ -204,6 +208,7 @@ def checked_url(name: str) -> str:
 def _why(error: BaseException) -> str:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     hint = ": ca_file= names one to trust" if "CERTIFICATE_VERIFY_FAILED" in str(reason) else ""
+    hint = ": it speaks no TLS there, write http://" if "WRONG_VERSION_NUMBER" in str(reason) else hint
     return f"{reason}{hint}"
 
 

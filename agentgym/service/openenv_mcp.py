@@ -72,7 +72,7 @@ class McpRoutes:
             return await self._socket(request)
         if request.method != "POST":
             raise web.HTTPMethodNotAllowed(request.method, ["GET", "POST"])
-        asked = _rpc_of(await request.text())
+        asked = _rpc_of(await request.read())
         return web.json_response(asked if "error" in asked else await self._rpc(request, asked))
 
     async def _rpc(self, request: web.Request, asked: Json) -> Json:
@@ -215,7 +215,7 @@ def _is_close(text: str) -> bool:
     return found
 
 
-def _rpc_of(text: str) -> Json:
+def _rpc_of(text: str | bytes) -> Json:
     """The request that a text is, or the response that says what is wrong with it."""
     try:
         asked = json.loads(text)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from agentgym.core import Env
 
 Json = dict[str, Any]
+LONGEST_ID = 255  # characters of an episode's id
 _ACTION_KEYS = {"message": ("message",), "call_tool": ("type", "tool_name", "arguments"), "list_tools": ("type",)}
 
 
@@ -99,6 +100,9 @@ class Play:
         episode_id = data.get("episode_id")
         if episode_id is not None and not isinstance(episode_id, str):
             raise Invalid("string_type", ("data", "episode_id"), "Input should be a valid string", episode_id)
+        if episode_id is not None and len(episode_id) > LONGEST_ID:
+            words = f"String should have at most {LONGEST_ID} characters"
+            raise Invalid("string_too_long", ("data", "episode_id"), words, episode_id)
         task = self._task(data, seed)
         if task is not None:
             self._call("init", self.env.get_wrapper_attr("init"), task)

@@ -19,6 +19,8 @@ PATIENCE_SECONDS = 60.0
 ASK_SECONDS = 2.0
 # A server that says no for good is tried again now and then: it may be restarted with another token file.
 LASTING_REST = 30.0
+# One that says that it failed is tried so often: more of the same would be waited for in vain.
+BROKEN_TRIES = 3
 
 _dice = random.Random()  # the global one is the episodes'
 _asking: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, ...], asyncio.Task[None]]]
@@ -71,7 +73,9 @@ async def _tried(
             refused[server.url] = str(failure)
             pool.full(server, str(failure), LASTING_REST)
         else:
-            pool.failed(server, str(failure))
+            pool.failed(server, str(failure), failure.broken)
+            if failure.broken and server.broken >= BROKEN_TRIES:
+                refused[server.url] = str(failure)
     else:
         pool.well(server)
     finally:

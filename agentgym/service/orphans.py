@@ -11,7 +11,6 @@ import ctypes
 import os
 import signal
 import time
-from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 GONE_SECONDS = 10.0
@@ -34,8 +33,9 @@ def children() -> set[int]:
     """The processes whose parent this one is, those that ended and were not waited for included."""
     found: set[int] = set()
     try:
-        for task in Path("/proc/self/task").iterdir():
-            found.update(map(int, (task / "children").read_text().split()))
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/children", "rb", buffering=0) as listed:
+                found.update(map(int, listed.readall().split()))
     except OSError:  # a kernel without these lists, or a thread that has just ended
         return _children_of_all()
     return found

@@ -39,27 +39,27 @@ class _End(asyncio.Protocol):
         self._over.set()
 
 
-async def relayed(client: asyncio.Transport) -> tuple[int, asyncio.Event]:
+async def relayed(client: asyncio.Transport, to: socket.socket) -> asyncio.Event:
     """Relay a connection whose handshake is done.
 
     Args:
-        client: what is relayed; its protocol hears nothing from here on.
+        client: what is relayed, and is not read from now; its protocol hears nothing from here on.
+        to: where; the caller closes it if this raises.
 
     Returns:
-        The descriptor of the other end, owned by the caller, and an event for when the relay is over.
+        An event for when the relay is over.
+
+    Raises:
+        ConnectionError: the client has left.
     """
-    client.pause_reading()
-    ours, theirs = socket.socketpair()
     over = asyncio.Event()
     outer, inner = _End(over), _End(over)
     outer.other, inner.other = inner, outer
     outer.transport = client
-    try:
-        await asyncio.get_running_loop().create_connection(lambda: inner, sock=ours)
-    except BaseException:
-        ours.close()
-        theirs.close()
-        raise
+    made, _ = await asyncio.get_running_loop().create_connection(lambda: inner, sock=to)
+    if client.is_closing():  # meanwhile, and nobody would hear of it any more
+        made.abort()
+        raise ConnectionResetError("the client has left")
     client.set_protocol(outer)
     client.resume_reading()
-    return theirs.detach(), over
+    return over

@@ -10,6 +10,7 @@ from aiohttp import web
 from agentgym.registration import EnvSpec
 from agentgym.service.frames import CAPACITY, Refused
 from agentgym.service.sandbox_frames import NAME, PATH, SERVED
+from agentgym.service.wires import wire_class
 
 if TYPE_CHECKING:
     from agentgym.service.server import Front
@@ -22,6 +23,7 @@ def spec_of(settings: Mapping[str, Any]) -> EnvSpec:
 
 def add_routes(app: web.Application, front: Front) -> None:
     """Add the routes of sandboxes to a server."""
+    wire_class(NAME)  # imported now: once sessions come, there may be no file left to open
 
     async def told(request: web.Request) -> web.Response:
         try:

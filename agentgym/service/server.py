@@ -27,12 +27,13 @@ from agentgym.service.frames import (
     Refused,
     text_of_json,
 )
-from agentgym.service.handshake import check_handshake, from_elsewhere, hand_over
+from agentgym.service.handshake import check_handshake, from_elsewhere, hand_over, has_said_more
 from agentgym.service.line import Line
 from agentgym.service.listing import Listing
 from agentgym.service.sandbox_frames import SERVED
 from agentgym.service.sessions import TOO_MANY, Sessions
 from agentgym.service.settings import ServeSettings
+from agentgym.service.wires import wire_class
 
 RETRY_SECONDS = 1
 SPARE_CONNECTIONS = 128  # that are no sessions, beside as many again as sessions there may be
@@ -71,6 +72,7 @@ class Front:
     async def start(self) -> None:
         """Import the environments, then listen. Raises `ZygoteFailed` or `OSError`, and then nothing is left of it."""
         try:
+            tls = self._tls()  # before anything is started that a wrong file would end
             await self.forks.start()
             self.sessions.start(self.forks, self.settings.workers)
             app = web.Application(middlewares=[self._guard], client_max_size=self.settings.limits.message_bytes)
@@ -78,12 +80,12 @@ class Front:
             settings: dict[str, Any] = {"access_log": None, "logger": _log, "keepalive_timeout": KEEPALIVE_SECONDS}
             self._runner = web.AppRunner(app, shutdown_timeout=1.0, **settings)
             await self._runner.setup()
-            await self._listen()
+            await self._listen(tls)
         except BaseException:
             await self.close()
             raise
 
-    async def _listen(self) -> None:
+    async def _listen(self, tls: ssl.SSLContext | None) -> None:
         """Take connections; one from which no whole request comes in time is closed."""
         loop = asyncio.get_running_loop()
         seconds = self.settings.limits.message_seconds
@@ -102,7 +104,6 @@ class Front:
             self._silent[protocol] = loop.call_later(seconds, self._close_if_silent, protocol)
             return protocol
 
-        tls = self._tls()
         self._server = await loop.create_server(
             made,
             self.settings.host,
@@ -151,6 +152,7 @@ class Front:
 
     def _add_routes(self, app: web.Application) -> None:
         information.add_routes(app, self)
+        wire_class(NAME)  # imported now: once sessions come, there may be no file left to open
         app.router.add_get("/envs/{id:.+}/session", self._session, allow_head=False)
         information.add_last(app, self)
         if self.settings.sandbox is not None:
@@ -165,15 +167,21 @@ class Front:
         if request.path not in information.OPEN_PATHS and self.owner_of(request) is None:
             why = "this server wants a token: Authorization: Bearer TOKEN"
             return refusal(401, "UNAUTHORIZED", why, {"WWW-Authenticate": "Bearer"})
-        if from_elsewhere(request):
+        if from_elsewhere(request, known=bool(self._digests)):
             return refusal(403, "FORBIDDEN", "pages of other sites may not ask")
         try:
             if request.can_read_body:  # kept by aiohttp for the handler
                 async with asyncio.timeout(self.settings.limits.message_seconds):
                     await request.read()
             return await handler(request)
+        except ConnectionError:
+            if request.transport is not None and not request.transport.is_closing():
+                raise
+            return web.Response()  # the client has left, as aiohttp finds when it sends this
         except TimeoutError:
             return refusal(408, "TOO_SLOW", "the request took too long to arrive, or to be answered")
+        except RecursionError:
+            return refusal(400, "BAD_REQUEST", "the request is nested too deeply")
         except Refused as refused:
             retry = {"Retry-After": str(RETRY_SECONDS)}
             status = _STATUS.get(refused.code, 503)
@@ -228,20 +236,26 @@ class Front:
         if wrong := check_handshake(request):
             headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
             return refusal(426, "UPGRADE_REQUIRED", wrong, headers)
+        if has_said_more(request):
+            answer = refusal(400, "BAD_REQUEST", "a client waits for the answer to its handshake before it says more")
+            answer.force_close()
+            return answer
         offered = [name.strip() for name in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
         subprotocol = SUBPROTOCOL if wire == NAME and SUBPROTOCOL in offered else None
         token = request.headers.get(RESUME_HEADER) or request.query.get("resume")
-        if token:
-            session = self.sessions.claim(token, env, self.owner_of(request) or "")
+        owner = self.owner_of(request) or ""
+        session = self.sessions.claim(token, env, wire, owner) if token else self.sessions.reserve(env, wire, owner)
+        try:
             descriptor, response, over = await hand_over(request, subprotocol)
+        except BaseException as error:
+            if not token:
+                self.sessions.release(session)
+            if isinstance(error, Refused):
+                self.sessions.refused[error.code] += 1
+            raise
+        if token:
             self.sessions.attach(session, descriptor)
         else:
-            session = self.sessions.reserve(env, wire, self.owner_of(request) or "")
-            try:
-                descriptor, response, over = await hand_over(request, subprotocol)
-            except BaseException:
-                self.sessions.release(session)
-                raise
             self.sessions.begin(session, descriptor)
         if over is not None:
             await over.wait()
@@ -256,6 +270,7 @@ class Front:
             ours, theirs = socket.socketpair()
         except OSError as error:
             self.sessions.release(session)
+            self.sessions.refused[CAPACITY] += 1
             raise Refused(CAPACITY, f"no connection to one more session: {error.strerror}") from None
         self.sessions.begin(session, theirs.detach())
         return Line(ours)

@@ -94,7 +94,7 @@ class Sessions:
             raise self._refusal(TOO_MANY, f"this token has {mine} sessions open and may have no more")
         if not self._free:
             raise self._refusal(CAPACITY, f"all {self.most} sessions are in use")
-        resumable = wire_class(wire).resumable  # which may read a file, and fail: no slot is taken yet
+        resumable = wire_class(wire).resumable
         slot = self._free.pop()
         words = Slot(self._words, slot)
         words.enter(slots.INIT)
@@ -157,15 +157,16 @@ class Sessions:
             self._gone.unregister(client)
         return client
 
-    def claim(self, token: str, env: str, owner: str) -> Session:
+    def claim(self, token: str, env: str, wire: str, owner: str) -> Session:
         """The session of a resume token, which is used up by this.
 
         Raises:
-            Refused: it is wrong, was used before, or its session has ended, or is one of another environment or owner.
+            Refused: it is wrong, was used before, or its session has ended, or is one of another environment, wire or owner.
         """
         id, _, secret = token.partition(".")
         session = self.open.get(id)
-        if session is None or (session.env, session.owner) != (env, owner) or not session.claim(secret):
+        asked = (env, wire, owner)
+        if session is None or (session.env, session.wire, session.owner) != asked or not session.claim(secret):
             raise self._refusal(RESUME_REFUSED, CODES[RESUME_REFUSED][0])
         return session
 
@@ -301,15 +302,15 @@ class Sessions:
             total = total.and_those(one)
         return total
 
-    def sessions_of(self) -> dict[str, int]:
+    def open_by_env(self) -> dict[str, int]:
         """How many sessions are open, by environment."""
         return dict(Counter(session.env for session in self.open.values()))
 
     def states(self) -> dict[str, int]:
         """How many workers are in what."""
-        found = Counter(slots.STATE_NAMES[session.words.look()[0]] for session in self.open.values())
+        found = Counter(session.words.look()[0] for session in self.open.values())
         spare = 0 if self._spares is None else len(self._spares)
-        return {**{name: found[name] for name in slots.STATE_NAMES[1:]}, "spare": spare}
+        return {**{name: found[state] for state, name in enumerate(slots.STATE_NAMES) if state}, "spare": spare}
 
     async def drain(self, seconds: float) -> None:
         """Take no new sessions and no new episodes; wait for those that run, and end what is left after `seconds`."""
@@ -346,7 +347,7 @@ class Sessions:
 
 def _reason(session: Session, clean: bool) -> str:
     """Why a session ended, as it is counted."""
-    if clean and (why := session.words.words[slots.WHY]):
+    if clean and 0 < (why := session.words.words[slots.WHY]) <= len(CODES):  # an environment can write there, too
         return list(CODES)[why - 1]
     if session.ending is not None:
         return session.ending[0]

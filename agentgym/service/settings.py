@@ -37,7 +37,7 @@ class ServeSettings:
     max_sessions: int = 256
     max_sessions_per_token: int | None = None
     workers: int = 2
-    tokens: Mapping[str, str] = field(default_factory=dict)
+    tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
     cert: str | None = None
     key: str | None = None
     limits: ServiceLimits = field(default_factory=ServiceLimits)

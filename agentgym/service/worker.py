@@ -182,6 +182,7 @@ class _Front:
                 os._exit(1)
             said = json.loads(data)
             if said["do"] == "attach" and fds:
+                os.set_inheritable(fds[0], False)  # into nothing that the environment starts
                 self.offer(Connection(socket.socket(fileno=fds[0]), self._slot, self._limit), said["resume"])
             elif said["do"] == "pings" and self._connection is not None:
                 self._connection.answer_pings()

@@ -183,6 +183,8 @@ def _fork(brood: Brood, asked: dict[str, Any], fds: list[int], nursery: Nursery,
         handle = os.pidfd_open(pid)
         socket.send_fds(brood.front, [json.dumps({**told, "pid": pid}).encode()], [handle])
         os.close(handle)
+    except ConnectionError:
+        raise  # the front is gone: nobody is to be told
     except OSError as error:
         sys.stderr.write(f"agentgym serve: no process for one more session: {described(error)}\n")
         brood.front.send(json.dumps({**told, "why": described(error)}).encode())
@@ -256,5 +258,7 @@ def _child(asked: dict[str, Any], fds: list[int], nursery: Nursery) -> int:
     start = SessionStart(**json.loads(data)["start"])
     spec, tasks = nursery.specs[start.env], nursery.tasks.get(start.env)
     client = socket.socket(fileno=clients[0])
+    for sock in (control, client):  # which are received inheritable; what an environment starts has no business with them
+        sock.set_inheritable(False)
     limit_memory(nursery.bounds)
     return work(start, spec, tasks, nursery.wires[start.wire], nursery.limits, nursery.memory, control, client)

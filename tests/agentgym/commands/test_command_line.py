@@ -157,6 +157,9 @@ def test_the_list_imports_no_environment_and_nothing_heavy():
         ("doctor --netwrk", "agentgym doctor: no option --netwrk: did you mean --network?"),
         ("check froezn_lake", "agentgym check: no environment 'froezn_lake': did you mean 'frozen_lake'?"),
         ("eval frozen_lak --policy expert", "agentgym eval: no environment 'frozen_lak': did you mean 'frozen_lake'?"),
+        ("check http://127.0.0.1:1/gsm8k", "agentgym check: http://127.0.0.1:1/gsm8k: gsm8k: no server answers: http:"),
+        ("validate http://127.0.0.1:1/gsm8k", "agentgym validate: gsm8k: no server answers: http://127.0.0.1:1: "),
+        ("play http://127.0.0.1:1/gsm8k", "agentgym play: gsm8k: no server answers: http://127.0.0.1:1: "),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_nearest(line, says, capsys):

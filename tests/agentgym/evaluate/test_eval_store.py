@@ -23,8 +23,9 @@ ENV = EnvSpec("e", "some.module:Env")
 CELL = Cell(ENV, expert(), n=5, k=2)
 
 
-def opened(path, *cells, tasks=5, mark="m", **more):
-    return open_store(path, [Planned(cell, tasks, mark) for cell in cells or (CELL,)], settings={}, **more)
+def opened(path, *cells, tasks=5, mark="m", served=None, **more):
+    plan = [Planned(cell, tasks, mark, served or {}) for cell in cells or (CELL,)]
+    return open_store(path, plan, settings={}, **more)
 
 
 def episode(task="a", sample=0, failed=False, text="x", tokens=0):
@@ -164,6 +165,33 @@ def test_other_data_under_the_same_name_is_refused(tmp_path):
         pass
     with pytest.raises(ValueError, match="the data has changed"):
         opened(tmp_path / "r", mark="other")
+
+
+SERVED = {"kwargs": {"size": 4}, "split": {"name": "e/test", "size": 9, "source": "/data"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kwargs": {"size": 5}}, "the server's kwargs size was 4, is now 5"),
+        ({"kwargs": {"size": 4, "holes": 1}}, "the server's kwargs holes was null, is now 1"),
+        ({"split": {**SERVED["split"], "size": 8}}, "the server's split size was 9, is now 8"),
+    ],
+)
+def test_what_a_server_makes_otherwise_is_refused_by_name(tmp_path, change, words):
+    with opened(tmp_path / "r", served=SERVED):
+        pass
+    with pytest.raises(ValueError, match=words):
+        opened(tmp_path / "r", served={**SERVED, **change})
+
+
+def test_where_a_server_has_its_data_and_what_it_does_not_tell_is_no_difference(tmp_path):
+    moved = {**SERVED, "split": {**SERVED["split"], "source": "/elsewhere"}}
+    for told in (None, SERVED, moved, {}):  # from a folder of an older program on
+        with opened(tmp_path / "r", served=told):
+            pass
+    [cell] = read_run(tmp_path / "r")["cells"]
+    assert cell["served"] == moved
 
 
 def test_how_an_endpoint_is_asked_may_change(tmp_path):

@@ -18,7 +18,7 @@ from remote_sandboxes import SECONDS, CuttingProxy, SandboxServer
 from agentgym.sandbox import SandboxError, SandboxSpec, acquire, backends, choose, describe
 from agentgym.sandbox.cleanup import sandboxes
 from agentgym.sandbox.remote import open_remote
-from agentgym.service.blocking import BlockingWebSocket
+from agentgym.service.blocking_websocket import BlockingWebSocket
 
 SPEC = SandboxSpec(memory=128 << 20, disk=8 << 20)
 TOKEN = "a-token-of-sandboxes"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import json
 import subprocess
@@ -13,12 +14,14 @@ from openenv_package import FOREIGN, clean_environment, openenv_python, our_serv
 from served import served
 
 import agentgym
+from agentgym.checker import CHECKS, examine
+from agentgym.checks.findings import NOTE, PROBLEM
 from agentgym.cli import main
 from agentgym.messages import text_of
 from agentgym.policy import ScriptedPolicy
 from agentgym.registration import spec
 from agentgym.rollout import run_episode
-from agentgym.service.address import RemoteEnvError, SessionLost, Unavailable
+from agentgym.service.address import Full, RemoteEnvError, SessionLost, Unavailable
 from agentgym.service.openenv_forms import form_of, shown, shown_result, sole_text
 
 slow = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -321,12 +324,35 @@ def test_a_token_and_a_certificate_of_ones_own(tmp_path):
             asyncio.run(bare.reset(options={"task": task}))
 
 
+def test_a_server_of_one_session_is_checked_as_far_as_that_goes():
+    with served("openenv_envs:Sum", max_sessions=1) as front:
+        given = spec(f"openenv:{front.url}")
+        found = examine(dataclasses.replace(given, kwargs={**given.kwargs, "patience": 0.3}))
+        with pytest.raises(Full, match="all 1 sessions are in use"):
+            asyncio.run(hold_two(given))
+    assert [str(finding) for finding in found if finding.state == PROBLEM] == []
+    notes = {finding.check: finding.text for finding in found if finding.state == NOTE}
+    assert "the server allows no second session beside this one: openenv:http://" in notes["concurrency"]
+    assert "the server allows no second session" in notes["other process"]
+    assert {finding.check for finding in found} == set(CHECKS)
+
+
+async def hold_two(given):
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(2):
+            env = given.make(patience=0.1)
+            stack.push_async_callback(env.close)
+            await env.reset(seed=1)
+
+
 # ---- servers that fail: doubles, each with one fault
 
 
 @contextlib.asynccontextmanager
-async def faulty(on_frame):
-    """A server that answers each frame with what `on_frame(socket, frame)` sends."""
+async def faulty(on_frame, schemas=(), listing=404):
+    """A server that answers each frame with what `on_frame(socket, frame)` sends, its first schemas with `schemas`, and those
+    who ask for its environments with the status `listing`."""
+    first = list(schemas)
 
     async def socket(request):
         made = web.WebSocketResponse()
@@ -336,11 +362,18 @@ async def faulty(on_frame):
         return made
 
     async def schema(_):
+        if first:
+            return first.pop(0)
         return web.json_response({"action": {"properties": {"word": {"type": "string"}}, "required": ["word"]}})
 
     app = web.Application()
     app.router.add_get("/ws", socket)
+
+    async def environments(_):
+        return web.Response(status=listing)
+
     app.router.add_get("/schema", schema)
+    app.router.add_get("/list_environments", environments)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -378,6 +411,35 @@ def test_a_dropped_connection_loses_the_episode_and_the_next_reset_connects_agai
             return observation
 
     assert text_of(asyncio.run(play())[0]) == "seen"
+
+
+def test_a_schema_that_did_not_come_is_asked_for_again():
+    schemas = [web.Response(status=500)]
+
+    async def play():
+        async with faulty(well, schemas) as url:
+            env = agentgym.make(f"openenv:{url}")
+            with pytest.raises(Unavailable, match=r"no OpenEnv server: GET http://.*/schema tells no schemas"):
+                await env.reset(seed=1)
+            await env.reset(seed=1)
+            observation, *_ = await env.step("x")
+            await env.close()
+            return observation
+
+    assert text_of(asyncio.run(play())[0]) == "seen"
+
+
+@pytest.mark.parametrize(("status", "given"), [(404, True), (501, True), (500, False), (503, False)])
+def test_a_server_that_fails_to_list_its_tasks_is_not_given_others(status, given):
+    async def play():
+        async with faulty(well, listing=status) as url:
+            if given:
+                return len(await asyncio.to_thread(spec(f"openenv:{url}").tasks, "train"))
+            with pytest.raises(Unavailable, match=f"/list_environments answers with status {status}"):
+                await asyncio.to_thread(spec(f"openenv:{url}").tasks, "train")
+            return None
+
+    assert asyncio.run(play()) == (100_000 if given else None)
 
 
 def test_an_answer_that_is_no_frame_is_told():

@@ -74,6 +74,14 @@ def test_a_reset_draws_the_task_that_a_reset_here_draws():
         assert ask(session, "reset", {"seed": seed})["data"]["metadata"]["task_id"] == local.task.id
 
 
+def test_an_episode_id_has_at_most_255_characters():
+    session = wire(Sum())
+    assert ask(session, "reset", {"episode_id": "e" * 255})["type"] == "observation"
+    refused = ask(session, "reset", {"episode_id": "f" * 256})["data"]
+    assert [error["msg"] for error in refused["errors"]] == ["String should have at most 255 characters"]
+    assert ask(session, "state")["data"]["episode_id"] == "e" * 255
+
+
 def test_a_task_may_be_given_whole():
     session = wire(Sum())
     task = {"id": "mine", "messages": [user("1 + 2?")], "answer": "3"}
@@ -102,6 +110,7 @@ def test_turns_that_are_used_up_are_told_as_truncated():
         ('{"type": "reset", "data": 3}', "VALIDATION_ERROR"),
         ('{"type": "reset", "data": {"seed": -1}}', "VALIDATION_ERROR"),
         ('{"type": "reset", "data": {"seed": true}}', "VALIDATION_ERROR"),
+        (f'{{"type": "reset", "data": {{"episode_id": "{"e" * 256}"}}}}', "VALIDATION_ERROR"),
         ('{"type": "reset", "data": {"index": 99}}', "VALIDATION_ERROR"),
         ('{"type": "reset", "data": {"split": "none"}}', "VALIDATION_ERROR"),
         ('{"type": "reset", "data": {"task": {"no": "id"}}}', "VALIDATION_ERROR"),

@@ -13,7 +13,7 @@ import agentgym
 from agentgym.policy import ExpertPolicy
 from agentgym.registration import spec
 from agentgym.rollout import Episode, close_env, run_episode, run_many
-from agentgym.service import balance, lookup
+from agentgym.service import balance, lookup, opening
 from agentgym.service.address import SessionLost, Unavailable
 from agentgym.service.balance import Pool
 
@@ -86,6 +86,16 @@ def test_a_failed_server_rests_longer_each_time_and_is_taken_back(monkeypatch: p
     pool.well(pool.servers[0])
     pool.failed(pool.servers[0], "refused")
     assert pool.wait() <= balance.FIRST_REST
+
+
+def test_many_who_meet_one_failure_at_the_same_time_have_met_one() -> None:
+    pool = Pool.of(["a"])
+    for _ in range(64):
+        pool.failed(pool.servers[0], "500", broken=True)
+    assert (pool.servers[0].failures, pool.servers[0].broken) == (1, 1)
+    assert pool.wait() <= balance.FIRST_REST
+    pool.well(pool.servers[0])
+    assert pool.servers[0].broken == 0
 
 
 def test_a_server_that_failed_is_no_ones_choice_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,6 +197,25 @@ def test_servers_that_all_refuse_for_good_are_not_waited_for() -> None:
     with running(one, other), pytest.raises(Unavailable, match=r"no server gives a session: .*\(401\).*\(404\)"):
         asyncio.run(both(one, other, patience=60.0).reset(seed=1))
     assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize(("times", "opens"), [(opening.BROKEN_TRIES - 1, True), (100, False)])
+def test_a_server_that_says_that_it_failed_is_asked_a_few_times(
+    times: int, opens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(balance, "FIRST_REST", 0.05)
+    server = FaultyServer(spec("frozen_lake"))
+    server.openings.extend(["500"] * times)
+    begun = time.monotonic()
+    with running(server):
+        if opens:
+            opened(both(server), 4)
+        else:
+            words = r"no server gives a session: http://\S+: it answered 500 .*: its log says why"
+            with pytest.raises(Unavailable, match=words):
+                opened(both(server, patience=600.0), 4)
+    assert time.monotonic() - begun < 60
+    assert server.opened == (4 if opens else 0)
 
 
 def test_a_session_whose_server_drains_begins_its_next_episode_elsewhere() -> None:

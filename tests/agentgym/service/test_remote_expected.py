@@ -99,6 +99,43 @@ def test_a_server_that_starts_again_with_something_else_is_refused(monkeypatch: 
         asyncio.run(play(f"{front.url}/frozen_lake", stack, front.port))
 
 
+def test_an_evaluation_is_not_gone_on_with_where_the_server_makes_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+
+    def evaluated(front: Any, n: int) -> int:
+        monkeypatch.setattr(lookup, "_records", {})  # as in a process of its own
+        monkeypatch.setattr(balance, "_pools", {})
+        words = ["--policy", "expert", "-n", str(n), "--out", str(folder), "--quiet"]
+        return main(["eval", f"{front.url}/frozen_lake", *words])
+
+    with served(specs=of_size(4)) as front:
+        assert evaluated(front, 2) == 0
+        assert evaluated(front, 3) == 0
+    [cell] = json.loads((folder / "run.json").read_text())["cells"]
+    assert cell["served"]["kwargs"]["size"] == 4
+    assert cell["served"]["split"]["size"] == len(spec("frozen_lake").tasks("test"))
+    episodes = (folder / cell["file"]).read_text()
+    assert episodes.count("\n") == 3
+    with served(specs=of_size(5), port=front.port) as other:
+        assert evaluated(other, 4) == 2
+    assert "the server's kwargs size was 4, is now 5" in capsys.readouterr().err
+    assert (folder / cell["file"]).read_text() == episodes
+
+
+def test_a_spec_is_held_to_what_its_servers_make_now() -> None:
+    with served(specs=of_size(4)) as front:
+        remote = spec(f"{front.url}/frozen_lake")
+        assert lookup.held(remote).kwargs["expects"]["size"] == 4
+        mine = dataclasses.replace(remote, kwargs={**remote.kwargs, "expects": {"size": 7}})
+        assert lookup.held(mine).kwargs["expects"]["size"] == 7
+        assert lookup.told_of(remote, "no such split").keys() == {"kwargs"}
+    here = spec("frozen_lake")
+    assert lookup.held(here) is here
+    assert lookup.told_of(here, "test") == {}
+
+
 def test_many_that_are_made_at_once_ask_once_and_need_no_server_later(monkeypatch: pytest.MonkeyPatch) -> None:
     server, asked = FaultyServer(spec("frozen_lake")), []
     real = lookup.records_at

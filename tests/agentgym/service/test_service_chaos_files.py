@@ -1,10 +1,12 @@
 """A server that has no file descriptors left: it refuses, and is as before when it has some again."""
 
 import contextlib
+import itertools
 import json
 import os
 import resource
 import socket
+import time
 
 from chaos_harness import SECONDS, files_of, quiet, serving_command, settled, until
 
@@ -73,7 +75,12 @@ def test_a_server_without_files_gets_all_its_slots_back(tmp_path):
 
 
 def _highest(pid):
-    return max(int(name) for name in os.listdir(f"/proc/{pid}/fd")) + 1
+    return max(_held(pid)) + 1
+
+
+def _held(pid, after=0.0):
+    time.sleep(after)
+    return {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
 
 
 def test_strangers_cannot_take_all_files_of_a_server(tmp_path):
@@ -89,3 +96,23 @@ def test_strangers_cannot_take_all_files_of_a_server(tmp_path):
         settled(command, before)
         _all_slots_work(command)
         assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_the_very_first_session_is_refused_in_order_where_no_file_is_left(tmp_path):
+    with serving_command(tmp_path, *WORDS) as command:
+        before = quiet(command)
+        until(lambda: _held(command.pid) == _held(command.pid, after=0.2), lambda: files_of(command.pid))
+        soft, hard = resource.prlimit(command.pid, resource.RLIMIT_NOFILE)
+        held = _held(command.pid)
+        lowest = next(fd for fd in itertools.count() if fd not in held)
+        resource.prlimit(command.pid, resource.RLIMIT_NOFILE, (lowest + 1, hard))  # one, for the connection
+        with _connected(command.port) as sock:
+            sock.sendall(UPGRADE)
+            head, _, body = sock.makefile("rb").read().partition(b"\r\n\r\n")
+        resource.prlimit(command.pid, resource.RLIMIT_NOFILE, (soft, hard))
+        assert head.startswith(b"HTTP/1.1 503 "), head
+        assert b"\r\nRetry-After: " in head
+        assert json.loads(body)["error"]["code"] == "CAPACITY"
+        assert command.metrics()['refused_total{reason="CAPACITY"}'] == 1
+        settled(command, before)
+        assert "Error handling request" not in (tmp_path / "log").read_text()

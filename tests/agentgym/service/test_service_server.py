@@ -188,7 +188,13 @@ def test_what_cannot_be_imported_cannot_be_served():
 
 @pytest.mark.parametrize(
     ("text", "wrong"),
-    [("", "no token"), ("short\n", ":1:"), ("a b c\n", ":1:"), (f"{'x' * 20}\n\n# no\nname {'x' * 20}\n", ":4:")],
+    [
+        ("", "no token"),
+        ("short\n", ":1:"),
+        ("a b c\n", ":1:"),
+        (f"{'ö' * 20}\n", ":1:"),
+        (f"{'x' * 20}\n\n# no\nname {'x' * 20}\n", ":4:"),
+    ],
 )
 def test_a_bad_file_of_tokens_is_told(tmp_path, text, wrong):
     (tmp_path / "tokens").write_text(text)
@@ -206,8 +212,13 @@ def test_tokens_have_names(tmp_path):
     [
         (["--host", "0.0.0.0"], "--token-file"),
         (["--port", "70000"], "--port"),
-        (["--step-timeout", "0"], "step_seconds"),
-        (["--max-sessions", "0"], "max_sessions"),
+        (["--step-timeout", "0"], "--step-timeout"),
+        (["--max-sessions", "0"], "--max-sessions"),
+        (["--workers", "-1"], "--workers"),
+        (["--max-message", "0"], "--max-message"),
+        (["frozen_lake", "--kwargs", '{"frozen_lake": {"view": "nowhere"}}'], "view is map or near"),
+        (["--tls-cert", "nowhere.pem"], "--tls-cert nowhere.pem"),
+        (["--tls-cert", __file__, "--port", "0"], "--tls-key"),
         (["--tls-key", "k"], "--tls-cert"),
         (["--token-file", "nowhere"], "nowhere"),
         (["service_faults:Faulty"], "twice"),

@@ -1,0 +1,119 @@
+"""Who leaves in the middle of something: a client in its handshake, the front while it is told things. Nobody is to hear of it."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+from collections import Counter
+
+import pytest
+from service_harness import Client, alive, browsing, parent_of, serving, session, until
+
+from agentgym.service.catalogue import tell_tasks
+from agentgym.service.relay import relayed
+
+HANDSHAKE = (
+    "GET {} HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+
+
+def open_files():
+    kinds = Counter()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the folder's own
+            kinds[os.readlink(f"/proc/self/fd/{fd}").partition(":[")[0]] += 1
+    return kinds
+
+
+@pytest.mark.parametrize("linger", [True, False], ids=["reset", "closed"])
+def test_a_client_that_leaves_in_its_handshake_is_not_an_error(linger, caplog):
+    async def knock():
+        async with serving(max_sessions=1) as front:
+            await until(lambda: len(front.forks._keys) == 2)
+            files = open_files()
+            for path in ("/envs/faulty/session", "/ws", "/mcp", "/envs/faulty/session"):
+                for _ in range(3):
+                    # It has gone before the server, in this very thread, reads a word.
+                    sock = socket.create_connection(("127.0.0.1", front.port))
+                    sock.sendall(HANDSHAKE.format(path).encode())
+                    if linger:
+                        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    sock.close()
+                    await asyncio.sleep(0.01)
+                    await until(lambda: not front._runner.server.connections)
+                    await until(lambda: not front.sessions.open)
+            async with session(front) as client:
+                await client.begin()
+                token = client.hello["resume"]
+                await client.drop()
+                sock = socket.create_connection(("127.0.0.1", front.port))
+                sock.sendall(HANDSHAKE.format(f"/envs/faulty/session?resume={token}").encode())
+                sock.close()
+                await client.connect(resume=token)  # it was not used up
+                assert (await client.step("echo on"))["result"]
+            await until(lambda: not front.sessions.open)
+            await until(lambda: open_files() == files, lambda: (files, open_files()))
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(knock())
+    assert not caplog.records
+
+
+def test_what_is_to_be_relayed_may_have_gone():
+    async def play():
+        outer, client = socket.socketpair()
+        inner, worker = socket.socketpair()
+        with outer, worker:
+            _, writer = await asyncio.open_connection(sock=client)
+            writer.transport.abort()
+            with pytest.raises(ConnectionError):
+                await relayed(writer.transport, inner)
+            inner.close()
+            assert worker.recv(1) == b""
+
+    asyncio.run(play())
+
+
+def test_tasks_are_told_to_a_front_that_has_left():
+    for question in ("", json.dumps({"env": "nowhere"}) + "\n"):
+        front, theirs = socket.socketpair()
+        front.sendall(question.encode())
+        front.close()
+        with theirs:
+            tell_tasks(theirs, {}, {})
+
+
+def test_the_process_that_tells_tasks_is_replaced_when_it_has_died():
+    async def play():
+        async with serving(workers=0) as front, browsing(front) as http:
+            for _ in range(3):
+                assert (await http.get("/envs")).status == 200
+                [telling] = front.forks._keys
+                os.kill(telling, signal.SIGKILL)
+                await until(lambda: not front.forks._keys)
+
+    asyncio.run(play())
+
+
+def test_a_zygote_whose_front_has_left_says_nothing_of_it(capfd):
+    async def play():
+        async with serving(workers=2) as front, browsing(front) as http:
+            client = await (await Client(http).connect()).begin()
+            zygote = parent_of(client.pid)
+            os.kill(zygote, signal.SIGSTOP)
+            workers = list(front.forks._keys)
+            for pid in workers:
+                os.kill(pid, signal.SIGKILL)
+            await until(lambda: not any(map(alive, workers)))
+            front.forks._packets.close()  # so deaths and this are found at once
+            os.kill(zygote, signal.SIGCONT)
+            await until(lambda: not alive(zygote))
+            await client.drop()
+
+    asyncio.run(play())
+    assert "Traceback" not in capfd.readouterr().err
