@@ -103,6 +103,7 @@ async def _warn(front: Front) -> None:
             told = {"error": str(error)}
         if "error" in told:
             print(f"agentgym serve: {id} cannot be made now: {told['error']}", file=sys.stderr, flush=True)
+    await front.listing.rest()
 
 
 async def _drained(front: Front, again: asyncio.Future[None]) -> None:

@@ -44,6 +44,13 @@ class Listing:
             raise LookupError(answer["error"])
         return answer["result"]
 
+    async def rest(self) -> None:
+        """Let the process end until there is a question: it has memory of its own."""
+        async with self._asking:
+            if self._streams is not None:
+                self._streams[1].close()  # which it hears of as it waits
+                self._streams = None
+
     async def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
         if self._streams is not None and self._streams[0].at_eof():  # it has died since, with the zygote maybe
             self.close()

@@ -38,6 +38,7 @@ from agentgym.service.worker import ENDED, NOT_MADE, SessionStart, described, wo
 from agentgym.tasks import TaskSet
 
 _MESSAGE = 1 << 16
+_SETUP = 1 << 20  # names every process that died with the zygote before
 # After a death the kernel's list of children is looked at for so long: it may miss some while others die.
 _LOOK_SECONDS = 1.0
 
@@ -76,7 +77,8 @@ def main(front_fd: int, memory_fd: int, parent: int) -> int:
     """
     os.dup2(2, 1)  # what environments print is not the command's output
     front = socket.socket(fileno=front_fd)
-    setup = json.loads(front.recv(_MESSAGE))
+    front.set_inheritable(False)
+    setup = json.loads(front.recv(_SETUP))
     try:
         nursery = _prepared(setup, map_memory(memory_fd))
     except (Exception, SystemExit) as error:
@@ -251,14 +253,17 @@ def _child(asked: dict[str, Any], fds: list[int], nursery: Nursery) -> int:
     control = socket.socket(fileno=fds[0])
     if "waits" not in asked:
         tell_tasks(control, nursery.specs, nursery.tasks)
-        return 0
+        return ENDED
     data, clients, _, _ = socket.recv_fds(control, _MESSAGE, 1)
     if not data:  # it was not needed
         return 0
     start = SessionStart(**json.loads(data)["start"])
     spec, tasks = nursery.specs[start.env], nursery.tasks.get(start.env)
     client = socket.socket(fileno=clients[0])
-    for sock in (control, client):  # which are received inheritable; what an environment starts has no business with them
+    for sock in (
+        control,
+        client,
+    ):  # which are received inheritable; what an environment starts has no business with them
         sock.set_inheritable(False)
     limit_memory(nursery.bounds)
     return work(start, spec, tasks, nursery.wires[start.wire], nursery.limits, nursery.memory, control, client)
