@@ -100,7 +100,7 @@ class Front:
         def made() -> asyncio.BaseProtocol:
             protocol = make()
             if len(make.connections) >= most:
-                loop.call_soon(_abort, protocol)
+                loop.call_later(0, _abort, protocol)  # not yet: it hears of its connection in the next round
             self._silent[protocol] = loop.call_later(seconds, self._close_if_silent, protocol)
             return protocol
 

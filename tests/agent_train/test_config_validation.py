@@ -12,6 +12,7 @@ from agent_train.compose import choices, compose
 from agent_train.config import Config, ConfigError
 from agent_train.validation import validate, visible_gpus
 from agentgym.core import Env
+from agentgym.sandbox import backends
 from agentgym.tasks import Task, TaskSet
 
 
@@ -176,6 +177,7 @@ def test_an_environment_without_a_sandbox_is_told_of_none(tmp_path):
 
 def test_a_sandbox_that_cannot_be_had_is_refused_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
+    monkeypatch.setattr(backends._process, "choices", {})  # one that succeeded before would be kept
     config = compose(["+env=sql", "sandbox=docker", "engine=embedded", f"trainer.runs_dir={tmp_path}"])
     with pytest.raises(ConfigError, match=r"sandbox=docker.*unix:///no/such/docker.sock"):
         validate(config)
