@@ -1,7 +1,6 @@
 """One session of a served environment: what it answers, how it comes back, what of its faults reaches nobody else."""
 
 import asyncio
-import json
 import random
 
 import pytest
@@ -203,21 +202,5 @@ def test_an_environment_that_cannot_be_made_says_why():
             await client.ws.close()
             await until(lambda: not front.sessions.open)
             assert front.sessions.tally().ended == {"ENV_ERROR": 1}
-
-    asyncio.run(play())
-
-
-def test_when_the_zygote_dies_its_sessions_end_and_others_can_be_opened():
-    async def play():
-        async with serving() as front:
-            async with session(front) as client:
-                await client.begin()
-                front.forks._process.kill()
-                assert (await client.receive())["error"]["code"] == "WORKER_DIED"
-                await until(lambda: not alive(client.pid))
-            await until(lambda: front.forks.ready)
-            async with session(front) as client:
-                await client.begin()
-                assert json.dumps(await client.step("echo again"))
 
     asyncio.run(play())
