@@ -15,7 +15,7 @@ from pathlib import Path
 
 KINDS = ("plain", "tools", "sandbox")
 LONGEST = 32  # letters of a name: longer ones would break the templates' lines
-_SUFFIX = ".tmpl"
+SUFFIX = ".tmpl"
 
 
 def scaffold(name: str, parent: Path, kind: str = "plain") -> tuple[Path, list[Path]]:
@@ -43,8 +43,8 @@ def scaffold(name: str, parent: Path, kind: str = "plain") -> tuple[Path, list[P
     files = []
     templates = resources.files("agentgym.scaffold") / "templates"
     for folder in ("common", kind):
-        for template, path in _templates(templates / folder):
-            target = root / _named(path.removesuffix(_SUFFIX), name)
+        for template, path in templates_in(templates / folder):
+            target = root / _named(path.removesuffix(SUFFIX), name)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(_named(template.read_text(encoding="utf-8"), name), encoding="utf-8")
             files.append(target)
@@ -75,12 +75,13 @@ def check_name(name: str) -> None:
         )
 
 
-def _templates(folder: Traversable, below: str = "") -> list[tuple[Traversable, str]]:
+def templates_in(folder: Traversable, below: str = "") -> list[tuple[Traversable, str]]:
+    """The templates in a folder and below it, each with its path there."""
     found = []
     for item in folder.iterdir():
         if item.is_dir():
-            found += _templates(item, f"{below}{item.name}/")
-        elif item.name.endswith(_SUFFIX):
+            found += templates_in(item, f"{below}{item.name}/")
+        elif item.name.endswith(SUFFIX):
             found.append((item, below + item.name))
     return found
 

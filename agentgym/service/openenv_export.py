@@ -12,16 +12,15 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata, resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from string import Template
 from typing import Any
 
 import agentgym
 from agentgym.registration import EnvSpec, adapters
+from agentgym.scaffold import SUFFIX, templates_in
 
 OPENENV = "openenv>=0.10"
-_SUFFIX = ".tmpl"
 _OURS = ("agentgym", "agentgym_envs")
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
@@ -52,8 +51,8 @@ def export_openenv(
             raise ValueError(f"{wheel} is no wheel")
     requirements, source = requirements_of(spec)
     values = _values(spec, dict(kwargs or {}), requirements)
-    for template, path in _templates(resources.files("agentgym.service") / "openenv_template"):
-        target = out / path.removesuffix(_SUFFIX)
+    for template, path in templates_in(resources.files("agentgym.service") / "openenv_template"):
+        target = out / path.removesuffix(SUFFIX)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(Template(template.read_text(encoding="utf-8")).substitute(values), encoding="utf-8")
     if source is not None:
@@ -136,16 +135,6 @@ def _values(spec: EnvSpec, kwargs: dict[str, Any], requirements: Sequence[str]) 
         "kwargs_literal": repr(json.dumps(kwargs)),
         "notes": notes,
     }
-
-
-def _templates(folder: Traversable, below: str = "") -> list[tuple[Traversable, str]]:
-    found = []
-    for item in folder.iterdir():
-        if item.is_dir():
-            found += _templates(item, f"{below}{item.name}/")
-        elif item.name.endswith(_SUFFIX):
-            found.append((item, below + item.name))
-    return found
 
 
 def _copy(source: Path, out: Path) -> None:

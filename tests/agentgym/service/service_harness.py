@@ -28,6 +28,16 @@ def parent_of(pid):
         return int(stat.read().rpartition(")")[2].split()[1])
 
 
+def url_told_by(process):
+    """Where a `serve --json` listens, which it says first."""
+    text = ""
+    while not text.rstrip().endswith("}"):
+        line = process.stdout.readline()
+        assert line, "it ended"
+        text += line
+    return json.loads(text)["url"]
+
+
 async def until(true, what="it"):
     end = time.monotonic() + SECONDS
     while not true():

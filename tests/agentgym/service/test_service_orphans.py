@@ -1,7 +1,6 @@
 """Whatever is killed, nothing of it is left: not the workers, nor what their environments have started."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -9,7 +8,7 @@ import sys
 
 import aiohttp
 import pytest
-from service_harness import SECONDS, Client, alive, browsing, parent_of, serving, session, until
+from service_harness import SECONDS, Client, alive, browsing, parent_of, serving, session, until, url_told_by
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -100,12 +99,7 @@ def test_nothing_is_left_of_a_front_that_is_killed():
             await until(lambda: not any(map(alive, [client.pid, zygote, keeper, *left])))
 
     try:
-        text = ""
-        while not text.rstrip().endswith("}"):
-            line = process.stdout.readline()
-            assert line, "it ended"
-            text += line
-        asyncio.run(play(json.loads(text)["url"]))
+        asyncio.run(play(url_told_by(process)))
     finally:
         process.kill()
         process.wait(SECONDS)

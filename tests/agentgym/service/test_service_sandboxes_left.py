@@ -9,7 +9,7 @@ import sys
 
 import aiohttp
 import pytest
-from service_harness import SECONDS, Client, alive, parent_of, session, until
+from service_harness import SECONDS, Client, alive, parent_of, session, until, url_told_by
 
 from agentgym.registration import EnvSpec, spec
 from agentgym.sandbox.cleanup import sandboxes
@@ -100,12 +100,7 @@ def test_a_server_that_ends_leaves_no_sandbox(backend, who):
             await none_left(mine[0])
 
     try:
-        text = ""
-        while not text.rstrip().endswith("}"):
-            line = process.stdout.readline()
-            assert line, "it ended"
-            text += line
-        asyncio.run(play(json.loads(text)["url"]))
+        asyncio.run(play(url_told_by(process)))
     finally:
         process.kill()
         process.wait(SECONDS)
