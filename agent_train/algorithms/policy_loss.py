@@ -9,7 +9,6 @@ Legend: T tokens of one packed micro-batch.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import math
@@ -116,7 +115,7 @@ class PolicyLoss:
             values = {name: getattr(inputs, name) for name in INPUTS}
             detached = {k: v.detach() if isinstance(v, Tensor) else v for k, v in values.items()}
             (grad_T,) = torch.autograd.grad(self(LossInputs(**{**detached, "logprobs_T": leaf_T})).sum(), leaf_T)
-        return inputs.mask_T & (keep(inputs.advantages_T, inputs.mask_T) != 0) & (grad_T == 0)
+        return (keep(inputs.advantages_T, inputs.mask_T) != 0) & (grad_T == 0)
 
 
 def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyLoss:
@@ -169,8 +168,7 @@ def _check_parameters(name: str, parameters: Mapping[str, inspect.Parameter]) ->
 
 def _check_setting(name: str, key: str, value: Any, known: Mapping[str, inspect.Parameter]) -> None:
     if key not in known:
-        near = difflib.get_close_matches(key, known, n=1) or sorted(known)
-        raise ValueError(f"policy loss {name!r} has no setting {key!r}; it has {', '.join(near) or 'none'}")
+        raise ValueError(f"policy loss {name!r} has no setting {key!r}; it has {', '.join(sorted(known)) or 'none'}")
     default = known[key].default
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if isinstance(default, float) and not (number and not math.isnan(value)):

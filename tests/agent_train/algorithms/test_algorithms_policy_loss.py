@@ -125,6 +125,10 @@ def own(logprobs_T, advantages_T, entropy_T, *, width=0.5, must):
     return -advantages_T * logprobs_T * width * must - 0.0 * entropy_T
 
 
+def offset(logprobs_T):
+    return 1.0 - logprobs_T
+
+
 def of_two(logprobs_T, mask_T):
     return logprobs_T[:2]
 
@@ -162,6 +166,13 @@ def test_a_loss_of_ones_own_is_named_by_where_it_is():
     assert loss(at).tolist() == [3.0, 0.0]
 
 
+def test_a_loss_of_ones_own_need_not_know_of_masks_or_of_half_precision():
+    at = inputs([-3.015625, math.nan], [0.0, 0.0], [1.0, 1.0], [True, False], [2])
+    loss_T = policy_loss(f"{HERE}:offset")(replace(at, logprobs_T=at.logprobs_T.detach().bfloat16()))
+    assert loss_T.dtype == torch.float32
+    assert loss_T.tolist() == [4.015625, 0.0]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -170,7 +181,7 @@ def test_a_loss_of_ones_own_is_named_by_where_it_is():
         (f"{HERE}:nothing_here", {}, "cannot be imported: .* has no attribute 'nothing_here'"),
         (f"{HERE}:constant", {}, "is a int, not a function"),
         (f"{HERE}:own", {}, "no value for must"),
-        (f"{HERE}:own", {"must": 1.0, "widht": 2.0}, "no setting 'widht'; it has width"),
+        (f"{HERE}:own", {"must": 1.0, "widht": 2.0}, "no setting 'widht'; it has must, width"),
         (f"{HERE}:own", {"must": 1.0, "old_T": 2.0}, "no setting 'old_T'"),
         ("reinforce", {"clip_low": 0.2}, "no setting 'clip_low'; it has none"),
         ("ppo", {"clip_low": "0.2"}, "clip_low must be a number, not '0.2'"),
