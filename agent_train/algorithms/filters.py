@@ -35,7 +35,7 @@ def most_uncertain(spreads: Sequence[float], share: float) -> list[int]:
     Raises:
         ValueError: `share` is not in (0, 1], or a spread is negative or not finite.
     """
-    # A share like 0.7 of 10 groups is 7.000000000000001 in floating point; it means 7.
+    # 0.07 of 100 groups is 7.000000000000001 in floating point; it means 7.
     return sorted(_widest_first(spreads, share)[: math.ceil(share * len(spreads) - 1e-9)])
 
 

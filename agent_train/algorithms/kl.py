@@ -75,6 +75,7 @@ def kl_loss(
     gradient = gradient or value
     if importance not in IMPORTANCE:
         raise ValueError(f"importance must be one of {', '.join(IMPORTANCE)}, not {importance!r}")
+    # Every estimate of two zeros is 0, so what is kept of the inputs keeps the result too.
     logprobs_T, reference_T = keep(logprobs_T, mask_T).float(), keep(reference_T, mask_T).float()
     source_T = estimator(gradient)(logprobs_T, reference_T)
     number_T = estimator(value)(logprobs_T, reference_T).detach()
@@ -84,7 +85,7 @@ def kl_loss(
     if importance != "none":
         ratio_T = log_ratio(logprobs_T, keep(old_T, mask_T).float()).exp()
         kl_T = kl_T * (ratio_T.detach() if importance == "detached" else ratio_T)
-    return keep(kl_T, mask_T)
+    return kl_T
 
 
 def estimator(name: str) -> Callable[[Tensor, Tensor], Tensor]:
@@ -114,7 +115,7 @@ def kl_rewards(
     `kl_scores`.
     """
     logprobs_T, reference_T = keep(logprobs_T, mask_T).float(), keep(reference_T, mask_T).float()
-    rewards_T = keep(-coefficient * estimator(value)(logprobs_T, reference_T), mask_T)
+    rewards_T = -coefficient * estimator(value)(logprobs_T, reference_T)
     where_T = torch.arange(len(mask_T), device=mask_T.device)
     last_S = torch.full((len(scores_S),), -1, device=mask_T.device)
     last_S = last_S.scatter_reduce(0, segment_T[mask_T], where_T[mask_T], "amax")
