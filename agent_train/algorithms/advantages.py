@@ -1,16 +1,23 @@
-"""Advantages: from the rewards of a group to one number per trajectory. Pure Python; a group has a handful of samples."""
+"""Advantages: from the rewards of a group to one number per trajectory. Pure Python; a group has a handful of samples.
+
+A reward of None marks a trajectory that takes no part, because it failed or sampled nothing: it is in no baseline and gets 0.0.
+Baselines made of the group's own rewards give exactly 0.0 to a group of one and to a group whose rewards do not differ.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+Rewards = Sequence[float | None]
+
 STDS = ("sample", "population", "none")
+LEVELS = ("group", "batch", "none")
 # fp32 keeps 7 digits; a spread below this share of the rewards' size is rounding, not a difference.
 RELATIVE_SPREAD = 1e-6
 
 
-def group_advantages(rewards: Sequence[float | None], std: str = "sample", eps: float = 1e-6) -> list[float]:
+def group_advantages(rewards: Rewards, std: str = "sample", eps: float = 1e-6) -> list[float]:
     """Rewards relative to their group: `(r - mean) / (std + eps)`.
 
     GRPO (arXiv 2402.03300) divides by the sample standard deviation, Dr. GRPO (arXiv 2503.20783) by nothing.
@@ -26,19 +33,152 @@ def group_advantages(rewards: Sequence[float | None], std: str = "sample", eps: 
     Raises:
         ValueError: an unknown `std`, or a reward that is not finite.
     """
-    if std not in STDS:
-        raise ValueError(f"std must be one of {', '.join(STDS)}, not {std!r}")
+    _one_of("std", std, STDS)
+    known = known_rewards(rewards)
+    if not has_spread(known):
+        return [0.0] * len(rewards)
+    mean, scale = _mean(known), _scale(known, std, eps)
+    return [0.0 if r is None else (r - mean) / scale for r in rewards]
+
+
+def level_advantages(
+    groups: Sequence[Rewards],
+    mean_level: str = "group",
+    std_level: str = "batch",
+    std: str = "sample",
+    eps: float = 1e-6,
+) -> list[list[float]]:
+    """`(r - mean) / (std + eps)` with mean and standard deviation each of the group, of the whole batch, or left out.
+
+    Group and batch is LitePPO (arXiv 2508.08221), group and group is GRPO (arXiv 2402.03300), group and none is Dr. GRPO
+    (arXiv 2503.20783). The standard deviation of the batch is that of the rewards themselves, around the batch's mean as in
+    ROLL (AReaL takes it around the groups' means), each trajectory counting once.
+
+    Args:
+        groups: the rewards of every group of the training step.
+        mean_level: what the baseline is the mean of: "group", "batch" or "none" (the baseline is 0).
+        std_level: what the standard deviation is of: "group", "batch" or "none" (nothing divides).
+        std: "sample" (n-1) or "population" (n).
+        eps: added to the standard deviation.
+
+    Returns:
+        One list for each group. Where a level that is used, group or batch, has rewards that do not differ, 0.0.
+
+    Raises:
+        ValueError: an unknown setting, or a reward that is not finite.
+    """
+    _one_of("mean_level", mean_level, LEVELS)
+    _one_of("std_level", std_level, LEVELS)
+    _one_of("std", std, STDS[:2])
+    levels = {mean_level, std_level}
+    batch = known_rewards([reward for group in groups for reward in group])
+    if "batch" in levels and not has_spread(batch):
+        return [[0.0] * len(group) for group in groups]
+    advantages = []
+    for group in groups:
+        known = known_rewards(group)
+        if not known or ("group" in levels and not has_spread(known)):
+            advantages.append([0.0] * len(group))
+            continue
+        population = {"group": known, "batch": batch}
+        mean = _mean(population[mean_level]) if mean_level != "none" else 0.0
+        scale = _scale(population[std_level], std, eps) if std_level != "none" else 1.0
+        advantages.append([0.0 if r is None else (r - mean) / scale for r in group])
+    return advantages
+
+
+def rloo_advantages(rewards: Rewards) -> list[float]:
+    """RLOO (arXiv 2402.14740): the reward less the mean of the other rewards of the group, `n / (n - 1) * (r - mean)`.
+
+    Raises:
+        ValueError: a reward that is not finite.
+    """
+    known = known_rewards(rewards)
+    if not has_spread(known):
+        return [0.0] * len(rewards)
+    mean, factor = _mean(known), len(known) / (len(known) - 1)
+    return [0.0 if r is None else factor * (r - mean) for r in rewards]
+
+
+def opo_advantages(rewards: Rewards, lengths: Sequence[int]) -> list[float]:
+    """OPO (arXiv 2505.23585): the reward less the group's mean weighted by length, `r - sum(len * r) / sum(len)`.
+
+    Args:
+        rewards: one per trajectory.
+        lengths: sampled tokens of each trajectory; what stands at a reward of None is not looked at.
+
+    Raises:
+        ValueError: not as many lengths as rewards, a negative length, or a reward that is not finite.
+    """
+    known = known_rewards(rewards)
+    weights = [n for r, n in zip(rewards, lengths, strict=True) if r is not None]
+    if any(n < 0 for n in weights):
+        raise ValueError(f"lengths are counts of sampled tokens, not {list(lengths)}")
+    if not has_spread(known) or not sum(weights):
+        return [0.0] * len(rewards)
+    baseline = math.fsum(r * n for r, n in zip(known, weights, strict=True)) / sum(weights)
+    return [0.0 if r is None else r - baseline for r in rewards]
+
+
+def maxrl_advantages(rewards: Rewards, eps: float = 0.0) -> list[float]:
+    """MaxRL (arXiv 2602.02710): `(r - mean) / (mean + eps)`, so that a task which is solved rarely weighs more.
+
+    Raises:
+        ValueError: a reward below 0, which is no measure of success, or one that is not finite.
+    """
+    known = known_rewards(rewards)
+    if any(r < 0 for r in known):
+        raise ValueError(f"MaxRL divides by the mean reward and needs rewards of at least 0, not {list(rewards)}")
+    if not has_spread(known):
+        return [0.0] * len(rewards)
+    mean = _mean(known)
+    return [0.0 if r is None else (r - mean) / (mean + eps) for r in rewards]
+
+
+def remax_advantages(rewards: Rewards, greedy: float | None) -> list[float]:
+    """ReMax (arXiv 2310.10505): the reward less that of the greedy answer to the same task.
+
+    The baseline is not made of the rewards, so that a group of one learns too. For rewards in the middle of an episode
+    subtract `greedy` from `returns.return_to_go` instead.
+
+    Args:
+        rewards: one per trajectory.
+        greedy: the reward at temperature 0; None where that episode failed, which leaves no baseline: all 0.0.
+
+    Raises:
+        ValueError: a reward that is not finite.
+    """
+    known_rewards([*rewards, greedy])
+    if greedy is None:
+        return [0.0] * len(rewards)
+    return [r - greedy if r is not None and has_spread([r, greedy]) else 0.0 for r in rewards]
+
+
+def best_of_advantages(rewards: Rewards) -> list[float]:
+    """For the best of the samples (arXiv 2503.19595): the best gets its lead over the second, the others 0.
+
+    It is `max(all) - max(all but this one)`, a leave-one-out baseline for the reward of the best of n; with rewards of 0 and
+    1 that is pass@n.
+
+    Raises:
+        ValueError: a reward that is not finite.
+    """
+    known = sorted(known_rewards(rewards))
+    if not has_spread(known[-2:]):
+        return [0.0] * len(rewards)
+    return [known[-1] - known[-2] if r == known[-1] else 0.0 for r in rewards]
+
+
+def known_rewards(rewards: Rewards) -> list[float]:
+    """The rewards of the trajectories that take part.
+
+    Raises:
+        ValueError: one of them is not finite.
+    """
     known = [float(r) for r in rewards if r is not None]
     if not all(map(math.isfinite, known)):
         raise ValueError(f"rewards must be finite numbers, or None for a failed trajectory: {list(rewards)}")
-    if not has_spread(known):
-        return [0.0] * len(rewards)
-    mean = math.fsum(known) / len(known)
-    scale = 1.0
-    if std != "none":
-        squares = math.fsum((r - mean) ** 2 for r in known)
-        scale = math.sqrt(squares / (len(known) - (std == "sample"))) + eps
-    return [0.0 if r is None else (r - mean) / scale for r in rewards]
+    return known
 
 
 def has_spread(rewards: Sequence[float]) -> bool:
@@ -46,3 +186,20 @@ def has_spread(rewards: Sequence[float]) -> bool:
     if len(rewards) < 2:
         return False
     return max(rewards) - min(rewards) > RELATIVE_SPREAD * max(map(abs, rewards))
+
+
+def _mean(known: Sequence[float]) -> float:
+    return math.fsum(known) / len(known)
+
+
+def _scale(known: Sequence[float], std: str, eps: float) -> float:
+    if std == "none":
+        return 1.0
+    mean = _mean(known)
+    squares = math.fsum((r - mean) ** 2 for r in known)
+    return math.sqrt(squares / (len(known) - (std == "sample"))) + eps
+
+
+def _one_of(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")

@@ -1,0 +1,72 @@
+"""Which groups of a step to train on, by how much the rewards inside each differ. Pure Python; a step has some hundred groups.
+
+The filters return indices in the order of the groups, so that what is trained does not depend on how it was chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from agent_train.algorithms.advantages import has_spread
+
+
+def reward_spread(rewards: Sequence[float | None]) -> float:
+    """The population standard deviation of a group's rewards, without the failed ones (None); 0.0 where they do not differ."""
+    known = [float(reward) for reward in rewards if reward is not None]
+    if not has_spread(known):
+        return 0.0
+    mean = math.fsum(known) / len(known)
+    return math.sqrt(math.fsum((reward - mean) ** 2 for reward in known) / len(known))
+
+
+def most_uncertain(spreads: Sequence[float], share: float) -> list[int]:
+    """StarPO-S (RAGEN, arXiv 2504.20073): the share of the groups whose rewards differ most; of equal ones the earlier.
+
+    Groups without spread are kept too where the share asks for them: a critic learns from them, a group baseline does not.
+
+    Args:
+        spreads: from `reward_spread`, one per group.
+        share: of the groups to keep, over 0 up to 1; rounded up, so at least one is kept.
+
+    Returns:
+        indices of the kept groups, ascending.
+
+    Raises:
+        ValueError: `share` is not in (0, 1], or a spread is negative or not finite.
+    """
+    # 0.07 of 100 groups is 7.000000000000001 in floating point; it means 7.
+    return sorted(_widest_first(spreads, share)[: math.ceil(share * len(spreads) - 1e-9)])
+
+
+def top_p(spreads: Sequence[float], share: float) -> list[int]:
+    """RAGEN's nucleus filter: the fewest groups, widest first, that hold `share` of the step's whole reward spread.
+
+    Unlike a fixed share of groups it keeps many where many differ and few where few do. Groups without spread are never kept.
+
+    Args:
+        spreads: from `reward_spread`, one per group.
+        share: of the summed spreads, over 0 up to 1.
+
+    Returns:
+        indices of the kept groups, ascending; none where no group has spread.
+
+    Raises:
+        ValueError: `share` is not in (0, 1], or a spread is negative or not finite.
+    """
+    order = [index for index in _widest_first(spreads, share) if spreads[index] > 0]
+    goal = share * math.fsum(spreads) * (1 - 1e-9)
+    kept: list[int] = []
+    for index in order:
+        if kept and math.fsum(spreads[i] for i in kept) >= goal:
+            break
+        kept.append(index)
+    return sorted(kept)
+
+
+def _widest_first(spreads: Sequence[float], share: float) -> list[int]:
+    if not 0 < share <= 1:
+        raise ValueError(f"the share to keep must be over 0 and at most 1, not {share}")
+    if not all(math.isfinite(spread) and spread >= 0 for spread in spreads):
+        raise ValueError(f"spreads must be finite and not negative: {list(spreads)}")
+    return sorted(range(len(spreads)), key=lambda index: -spreads[index])

@@ -1,0 +1,207 @@
+"""A policy loss as the learner holds it: a function, what it reads of a micro-batch, and its settings.
+
+A loss is a function whose parameters are named like the fields of `LossInputs`; any other parameter is a setting, and the
+config fills it. So the signature says all there is to know: `mine(logprobs_T, old_T, advantages_T, *, width=0.2)` reads three
+tensors, needs the proximal policy, and has one setting. It returns one loss per token.
+
+Legend: T tokens of one packed micro-batch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agent_train.algorithms.losses import keep, single
+from agent_train.algorithms.registry import loss_path
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """What a policy loss may read of one packed micro-batch. What no loss reads need not be there.
+
+    Attributes:
+        logprobs_T: log-probabilities (nats) under the policy that is trained, with gradient.
+        advantages_T: of each token.
+        mask_T: True on the sampled tokens; elsewhere the others may hold anything.
+        old_T: log-probabilities under the proximal policy.
+        behaviour_T: log-probabilities under the policy that sampled, from the engine.
+        entropy_T: entropy (nats) of the trained policy at each token, with gradient.
+        segment_T: number of each token's row in the micro-batch, int64, from 0.
+        n_segments: how many rows there are.
+        drift_limit: a scalar of the whole optimizer step, from `m2po_limit`.
+    """
+
+    logprobs_T: Tensor
+    advantages_T: Tensor
+    mask_T: Tensor
+    old_T: Tensor | None = None
+    behaviour_T: Tensor | None = None
+    entropy_T: Tensor | None = None
+    segment_T: Tensor | None = None
+    n_segments: int | None = None
+    drift_limit: Tensor | None = None
+
+
+INPUTS = tuple(field.name for field in fields(LossInputs))
+# Per token and of floats: a masked cell of these may hold anything.
+_KEPT = ("logprobs_T", "advantages_T", "old_T", "behaviour_T", "entropy_T")
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """A loss with its settings. Calling it gives one fp32 loss per token, 0 outside the mask, to be summed with weights.
+
+    Attributes:
+        name: what the config calls it.
+        function: the formula.
+        reads: the fields of `LossInputs` that it is given.
+        settings: the rest of its arguments.
+    """
+
+    name: str
+    function: Callable[..., Tensor]
+    reads: frozenset[str]
+    settings: Mapping[str, Any]
+
+    @property
+    def needs_proximal(self) -> bool:
+        """Whether log-probabilities of the proximal policy are needed, which may cost a forward pass."""
+        return "old_T" in self.reads
+
+    @property
+    def divides_by_behaviour(self) -> bool:
+        """Whether it closes the gap to the engine itself. A correction on top would count that gap twice."""
+        return "behaviour_T" in self.reads
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        """loss_T of a micro-batch.
+
+        Raises:
+            ValueError: something that the loss reads is missing, or it returned another shape.
+        """
+        given = {name: getattr(inputs, name) for name in INPUTS if name in self.reads}
+        missing = [name for name, value in given.items() if value is None]
+        if missing:
+            raise ValueError(
+                f"policy loss {self.name!r} reads {', '.join(missing)}, which this micro-batch does not have"
+            )
+        for name in _KEPT:
+            if name in given:
+                given[name] = keep(single(given[name]), inputs.mask_T)
+        loss_T = self.function(**given, **self.settings)
+        if not isinstance(loss_T, Tensor) or loss_T.shape != inputs.mask_T.shape:
+            shape = tuple(loss_T.shape) if isinstance(loss_T, Tensor) else type(loss_T).__name__
+            raise ValueError(
+                f"policy loss {self.name!r} returns {shape}, not one number for each of {len(inputs.mask_T)} tokens"
+            )
+        return keep(loss_T, inputs.mask_T)
+
+    def held(self, inputs: LossInputs) -> Tensor:
+        """held_T: the tokens with an advantage from which the policy learns nothing, since a clip holds them back.
+
+        From the gradient itself, so it is true of any loss. Of a loss that also pulls to another policy (`kimi`, `dppo`) no token
+        is without gradient; `policy_losses.dppo_keeps` says what DPPO drops.
+        """
+        with torch.enable_grad():
+            leaf_T = inputs.logprobs_T.detach().requires_grad_()
+            values = {name: getattr(inputs, name) for name in INPUTS}
+            detached = {k: v.detach() if isinstance(v, Tensor) else v for k, v in values.items()}
+            (grad_T,) = torch.autograd.grad(self(LossInputs(**{**detached, "logprobs_T": leaf_T})).sum(), leaf_T)
+        return (keep(inputs.advantages_T, inputs.mask_T) != 0) & (grad_T == 0)
+
+
+def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyLoss:
+    """The loss of this name with these settings, tried on a few tokens.
+
+    Args:
+        name: of `registry.losses`, or `"package.module:function"`.
+        settings: what the function takes besides inputs; those that have a default may be left out.
+
+    Raises:
+        ValueError: no such loss or setting; a setting without a value, or of the wrong kind; the function fails on the few tokens,
+            or gives them another shape, a number that is not finite, or no gradient.
+    """
+    path = loss_path(name)
+    function = _function(name, path)
+    parameters = inspect.signature(function).parameters
+    _check_parameters(name, parameters)
+    known = {key: p for key, p in parameters.items() if key not in INPUTS}
+    chosen = {key: p.default for key, p in known.items() if p.default is not p.empty} | dict(settings or {})
+    for key, value in chosen.items():
+        _check_setting(name, key, value, known)
+    absent = [key for key in known if key not in chosen]
+    if absent:
+        raise ValueError(f"policy loss {name!r}: no value for {', '.join(absent)}; set it")
+    loss = PolicyLoss(name, function, frozenset(parameters) & frozenset(INPUTS), chosen)
+    _try(loss)
+    return loss
+
+
+def _function(name: str, path: str) -> Callable[..., Tensor]:
+    module, _, attribute = path.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"policy loss {name!r} cannot be imported: {error}") from error
+    if not callable(function):
+        raise ValueError(f"policy loss {name!r} is a {type(function).__name__}, not a function")
+    return function  # type: ignore[no-any-return]
+
+
+def _check_parameters(name: str, parameters: Mapping[str, inspect.Parameter]) -> None:
+    for key, parameter in parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ValueError(f"policy loss {name!r}: its parameter {key} must be one that is given by its name")
+    if "logprobs_T" not in parameters:
+        raise ValueError(
+            f"policy loss {name!r} has no parameter logprobs_T, so it cannot change the policy; it may read {', '.join(INPUTS)}"
+        )
+
+
+def _check_setting(name: str, key: str, value: Any, known: Mapping[str, inspect.Parameter]) -> None:
+    if key not in known:
+        raise ValueError(f"policy loss {name!r} has no setting {key!r}; it has {', '.join(sorted(known)) or 'none'}")
+    default = known[key].default
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(default, float) and not (number and not math.isnan(value)):
+        raise ValueError(f"policy loss {name!r}: {key} must be a number, not {value!r}")
+
+
+def _try(loss: PolicyLoss) -> None:
+    """Compute a loss of four tokens at the old policy, one of them masked and full of NaN: rather now than after a rollout."""
+    mask_T = torch.tensor([True, True, False, True])
+    logprobs_T = torch.tensor([-0.5, -1.0, math.nan, -2.0], requires_grad=True)
+    sampled_T = logprobs_T.detach()
+    inputs = LossInputs(
+        logprobs_T=logprobs_T,
+        advantages_T=torch.tensor([1.0, 1.0, math.nan, -1.0]),
+        mask_T=mask_T,
+        old_T=sampled_T,
+        behaviour_T=sampled_T,
+        entropy_T=torch.tensor([1.0, 1.0, math.nan, 1.0]),
+        segment_T=torch.tensor([0, 0, 1, 1]),
+        n_segments=2,
+        drift_limit=torch.tensor(math.inf),
+    )
+    try:
+        with torch.enable_grad():
+            total = loss(inputs).sum()
+        grad_T = torch.autograd.grad(total, logprobs_T)[0] if total.requires_grad else torch.zeros(4)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"policy loss {loss.name!r} fails: {type(error).__name__}: {error}") from error
+    if not (total.isfinite() and grad_T.isfinite().all()):
+        raise ValueError(
+            f"policy loss {loss.name!r}: loss {total.item()} and gradient {grad_T.tolist()} are not all finite"
+        )
+    if not grad_T.any():
+        raise ValueError(f"policy loss {loss.name!r} has no gradient at the old policy: is logprobs_T detached?")
