@@ -86,37 +86,231 @@ class SamplingConfig:
 
 
 @dataclass
+class AdvantageConfig:
+    """From rewards to one number per sampled token. Docs: docs/algorithms.md.
+
+    Attributes:
+        name: group (GRPO and its kin), rloo, opo, maxrl, remax, best_of, reinforce_pp, reinforce_pp_baseline, gae,
+            bilevel_gae, turn (process supervision), gigpo, prime, distill (on-policy distillation), constant (all 1).
+        mean_level, std_level: of `group`: what the baseline is the mean of and what is divided by: group, batch or none.
+        std: sample (n-1) or population (n); `eps` is added to it.
+        gamma, lam: discount and lambda per sampled token.
+        lam_alpha: length-adaptive lambda of this alpha in place of `lam`; null: `lam`.
+        value_lam: lambda of what the critic learns; null: the same.
+        turn_gamma, turn_lam: the same over turns: of bilevel_gae and gigpo; turn_lam null: `lam`.
+        step_weight: weight of GiGPO's step advantages.
+        prime_beta: scale of PRIME's process rewards.
+        whiten: whether the advantages of a step are made to have mean 0 and spread 1 over all sampled tokens.
+    """
+
+    name: str = "group"
+    mean_level: str = "group"
+    std_level: str = "group"
+    std: str = "sample"
+    eps: float = 1.0e-6
+    gamma: float = 1.0
+    lam: float = 1.0
+    lam_alpha: float | None = None
+    value_lam: float | None = None
+    turn_gamma: float = 0.95
+    turn_lam: float | None = None
+    step_weight: float = 1.0
+    prime_beta: float = 0.05
+    whiten: bool = False
+
+
+@dataclass
+class CorrectionConfig:
+    """Weights for what the engine sampled and the trainer's proximal policy would not have. `name` null: none.
+
+    `name` is one of tis, icepop, seq-mask-tis, sequence-is, geometric-is, sequence-mask, geometric-mask; `cap` cuts weights,
+    `low` and `high` are the band outside of which they are 0. `drift` (OPSM) drops rows with a negative advantage from which
+    the policy has moved by more nats per token.
+    """
+
+    name: str | None = None
+    cap: float | None = None
+    low: float = 0.0
+    high: float | None = None
+    drift: float | None = None
+
+
+@dataclass
+class KlConfig:
+    """The pull towards the reference policy; coefficient 0: none, and no reference model is loaded.
+
+    Attributes:
+        coef: the coefficient; of the first step where it adapts.
+        place: loss or reward.
+        value: estimator of the number: k1, k2, k3 or abs.
+        gradient: estimator whose gradient is taken; null: that of `value`. For `place` loss only, as the next two.
+        importance: none, detached or full: what the off-policy ratio does.
+        max_value: bounds the estimate; null: no bound.
+        target: the KL that an adaptive coefficient steers to; null: the coefficient is fixed.
+        horizon: trajectories over which it moves by at most a fifth.
+    """
+
+    coef: float = 0.0
+    place: str = "loss"
+    value: str = "k3"
+    gradient: str | None = None
+    importance: str = "none"
+    max_value: float | None = None
+    target: float | None = None
+    horizon: int = 10000
+
+
+@dataclass
+class OverlongConfig:
+    """Episodes that sampled many tokens or were cut off. Lengths are sampled tokens of a whole episode.
+
+    Attributes:
+        length: the most that is wanted; null: no shaping.
+        buffer: before `length` in which the penalty grows (DAPO).
+        factor: the largest penalty.
+        mask: whether episodes that a limit cut off are left out of the loss.
+        baseline: whether those count in their group's baseline all the same.
+    """
+
+    length: int | None = None
+    buffer: int = 0
+    factor: float = 1.0
+    mask: bool = False
+    baseline: bool = True
+
+
+@dataclass
+class FilterConfig:
+    """Which groups of a step are trained on, by the spread of their rewards.
+
+    Attributes:
+        name: none (all), spread (those with any), uncertain (StarPO-S: the `share` of the groups that differ most), or top_p
+            (RAGEN: the fewest that hold `share` of the spread).
+        share: over 0 up to 1.
+        rounds: most rollouts of a step: above 1, groups without spread are replaced by those of further tasks until
+            `trainer.groups_per_step` have some (DAPO's dynamic sampling).
+    """
+
+    name: str = "none"
+    share: float = 0.25
+    rounds: int = 1
+
+
+@dataclass
 class AlgorithmConfig:
-    """Group-relative policy optimisation. `std` is what advantages are divided by: sample, population or none."""
+    """What is optimised. A recipe of a paper is a file of `configs/algorithm/`.
+
+    Attributes:
+        name: of the recipe, for people; nothing is decided by it.
+        group_size: episodes of each task.
+        updates_per_step: optimizer steps, each on its part of the rows of a training step.
+        loss: of agent_train.algorithms.registry, or "package.module:function".
+        loss_settings: its settings.
+        reduction: what a token weighs: token-mean, seq-mean-token-mean, seq-mean-token-sum, constant, prompt-mean or
+            trajectory-mean.
+        reduction_length: of constant alone: what a trajectory's sum is divided by.
+        proximal: recomputed (decoupled: what the ratio divides by is the trainer's own policy at the start of the step),
+            interpolated, or behaviour (the engine's).
+        entropy_coef: bonus for entropy.
+    """
 
     name: str = "grpo"
     group_size: int = 8
-    std: str = "sample"
-    eps: float = 1.0e-6
-    clip_low: float = 0.2
-    clip_high: float = 0.28
     updates_per_step: int = 1
+    loss: str = "ppo"
+    loss_settings: dict[str, Any] = field(default_factory=dict)
+    reduction: str = "token-mean"
+    reduction_length: float | None = None
+    proximal: str = "recomputed"
+    entropy_coef: float = 0.0
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+    kl: KlConfig = field(default_factory=KlConfig)
+    overlong: OverlongConfig = field(default_factory=OverlongConfig)
+    filter: FilterConfig = field(default_factory=FilterConfig)
 
 
 @dataclass
 class LearnerConfig:
-    """The FSDP2 workers and their optimizer. `microbatch_tokens` bounds one forward pass.
+    """The FSDP2 workers and their optimizer, of every role. `microbatch_tokens` bounds one forward pass.
 
     After `warmup_steps` the learning rate stays (`schedule` constant) or falls in a line to 0 at the last step (linear).
+
+    Attributes:
+        workers: ranks of each role.
+        tensor_parallel, sequence_parallel: ranks that share the layers of one replica, or the tokens of one micro-batch; both
+            divide `workers`.
+        optimizer: adamw, or adamw8bit (needs torchao).
+        offload: whether parameters and optimizer lie in host memory between uses.
+        compile: whether blocks are compiled.
+        shared_prefix: whether the prompt of a group is computed once.
+        head_chunk, vocab_chunk: tokens and vocabulary entries whose logits exist at one time; vocab_chunk 0: all.
+        placement: shared (roles share each device) or own (each role has its own).
     """
 
     workers: int = 2
+    tensor_parallel: int = 1
+    sequence_parallel: int = 1
     lr: float = 1.0e-3
     warmup_steps: int = 2
     schedule: str = "constant"
+    optimizer: str = "adamw"
     weight_decay: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.95
     max_grad_norm: float = 1.0
     microbatch_tokens: int = 4096
+    shared_prefix: bool = False
     head_chunk: int = 1024
+    vocab_chunk: int = 0
     gradient_checkpointing: bool = False
+    offload: bool = False
+    compile: bool = False
+    placement: str = "shared"
     timeout: float = 600.0
+
+
+@dataclass
+class LoraConfig:
+    """Low-rank adapters in place of all weights; rank 0: none. Files are in PEFT's format."""
+
+    rank: int = 0
+    alpha: float = 32.0
+    targets: list[str] = field(
+        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    )
+
+
+@dataclass
+class RoleConfig:
+    """A frozen model beside the policy. `path` null: the policy as the run starts."""
+
+    path: str | None = None
+
+
+@dataclass
+class TeacherConfig:
+    """Whose log-probabilities on-policy distillation follows: a model folder (`path`), or a vLLM endpoint (`url`, `model`)."""
+
+    path: str | None = None
+    url: str | None = None
+    model: str = ""
+    coef: float = 1.0
+
+
+@dataclass
+class CriticConfig:
+    """The value model of GAE and its optimizer. `path` null: the policy as the run starts, with a new value head.
+
+    `clip` bounds how far a value moves from that of the rollout; null: nothing does. In the first `alone_steps` training steps
+    the critic learns alone.
+    """
+
+    path: str | None = None
+    lr: float = 1.0e-3
+    warmup_steps: int = 0
+    clip: float | None = None
+    alone_steps: int = 0
 
 
 @dataclass
@@ -131,10 +325,27 @@ class SftConfig:
 
 
 @dataclass
+class DataConfig:
+    """Files of the modes sft, dpo and rm: JSON Lines. See docs/training.md for their fields.
+
+    `pairs` have the loss `loss` (dpo, ipo or kto) with `beta`.
+    """
+
+    train: str | None = None
+    test: str | None = None
+    epochs: int = 1
+    batch_rows: int = 64
+    loss: str = "dpo"
+    beta: float = 0.1
+
+
+@dataclass
 class TrainerConfig:
     """The run: how long, how it is measured, where it is kept. `name` null makes one from env, algorithm and time.
 
-    `keep_checkpoints` is how many of the newest checkpoints stay on disk. `record` names a file that gets the run's result
+    `keep_checkpoints` is how many of the newest checkpoints stay on disk. `resume` is auto (a run of that name goes on from its
+    newest checkpoint), never (a run of that name is refused), or the folder of a run to go on with. `deterministic` has torch refuse operations
+    whose result may differ from run to run. `record` names a file that gets the run's result
     (success at the start and at the end, curve, minutes, command), besides `result.json` in the run folder.
     """
 
@@ -147,6 +358,8 @@ class TrainerConfig:
     eval_episodes: int = 200
     save_every: int = 10
     keep_checkpoints: int = 3
+    resume: str = "auto"
+    deterministic: bool = False
     record: str | None = None
 
 
@@ -154,10 +367,13 @@ class TrainerConfig:
 class Config:
     """Everything `agent-train` reads.
 
+    `mode` is rl, or sft, dpo or rm, which learn from the files that `data` names and play no episode.
+
     `sandbox` is where environments run what an agent writes: docker, bubblewrap, or auto, which is what AGENTGYM_SANDBOX says
     and otherwise docker where an engine has the image. `env.kwargs.sandbox` goes before it.
     """
 
+    mode: str = "rl"
     sandbox: str = "auto"
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -165,5 +381,11 @@ class Config:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    reference: RoleConfig = field(default_factory=RoleConfig)
+    reward_model: RoleConfig = field(default_factory=RoleConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     sft: SftConfig = field(default_factory=SftConfig)
+    data: DataConfig = field(default_factory=DataConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)

@@ -60,10 +60,10 @@ def training_rows(groups: list[Group], algorithm: AlgorithmConfig, temperature: 
     rows = []
     for group in groups:
         rewards = [None if t.failed else t.reward for t in group.trajectories]
-        advantages = group_advantages(rewards, algorithm.std, algorithm.eps)
+        advantages = group_advantages(rewards, algorithm.advantage.std, algorithm.advantage.eps)
         for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
             for row in [] if trajectory.failed else rows_of(trajectory, temperature):
-                row.advantage = advantage
+                row.advantages = row.spread(advantage)
                 rows.append(row)
     if not rows:
         raise _nothing_played("training step", [t for group in groups for t in group.trajectories])

@@ -106,7 +106,7 @@ def _learner(config: Config) -> str:
         f"{algorithm.name}, {_count(learner.workers, 'FSDP2 worker')} ({device}), "
         f"learning rate {learner.lr:g} after {_count(learner.warmup_steps, 'warm-up step')}, "
         f"{_count(algorithm.updates_per_step, 'update')} a step, "
-        f"clip {algorithm.clip_low:g} / {algorithm.clip_high:g}"
+        f"loss {algorithm.loss}, advantages {algorithm.advantage.name}"
     )
 
 

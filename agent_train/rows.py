@@ -21,11 +21,15 @@ class Row:
         logprobs: T behaviour log-probabilities of the sampled ids, 0.0 elsewhere.
         versions: T weight versions of the sampled ids, -1 elsewhere.
         turn_ends: positions just past the last sampled token of each turn.
-        trajectory: id of the trajectory; rows of the same one share its weight.
+        trajectory: id of the trajectory; rows of the same one lie in the order of its turns.
         group: id of its group.
-        advantage: one number for every sampled token of the row (trajectory-level GRPO).
-        weight: share of its trajectory, 1 / rows of that trajectory.
         temperature: the sampling temperature, which divides the trainer's logits too.
+        weight: what each of its sampled tokens weighs in the loss of its optimizer step; `packing.weigh` sets it.
+        advantages: T advantages of the sampled ids, 0.0 elsewhere.
+        reference: T log-probabilities of the sampled ids under the reference policy. This and what follows is empty where nothing
+            asks for it.
+        values: T values that the critic gave before the update.
+        targets: T values that the critic learns.
     """
 
     ids: list[int]
@@ -35,9 +39,21 @@ class Row:
     turn_ends: list[int] = field(default_factory=list)
     trajectory: str = ""
     group: str = ""
-    advantage: float = 0.0
-    weight: float = 1.0
     temperature: float = 1.0
+    weight: float = 0.0
+    advantages: list[float] = field(default_factory=list)
+    reference: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    targets: list[float] = field(default_factory=list)
+
+    @property
+    def sampled(self) -> int:
+        """How many of its tokens were sampled."""
+        return sum(self.mask)
+
+    def spread(self, number: float) -> list[float]:
+        """The number on each sampled token, 0.0 elsewhere."""
+        return [number if sampled else 0.0 for sampled in self.mask]
 
 
 def rows_of(trajectory: Trajectory, temperature: float = 1.0) -> list[Row]:
@@ -61,8 +77,6 @@ def rows_of(trajectory: Trajectory, temperature: float = 1.0) -> list[Row]:
         if not rows or turn.tokens.prompt_ids[: len(rows[-1].ids)] != rows[-1].ids:
             rows.append(Row([], [], [], trajectory=trajectory.id, group=trajectory.task_id, temperature=temperature))
         _extend(rows[-1], turn.tokens)
-    for row in rows:
-        row.weight = 1.0 / len(rows)
     return rows
 
 

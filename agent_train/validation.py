@@ -31,8 +31,9 @@ CHOICES = {
     "sandbox": ("auto", "docker", "bubblewrap", "remote"),
     "env.placement": ("local", "ray"),
     "engine.name": ("vllm", "embedded"),
-    "algorithm.name": ("grpo",),
-    "algorithm.std": ("sample", "population", "none"),
+    "mode": ("rl", "sft", "dpo", "rm"),
+    "algorithm.proximal": ("recomputed", "interpolated", "behaviour"),
+    "algorithm.advantage.std": ("sample", "population"),
     "learner.schedule": ("constant", "linear"),
     "model.dtype": ("float32", "bfloat16", "float16"),
 }
@@ -40,10 +41,25 @@ CLUSTER_SECONDS = 5.0
 SERVED = "remote"  # the file of `configs/env` for any environment that is served
 # Where a number may lie. Every number that is not named here must be positive.
 INTERVALS = {
+    "algorithm.entropy_coef": "(-inf, inf)",
+    "algorithm.advantage.eps": "[0, inf)",
+    "algorithm.advantage.gamma": "[0, 1]",
+    "algorithm.advantage.lam": "[0, 1]",
+    "algorithm.advantage.turn_gamma": "[0, 1]",
+    "algorithm.advantage.step_weight": "[0, inf)",
+    "algorithm.correction.low": "[0, inf)",
+    "algorithm.kl.coef": "[0, inf)",
+    "algorithm.overlong.buffer": "[0, inf)",
+    "algorithm.overlong.factor": "[0, inf)",
+    "algorithm.filter.share": "(0, 1]",
+    "lora.rank": "[0, inf)",
+    "critic.lr": "[0, inf)",
+    "critic.warmup_steps": "[0, inf)",
+    "critic.alone_steps": "[0, inf)",
+    "learner.vocab_chunk": "[0, inf)",
     "env.workers": "[0, inf)",
     "engine.port": "[0, 65535]",
     "engine.gpu_memory_utilization": "(0, 1]",
-    "algorithm.clip_low": "(0, 1)",
     "learner.lr": "[0, inf)",
     "learner.warmup_steps": "[0, inf)",
     "learner.weight_decay": "[0, inf)",
@@ -110,7 +126,7 @@ def _wrong_choices(config: Config) -> Iterator[str]:
 
 
 def _wrong_lengths(config: Config) -> Iterator[str]:
-    if config.algorithm.name == "grpo" and config.algorithm.group_size == 1:
+    if config.algorithm.advantage.name == "group" and config.algorithm.group_size == 1:
         yield "algorithm.group_size=1: GRPO compares the episodes of a group, so it needs at least 2"
     if config.sampling.max_tokens >= config.engine.max_model_len:
         yield (

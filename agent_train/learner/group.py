@@ -89,13 +89,12 @@ class Learner:
             ValueError: a row is malformed, or no row holds a sampled token.
             LearnerError: a rank failed.
         """
-        settings = self._config.learner
-        parts = [
-            part
-            for part in split_ranks(rows, self._config.algorithm.updates_per_step)
-            if any(any(r.mask) for r in part)
+        settings, algorithm = self._config.learner, self._config.algorithm
+        parts = [part for part in split_ranks(rows, algorithm.updates_per_step) if any(any(r.mask) for r in part)]
+        reduction = (algorithm.reduction, algorithm.reduction_length)
+        steps = [
+            shares(part, settings.workers, settings.microbatch_tokens, *reduction) for part in parts or [list(rows)]
         ]
-        steps = [shares(part, settings.workers, settings.microbatch_tokens) for part in parts or [list(rows)]]
         return (await self._call("update", "update", [(list(own), lr_scale) for own in zip(*steps, strict=True)]))[0]
 
     async def sft(self, rows: Sequence[Row], lr: float) -> SftMetrics:

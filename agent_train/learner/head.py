@@ -121,7 +121,7 @@ class PackedPolicy(nn.Module):
         ).last_hidden_state[0]
         index_M = batch.mask_T.nonzero()[:, 0]
         logprobs_M, entropy_M = chunked_head(
-            hidden_TD[index_M - 1],
+            hidden_TD[batch.previous_T[index_M]],
             self.model.get_output_embeddings().weight,
             batch.ids_T[index_M],
             batch.temperature_T[index_M],

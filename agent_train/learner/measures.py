@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agent_train.algorithms.losses import clipped, k3, keep, log_ratio
-from agent_train.config import AlgorithmConfig
+from agent_train.algorithms.losses import k3, keep, log_ratio
 from agent_train.packing import MicroBatch
 
 # Sums over sampled tokens, except the loss, whose tokens are weighted already.
@@ -99,13 +98,12 @@ class StepResult:
 
 @torch.no_grad()
 def policy_sums(
-    batch: MicroBatch, loss: Tensor, logprobs_T: Tensor, old_T: Tensor, entropy_T: Tensor, algorithm: AlgorithmConfig
+    batch: MicroBatch, loss: Tensor, logprobs_T: Tensor, old_T: Tensor, entropy_T: Tensor, held_T: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The SUMS and MAXIMA of one micro-batch as two fp64 vectors on its device; nothing is read back to the host."""
     mask_T = batch.mask_T
     log_ratio_T = keep(log_ratio(logprobs_T, old_T), mask_T)
     gap_T = keep(old_T - batch.behaviour_logprobs_T, mask_T)
-    held_T = clipped(logprobs_T, old_T, batch.advantages_T, algorithm.clip_low, algorithm.clip_high) & mask_T
     per_token = [
         mask_T,
         keep(log_ratio_T.exp(), mask_T),

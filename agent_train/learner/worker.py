@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from agent_train.algorithms.losses import keep, ppo_clip, weighted_sum
+from agent_train.algorithms.losses import weighted_sum
+from agent_train.algorithms.policy_loss import LossInputs, policy_loss
 from agent_train.config import Config
 from agent_train.learner.fsdp import DTYPES, full_tensors, load_policy, save_model, shard
 from agent_train.learner.measures import MAXIMA, SUMS, SftMetrics, StepResult, UpdateMetrics, policy_sums, summarise
@@ -173,7 +174,7 @@ class LearnerWorker:
         return timedelta(seconds=self.config.learner.timeout)
 
     def _batches(self, share: Share) -> list[MicroBatch]:
-        return [batch_of(rows, share.n_tokens).to(self.device) for rows in share.micro_batches]
+        return [batch_of(rows).to(self.device) for rows in share.micro_batches]
 
     @torch.no_grad()
     def _score(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
@@ -190,14 +191,24 @@ class LearnerWorker:
         self, batches: Sequence[MicroBatch], proximal: Sequence[Tensor] | None, lr_scale: float
     ) -> StepResult:
         algorithm, settings = self.config.algorithm, self.config.learner
+        objective = policy_loss(algorithm.loss, algorithm.loss_settings)
 
         def contribute(index: int, logprobs_T: Tensor, entropy_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             batch = batches[index]
             old_T = logprobs_T.detach() if proximal is None else proximal[index]
-            advantages_T = keep(batch.advantages_T, batch.mask_T)
-            loss_T = ppo_clip(logprobs_T, old_T, advantages_T, algorithm.clip_low, algorithm.clip_high)
-            loss = weighted_sum(loss_T, batch.weights_T, batch.mask_T)
-            return loss, *policy_sums(batch, loss.detach(), logprobs_T.detach(), old_T, entropy_T.detach(), algorithm)
+            inputs = LossInputs(
+                logprobs_T=logprobs_T,
+                advantages_T=batch.advantages_T,
+                mask_T=batch.mask_T,
+                old_T=old_T,
+                behaviour_T=batch.behaviour_logprobs_T,
+                entropy_T=entropy_T,
+                segment_T=batch.segment_T,
+                n_segments=batch.n_segments,
+            )
+            loss = weighted_sum(objective(inputs), batch.weights_T, batch.mask_T)
+            held_T = objective.held(inputs)
+            return loss, *policy_sums(batch, loss.detach(), logprobs_T.detach(), old_T, entropy_T.detach(), held_T)
 
         self._begin("policy")
         lr = settings.lr * lr_scale * min(1.0, self._steps / max(settings.warmup_steps, 1))

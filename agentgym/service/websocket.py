@@ -209,10 +209,14 @@ class Connection:
             self._slot.enter(WRITING)
         return self._write(data)
 
-    def end(self, code: int = NORMAL_CLOSE) -> None:
-        """Send a close frame, and nothing after it."""
+    def end(self, code: int = NORMAL_CLOSE, word: str | None = None) -> None:
+        """Send a last message, if there is one, and a close frame, and nothing after it.
+
+        They leave together: a client that has read the message and calls again at once would otherwise call on a connection
+        whose close it has yet to see.
+        """
         self._slot.enter(WRITING)
-        self._write(close_frame(code))
+        self._write((b"" if word is None else encoded(TEXT, word.encode())) + close_frame(code))
         self.shut(socket.SHUT_WR)
 
     def _write(self, data: bytes) -> bool:

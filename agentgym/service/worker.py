@@ -292,10 +292,7 @@ def _say_last(connection: Connection, slot: Slot, wire_class: Any, code: str, me
     slot.words[slots.WHY] = 1 + list(CODES).index(code)
     if code != ENV_ERROR:  # which was counted as it was raised
         slot.count_error(code)
-    word = wire_class.last_word(code, message)
-    if word is not None:
-        connection.send(word)
-    connection.end(CODES[code][1] or NORMAL_CLOSE)
+    connection.end(CODES[code][1] or NORMAL_CLOSE, wire_class.last_word(code, message))
 
 
 def _close(env: Env, calls: Calls) -> None:

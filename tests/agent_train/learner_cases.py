@@ -42,15 +42,21 @@ def make_rows(sizes=(9, 17, 5, 12, 9, 21), seed=0, **fields):
     rows = []
     for number, size in enumerate(sizes):
         mask = [position > 1 and position % 4 < 2 for position in range(size)]
+        advantage = rng.gauss(0, 1)
         row = Row(
             ids=[rng.randrange(VOCAB) for _ in range(size)],
             mask=mask,
             logprobs=[rng.uniform(-5, -1) if sampled else 0.0 for sampled in mask],
             trajectory=f"t{number}",
-            advantage=rng.gauss(0, 1),
+            advantages=[advantage if sampled else 0.0 for sampled in mask],
         )
         rows.append(dataclasses.replace(row, **fields))
     return rows
+
+
+def advantage_of(row):
+    """The one advantage of all of a row's sampled tokens."""
+    return row.advantages[row.mask.index(True)]
 
 
 def make_config(**learner):

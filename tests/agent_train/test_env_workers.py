@@ -123,11 +123,15 @@ def test_a_worker_that_is_killed_is_placed_again_and_no_episode_is_lost(cluster)
         async with placed("env.workers=1", notes=notes) as env:
             before.update(env.urls)
             victim = await asked(env.actors[0], os.getpid)
-            served = psutil.Process(victim).children(recursive=True)
 
             async def kill():
-                if psutil.pid_exists(victim):  # not when the episode is played again
-                    os.kill(victim, signal.SIGKILL)
+                if not psutil.pid_exists(victim):  # the episode is played again
+                    return
+                served = psutil.Process(victim).children(recursive=True)
+                os.kill(victim, signal.SIGKILL)
+                # Until it is gone too, the process that plays this episode may answer one more step.
+                left = await asyncio.to_thread(psutil.wait_procs, served, SECONDS)
+                assert not left[1], "what the dead worker had started still runs"
 
             def policy(episode):
                 return Played(episode, kill, at=1 if episode.seed == 3 else -1)
@@ -137,8 +141,6 @@ def test_a_worker_that_is_killed_is_placed_again_and_no_episode_is_lost(cluster)
                 await asyncio.sleep(0.05)
             after.update(env.urls)
             assert await asked(env.actors[0], os.getpid) != victim
-            left = await asyncio.to_thread(psutil.wait_procs, served, SECONDS)
-            assert not left[1], "what the dead worker had started still runs"
             return trajectories, await play(env.make)
 
     first, second = asyncio.run(there())

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from learner_cases import assert_same, gradients_of, gradients_of_rank, make_config, make_rows, one_rank, write_model
+from learner_cases import advantage_of, assert_same, gradients_of, gradients_of_rank, make_config, make_rows, one_rank, write_model
 from transformers import AutoModelForCausalLM
 
 from agent_train.learner.fsdp import full_tensors
@@ -63,10 +63,10 @@ def dense_loss(model_dir, rows, attention="eager", side=None):
         positions = (real.cumsum(0) - 1).clamp(min=0)
         logits = model(ids[None], attention_mask=real[None], position_ids=positions[None]).logits[0]
         log_p = logits.float().log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0]
-        total = total - (row.advantage * log_p[mask[1:]]).sum()
+        total = total - (advantage_of(row) * log_p[mask[1:]]).sum()
     # On policy, the gradient of the clipped surrogate is that of -A * log p; its value is -A.
     (total / sampled(rows)).backward()
-    loss = -sum(row.advantage * sum(row.mask) for row in rows) / sampled(rows)
+    loss = -sum(advantage_of(row) * sum(row.mask) for row in rows) / sampled(rows)
     return loss, {name: p.grad for name, p in model.named_parameters()}
 
 
@@ -96,7 +96,7 @@ def test_the_denominator_counts_all_tokens_so_that_long_and_short_micro_batches_
     metrics, _ = gradients_of(worker, share_of([long, short], budget=21))
     tokens = [sum(row.mask) for row in (long, short)]
     assert metrics.loss == pytest.approx(
-        -(long.advantage * tokens[0] + short.advantage * tokens[1]) / sum(tokens), abs=1e-6
+        -(advantage_of(long) * tokens[0] + advantage_of(short) * tokens[1]) / sum(tokens), abs=1e-6
     )
 
 
@@ -128,7 +128,7 @@ def test_on_policy_the_ratio_is_one_and_nothing_is_clipped(worker):
     metrics = worker.update([share_of(rows, budget=30)])
     assert metrics.ratio_mean == metrics.ratio_max == 1.0
     assert metrics.clip_fraction == metrics.kl_k1 == metrics.kl_k3 == 0.0
-    assert metrics.loss == pytest.approx(-sum(row.advantage * sum(row.mask) for row in rows) / sampled(rows), abs=1e-6)
+    assert metrics.loss == pytest.approx(-sum(advantage_of(row) * sum(row.mask) for row in rows) / sampled(rows), abs=1e-6)
     assert (metrics.tokens, metrics.skipped) == (sampled(rows), 0)
     assert metrics.packed_tokens == sum(len(row.ids) for row in rows)
     assert metrics.entropy > 0
@@ -222,7 +222,7 @@ def test_rubbish_in_masked_cells_of_a_row_changes_nothing(worker, rubbish):
 def test_a_loss_that_is_not_finite_skips_the_step_and_says_so(worker, rubbish):
     before = checksums(worker)
     rows = make_rows()
-    rows[1].advantage = rubbish
+    rows[1].advantages = rows[1].spread(rubbish)
     assert worker.update([share_of(rows)]).skipped == 1
     assert checksums(worker) == before
     assert worker.update([share_of(make_rows())]).skipped == 0

@@ -45,7 +45,7 @@ def test_turns_that_extend_one_another_are_one_row():
     assert row.logprobs == [0.0, 0.0, -0.5, -1.5, 0.0, -0.5]
     assert row.versions == [-1, -1, 5, 5, -1, 7]
     assert row.turn_ends == [4, 6]
-    assert (row.trajectory, row.group, row.weight, row.temperature) == ("t/0", "t", 1.0, 0.7)
+    assert (row.trajectory, row.group, row.temperature) == ("t/0", "t", 0.7)
 
 
 @pytest.mark.parametrize("second", [[1, 2, 3], [1, 2, 3, 5, 9], [7, 2, 3, 4, 9], [9]])
@@ -53,7 +53,6 @@ def test_a_prompt_that_does_not_extend_begins_a_row(second):
     rows = rows_of(trajectory(tokens([1, 2], [3, 4]), tokens(second, [6])))
     assert [row.ids for row in rows] == [[1, 2, 3, 4], [*second, 6]]
     assert [row.mask for row in rows] == [[False] * 2 + [True] * 2, [False] * len(second) + [True]]
-    assert [row.weight for row in rows] == [0.5, 0.5]
 
 
 @given(data=st.data())
@@ -72,13 +71,11 @@ def test_every_sampled_id_is_trained_once_and_nothing_else(data):
         assert trained == [value for turn in turns for value in getattr(turn, field)]
     assert all(not row.mask[0] and any(row.mask) for row in rows)
     assert sum(len(row.turn_ends) for row in rows) == sum(bool(turn.completion_ids) for turn in turns)
-    assert not rows or sum(row.weight for row in rows) == pytest.approx(1.0)
 
 
 def test_a_template_that_forgets_thoughts_gives_two_rows_of_one_weight():
     said_twice = [said("forgetful", "<think>hole</think>right"), said("forgetful", "<think>goal</think>up")]
     rows = rows_of(conversation("forgetful", said_twice))
-    assert [row.weight for row in rows] == [0.5, 0.5]
     assert [[i for i, m in zip(row.ids, row.mask, strict=True) if m] for row in rows] == said_twice
     assert len(rows_of(conversation("tiny", said_twice))) == 1
 
