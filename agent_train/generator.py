@@ -10,6 +10,7 @@ import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from agent_train.engine.base import Engine, Sampling
 from agent_train.renderer import Renderer
@@ -23,26 +24,27 @@ from agentgym.trajectory import Group, Trajectory
 OnEnd = Callable[[Trajectory], None]
 
 
-def pick_tasks(tasks: TaskSet, step: int, groups_per_step: int, seed: int) -> list[Task]:
-    """The tasks of a step: the next `groups_per_step` of an endless row of epochs, each in a shuffled order of its own.
+def pick_tasks(tasks: TaskSet, first: int, count: int, seed: int) -> list[Task]:
+    """The next `count` tasks of an endless row of epochs, each in a shuffled order of its own.
 
-    It follows from the step's number alone, so a resumed run goes on where it stopped, and no epoch repeats or skips a task.
+    The row follows from the seed alone, so a run that is resumed with the place it had reached (`Progress.tasks`) goes on where it
+    stopped, and no epoch repeats or skips a task.
 
     Args:
         tasks: what to draw from.
-        step: 0 for the first.
-        groups_per_step: how many tasks; may be more than there are.
+        first: the place in the row to begin at, from 0.
+        count: how many; may be more than there are tasks.
         seed: of the run.
 
     Raises:
-        ValueError: no tasks, a step below 0, or fewer than 1 group.
+        ValueError: no tasks, a place below 0, or fewer than 1 task.
     """
     if not len(tasks):
         raise ValueError(f"task set {tasks.name!r} is empty: there is nothing to train on")
-    if step < 0 or groups_per_step < 1:
-        raise ValueError(f"step must be at least 0 and groups_per_step at least 1, not {step} and {groups_per_step}")
+    if first < 0 or count < 1:
+        raise ValueError(f"the first place must be at least 0 and the count at least 1, not {first} and {count}")
     picked = []
-    for position in range(step * groups_per_step, (step + 1) * groups_per_step):
+    for position in range(first, first + count):
         epoch, place = divmod(position, len(tasks))
         picked.append(tasks[_order(len(tasks), derive_seed(seed, "epoch", epoch))[place]])
     return picked
@@ -85,6 +87,7 @@ async def collect(
     concurrency: int = 64,
     limits: Limits = Limits(),  # noqa: B008 - frozen
     on_end: OnEnd | None = None,
+    before: Sequence[Task] = (),
 ) -> list[Group]:
     """Play each task `group_size` times with the present weights.
 
@@ -100,6 +103,7 @@ async def collect(
         concurrency: most episodes at a time.
         limits: of turns and seconds of an episode.
         on_end: called with each trajectory as it ends, in the order in which they end.
+        before: tasks that the step has played already; positions and samples count on from theirs.
 
     Returns:
         A group for each task, in the order of `tasks`, with all samples in order. Those whose environment or engine failed
@@ -110,8 +114,8 @@ async def collect(
         batch=batch, version=step, staleness=0, accepted=step * batch, running=0, max_concurrent=concurrency
     )
     episodes = []
-    met: Counter[str] = Counter()
-    for position, task in enumerate(tasks):
+    met = Counter(task.id for task in before)
+    for position, task in enumerate(tasks, start=len(before)):
         for k in range(group_size):
             sample = met[task.id] * group_size + k
             episodes.append(Episode(task, sample, derive_seed(seed, "train", step, position, k)))
@@ -119,6 +123,25 @@ async def collect(
     trajectories = await _play(make_env, engine, renderer, episodes, sampling, at_once, limits, on_end)
     groups = [trajectories[start : start + group_size] for start in range(0, batch, group_size)]
     return [Group(task.id, group) for task, group in zip(tasks, groups, strict=True)]
+
+
+async def play_greedily(
+    make_env: Callable[[], Env],
+    engine: Engine,
+    renderer: Renderer,
+    tasks: Sequence[Task],
+    *,
+    sampling: Sampling,
+    step: int,
+    seed: int,
+    concurrency: int = 64,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+    on_end: OnEnd | None = None,
+) -> list[Trajectory]:
+    """Play each task once at temperature 0, in the order of `tasks`: ReMax's baseline (arXiv 2310.10505). Nothing trains on it."""
+    greedy = replace(sampling, temperature=0.0)
+    episodes = [Episode(task, 0, derive_seed(seed, "greedy", step, position)) for position, task in enumerate(tasks)]
+    return await _play(make_env, engine, renderer, episodes, greedy, concurrency, limits, on_end)
 
 
 async def evaluate_policy(

@@ -19,6 +19,7 @@ from agent_train.env_workers import placed_env
 from agent_train.generator import OnEnd, collect, evaluate_policy
 from agent_train.placement import own_ray_cpus
 from agent_train.renderer import Renderer
+from agent_train.role_start import Models, begin_as_policy, check_vocabularies, start_models
 from agent_train.rows import Row
 from agent_train.run_folder import RunFolder
 from agent_train.sft import ExpertError, SftProgress, demonstrations, warm_start
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from agent_train.engine.embedded import EmbeddedEngine
     from agent_train.engine.vllm import VllmEngine
     from agent_train.learner.group import Learner
+    from agent_train.teacher import Teacher
 
 CLOSE_SECONDS = 5.0
 TOKENIZER_EPISODES = 64
@@ -57,6 +59,11 @@ class Job:
     train_tasks: TaskSet
     test_tasks: TaskSet
     demonstrations: asyncio.Future[list[Row]] | None
+    reference: Learner | None = None
+    critic: Learner | None = None
+    prm: Learner | None = None
+    teacher: Learner | Teacher | None = None
+    reward_model: Learner | None = None
 
     async def collect(self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None) -> list[Group]:
         """Play `algorithm.group_size` episodes of each task with the present weights.
@@ -112,6 +119,7 @@ class Job:
             tracker.sft_step(progress.step, progress.steps, progress.metrics.loss, progress.metrics.tokens)
 
         await warm_start(self.learner, rows, self.config.sft, show, self.config.trainer.seed)
+        await begin_as_policy(self.config, self.learner, (self.reference, self.critic, self.prm), self.folder.start)
 
     async def save(self, step: int) -> None:
         """Keep the learner's weights as the checkpoint of a step."""
@@ -139,6 +147,7 @@ async def open_job(config: Config, folder: RunFolder, tracker: Tracker) -> Async
     On leaving, by whatever way, the engine stops, the ranks are killed and Ray is shut down.
 
     Raises:
+        VocabularyError: a role's model means something else by an id than the policy.
         EngineError, LearnerError, RendererError: a part did not start; those that had started are stopped.
     """
     tracker.phase("reading tasks", config.env.id)
@@ -148,6 +157,7 @@ async def open_job(config: Config, folder: RunFolder, tracker: Tracker) -> Async
         tracker.note(f"sandbox: {choice}")
     train_tasks, test_tasks = spec.tasks(config.env.train_split), spec.tasks(config.env.test_split)
     model_dir = await asyncio.to_thread(find_model, config, folder, tracker)
+    await asyncio.to_thread(check_vocabularies, config, model_dir)
     renderer = Renderer(await asyncio.to_thread(_tokenizer, model_dir))
     async with AsyncExitStack() as stack:
         tracker.phase("starting Ray")
@@ -158,11 +168,14 @@ async def open_job(config: Config, folder: RunFolder, tracker: Tracker) -> Async
             make_env = (await stack.enter_async_context(placed_env(config, spec, tracker.note))).make
         # Played by a worker of Ray while the engine starts: thousands of episodes would hold up this process.
         demonstrated = _in_ray(_demonstrate, config, spec, str(model_dir)) if config.sft.episodes else None
-        engine, learner = await _start_parts(config, folder, model_dir, tracker, stack)
+        engine, models = await _start_parts(config, folder, model_dir, tracker, stack)
         tracker.phase("connecting learner and engine")
         address = WeightAddress("127.0.0.1", free_port(), 1 + engine.receivers)
-        await asyncio.gather(learner.connect_weights(address), engine.connect_weights(address))
-        yield Job(config, folder, make_env, engine, learner, renderer, train_tasks, test_tasks, demonstrated)
+        await asyncio.gather(models.policy.connect_weights(address), engine.connect_weights(address))
+        beside = {name: learner for name, learner in vars(models).items() if name != "policy"}
+        yield Job(
+            config, folder, make_env, engine, models.policy, renderer, train_tasks, test_tasks, demonstrated, **beside
+        )
 
 
 def find_model(config: Config, folder: RunFolder, tracker: Tracker) -> Path:
@@ -179,9 +192,8 @@ def find_model(config: Config, folder: RunFolder, tracker: Tracker) -> Path:
 
 async def _start_parts(
     config: Config, folder: RunFolder, model_dir: Path, tracker: Tracker, stack: AsyncExitStack
-) -> tuple[VllmEngine | EmbeddedEngine, Learner]:
+) -> tuple[VllmEngine | EmbeddedEngine, Models]:
     """Start engine and learner side by side; whichever has started is closed with the stack even if the other fails."""
-    from agent_train.learner.group import Learner
 
     async def open_engine() -> VllmEngine | EmbeddedEngine:
         engine = await start_engine(
@@ -195,17 +207,14 @@ async def _start_parts(
         stack.push_async_callback(_close_in_time, engine)
         return engine
 
-    async def open_learner() -> Learner:
-        learner = await Learner.start(model_dir, config)
-        stack.callback(learner.close)
-        return learner
-
     try:
         async with asyncio.TaskGroup() as parts:
-            engine, learner = parts.create_task(open_engine()), parts.create_task(open_learner())
+            begin = folder.start if folder.start.is_dir() else model_dir
+            engine = parts.create_task(open_engine())
+            models = parts.create_task(start_models(config, model_dir, begin, stack))
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    return engine.result(), learner.result()
+    return engine.result(), models.result()
 
 
 def _hide_progress_bars() -> None:

@@ -24,6 +24,7 @@ from agent_train.report import write_report, write_result
 from agent_train.run_folder import RunFolder
 from agent_train.sft import ExpertError, NoExpertError
 from agent_train.tracking import Summary, Tracker
+from agent_train.vocabulary import VocabularyError
 from agent_train.weights.sync import WeightSyncError
 
 FAILURES = (
@@ -35,6 +36,7 @@ FAILURES = (
     NothingPlayed,
     NoExpertError,
     ExpertError,
+    VocabularyError,
     OSError,
 )
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)

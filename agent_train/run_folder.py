@@ -85,6 +85,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def start(self) -> Path:
+        """Model folder of the policy as the warm start left it; there only where a role starts from it."""
+        return self.path / "start"
+
+    @property
     def logs(self) -> Path:
         """Folder of what servers and workers print."""
         return self.path / "logs"

@@ -13,7 +13,7 @@ from agent_train.learner.measures import SftMetrics
 from agent_train.renderer import Rendered, Renderer
 from agent_train.rows import Row, rows_of
 from agent_train.seeds import derive_seed
-from agentgym.messages import Message, text_of
+from agentgym.messages import Message, text_of, tool_result
 from agentgym.policy import ExpertPolicy
 from agentgym.registration import EnvSpec
 from agentgym.rollout import close_env, run_episode
@@ -97,7 +97,7 @@ def sft_rows(trajectories: Sequence[Trajectory], renderer: Renderer, tools: Sequ
         tools: the environment's tool schemas, which are part of the prompt.
 
     Raises:
-        ValueError: a reply with tool calls.
+        ValueError: a reply with tool calls or reasoning that the template does not write.
     """
     return [row for trajectory in trajectories for row in rows_of(_with_tokens(trajectory, renderer, tools))]
 
@@ -110,7 +110,7 @@ def _with_tokens(trajectory: Trajectory, renderer: Renderer, tools: Sequence[dic
     for turn in trajectory.turns:
         conversation += turn.observation
         prompt = renderer.prompt(conversation, tools, previous)
-        said = _completion(renderer, turn.reply)
+        said = _completion(renderer, prompt, conversation, turn.reply, tools)
         size = len(said)
         turns.append(
             Turn(turn.observation, turn.reply, turn.reward, tokens=Tokens(prompt.ids, said, [0.0] * size, [-1] * size))
@@ -120,11 +120,34 @@ def _with_tokens(trajectory: Trajectory, renderer: Renderer, tools: Sequence[dic
     return Trajectory(trajectory.id, trajectory.env, trajectory.task_id, trajectory.sample, turns=turns)
 
 
-def _completion(renderer: Renderer, reply: Message) -> list[int]:
-    if reply.get("tool_calls"):
-        raise ValueError("sft_rows: a reply with tool_calls cannot be imitated yet; the expert must answer in text")
+def _completion(
+    renderer: Renderer,
+    prompt: Rendered,
+    conversation: Sequence[Message],
+    reply: Message,
+    tools: Sequence[dict[str, Any]],
+) -> list[int]:
+    """What the policy would have sampled to say this, with the token that ends its turn.
+
+    A reply that is more than text is what the template writes of it.
+    """
     # The template's own end of an assistant turn comes last among the stop tokens.
-    return [*renderer.encode(text_of(reply)), renderer.stop_token_ids[-1]]
+    end = renderer.stop_token_ids[-1]
+    thought = (reply.get("reasoning_content") or "").strip()
+    if not reply.get("tool_calls") and not thought:
+        return [*renderer.encode(text_of(reply)), end]
+    answers = [tool_result(call.get("id", ""), ".", call["function"]["name"]) for call in reply.get("tool_calls") or []]
+    # Templates may write a last message otherwise than an earlier one: empty think blocks, and thoughts at all.
+    for after in ([], answers) if thought else (answers, []):
+        text = renderer.text([*conversation, reply, *after], tools, answering=False)
+        said, ended, _ = text.removeprefix(prompt.text).partition(renderer.decode([end]))
+        if text.startswith(prompt.text) and ended and thought in said:
+            return [*renderer.encode(said), end]
+    what = "reasoning_content" if thought else "tool_calls"
+    raise ValueError(
+        f"{what}: the chat template does not write it behind the prompt as the policy would say it: leave it out, or take "
+        "a model whose template has it"
+    )
 
 
 class SftLearner(Protocol):

@@ -104,18 +104,24 @@ class PolicyLoss:
             )
         return keep(loss_T, inputs.mask_T)
 
-    def held(self, inputs: LossInputs) -> Tensor:
-        """held_T: the tokens with an advantage from which the policy learns nothing, since a clip holds them back.
+    def with_held(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        """loss_T and held_T: the tokens with an advantage from which the policy learns nothing, since a clip holds them back.
 
-        From the gradient itself, so it is true of any loss. Of a loss that also pulls to another policy (`kimi`, `dppo`) no token
-        is without gradient; `policy_losses.dppo_keeps` says what DPPO drops.
+        From the gradient itself, so it is true of any loss; it goes back through the loss alone, not into the model. Of a loss
+        that also pulls to another policy (`kimi`, `dppo`) no token is without gradient; `policy_losses.dppo_keeps` says what DPPO
+        drops.
         """
+        loss_T = self(inputs)
+        (grad_T,) = torch.autograd.grad(loss_T.sum(), inputs.logprobs_T, retain_graph=True)
+        return loss_T, (keep(inputs.advantages_T, inputs.mask_T) != 0) & (grad_T == 0)
+
+    def held(self, inputs: LossInputs) -> Tensor:
+        """held_T of `with_held` where the loss itself is not wanted: nothing of `inputs` needs a gradient."""
         with torch.enable_grad():
             leaf_T = inputs.logprobs_T.detach().requires_grad_()
             values = {name: getattr(inputs, name) for name in INPUTS}
             detached = {k: v.detach() if isinstance(v, Tensor) else v for k, v in values.items()}
-            (grad_T,) = torch.autograd.grad(self(LossInputs(**{**detached, "logprobs_T": leaf_T})).sum(), leaf_T)
-        return (keep(inputs.advantages_T, inputs.mask_T) != 0) & (grad_T == 0)
+            return self.with_held(LossInputs(**{**detached, "logprobs_T": leaf_T}))[1]
 
 
 def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyLoss:

@@ -126,11 +126,14 @@ def m2po_limit(drift_N: Tensor, budget: float = 0.04) -> Tensor:
     return torch.cat([sizes_N.masked_fill(within_N, torch.inf), none]).min()
 
 
-def m2po(logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor, drift_limit: Tensor) -> Tensor:
+def m2po(
+    logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor, drift_limit: Tensor, *, budget: float = 0.04
+) -> Tensor:
     """`-A * p / behaviour` on the tokens that drifted less than `drift_limit`, 0 on the rest (M2PO, arXiv 2510.01161).
 
-    `m2po_limit` makes the limit. There is no clip: a few far outliers are dropped, and all others keep their gradient. The dropped
-    tokens stay in the denominator.
+    `m2po_limit` makes the limit from all tokens of the optimizer step, with `budget`, which is a setting of the loss and not read
+    here. There is no clip: a few far outliers are dropped, and all others keep their gradient. The dropped tokens stay in the
+    denominator.
     """
     change_T = log_ratio(logprobs_T, behaviour_T)
     drift_T = (single(logprobs_T) - single(behaviour_T)).detach().abs()

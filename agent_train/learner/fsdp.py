@@ -5,25 +5,39 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM
 
-from agent_train.learner.attention import register
+from agent_train.config import Config
+from agent_train.learner.attention import PACKED, register
 from agent_train.learner.head import PackedPolicy
+from agent_train.learner.loading import build_empty, file_name, fill
+from agent_train.learner.lora import (
+    adapter_tensors,
+    has_adapters,
+    initial_adapter,
+    merged,
+    write_adapter,
+)
+from agent_train.learner.parallel import Layout, check_model, split_layers
+from agent_train.learner.sequence import spread_over, ulysses_attention
 
+UNCOMPILED = f"{PACKED}_uncompiled"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+Packed = TypeVar("Packed", bound=nn.Module)
 
 
 def load_policy(model_dir: str | Path, head_chunk: int, gradient_checkpointing: bool = False) -> PackedPolicy:
     """A Hugging Face folder as a policy to train, on the host, with fp32 weights and without dropout.
+
+    Where the folder's files allow it, the parameters have no memory yet: `shard` reads each rank's own.
 
     Raises:
         FileNotFoundError: the folder has no config.json.
@@ -31,7 +45,16 @@ def load_policy(model_dir: str | Path, head_chunk: int, gradient_checkpointing: 
     model_dir = Path(model_dir)
     if not (model_dir / "config.json").is_file():
         raise FileNotFoundError(f"{model_dir} is not a model folder: it has no config.json")
-    model = AutoModelForCausalLM.from_pretrained(str(model_dir), dtype=torch.float32, attn_implementation=register())
+    model = build_empty(AutoModelForCausalLM, model_dir, register())
+    if model is None:
+        model = AutoModelForCausalLM.from_pretrained(
+            str(model_dir), dtype=torch.float32, attn_implementation=register()
+        )
+    return PackedPolicy(plain(model, gradient_checkpointing), head_chunk)
+
+
+def plain(model: Any, gradient_checkpointing: bool) -> Any:
+    """The model in training mode, its dropout off."""
     if hasattr(model.config, "attention_dropout"):
         model.config.attention_dropout = 0.0
     for module in model.modules():
@@ -42,21 +65,51 @@ def load_policy(model_dir: str | Path, head_chunk: int, gradient_checkpointing: 
             module.attention_dropout = 0.0
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return PackedPolicy(model.train(), head_chunk)
+    return model.train()
 
 
-def shard(policy: PackedPolicy, mesh: DeviceMesh, dtype: str) -> PackedPolicy:
-    """Shard each transformer block and then the rest over the mesh, in place. Weights and gradient sums stay fp32.
+def shard(policy: Packed, layout: Layout, config: Config, model_dir: str | Path, device: torch.device) -> Packed:
+    """Shard each transformer block and then the rest over the ranks, in place. Weights and gradient sums stay fp32.
 
     Args:
-        policy: on the host; it is moved to the mesh's device block by block.
-        mesh: one dimension, all ranks.
-        dtype: what the layers compute in.
+        policy: a `PackedPolicy` or `PackedValue`, on the host; it is moved to the device block by block, and what has no memory
+            is read from the files.
+        layout: of the ranks.
+        config: of the run: `model.dtype` is what the layers compute in.
+        model_dir: of the files.
+        device: of this rank.
+
+    Raises:
+        ValueError: an architecture that cannot be split as the settings ask.
     """
-    precision = MixedPrecisionPolicy(param_dtype=DTYPES[dtype], reduce_dtype=torch.float32)
-    for block in blocks_of(policy.model):
-        fully_shard(block, mesh=mesh, mp_policy=precision)
-    return fully_shard(policy, mesh=mesh, mp_policy=precision)
+    model, settings = policy.model, config.learner
+    blocks = blocks_of(model)
+    if layout.spread is not None:
+        check_model(model, layout)
+    if layout.tensor_mesh is not None:
+        split_layers(model, blocks, layout.tensor_mesh)
+    if settings.compile:
+        compile_blocks(model, blocks)
+    options: dict[str, Any] = {
+        "mp_policy": MixedPrecisionPolicy(param_dtype=DTYPES[config.model.dtype], reduce_dtype=torch.float32)
+    }
+    if settings.offload:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+    for block in blocks:
+        fully_shard(block, mesh=layout.fsdp, **options)
+    fully_shard(policy, mesh=layout.world, **options)
+    fill(policy, model, model_dir, torch.device("cpu") if settings.offload else device, initial_adapter)
+    if layout.spread is not None:
+        spread_over(policy, layout.spread)
+    return policy
+
+
+def compile_blocks(model: Any, blocks: Sequence[nn.Module]) -> None:
+    """Compile each block in place; attention over packed rows, whose lengths change with each batch, stays as it is."""
+    AttentionInterface.register(UNCOMPILED, torch.compiler.disable(ulysses_attention))
+    model.config._attn_implementation = UNCOMPILED
+    for block in blocks:
+        block.compile()
 
 
 def blocks_of(model: Any) -> list[nn.Module]:
@@ -65,15 +118,39 @@ def blocks_of(model: Any) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def full_tensors(policy: PackedPolicy, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+def full_tensors(policy: Packed, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
     """Each parameter whole, under its Hugging Face name, one at a time; tied weights once, under their first name.
 
-    Every rank must go through the whole iteration, since each step gathers from all.
+    Adapters are added to the weights that they belong to. Every rank must go through the whole iteration, since each step gathers
+    from all.
     """
-    for name, parameter in policy.model.named_parameters():
-        value = parameter.detach()
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
+    named = merged(policy.model, whole_tensor) if has_adapters(policy.model) else _whole(policy.model)
+    for name, whole in named:
         yield name, whole if dtype is None else whole.to(dtype)
+
+
+def full_adapter(policy: Packed) -> Iterator[tuple[str, Tensor]]:
+    """Each weight of the adapters whole, under its name in PEFT's file. As `full_tensors` otherwise."""
+    return adapter_tensors(policy.model, whole_tensor)
+
+
+def shapes_of(policy: Packed) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of what `full_tensors` gives, in its order."""
+    named = policy.model.named_parameters()
+    return [(file_name(name), tuple(p.shape)) for name, p in named if ".lora_" not in name]
+
+
+def whole_tensor(parameter: Tensor) -> Tensor:
+    """A parameter gathered from all ranks, on their device, also where the shards lie on the host. A collective."""
+    value = parameter.detach()
+    if not isinstance(value, DTensor):
+        return value
+    return value.to(value.device_mesh.device_type).full_tensor()
+
+
+def _whole(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in model.named_parameters():
+        yield name, whole_tensor(parameter)
 
 
 def save_model(policy: PackedPolicy, folder: str | Path, model_dir: str | Path, rank: int, dtype: str) -> None:
@@ -82,24 +159,44 @@ def save_model(policy: PackedPolicy, folder: str | Path, model_dir: str | Path, 
     All ranks call it; rank 0 writes, next to `folder`, and renames at the end, so that `folder` is whole or not there.
     A folder that was there is replaced.
     """
-    folder, model_dir = Path(folder), Path(model_dir)
-    state = {}
-    for name, whole in full_tensors(policy, DTYPES[dtype]):
+    weights = whole_on_host(policy, rank, dtype)
+    if rank == 0:
+        write_model(policy, weights, folder, model_dir, dtype)
+
+
+def whole_on_host(policy: PackedPolicy, rank: int, dtype: str) -> dict[str, Tensor]:
+    """A copy of what is saved, in `dtype`, in the memory of rank 0; nothing on other ranks. A collective.
+
+    That is every parameter as `full_tensors` gives it, or the adapters alone where there are any.
+    """
+    weights = {}
+    named = full_adapter(policy) if has_adapters(policy.model) else full_tensors(policy)
+    for name, whole in named:
         if rank == 0:
-            state[name] = whole.cpu()
-    if rank != 0:
-        return
+            weights[name] = whole.to("cpu", DTYPES[dtype], copy=True)
+    return weights
+
+
+def write_model(
+    policy: PackedPolicy, weights: dict[str, Tensor], folder: str | Path, model_dir: str | Path, dtype: str
+) -> None:
+    """What `save_model` writes, from weights that were gathered before. The policy is asked for its config alone."""
+    folder, model_dir = Path(folder), Path(model_dir)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    policy.model.save_pretrained(str(partial), state_dict=state)
-    _write_dtype(partial / "config.json", dtype)
+    if has_adapters(policy.model):
+        write_adapter(partial, policy.model, weights, model_dir)
+    else:
+        policy.model.save_pretrained(str(partial), state_dict=weights)
+        _write_dtype(partial / "config.json", dtype)
     for source in sorted(model_dir.iterdir()):
         if (
             source.is_file()
             and source.suffix != ".safetensors"
             and not (partial / source.name).exists()
             and _wanted(source)
+            and not (source.name == "config.json" and has_adapters(policy.model))
         ):
             shutil.copy2(source, partial / source.name)
     replace_folder(partial, folder)

@@ -9,28 +9,45 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import transformers
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from agent_train.algorithms.losses import weighted_sum
-from agent_train.algorithms.policy_loss import LossInputs, policy_loss
 from agent_train.config import Config
-from agent_train.learner.fsdp import DTYPES, full_tensors, load_policy, save_model, shard
-from agent_train.learner.measures import MAXIMA, SUMS, SftMetrics, StepResult, UpdateMetrics, policy_sums, summarise
+from agent_train.determinism import make_deterministic
+from agent_train.learner.critic_objective import CriticMetrics, check_targets, critic_contribute, summarise_critic
+from agent_train.learner.fsdp import (
+    DTYPES,
+    full_tensors,
+    load_policy,
+    save_model,
+    shapes_of,
+    shard,
+    whole_on_host,
+    write_model,
+)
+from agent_train.learner.head import PackedPolicy
+from agent_train.learner.lora import add_adapters
+from agent_train.learner.measures import Contribute, SftMetrics, StepResult, UpdateMetrics, reduced, summarise
+from agent_train.learner.optimizers import make_optimizer
+from agent_train.learner.parallel import clip_gradients, make_layout
+from agent_train.learner.policy_objective import PolicyObjective, PolicyStep, policy_objective, referenced
+from agent_train.learner.preference_objective import along_logprobs, along_scores
+from agent_train.learner.prm_objective import prm_contribute
+from agent_train.learner.state import StateStore
+from agent_train.learner.value_head import PackedValue, load_value
 from agent_train.packing import MicroBatch, Share, batch_of
+from agent_train.roles import VALUED, learning_rate, learns
 from agent_train.weights.collective import WeightGroup, broadcast_buckets, make_group
 from agent_train.weights.manifest import TensorInfo, WeightAddress
-
-# For micro-batch i: its log-probabilities and entropies -> the loss to differentiate, sums and maxima to report.
-Contribute = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 class LearnerWorker:
@@ -41,18 +58,23 @@ class LearnerWorker:
         world: number of ranks.
         config: of the run; read, never written.
         device: "cpu" (gloo, one thread) or "cuda" (NCCL, the process's first GPU).
+        role: which of the run's models this is.
     """
 
-    def __init__(self, rank: int, world: int, config: Config, device: str):
+    def __init__(self, rank: int, world: int, config: Config, device: str, role: str = "policy"):
         self.rank = rank
         self.world = world
         self.config = config
+        self.role = role
         self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
         self._store: dist.TCPStore | None = None
         self._weights: WeightGroup | None = None
+        self._objective: PolicyObjective | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
         # What the optimizer's running averages are of, and how many steps they have seen.
         self._phase = ""
         self._steps = 0
+        self._state = StateStore(rank, config.learner.timeout)
 
     def open_store(self, host: str) -> int:
         """Serve the store through which the ranks find each other, on a port that is free; returns the port."""
@@ -73,71 +95,148 @@ class LearnerWorker:
         else:
             # Two threads on cores that the other rank and the engine use are many times slower than one.
             torch.set_num_threads(1)
+        if self.config.trainer.deterministic:
+            make_deterministic(self.config.trainer.seed)
         transformers.utils.logging.disable_progress_bar()
         if self._store is None:
             self._store = dist.TCPStore(host, port, self.world, is_master=False, timeout=self._timeout())
-        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        # What lies on the host goes by gloo, where parameters are offloaded to it.
+        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend, store=self._store, rank=self.rank, world_size=self.world, timeout=self._timeout()
         )
-        settings = self.config.learner
+        self._layout = make_layout(self.config.learner, self.rank, self.world, self.device.type)
+        return self.load(model_dir)
+
+    def load(self, model_dir: str) -> list[TensorInfo]:
+        """Load and shard a model in place of the one before; the optimizer of one that learns has seen nothing. A collective.
+
+        Raises as `start`.
+        """
         self._model_dir = Path(model_dir)
-        policy = load_policy(model_dir, settings.head_chunk, settings.gradient_checkpointing)
-        mesh = init_device_mesh(self.device.type, (self.world,))
-        self.policy = shard(policy, mesh, self.config.model.dtype)
-        self._optimizer = torch.optim.AdamW(
-            self.policy.parameters(),
-            lr=settings.lr,
-            betas=(settings.beta1, settings.beta2),
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        self.module = shard(self._load_module(model_dir), self._layout, self.config, model_dir, self.device)
+        self._phase, self._steps = "", 0
+        self._optimizer = None
+        if learns(self.config, self.role):
+            self._optimizer = make_optimizer(self.module.parameters(), self.config.learner)
         return self.manifest()
 
-    def update(self, steps: Sequence[Share], lr_scale: float = 1.0) -> UpdateMetrics:
-        """PPO-clip updates, one optimizer step for each share; the same metrics on every rank.
-
-        The proximal policy is the one at the start. In the first step it is the trained policy itself, so its
-        log-probabilities are those of the same forward pass and the ratio is exactly 1; for the later steps it is
-        computed first, over the same micro-batches.
+    def update(
+        self, steps: Sequence[Share], lr_scale: float = 1.0, kl_coef: float = 0.0, version: int | None = None
+    ) -> UpdateMetrics:
+        """Updates of the policy, one optimizer step for each share; the same metrics on every rank.
 
         Args:
             steps: this rank's shares.
             lr_scale: factor of the configured learning rate, on top of the warm-up.
+            kl_coef: of the KL to the reference in the loss.
+            version: of the weights as they are, as the engine counts them; None where nobody counts.
+
+        Raises:
+            ValueError: the settings make no objective, or rows lack what it reads.
         """
         started = time.monotonic()
+        objective = self._policy_objective()
+        objective.check([row for share in steps for rows in share.micro_batches for row in rows], kl_coef, version)
         batches = [self._batches(share) for share in steps]
-        proximal = [None, *(self._score(later) for later in batches[1:])]
-        results = [self._policy_step(*step, lr_scale) for step in zip(batches, proximal, strict=True)]
-        return summarise(results, sum(share.packed_tokens for share in steps), time.monotonic() - started)
+        start = [self._score(later) if objective.needs_start else None for later in batches[1:]]
+        results = []
+        for number, (share, own, start_T) in enumerate(zip(steps, batches, [None, *start], strict=True)):
+            limit = None
+            if objective.needs_drift_limit:
+                limit = objective.drift_limit(own, self._score(own), share.n_tokens)
+            step = PolicyStep(own, referenced(share), number, len(steps), kl_coef, version, start_T, limit)
+            results.append(self._policy_step(objective, step, lr_scale))
+        packed_tokens = sum(share.packed_tokens for share in steps)
+        return summarise(results, packed_tokens, time.monotonic() - started, kl_coef)
 
     def sft(self, share: Share, lr: float) -> SftMetrics:
         """One optimizer step on the mean negative log-likelihood of the masked tokens."""
         started = time.monotonic()
         batches = self._batches(share)
 
-        def contribute(index: int, logprobs_T: Tensor, entropy_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def contribute(index: int, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
             batch = batches[index]
-            loss = weighted_sum(-logprobs_T, batch.weights_T, batch.mask_T)
+            loss = weighted_sum(-output[0], batch.weights_T, batch.mask_T)
             nothing = torch.zeros(1, dtype=torch.float64, device=self.device)
             return loss, loss.detach().double()[None], nothing
 
         self._begin("sft")
-        (loss,), _, grad_norm, applied = self._optimizer_step(batches, contribute, lr)
-        return SftMetrics(loss, grad_norm, share.n_tokens, lr, not applied, time.monotonic() - started)
+        result = self._optimizer_step(batches, contribute, lr)
+        seconds = time.monotonic() - started
+        return SftMetrics(result.sums[0], result.grad_norm, share.n_tokens, lr, not result.applied, seconds)
 
     def logprobs(self, share: Share) -> list[list[list[float]]]:
         """The policy's log-probability of each masked token of each row of each micro-batch, 0.0 elsewhere. A collective."""
-        scored = self._score(self._batches(share))
-        sizes = [[len(row.ids) for row in rows] for rows in share.micro_batches]
-        return [
-            [part.tolist() for part in logprobs_T[: sum(lengths)].split(lengths)] if lengths else []
-            for logprobs_T, lengths in zip(scored, sizes, strict=True)
-        ]
+        return by_row(share, self._score(self._batches(share)))
+
+    def update_critic(self, steps: Sequence[Share], lr_scale: float = 1.0) -> CriticMetrics:
+        """Updates of the critic towards the rows' targets, one optimizer step for each share; the same metrics on every rank.
+
+        Raises:
+            ValueError: rows lack their targets, or the old values that `critic.clip` needs.
+        """
+        started = time.monotonic()
+        clip = self.config.critic.clip
+        check_targets([row for share in steps for rows in share.micro_batches for row in rows], clip)
+        results = []
+        for batches in [self._batches(share) for share in steps]:
+            self._begin("critic")
+            results.append(self._optimizer_step(batches, critic_contribute(batches, clip), self._lr(lr_scale)))
+        return summarise_critic(results, time.monotonic() - started)
+
+    def update_prm(self, share: Share, lr_scale: float = 1.0) -> StepResult:
+        """One optimizer step of PRIME's reward model on rows of `prm_objective.prm_targets`."""
+        batches = self._batches(share)
+        self._begin("prm")
+        return self._optimizer_step(batches, prm_contribute(batches), self._lr(lr_scale))
+
+    def descend(self, share: Share, lr: float) -> StepResult:
+        """One optimizer step on a loss whose derivatives lie in the rows' `advantages`; see `preference_objective`."""
+        batches = self._batches(share)
+        along = along_scores if self.role in VALUED else along_logprobs
+        self._begin("preference")
+        return self._optimizer_step(batches, along(batches), lr)
+
+    @torch.no_grad()
+    def values(self, share: Share) -> list[list[list[float]]]:
+        """The critic's value before each masked token of each row of each micro-batch, 0.0 elsewhere. A collective."""
+        return by_row(share, [self.module(batch) for batch in self._batches(share)])
+
+    @torch.no_grad()
+    def scores(self, share: Share) -> list[list[float]]:
+        """The reward model's score of each row of each micro-batch. A collective."""
+        scored = [self.module(batch) for batch in self._batches(share)]
+        return [scores_S[: len(rows)].tolist() for scores_S, rows in zip(scored, share.micro_batches, strict=True)]
 
     def save(self, folder: str) -> None:
         """Write a Hugging Face folder that transformers and vLLM load, whole or not at all."""
-        save_model(self.policy, folder, self._model_dir, self.rank, self.config.model.dtype)
+        save_model(self.module, folder, self._model_dir, self.rank, self.config.model.dtype)
+
+    def save_state(self, folder: str, export: str | None = None) -> None:
+        """Copy model, optimizer, counters and random numbers, and write them into a new folder beside what follows.
+
+        Args:
+            folder: of `torch.distributed.checkpoint`.
+            export: where a Hugging Face folder of the same weights is written too, as by `save`.
+        """
+        last = None
+        if export is not None:
+            dtype = self.config.model.dtype
+            weights = whole_on_host(self.module, self.rank, dtype)
+            if self.rank == 0:
+                last = partial(write_model, self.module, weights, export, self._model_dir, dtype)
+        counters = {"phase": self._phase, "steps": self._steps}
+        self._state.begin(self.module, self._optimizer, counters, folder, last)
+
+    def state_saved(self) -> str | None:
+        """How the last save of the state went: None while it is written, "" for well, else what failed."""
+        return self._state.saved()
+
+    def load_state(self, folder: str) -> None:
+        """Go on from what `save_state` wrote, on any number of ranks. Raises StateError where it is of another model."""
+        counters = self._state.load(self.module, self._optimizer, folder)
+        self._phase, self._steps = counters["phase"], counters["steps"]
 
     def connect_weights(self, address: WeightAddress) -> None:
         """Join the weight group as its sender, on rank 0; the receivers must join at the same time."""
@@ -149,10 +248,7 @@ class LearnerWorker:
 
     def manifest(self) -> list[TensorInfo]:
         """Names, shapes and type of what `send_weights` sends, in its order. Tied weights are named once."""
-        return [
-            TensorInfo(name, tuple(p.shape), self.config.model.dtype)
-            for name, p in self.policy.model.named_parameters()
-        ]
+        return [TensorInfo(name, shape, self.config.model.dtype) for name, shape in shapes_of(self.module)]
 
     def send_weights(self) -> dict[str, int]:
         """Send every weight to the receivers. Returns the checksum of each on rank 0, nothing on the others.
@@ -161,7 +257,7 @@ class LearnerWorker:
             RuntimeError: `connect_weights` was not called.
             WeightTransferError: a receiver failed or is late.
         """
-        tensors = (whole for _, whole in full_tensors(self.policy, DTYPES[self.config.model.dtype]))
+        tensors = (whole for _, whole in full_tensors(self.module, DTYPES[self.config.model.dtype]))
         if self.rank == 0:
             if self._weights is None:
                 raise RuntimeError("send_weights: the learner is in no weight group; call connect_weights first")
@@ -178,79 +274,81 @@ class LearnerWorker:
 
     @torch.no_grad()
     def _score(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        return [self.policy(batch)[0] for batch in batches]
+        return [self.module(batch)[0] for batch in batches]
 
     def _begin(self, phase: str) -> None:
         """Forget the optimizer's averages when the objective changes: those of another loss have another scale."""
         if phase != self._phase:
-            self._optimizer.state.clear()
+            self._learning().state.clear()
             self._phase, self._steps = phase, 0
         self._steps += 1
 
-    def _policy_step(
-        self, batches: Sequence[MicroBatch], proximal: Sequence[Tensor] | None, lr_scale: float
-    ) -> StepResult:
-        algorithm, settings = self.config.algorithm, self.config.learner
-        objective = policy_loss(algorithm.loss, algorithm.loss_settings)
+    def _lr(self, lr_scale: float) -> float:
+        """The learning rate of the optimizer step that has begun."""
+        lr, warmup_steps = learning_rate(self.config, self.role)
+        return lr * lr_scale * min(1.0, self._steps / max(warmup_steps, 1))
 
-        def contribute(index: int, logprobs_T: Tensor, entropy_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            batch = batches[index]
-            old_T = logprobs_T.detach() if proximal is None else proximal[index]
-            inputs = LossInputs(
-                logprobs_T=logprobs_T,
-                advantages_T=batch.advantages_T,
-                mask_T=batch.mask_T,
-                old_T=old_T,
-                behaviour_T=batch.behaviour_logprobs_T,
-                entropy_T=entropy_T,
-                segment_T=batch.segment_T,
-                n_segments=batch.n_segments,
+    def _learning(self) -> torch.optim.Optimizer:
+        if self._optimizer is None:
+            raise RuntimeError(f"the {self.role} is frozen: it has no optimizer")
+        return self._optimizer
+
+    def _load_module(self, model_dir: str) -> PackedPolicy | PackedValue:
+        """The model of this role on the host; without gradients where it does not learn."""
+        settings = self.config.learner
+        if self.role in VALUED:
+            of_rows, seed = self.role == "reward_model", self.config.trainer.seed
+            module: PackedPolicy | PackedValue = load_value(
+                model_dir, settings.gradient_checkpointing, of_rows=of_rows, seed=seed
             )
-            loss = weighted_sum(objective(inputs), batch.weights_T, batch.mask_T)
-            held_T = objective.held(inputs)
-            return loss, *policy_sums(batch, loss.detach(), logprobs_T.detach(), old_T, entropy_T.detach(), held_T)
+        else:
+            module = load_policy(model_dir, settings.head_chunk, settings.gradient_checkpointing)
+            if self.config.lora.rank and self.role == "policy":
+                add_adapters(module.model, self.config.lora)
+        return module if learns(self.config, self.role) else module.requires_grad_(False)
 
+    def _policy_objective(self) -> PolicyObjective:
+        """The objective of the settings, made once: it imports the loss and tries it."""
+        if self._objective is None:
+            self._objective = policy_objective(self.config.algorithm)
+        return self._objective
+
+    def _policy_step(self, objective: PolicyObjective, step: PolicyStep, lr_scale: float) -> StepResult:
         self._begin("policy")
-        lr = settings.lr * lr_scale * min(1.0, self._steps / max(settings.warmup_steps, 1))
-        sums, maxima, grad_norm, applied = self._optimizer_step(batches, contribute, lr)
-        return StepResult(
-            dict(zip(SUMS, sums, strict=True)), dict(zip(MAXIMA, maxima, strict=True)), grad_norm, applied, lr
-        )
+        return self._optimizer_step(step.batches, objective.contribute(step), self._lr(lr_scale))
 
-    def _optimizer_step(
-        self, batches: Sequence[MicroBatch], contribute: Contribute, lr: float
-    ) -> tuple[list[float], list[float], float, bool]:
+    def _optimizer_step(self, batches: Sequence[MicroBatch], contribute: Contribute, lr: float) -> StepResult:
         """Forward and backward over all micro-batches, then one step; none if the loss or the gradient is not finite.
 
-        Returns the reduced sums and maxima, the gradient's norm before clipping, and whether the weights were changed.
+        Args:
+            batches: this rank's micro-batches; as many on every rank.
+            contribute: what each adds to the loss, and what is measured.
+            lr: learning rate.
         """
         measured = []
         for index, batch in enumerate(batches):
-            loss, sums_K, maxima_K = contribute(index, *self.policy(batch))
+            output: Any = self.module(batch)
+            loss, sums_K, maxima_K = contribute(index, output)
             # FSDP averages gradients over the ranks; the weights 1 / N already count all of them.
-            (loss * self.world).backward()
+            (loss * self._layout.gradient_scale).backward()
             measured.append((sums_K, maxima_K))
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.learner.max_grad_norm)
-        sums, maxima, grad_norm = self._reduce(measured, norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        norm = clip_gradients(self.module, self.config.learner.max_grad_norm, self._layout, self.device)
+        sums, maxima, grad_norm = reduced(measured, norm, self._layout.data_group)
         # The loss is the first sum. All ranks see the same numbers, so all step or none does.
         applied = math.isfinite(sums[0]) and math.isfinite(grad_norm)
+        optimizer = self._learning()
         if applied:
-            for group in self._optimizer.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = lr
-            self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        return sums, maxima, grad_norm, applied
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return StepResult(sums, maxima, grad_norm, applied, lr)
 
-    def _reduce(
-        self, measured: Sequence[tuple[Tensor, Tensor]], norm: Tensor
-    ) -> tuple[list[float], list[float], float]:
-        """Sums and maxima over micro-batches and ranks: one collective, and the step's only wait for the device."""
-        sums_K = torch.stack([sums for sums, _ in measured]).sum(0)
-        maxima_K = torch.stack([maxima for _, maxima in measured]).amax(0)
-        local_K = torch.cat([sums_K, maxima_K])
-        everyone = [torch.empty_like(local_K) for _ in range(self.world)]
-        dist.all_gather(everyone, local_K)
-        all_RK = torch.stack(everyone)
-        split = len(sums_K)
-        values = torch.cat([all_RK[:, :split].sum(0), all_RK[:, split:].amax(0), norm.double()[None]]).tolist()
-        return values[:split], values[split:-1], values[-1]
+
+def by_row(share: Share, numbers: Sequence[Tensor]) -> list[list[list[float]]]:
+    """A number for each token of each micro-batch as lists, one for each row."""
+    sizes = [[len(row.ids) for row in rows] for rows in share.micro_batches]
+    return [
+        [part.tolist() for part in numbers_T[: sum(lengths)].split(lengths)] if lengths else []
+        for numbers_T, lengths in zip(numbers, sizes, strict=True)
+    ]

@@ -36,19 +36,19 @@ def write_model(folder, seed=0, tied=True, kv_heads=2):
     return folder
 
 
-def make_rows(sizes=(9, 17, 5, 12, 9, 21), seed=0, **fields):
-    """Rows of several turns: stretches of unmasked and masked tokens, each row with an advantage of its own."""
+def make_rows(sizes=(9, 17, 5, 12, 9, 21), seed=0, advantage=None, **fields):
+    """Rows of several turns: stretches of unmasked and masked tokens, each row with an advantage of its own or the given one."""
     rng = random.Random(seed)
     rows = []
     for number, size in enumerate(sizes):
         mask = [position > 1 and position % 4 < 2 for position in range(size)]
-        advantage = rng.gauss(0, 1)
+        gain = rng.gauss(0, 1) if advantage is None else advantage
         row = Row(
             ids=[rng.randrange(VOCAB) for _ in range(size)],
             mask=mask,
             logprobs=[rng.uniform(-5, -1) if sampled else 0.0 for sampled in mask],
             trajectory=f"t{number}",
-            advantages=[advantage if sampled else 0.0 for sampled in mask],
+            advantages=[gain if sampled else 0.0 for sampled in mask],
         )
         rows.append(dataclasses.replace(row, **fields))
     return rows
@@ -83,7 +83,7 @@ def gradients_of(worker, share):
     found = {}
 
     def record():
-        found.update({name: p.grad.full_tensor().clone() for name, p in worker.policy.model.named_parameters()})
+        found.update({name: p.grad.full_tensor().clone() for name, p in worker.module.model.named_parameters()})
 
     with contextlib.ExitStack() as stack:
         stack.callback(setattr, worker._optimizer, "step", worker._optimizer.step)

@@ -189,27 +189,27 @@ def test_a_policy_reports_exact_tokens(folder, renderer, engine):
 @given(size=st.integers(1, 12), groups=st.integers(1, 7), seed=st.integers(0, 3))
 def test_no_epoch_repeats_or_skips_a_task(size, groups, seed):
     problems = TaskSet([Task(str(i)) for i in range(size)])
-    picked = [task.id for step in range(3 * size) for task in pick_tasks(problems, step, groups, seed)]
+    picked = [task.id for step in range(3 * size) for task in pick_tasks(problems, step * groups, groups, seed)]
     for epoch in range(len(picked) // size):
         assert sorted(picked[epoch * size : (epoch + 1) * size]) == sorted(task.id for task in problems)
 
 
 def test_the_order_of_tasks_follows_from_step_and_seed_alone():
     problems = TaskSet([Task(str(i)) for i in range(50)])
-    orders = [[task.id for step in range(10) for task in pick_tasks(problems, step, 5, seed)] for seed in (0, 0, 1)]
+    orders = [[task.id for step in range(10) for task in pick_tasks(problems, step * 5, 5, seed)] for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
-    late_first = [[task.id for task in pick_tasks(problems, step, 5, 0)] for step in (7, 3)]
+    late_first = [[task.id for task in pick_tasks(problems, first, 5, 0)] for first in (35, 15)]
     assert late_first == [orders[0][35:40], orders[0][15:20]]
     assert orders[0] != [str(i) for i in range(50)]
-    assert [task.id for task in pick_tasks(problems, 10, 50, 0)] != [
-        task.id for task in pick_tasks(problems, 11, 50, 0)
+    assert [task.id for task in pick_tasks(problems, 500, 50, 0)] != [
+        task.id for task in pick_tasks(problems, 550, 50, 0)
     ]
 
 
-@pytest.mark.parametrize(("problems", "step", "groups"), [([], 0, 1), ([Task("a")], -1, 1), ([Task("a")], 0, 0)])
-def test_steps_without_tasks_are_refused(problems, step, groups):
+@pytest.mark.parametrize(("problems", "first", "count"), [([], 0, 1), ([Task("a")], -1, 1), ([Task("a")], 0, 0)])
+def test_steps_without_tasks_are_refused(problems, first, count):
     with pytest.raises(ValueError, match=r"empty|at least"):
-        pick_tasks(TaskSet(problems), step, groups, 0)
+        pick_tasks(TaskSet(problems), first, count, 0)
 
 
 @given(data=st.data(), batch=st.integers(1, 6), staleness=st.integers(0, 3), most=st.integers(1, 16))

@@ -32,7 +32,7 @@ def worker(model_dir):
 
 
 def checksums(worker):
-    return {name: checksum(whole) for name, whole in full_tensors(worker.policy)}
+    return {name: checksum(whole) for name, whole in full_tensors(worker.module)}
 
 
 def share_of(rows, budget=BIG):
@@ -210,7 +210,7 @@ def test_rubbish_in_masked_cells_of_a_row_changes_nothing(worker, rubbish):
         for row in rows
     ]
     # A row without a sampled token may even have no advantage.
-    idle = dataclasses.replace(rows[0], mask=[False] * len(rows[0].ids), advantage=rubbish)
+    idle = dataclasses.replace(rows[0], mask=[False] * len(rows[0].ids), advantages=[rubbish] * len(rows[0].ids))
     metrics, grads = gradients_of(worker, share_of([*dirty, idle]))
     expected_metrics, expected = gradients_of(worker, share_of(rows))
     for name in ("loss", "gap_mean", "gap_max", "gap_k3", "entropy", "ratio_max", "grad_norm"):
@@ -281,7 +281,7 @@ def test_bf16_computes_sends_and_saves_in_bf16_and_keeps_fp32_weights(model_dir,
         metrics = worker.update([share_of(rows)])
         worker.save(str(tmp_path / "half"))
         assert {info.dtype for info in worker.manifest()} == {"bfloat16"}
-        assert {whole.dtype for _, whole in full_tensors(worker.policy)} == {torch.float32}
+        assert {whole.dtype for _, whole in full_tensors(worker.module)} == {torch.float32}
     assert metrics.ratio_max == 1.0
     assert metrics.entropy == pytest.approx(expected.entropy, abs=0.02)
     assert metrics.entropy != expected.entropy

@@ -60,30 +60,37 @@ def test_all_ranks_have_as_many_micro_batches_and_the_same_denominator(sizes, wo
 @settings(deadline=None)
 def test_the_weights_of_all_sampled_tokens_sum_to_one(sizes, world, budget):
     dealt = shares(rows_of_sizes(sizes), world, budget)
-    batches = [batch_of(rows, share.n_tokens) for share in dealt for rows in share.micro_batches]
+    batches = [batch_of(rows) for share in dealt for rows in share.micro_batches]
     assert sum(batch.weights_T[batch.mask_T].double().sum().item() for batch in batches) == pytest.approx(1.0, abs=1e-6)
 
 
 def test_a_micro_batch_lays_rows_end_to_end_and_restarts_positions():
     rows = [
-        Row([5, 6, 7], [False, True, True], [0.0, -1.0, -2.0], advantage=0.5, temperature=0.7),
-        Row([8, 9], [False, True], [0.0, -3.0], advantage=-1.0),
+        Row(
+            [5, 6, 7], [False, True, True], [0.0, -1.0, -2.0], advantages=[0.0, 0.5, 0.25], temperature=0.7, weight=0.25
+        ),
+        Row([8, 9], [False, True], [0.0, -3.0], versions=[-1, 4], reference=[0.0, -2.5], weight=0.5),
     ]
-    batch = batch_of(rows, n_tokens=4)
+    batch = batch_of(rows)
     assert batch.ids_T.tolist() == [5, 6, 7, 8, 9]
     assert batch.positions_T.tolist() == [0, 1, 2, 0, 1]
     assert batch.mask_T.tolist() == [False, True, True, False, True]
     assert batch.behaviour_logprobs_T.tolist() == [0.0, -1.0, -2.0, 0.0, -3.0]
-    assert batch.advantages_T.tolist() == [0.5, 0.5, 0.5, -1.0, -1.0]
+    assert batch.advantages_T.tolist() == [0.0, 0.5, 0.25, 0.0, 0.0]
+    assert batch.versions_T.tolist() == [-1, -1, -1, -1, 4]
+    assert batch.reference_T.tolist() == [0.0, 0.0, 0.0, 0.0, -2.5]
+    assert batch.values_T.tolist() == batch.targets_T.tolist() == [0.0] * 5
+    assert batch.segment_T.tolist() == [0, 0, 0, 1, 1]
+    assert batch.previous_T.tolist() == [0, 0, 1, 3, 3]
     assert batch.temperature_T.tolist() == pytest.approx([0.7, 0.7, 0.7, 1.0, 1.0])
-    assert batch.weights_T.tolist() == [0.25] * 5
+    assert batch.weights_T.tolist() == [0.25, 0.25, 0.25, 0.5, 0.5]
     assert batch.cu_seqlens.tolist() == [0, 3, 5]
     assert batch.cu_seqlens.dtype == torch.int32
     assert batch.lengths == (3, 2)
 
 
 def test_a_micro_batch_without_rows_has_one_token_that_no_loss_sees():
-    batch = batch_of([], n_tokens=3)
+    batch = batch_of([])
     assert len(batch.ids_T) == 1
     assert not batch.mask_T.any()
     assert batch.cu_seqlens.tolist() == [0, 1]
@@ -96,6 +103,7 @@ def test_a_micro_batch_without_rows_has_one_token_that_no_loss_sees():
         (Row([1, 2], [True, True], [0.0, 0.0], trajectory="x/1"), "first token"),
         (Row([1, 2], [False, True], [0.0, 0.0], trajectory="x/1", temperature=0.0), "temperature"),
         (Row([], [], [], trajectory="x/1"), "0 ids"),
+        (Row([1, 2], [False, True], [0.0, 0.0], trajectory="x/1", advantages=[1.0]), "2 ids and 1 advantages"),
     ],
 )
 def test_a_malformed_row_is_refused_by_the_name_of_its_trajectory(row, problem):

@@ -1,0 +1,120 @@
+"""What the critic learns from: its values are to be the targets of the rows, and how well they already are.
+
+The loss of a token is `values.value_loss`; a micro-batch gives the sum of its tokens' losses times their weights, as the policy's
+does, so that any split over ranks and micro-batches gives the same step.
+
+Legend: T tokens of one packed micro-batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agent_train.algorithms.losses import keep, weighted_sum
+from agent_train.algorithms.values import held_values, value_loss
+from agent_train.learner.measures import Contribute, StepResult
+from agent_train.packing import MicroBatch
+from agent_train.rows import Row
+
+# Sums over sampled tokens, except the loss, whose tokens are weighted already.
+VALUE_SUMS = ("loss", "tokens", "value", "target", "target_square", "error", "error_square", "clipped")
+
+
+@dataclass(frozen=True)
+class CriticMetrics:
+    """One update of the critic, over all ranks, micro-batches and optimizer steps. Means are over sampled tokens.
+
+    Attributes:
+        loss: the weighted sum of half the squared errors (the mean over the optimizer steps, where there are several).
+        explained_variance: 1 - Var(target - value) / Var(target), with the values before each optimizer step: 1 is perfect, 0 as
+            good as a constant. 0 where the targets do not vary.
+        clip_fraction: share of tokens that the clip holds back.
+        value_mean: of the values, before each optimizer step.
+        return_mean: of the targets.
+        error_max: the largest |target - value|.
+        grad_norm: before clipping; the mean over the optimizer steps.
+        lr: of the last optimizer step.
+        skipped: optimizer steps left out because the loss or the gradient was not finite.
+        seconds: wall time of rank 0.
+    """
+
+    loss: float
+    explained_variance: float
+    clip_fraction: float
+    value_mean: float
+    return_mean: float
+    error_max: float
+    grad_norm: float
+    lr: float
+    skipped: int
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The metrics by name."""
+        return dataclasses.asdict(self)
+
+
+def check_targets(rows: Sequence[Row], clip: float | None) -> None:
+    """What the rows must hold for the critic to learn from them.
+
+    Raises:
+        ValueError: a row with sampled tokens has no targets, or no old values where a clip needs them.
+    """
+    for row in rows:
+        for name in ("targets", *(["values"] if clip is not None else [])):
+            if row.sampled and not getattr(row, name):
+                why = "the critic learns" if name == "targets" else "critic.clip needs"
+                raise ValueError(f"row of trajectory {row.trajectory!r} has no {name}, which {why}")
+
+
+def critic_contribute(batches: Sequence[MicroBatch], clip: float | None) -> Contribute:
+    """What each micro-batch adds to the critic's loss and to the VALUE_SUMS, and the largest error."""
+
+    def of_batch(index: int, values_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch = batches[index]
+        given = (values_T, batch.values_T, batch.targets_T, batch.mask_T)
+        loss = weighted_sum(value_loss(*given, clip), batch.weights_T, batch.mask_T)
+        held_T = torch.zeros_like(batch.mask_T) if clip is None else held_values(*given, clip)
+        return loss, *_sums(batch, loss.detach(), values_T.detach(), held_T)
+
+    return of_batch
+
+
+@torch.no_grad()
+def _sums(batch: MicroBatch, loss: Tensor, values_T: Tensor, held_T: Tensor) -> tuple[Tensor, Tensor]:
+    """Two fp64 vectors on the batch's device; nothing is read back to the host."""
+    targets_T = keep(batch.targets_T, batch.mask_T).double()
+    values_T = keep(values_T, batch.mask_T).double()
+    error_T = targets_T - values_T
+    per_token = [batch.mask_T, values_T, targets_T, targets_T.square(), error_T, error_T.square(), held_T]
+    sums = torch.stack([loss.double(), *(x_T.double().sum() for x_T in per_token)])
+    return sums, error_T.abs().max()[None]
+
+
+def summarise_critic(steps: Sequence[StepResult], seconds: float) -> CriticMetrics:
+    """The metrics of an update from its optimizer steps."""
+    total = {name: math.fsum(step.sums[place] for step in steps) for place, name in enumerate(VALUE_SUMS)}
+    tokens = max(total["tokens"], 1.0)
+    spread = total["target_square"] / tokens - (total["target"] / tokens) ** 2
+    unexplained = total["error_square"] / tokens - (total["error"] / tokens) ** 2
+    # What is left of targets that are all the same is rounding.
+    varies = spread > 1e-12 * max(1.0, total["target_square"] / tokens)
+    return CriticMetrics(
+        loss=total["loss"] / len(steps),
+        explained_variance=1.0 - unexplained / spread if varies else 0.0,
+        clip_fraction=total["clipped"] / tokens,
+        value_mean=total["value"] / tokens,
+        return_mean=total["target"] / tokens,
+        error_max=max(step.maxima[0] for step in steps),
+        grad_norm=math.fsum(step.grad_norm for step in steps) / len(steps),
+        lr=steps[-1].lr,
+        skipped=sum(not step.applied for step in steps),
+        seconds=seconds,
+    )

@@ -1,0 +1,139 @@
+"""Low-rank adapters in place of all weights, with PEFT: its layers in the model, its files on disk.
+
+The model's own weights are frozen; without the adapters it is the policy as the run began, which is the reference of a KL.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from agent_train.config import LoraConfig
+from agent_train.weights.checksum import checksum
+
+ADAPTER = "default"
+WEIGHTS_FILE = "adapter_model.safetensors"
+_PEFT_PREFIX = "base_model.model."
+
+
+def add_adapters(model: Any, settings: LoraConfig) -> None:
+    """Put an adapter around each layer that `settings.targets` names and freeze everything else, in place.
+
+    The adapters' weights are on the meta device: `loading.fill` gives them their values, by `initial_adapter`.
+
+    Raises:
+        ValueError: PEFT is not installed, a target names no layer of the model, or one that is not linear.
+    """
+    try:
+        from peft import LoraConfig as PeftConfig
+        from peft import inject_adapter_in_model
+    except ImportError as error:
+        raise ValueError(f"lora.rank={settings.rank} needs peft: pip install 'agentgym[lora]' ({error})") from error
+    names = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    names -= {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if module is model.get_output_embeddings()}
+    if unknown := sorted(set(settings.targets) - names):
+        raise ValueError(f"lora.targets: {type(model).__name__} has no linear layers {unknown}: it has {sorted(names)}")
+    inject_adapter_in_model(_peft_config(PeftConfig, settings), model, ADAPTER, low_cpu_mem_usage=True)
+
+
+def initial_adapter(name: str, shape: tuple[int, ...]) -> Tensor:
+    """What an adapter's weight begins as, the same on every rank: A spread evenly within 1 / sqrt(inputs), B zeros."""
+    if ".lora_B." in name:
+        return torch.zeros(shape)
+    if ".lora_A." not in name:
+        raise ValueError(f"the model's files have no {name}")
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    bound = 1 / math.sqrt(shape[1])
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether adapters were added."""
+    return any(True for _ in _layers(model))
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """The model computes what it would without adapters, to the bit. Not for training."""
+    layers = list(_layers(model))
+    scales = [layer.scaling[ADAPTER] for layer in layers]
+    for layer in layers:
+        layer.scaling[ADAPTER] = 0.0
+    try:
+        yield
+    finally:
+        for layer, scale in zip(layers, scales, strict=True):
+            layer.scaling[ADAPTER] = scale
+
+
+def merged(model: nn.Module, whole: Any) -> Iterator[tuple[str, Tensor]]:
+    """Each weight of the model with its adapter added to it, under the name that it has without adapters.
+
+    Args:
+        model: with adapters.
+        whole: a parameter -> its whole tensor; a collective.
+    """
+    layers = {f"{name}.base_layer.weight": layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            continue
+        value = whole(parameter)
+        if (layer := layers.get(name)) is not None:
+            up, down = whole(layer.lora_B[ADAPTER].weight), whole(layer.lora_A[ADAPTER].weight)
+            value = value + layer.scaling[ADAPTER] * (up.float() @ down.float()).to(value.dtype)
+        yield name.replace(".base_layer.", "."), value
+
+
+def adapter_tensors(model: nn.Module, whole: Any) -> Iterator[tuple[str, Tensor]]:
+    """Each weight of the adapters under its name in PEFT's file. `whole` as in `merged`."""
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            yield _PEFT_PREFIX + name.replace(f".{ADAPTER}.", "."), whole(parameter)
+
+
+def write_adapter(folder: Path, model: Any, tensors: dict[str, Tensor], model_dir: str | Path) -> dict[str, int]:
+    """Write an adapter as PEFT does, into a folder that is there. Returns the checksum of each tensor.
+
+    Args:
+        folder: gets two files.
+        model: with adapters, whose settings are written.
+        tensors: what `adapter_tensors` gave.
+        model_dir: what the adapter belongs to.
+    """
+    config = copy.copy(model.peft_config[ADAPTER])
+    config.base_model_name_or_path = str(model_dir)
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(folder / WEIGHTS_FILE))
+    return {name: checksum(tensor) for name, tensor in tensors.items()}
+
+
+def base_of(folder: str | Path) -> str:
+    """The model folder that an adapter's folder was trained on."""
+    record = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
+    return str(record["base_model_name_or_path"])
+
+
+def _peft_config(peft_config: Any, settings: LoraConfig) -> Any:
+    return peft_config(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=0.0,
+        bias="none",
+        target_modules=sorted(settings.targets),
+        task_type="CAUSAL_LM",
+    )
+
+
+def _layers(model: nn.Module) -> Iterator[Any]:
+    return (layer for layer in model.modules() if hasattr(layer, "lora_A") and hasattr(layer, "scaling"))

@@ -1,0 +1,44 @@
+"""The optimizers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+
+from torch import nn, optim
+from torch.distributed.tensor import DTensor
+
+from agent_train.config import LearnerConfig
+
+NAMES = ("adamw", "adamw8bit")
+
+
+def make_optimizer(parameters: Iterable[nn.Parameter], settings: LearnerConfig) -> optim.Optimizer:
+    """The optimizer that `learner.optimizer` names, over those parameters that are trained.
+
+    `adamw` keeps two fp32 averages for each weight; `adamw8bit` keeps them in 8 bits with an fp32 scale for each block of 256, and
+    in fp32 for tensors of less than 4096 weights.
+
+    Raises:
+        ValueError: no optimizer of that name, or its package is not installed.
+    """
+    common = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2), "weight_decay": settings.weight_decay}
+    groups = _by_mesh(parameter for parameter in parameters if parameter.requires_grad)
+    if settings.optimizer == "adamw":
+        return optim.AdamW(groups, fused=True, **common)
+    if settings.optimizer != "adamw8bit":
+        raise ValueError(f"learner.optimizer={settings.optimizer}: there are {', '.join(NAMES)}")
+    if find_spec("torchao") is None:
+        raise ValueError("learner.optimizer=adamw8bit needs torchao: pip install torchao, or learner.optimizer=adamw")
+    from torchao.optim import AdamW8bit
+
+    return AdamW8bit(groups, **common)  # type: ignore[no-any-return]
+
+
+def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[dict[str, list[nn.Parameter]]]:
+    """A group for each device mesh: a fused step takes tensors of one mesh only."""
+    groups: dict[object, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        groups.setdefault(mesh, []).append(parameter)
+    return [{"params": own} for own in groups.values()]

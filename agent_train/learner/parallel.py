@@ -1,0 +1,232 @@
+"""How the ranks share the work: replicas of the model, the tokens of one micro-batch, the layers.
+
+`learner.workers` ranks lie in a mesh of data x sequence x tensor; ranks of one replica are neighbours. FSDP shards over data and
+sequence ranks together, and the parameters outside the blocks over all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from agent_train.config import LearnerConfig
+from agent_train.learner.sequence import Spread, check_heads
+from agent_train.packing import Share, shares
+from agent_train.rows import Row
+
+COLWISE = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+ROWWISE = ("o_proj", "down_proj")
+# Norms over the size of one head. What they see is split by heads, which lie in this dimension.
+HEAD_NORMS = ("q_norm", "k_norm")
+_HEADS_DIM = 2
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where one rank stands.
+
+    Attributes:
+        data, sequence, tensor: sizes of the mesh.
+        rank: of all.
+        fsdp: over which blocks are sharded.
+        world: over which the rest is.
+        tensor_mesh: over which the layers of a block are split.
+        data_group: one rank of each replica, which hold different tokens; None is all.
+        spread: the ranks of this replica; None where it is one rank.
+    """
+
+    data: int
+    sequence: int
+    tensor: int
+    rank: int
+    fsdp: DeviceMesh
+    world: DeviceMesh
+    tensor_mesh: DeviceMesh | None
+    data_group: dist.ProcessGroup | None
+    spread: Spread | None
+
+    @property
+    def gradient_scale(self) -> int:
+        """What a loss is multiplied by: FSDP averages over so many ranks, and the weights of the tokens count all already."""
+        return self.data * self.sequence
+
+    @property
+    def replica_size(self) -> int:
+        """Ranks that get the same rows."""
+        return self.sequence * self.tensor
+
+    @property
+    def tensor_rank(self) -> int:
+        """The place among the ranks that share the layers."""
+        return self.rank % self.tensor
+
+
+def replica_size(settings: LearnerConfig) -> int:
+    """Ranks that get the same rows and together do the work of one."""
+    return settings.sequence_parallel * settings.tensor_parallel
+
+
+def data_ranks(settings: LearnerConfig) -> int:
+    """How many shares the rows of a step are dealt into.
+
+    Raises:
+        ValueError: the ranks cannot be grouped so.
+    """
+    size = replica_size(settings)
+    if settings.workers % size:
+        raise ValueError(
+            f"learner.workers={settings.workers} is no multiple of learner.sequence_parallel * learner.tensor_parallel={size}"
+        )
+    return settings.workers // size
+
+
+def rank_shares(
+    rows: Sequence[Row], settings: LearnerConfig, reduction: str = "token-mean", length: float | None = None
+) -> list[Share]:
+    """One optimizer step dealt to all ranks: those of one replica get the same share. See `packing.shares`."""
+    dealt = shares(rows, data_ranks(settings), settings.microbatch_tokens, reduction, length)
+    return [share for share in dealt for _ in range(replica_size(settings))]
+
+
+def make_layout(settings: LearnerConfig, rank: int, world: int, device: str) -> Layout:
+    """The layout of one rank, with its process groups. A collective; the default process group is there already.
+
+    Args:
+        settings: of the learner.
+        rank: this rank.
+        world: all ranks: `settings.workers`, or 1 (a worker alone, as tests and tools use it).
+        device: "cpu" or "cuda".
+
+    Raises:
+        ValueError: the ranks cannot be grouped so.
+    """
+    sequence, tensor = settings.sequence_parallel, settings.tensor_parallel
+    if world % (sequence * tensor):
+        raise ValueError(f"{world} ranks are no multiple of {sequence} * {tensor} (sequence and tensor parallel)")
+    data = world // (sequence * tensor)
+    if sequence == tensor == 1:
+        mesh = init_device_mesh(device, (world,), mesh_dim_names=("fsdp",))
+        return Layout(data, 1, 1, rank, mesh, mesh, None, None, None)
+    mesh = init_device_mesh(device, (data, sequence, tensor), mesh_dim_names=("data", "sequence", "tensor"))
+    fsdp = mesh["data", "sequence"]._flatten("fsdp")
+    replica = mesh["sequence", "tensor"]._flatten("replica")
+    everyone = mesh._flatten("world")
+    spread = Spread(
+        mesh["sequence"].get_group(),
+        mesh["sequence"].get_local_rank(),
+        sequence,
+        replica.get_group(),
+        replica.get_local_rank(),
+        sequence * tensor,
+    )
+    tensor_mesh, data_group = mesh["tensor"] if tensor > 1 else None, mesh["data"].get_group()
+    return Layout(data, sequence, tensor, rank, fsdp, everyone, tensor_mesh, data_group, spread)
+
+
+def check_model(model: Any, layout: Layout) -> None:
+    """Raises ValueError where the model's heads cannot be shared among so many ranks."""
+    query, key = model.config.num_attention_heads, model.config.num_key_value_heads
+    if query % layout.tensor or key % layout.tensor:
+        raise ValueError(
+            f"learner.tensor_parallel={layout.tensor} has to divide the model's {query} query and {key} key/value heads"
+        )
+    check_heads(query // layout.tensor, key // layout.tensor, layout.sequence)
+
+
+def split_layers(model: Any, blocks: Iterable[nn.Module], mesh: DeviceMesh) -> None:
+    """Split the layers of each block over the ranks of a mesh, in place; the head's and the embedding's stay whole.
+
+    Raises:
+        ValueError: a layer has a name that says nothing about how to split it, or a size that does not divide.
+    """
+    for block in blocks:
+        parallelize_module(block, mesh, _plan(type(model).__name__, block, mesh.size()))
+
+
+def _plan(architecture: str, block: nn.Module, ranks: int) -> dict[str, ParallelStyle]:
+    plan: dict[str, ParallelStyle] = {}
+    for name, module in block.named_modules():
+        layer, role = _layer(name)
+        if isinstance(module, nn.Linear):
+            if layer not in COLWISE + ROWWISE:
+                raise ValueError(
+                    f"learner.tensor_parallel={ranks}: {architecture} has a layer {name!r}, and only "
+                    f"{', '.join(COLWISE + ROWWISE)} are known: set learner.tensor_parallel=1"
+                )
+            size = module.out_features if layer in COLWISE else module.in_features
+            if role != ("lora_A" if layer in COLWISE else "lora_B"):
+                if size % ranks:
+                    raise ValueError(f"learner.tensor_parallel={ranks} does not divide the {size} features of {name!r}")
+                plan[name] = ColwiseParallel() if layer in COLWISE else RowwiseParallel()
+        elif layer in HEAD_NORMS and any(True for _ in module.parameters()):
+            # Each rank sees some heads only: the weight's gradient is added up over them.
+            plan[name] = SequenceParallel(sequence_dim=_HEADS_DIM, use_local_output=True)
+        elif wide := [own for own, p in module.named_parameters(recurse=False) if p.dim() > 1]:
+            raise ValueError(
+                f"learner.tensor_parallel={ranks}: {architecture} has weights {name}.{wide[0]!r} that are no linear layer's: "
+                "set learner.tensor_parallel=1"
+            )
+    missing = set(COLWISE + ROWWISE) - {_layer(name)[0] for name in plan}
+    if missing:
+        raise ValueError(
+            f"learner.tensor_parallel={ranks}: a block of {architecture} has no {', '.join(sorted(missing))}: "
+            "set learner.tensor_parallel=1"
+        )
+    return plan
+
+
+def _layer(name: str) -> tuple[str, str]:
+    """The layer's own name and, of a layer with an adapter, which part of it this is: base_layer, lora_A or lora_B."""
+    parts = name.split(".")
+    for part in ("base_layer", "lora_A", "lora_B"):
+        if part in parts:
+            return parts[parts.index(part) - 1], part
+    return parts[-1], ""
+
+
+def clip_gradients(module: nn.Module, limit: float, layout: Layout, device: torch.device) -> Tensor:
+    """Scale the gradients down to a norm of at most `limit`, over the shards of all ranks. A collective.
+
+    Returns:
+        The norm before, a scalar on `device`. It is not finite where a gradient is not.
+    """
+    counted, everything = [], []
+    for parameter in module.parameters():
+        if parameter.grad is None:
+            continue
+        grad = parameter.grad
+        local = grad.to_local() if isinstance(grad, DTensor) else grad
+        everything.append(local)
+        if layout.tensor == 1 or layout.tensor_rank == 0 or _is_split(parameter, layout):
+            counted.append(local)
+    norms = torch._foreach_norm(counted) if counted else [torch.zeros(())]
+    square = torch.stack([norm.float() for norm in norms]).square().sum().to(device)
+    dist.all_reduce(square)
+    norm = square.sqrt()
+    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    for local in everything:
+        local.mul_(factor.to(local.device, local.dtype))
+    return norm
+
+
+def _is_split(parameter: Tensor, layout: Layout) -> bool:
+    """Whether ranks that share the layers hold different parts of it."""
+    if not isinstance(parameter, DTensor):
+        return False
+    if parameter.device_mesh == layout.world:
+        return True
+    return parameter.device_mesh.ndim > 1 and not parameter.placements[-1].is_replicate()

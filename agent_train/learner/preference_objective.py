@@ -1,0 +1,194 @@
+"""What preference modes learn from: DPO, IPO and KTO on log-probabilities, Bradley-Terry or squared errors on scores.
+
+Such a loss joins answers that may lie in different micro-batches and ranks, and reads each only through a few sums. So a step has
+two passes. The first scores all rows, and the driver computes the loss and its derivative by each log-probability or score. The
+second differentiates the sum of derivative times log-probability, which at these weights has exactly the loss's gradient, and any
+split of the rows gives the same one.
+
+Legend: T tokens of one packed micro-batch, S rows in it, M sampled tokens of a whole step, A answers, P pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from agent_train.algorithms.losses import keep
+from agent_train.algorithms.preferences import dpo, ipo, kto, kto_reference, margins, reward_model
+from agent_train.learner.measures import Contribute
+from agent_train.learner.value_head import last_sampled
+from agent_train.packing import MicroBatch
+from agent_train.rows import Row
+
+LOSSES = ("dpo", "ipo", "kto")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A loss of a step, as the driver computes it from a first pass.
+
+    Attributes:
+        loss: the mean over pairs, or over single answers.
+        derivatives: by each log-probability of each row, in the rows' order, 0.0 outside the mask; or, where rows are scored,
+            by the score of each, a list of one.
+        measures: means of what there is to see: accuracy, margin, chosen, rejected.
+    """
+
+    loss: float
+    derivatives: list[list[float]]
+    measures: dict[str, float]
+
+
+def of_pairs(
+    loss: str,
+    beta: float,
+    chosen: Sequence[Sequence[Row]],
+    rejected: Sequence[Sequence[Row]],
+    logprobs: Sequence[Sequence[float]],
+) -> Judged:
+    """DPO or IPO of P pairs. IPO's margins are means over tokens.
+
+    Args:
+        loss: "dpo" or "ipo".
+        beta: how strongly the reference holds.
+        chosen: the rows of each pair's preferred answer, with `reference`.
+        rejected: of the other.
+        logprobs: of each row: all of `chosen`, then all of `rejected`, under the trained policy.
+
+    Raises:
+        ValueError: a row has no log-probabilities of the reference.
+    """
+    answers = [*chosen, *rejected]
+    logprobs_M = _sampled(answers, logprobs).requires_grad_()
+    margin_A = _margins(answers, logprobs_M, mean=loss == "ipo")
+    chosen_P, rejected_P = margin_A.chunk(2)
+    value = (dpo if loss == "dpo" else ipo)(chosen_P, rejected_P, beta=beta).mean()
+    return Judged(value.item(), _derivatives(value, logprobs_M, answers), _pair_measures(chosen_P, rejected_P, beta))
+
+
+def of_liked(
+    beta: float,
+    answers: Sequence[Sequence[Row]],
+    liked: Sequence[bool],
+    logprobs: Sequence[Sequence[float]],
+    mismatched: Sequence[Sequence[Row]],
+    mismatched_logprobs: Sequence[Sequence[float]],
+    weights: tuple[float, float] = (1.0, 1.0),
+) -> Judged:
+    """KTO of A answers. Its reference point comes from answers under prompts that are not their own, without gradient.
+
+    Args:
+        beta: how strongly the reference holds.
+        answers: the rows of each answer, with `reference`.
+        liked: of each.
+        logprobs: of each row of `answers`, under the trained policy.
+        mismatched: rows of answers under prompts that are not their own, with `reference`.
+        mismatched_logprobs: of each row of those.
+        weights: what a liked and a disliked answer count.
+
+    Raises:
+        ValueError: a row has no log-probabilities of the reference.
+    """
+    logprobs_M = _sampled(answers, logprobs).requires_grad_()
+    margin_A = _margins(answers, logprobs_M)
+    point = kto_reference(_margins(mismatched, _sampled(mismatched, mismatched_logprobs)))
+    liked_A = torch.tensor(liked)
+    value = kto(margin_A, liked_A, point, beta=beta, liked_weight=weights[0], disliked_weight=weights[1]).mean()
+    reward_A = beta * margin_A.detach()
+    measures = {
+        "accuracy": ((reward_A > beta * point) == liked_A).double().mean().item(),
+        "chosen": _mean_of(reward_A[liked_A]),
+        "rejected": _mean_of(reward_A[~liked_A]),
+        "reference_point": float(beta * point),
+    }
+    return Judged(value.item(), _derivatives(value, logprobs_M, answers), measures)
+
+
+def of_scored_pairs(scores: Sequence[float]) -> Judged:
+    """Bradley-Terry of P pairs. `scores` has those of the preferred answers, then of the others in the same order."""
+    scores_A = torch.tensor(scores, dtype=torch.float64).requires_grad_()
+    chosen_P, rejected_P = scores_A.chunk(2)
+    value = reward_model(chosen_P, rejected_P).mean()
+    (grad_A,) = torch.autograd.grad(value, scores_A)
+    return Judged(value.item(), [[g] for g in grad_A.tolist()], _pair_measures(chosen_P, rejected_P))
+
+
+def of_scores(scores: Sequence[float], wanted: Sequence[float]) -> Judged:
+    """Half the mean squared error of A scores."""
+    error_A = torch.tensor(scores, dtype=torch.float64) - torch.tensor(wanted, dtype=torch.float64)
+    value = error_A.square().mean().item() / 2
+    measures = {"error": error_A.abs().mean().item()}
+    return Judged(value, [[error / len(scores)] for error in error_A.tolist()], measures)
+
+
+def along_logprobs(batches: Sequence[MicroBatch]) -> Contribute:
+    """The second pass: the sum of the tokens' log-probabilities times the derivatives that lie in `advantages_T`."""
+
+    def of_batch(index: int, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        batch = batches[index]
+        return _linear(keep(output[0], batch.mask_T), keep(batch.advantages_T, batch.mask_T))
+
+    return of_batch
+
+
+def along_scores(batches: Sequence[MicroBatch]) -> Contribute:
+    """The second pass of a reward model: scores_S times the derivative that lies at each row's last sampled token."""
+
+    def of_batch(index: int, scores_S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch = batches[index]
+        return _linear(scores_S, batch.advantages_T[last_sampled(batch)])
+
+    return of_batch
+
+
+def _linear(outputs: Tensor, derivatives: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    loss = (outputs * derivatives).sum()
+    return loss, loss.detach().double()[None], torch.zeros(1, dtype=torch.float64, device=outputs.device)
+
+
+def _sampled(answers: Sequence[Sequence[Row]], values: Sequence[Sequence[float]]) -> Tensor:
+    """values_M: of the sampled tokens of the answers' rows, one after another; fp64, so that sums keep what they are given."""
+    rows = list(chain.from_iterable(answers))
+    found = [
+        value for row, own in zip(rows, values, strict=True) for value, on in zip(own, row.mask, strict=True) if on
+    ]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def _margins(answers: Sequence[Sequence[Row]], logprobs_M: Tensor, mean: bool = False) -> Tensor:
+    """margin_A of the answers; one whose conversation became several rows is their sum, or mean, all the same."""
+    for row in chain.from_iterable(answers):
+        if not row.reference:
+            raise ValueError(
+                f"row of {row.trajectory!r} has no log-probabilities under the reference, which the loss needs"
+            )
+    reference_M = _sampled(answers, [row.reference for row in chain.from_iterable(answers)])
+    sizes_A = torch.tensor([sum(row.sampled for row in rows) for rows in answers])
+    answer_M = torch.arange(len(answers)).repeat_interleave(sizes_A)
+    everything_M = torch.ones(len(logprobs_M), dtype=torch.bool)
+    return margins(logprobs_M, reference_M, everything_M, answer_M, len(answers), mean=mean)
+
+
+def _derivatives(value: Tensor, logprobs_M: Tensor, answers: Sequence[Sequence[Row]]) -> list[list[float]]:
+    (grad_M,) = torch.autograd.grad(value, logprobs_M)
+    left = iter(grad_M.tolist())
+    return [[next(left) if on else 0.0 for on in row.mask] for row in chain.from_iterable(answers)]
+
+
+@torch.no_grad()
+def _pair_measures(chosen_P: Tensor, rejected_P: Tensor, scale: float = 1.0) -> dict[str, float]:
+    return {
+        "accuracy": (chosen_P > rejected_P).double().mean().item(),
+        "margin": scale * (chosen_P - rejected_P).mean().item(),
+        "chosen": scale * chosen_P.mean().item(),
+        "rejected": scale * rejected_P.mean().item(),
+    }
+
+
+def _mean_of(values: Tensor) -> float:
+    """NaN where there are none, which records leave out."""
+    return values.mean().item()

@@ -1,0 +1,226 @@
+"""All that one role needs to go on as if it had never stopped, on disk: written beside training, read on any number of ranks.
+
+A folder of `torch.distributed.checkpoint` with the trained weights in fp32 under `model.NAME`, the optimizer's averages under
+`optimizer.NAME.KEY`, and a `rank-N.json` for each rank: the counters of the role and the states of that rank's random numbers.
+Weights that nothing trains, and buffers, are those of the model folder and are not in it. Tied weights are in it once.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+
+from agentgym.files import write_json
+
+Counters = Mapping[str, int | str]
+Held = Mapping[str, Any]  # DCP's metadata of each tensor in a folder, by its name
+
+
+class StateError(RuntimeError):
+    """A folder does not hold the state of this model and optimizer. Names what is missing or of another shape."""
+
+
+class StateStore:
+    """Saves and loads the state of one rank; made on every rank of a role alike.
+
+    Files are written by a thread, from a copy in host memory that `begin` takes: what is trained meanwhile is not in it. The
+    ranks talk in a process group of their own, so that a save never meets the collectives of an update.
+
+    Args:
+        rank: of this process.
+        timeout: seconds of one exchange between ranks.
+    """
+
+    def __init__(self, rank: int, timeout: float):
+        self._rank = rank
+        self._timeout = timedelta(seconds=timeout)
+        self._group: dist.ProcessGroup | None = None
+        self._running: Future[Any] | None = None
+
+    def begin(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        counters: Counters,
+        folder: str | Path,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """Copy the state to the host and start to write it into a new folder. A collective, as fast as the copy.
+
+        Args:
+            module, optimizer: of the role.
+            counters: what else it counts.
+            folder: made; no file of it is touched before this returns.
+            then: called by the thread that writes, once the tensors are written on all ranks.
+
+        Raises:
+            RuntimeError: the save before has not ended.
+        """
+        if self._running is not None and not self._running.done():
+            raise RuntimeError(f"a save into {folder} began while the one before was being written")
+        folder = Path(folder)
+        record = {"counters": dict(counters), "rng": rng_state()}
+        saved = dcp.async_save(
+            tensors_of(module, optimizer),
+            storage_writer=dcp.FileSystemWriter(folder, sync_files=True),
+            process_group=self._process_group(),
+            async_stager=BlockingAsyncStager(),
+        )
+
+        def finish() -> None:
+            if then is not None:
+                then()
+            write_json(folder / f"rank-{self._rank}.json", record)
+
+        self._running = _then(saved, finish)
+
+    def saved(self, wait: bool = False) -> str | None:
+        """How the last save went: None while it is being written, "" where it ended well or there was none, else what failed.
+
+        Args:
+            wait: until it ended.
+        """
+        if self._running is None:
+            return ""
+        if not wait and not self._running.done():
+            return None
+        error = self._running.exception()
+        return "" if error is None else f"rank {self._rank}: {_reason(error)}"
+
+    def load(self, module: nn.Module, optimizer: torch.optim.Optimizer, folder: str | Path) -> dict[str, Any]:
+        """Set weights, optimizer and random numbers to what a folder holds, and return its counters. A collective.
+
+        A rank that the saving run did not have keeps its random numbers.
+
+        Raises:
+            StateError: a weight is missing, or has another shape.
+            OSError: the folder cannot be read.
+        """
+        folder = Path(folder)
+        record = json.loads((folder / "rank-0.json").read_text(encoding="utf-8"))
+        reader = dcp.FileSystemReader(folder)
+        held = reader.read_metadata().state_dict_metadata
+        _check(module, held, folder)
+        optimizer.state.clear()
+        for name, parameter in _trained(module):
+            optimizer.state[parameter].update(_empty_state(name, parameter, held, optimizer))
+            if not optimizer.state[parameter]:
+                del optimizer.state[parameter]
+        dcp.load(tensors_of(module, optimizer), storage_reader=reader, process_group=self._process_group())
+        own = folder / f"rank-{self._rank}.json"
+        if own.is_file():
+            set_rng_state(json.loads(own.read_text(encoding="utf-8"))["rng"])
+        return dict(record["counters"])
+
+    def _process_group(self) -> dist.ProcessGroup:
+        if self._group is None:
+            self._group = dist.new_group(backend="gloo", timeout=self._timeout)
+        return self._group
+
+
+def tensors_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Every tensor that training changes, by its name in the folder; they share memory with the module and the optimizer."""
+    found = {}
+    for name, parameter in _trained(module):
+        found[f"model.{name}"] = parameter.detach()
+        for key, value in optimizer.state.get(parameter, {}).items():
+            found[f"optimizer.{name}.{key}"] = value
+    return found
+
+
+def rng_state() -> dict[str, Any]:
+    """The states of the random numbers of this process as JSON: Python's, NumPy's, torch's, and the present GPU's."""
+    kind, keys, *rest = numpy.random.get_state(legacy=True)
+    version, words, gauss = random.getstate()
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [kind, keys.tolist(), *rest],  # type: ignore[union-attr]
+        "torch": _text(torch.get_rng_state()),
+        "cuda": _text(torch.cuda.get_rng_state()) if torch.cuda.is_initialized() else None,
+    }
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    """The reverse of `rng_state`."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, *rest = state["numpy"]
+    numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), *rest))
+    torch.set_rng_state(_bytes(state["torch"]))
+    if state["cuda"] is not None and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(_bytes(state["cuda"]))
+
+
+def _trained(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return ((name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad)
+
+
+def _check(module: nn.Module, held: Held, folder: Path) -> None:
+    wanted = {f"model.{name}": tuple(parameter.shape) for name, parameter in _trained(module)}
+    for name, shape in wanted.items():
+        if name not in held:
+            raise StateError(f"{folder}: it is of another model: {name} is not in it")
+        if tuple(held[name].size) != shape:
+            raise StateError(f"{folder}: it is of another model: {name} is {tuple(held[name].size)}, not {shape}")
+    if extra := sorted(name for name in held if name.startswith("model.") and name not in wanted):
+        raise StateError(f"{folder}: it is of another model: this one has no {extra[0]}")
+
+
+def _empty_state(name: str, parameter: nn.Parameter, held: Held, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What the optimizer keeps of a parameter, to be filled: sharded like it where it has its shape."""
+    prefix, empty = f"optimizer.{name}.", {}
+    on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
+    for key in [found.removeprefix(prefix) for found in held if found.startswith(prefix)]:
+        size, dtype = held[prefix + key].size, held[prefix + key].properties.dtype
+        if size == parameter.shape and parameter.dim():
+            empty[key] = torch.zeros_like(parameter.detach(), dtype=dtype)
+        else:
+            device = parameter.device if on_device or key != "step" else "cpu"
+            empty[key] = torch.zeros(size, dtype=dtype, device=device)
+    return empty
+
+
+def _then(first: Future[Any], last: Callable[[], None]) -> Future[Any]:
+    """A future that is done when `last` has been called after `first` went well."""
+    both: Future[Any] = Future()
+
+    def go_on(done: Future[Any]) -> None:
+        try:
+            done.result()
+            last()
+        except BaseException as error:  # whatever a thread ends with is told by `saved`
+            both.set_exception(error)
+        else:
+            both.set_result(None)
+
+    first.add_done_callback(go_on)
+    return both
+
+
+def _reason(error: BaseException) -> str:
+    """One line: of what ranks tell each other, the first error; else the error itself."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        error = next(iter(failures.values()))[0]
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
+
+
+def _text(state: Tensor) -> str:
+    return bytes(state.tolist()).hex()
+
+
+def _bytes(text: str) -> Tensor:
+    return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)

@@ -1,0 +1,114 @@
+"""A model that gives one number for each position: the critic, and reward models.
+
+Its folder is what transformers loads as `AutoModelForSequenceClassification` with one label, the form of the hub's reward
+models: the number is `score.weight` times the hidden state, without a bias.
+
+Legend: T packed tokens, M of them in the loss mask, S rows (segments), D hidden size.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agent_train.learner.attention import register, segments_of
+from agent_train.learner.fsdp import plain
+from agent_train.packing import MicroBatch
+
+HEAD = "score.weight"
+
+
+class PackedValue(nn.Module):
+    """A sequence classifier of one label as the learner calls it: micro-batch in, values or scores out.
+
+    Args:
+        model: a transformers sequence classifier, loaded with the packed attention.
+        of_rows: whether it scores each whole row, as a reward model does, in place of each token, as a critic does.
+
+    Raises:
+        ValueError: the model has no linear `score` of one number without a bias.
+    """
+
+    def __init__(self, model: Any, of_rows: bool = False):
+        super().__init__()
+        score = getattr(model, "score", None)
+        if not isinstance(score, nn.Linear) or score.bias is not None or score.out_features != 1:
+            raise ValueError(f"{type(model).__name__} cannot give values: it has no linear `score` of one number")
+        self.model = model
+        self.of_rows = of_rows
+
+    def forward(self, batch: MicroBatch) -> Tensor:
+        """The value before each token that the policy sampled, or with `of_rows` the score of each whole row. fp32.
+
+        Returns:
+            values_T: what the policy could expect just before it sampled token t, so from the state that predicts t; 0 outside
+            the mask. Or scores_S: from the state at the last sampled token of each row, that token read; at the last
+            token of a row without.
+        """
+        hidden_TD = self.model.base_model(
+            input_ids=batch.ids_T[None],
+            position_ids=batch.positions_T[None],
+            use_cache=False,
+            segments=segments_of(batch.lengths, batch.cu_seqlens),
+        ).last_hidden_state[0]
+        if self.of_rows:
+            return self._numbers(hidden_TD[last_sampled(batch)])
+        index_M = batch.mask_T.nonzero()[:, 0]
+        zeros_T = torch.zeros(len(batch.ids_T), dtype=torch.float32, device=hidden_TD.device)
+        return zeros_T.index_copy(0, index_M, self._numbers(hidden_TD[batch.previous_T[index_M]]))
+
+    def _numbers(self, hidden_MD: Tensor) -> Tensor:
+        return hidden_MD.float() @ self.model.score.weight[0].float()
+
+
+def last_sampled(batch: MicroBatch) -> Tensor:
+    """positions_S: of the last sampled token of each row, of its last token where none was sampled."""
+    ends_S = batch.cu_seqlens[1:].long() - 1
+    here_T = torch.arange(len(batch.ids_T), device=ends_S.device)
+    found_S = torch.full_like(ends_S, -1).scatter_reduce(
+        0, batch.segment_T, torch.where(batch.mask_T, here_T, -1), "amax"
+    )
+    return torch.where(found_S >= 0, found_S, ends_S)
+
+
+def load_value(
+    model_dir: str | Path, gradient_checkpointing: bool = False, *, of_rows: bool = False, seed: int = 0
+) -> PackedValue:
+    """A Hugging Face folder as a model of values, on the host, with fp32 weights and without dropout.
+
+    Args:
+        model_dir: a sequence classifier of one label; or a language model, which gets a new head: its first values are small
+            and the same on every rank.
+        seed: of a new head.
+
+    Raises:
+        FileNotFoundError: the folder has no config.json.
+        ValueError: weights are missing, transformers has no sequence classifier of that architecture, or it has other numbers than one.
+    """
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    if not (Path(model_dir) / "config.json").is_file():
+        raise FileNotFoundError(f"{model_dir} is not a model folder: it has no config.json")
+    labels = AutoConfig.from_pretrained(str(model_dir))
+    if any("SequenceClassification" in name for name in labels.architectures or ()) and labels.num_labels != 1:
+        raise ValueError(f"{model_dir} gives {labels.num_labels} numbers, and a value or a score is one")
+    model, loaded = AutoModelForSequenceClassification.from_pretrained(
+        str(model_dir),
+        num_labels=1,
+        dtype=torch.float32,
+        attn_implementation=register(),
+        output_loading_info=True,
+    )
+    value = PackedValue(plain(model, gradient_checkpointing), of_rows)
+    missing = set(loaded["missing_keys"])
+    if missing - {HEAD}:
+        raise ValueError(f"{model_dir}: the weights lack {', '.join(sorted(missing)[:3])}")
+    if missing:
+        generator = torch.Generator().manual_seed(seed)
+        weight_1D = model.score.weight
+        with torch.no_grad():
+            weight_1D.copy_(torch.randn(weight_1D.shape, generator=generator) / (weight_1D.shape[1] + 1))
+    return value
