@@ -35,6 +35,8 @@ _UNFINISHED = ".unfinished-"
 _REPLACED = ".replaced-"
 _REMOVED = ".removed-"
 _BLOCK = 1 << 22
+# The end of a run that is stopped has to come within seconds.
+CLOSE_SECONDS = 3.0
 
 
 class CheckpointError(RuntimeError):
@@ -82,20 +84,29 @@ class Checkpoint:
 class Checkpoints:
     """Saves the steps of one run, one at a time, while training goes on. Use it as an async context manager.
 
-    A save that fails is told by `note`, and leaves what was there. On leaving the block nothing is waited for; see `finish`.
+    A save that fails is told by `note`, and leaves what was there. On leaving the block the last one gets CLOSE_SECONDS more.
 
     Args:
         run: of the run.
         keep: how many of the newest stay; at least 1.
         timeout: seconds that writing one may take.
         note: takes a line for people.
+        elapsed: tells the seconds that the run has taken.
     """
 
-    def __init__(self, run: RunFolder, keep: int, timeout: float, note: Callable[[str], None]):
+    def __init__(
+        self,
+        run: RunFolder,
+        keep: int,
+        timeout: float,
+        note: Callable[[str], None],
+        elapsed: Callable[[], float] = lambda: 0.0,
+    ):
         self._run = run
         self._keep = keep
         self._timeout = timeout
         self._note = note
+        self._elapsed = elapsed
         self._writing: asyncio.Task[str] | None = None
         self._failed = ""
 
@@ -104,16 +115,16 @@ class Checkpoints:
 
     async def __aexit__(self, *_: object) -> None:
         if self._writing is not None and not self._writing.done():
+            await asyncio.wait([self._writing], timeout=CLOSE_SECONDS)
             self._writing.cancel()
             await asyncio.wait([self._writing])
 
-    async def save(self, progress: Progress, learners: Mapping[str, Saves], elapsed: float = 0.0) -> None:
+    async def save(self, progress: Progress, learners: Mapping[str, Saves]) -> None:
         """Begin to save a step: returns when the ranks have copied their state. The save before is waited for first.
 
         Args:
             progress: where the loop is.
             learners: the roles that learn; the first is the one that is written as a Hugging Face folder too.
-            elapsed: seconds of the run so far.
 
         Raises:
             LearnerError: a rank failed.
@@ -124,7 +135,7 @@ class Checkpoints:
         try:
             size = self._run.metrics.stat().st_size if self._run.metrics.exists() else 0
             await asyncio.to_thread(_begin, self._run, folder)
-            record = {"progress": progress.to_json(), "metrics_bytes": size, "elapsed": elapsed}
+            record = {"progress": progress.to_json(), "metrics_bytes": size, "elapsed": self._elapsed()}
             write_json(folder / PROGRESS, record)
         except OSError as error:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -213,7 +224,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
-            raise CheckpointError(f"{path}: written by another version: its format is {manifest['format']}, not {FORMAT}")
+            raise CheckpointError(
+                f"{path}: written by another version: its format is {manifest['format']}, not {FORMAT}"
+            )
         for name, said in manifest["files"].items():
             if not (path / name).is_file() or _sum(path / name) != said:
                 raise CheckpointError(f"{path}: not whole: {name} is not as it was written")
@@ -231,9 +244,11 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[CheckpointErro
     """
     for replaced in run.checkpoints.glob(f"{_REPLACED}*"):
         final = run.checkpoints / replaced.name.removeprefix(_REPLACED)
-        if not final.exists():
+        if final.exists():
+            shutil.rmtree(replaced)
+        else:
             replaced.rename(final)
-    torn = []
+    torn: list[CheckpointError] = []
     for path in reversed(run.saved_checkpoints()):
         try:
             return read_checkpoint(path), torn
@@ -247,6 +262,8 @@ def _begin(run: RunFolder, folder: Path) -> None:
     for left in (_UNFINISHED, _REMOVED):
         for path in run.checkpoints.glob(f"{left}*"):
             shutil.rmtree(path, ignore_errors=True)
+    for half in run.checkpoints.glob(".latest.*.tmp"):
+        half.unlink(missing_ok=True)
     folder.mkdir(parents=True)
 
 

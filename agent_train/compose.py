@@ -25,6 +25,7 @@ from agent_train.config import Config, ConfigError
 from agentgym.registration import UnknownEnvError, registry, spec
 
 GROUPS = ("env", "model", "engine", "algorithm")
+FILE_MODES = ("sft", "dpo", "rm")  # they learn from files and play no environment
 FREE_KEYS = ("env.kwargs",)
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list[str]: "a list, as in [A,B]"}
 
@@ -34,7 +35,8 @@ def compose(overrides: Sequence[str]) -> Config:
 
     Args:
         overrides: `+env=NAME` or `env=NAME` (a file of `configs/env`, a registered id or "pkg.mod:Class"), a choice of
-            another group such as `engine=embedded`, and dotted keys such as `trainer.steps=3`.
+            another group such as `engine=embedded`, and dotted keys such as `trainer.steps=3`. A mode that learns from files
+            takes no environment.
 
     Raises:
         ConfigError: an unknown key, choice or environment, or a value of the wrong type; it names the nearest valid one.
@@ -48,10 +50,13 @@ def compose(overrides: Sequence[str]) -> Config:
         else:
             values[key] = _value_override(override)
     env = groups.pop("env", None) or _id_of(values.pop("env.id", None))
-    if env is None:
+    mode = _mode_of(values.get("mode"))
+    if mode in FILE_MODES:
+        _refuse_env(mode, env, values)
+    elif env is None:
         raise ConfigError([f"no environment: choose one with +env=NAME. {_environments()}"])
     chosen = [f"{group}={_known_choice(group, name)}" for group, name in groups.items()]
-    chosen += _env_overrides(env)
+    chosen += _env_overrides(env) if env else []
     return _compose_with_hydra([*chosen, *values.values()])
 
 
@@ -184,6 +189,26 @@ def _id_of(override: str | None) -> str | None:
     if override is None:
         return None
     return _choice_name(OverridesParser.create().parse_override(override))
+
+
+def _mode_of(override: str | None) -> str:
+    mode = Config.mode if override is None else str(OverridesParser.create().parse_override(override).value())
+    if mode not in (Config.mode, *FILE_MODES):
+        modes = (Config.mode, *FILE_MODES)
+        raise ConfigError(
+            [f"mode={mode}: unknown: did you mean mode={nearest(mode, modes)}? Choices: {', '.join(modes)}"]
+        )
+    return mode
+
+
+def _refuse_env(mode: str, env: str | None, values: dict[str, str]) -> None:
+    """An environment beside a mode that plays none is a mistake about what will be done."""
+    named = [f"env={env}"] if env else []
+    named += [key for key in values if key.startswith("env.")]
+    if named:
+        raise ConfigError(
+            [f"{named[0]}: mode={mode} learns from data.train and plays no environment: leave one of the two out"]
+        )
 
 
 def _env_overrides(name: str) -> list[str]:

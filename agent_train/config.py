@@ -326,15 +326,25 @@ class SftConfig:
 
 @dataclass
 class DataConfig:
-    """Files of the modes sft, dpo and rm: JSON Lines. See docs/training.md for their fields.
+    """What the modes sft, dpo and rm learn from. See docs/training.md for the fields of the files.
 
-    `pairs` have the loss `loss` (dpo, ipo or kto) with `beta`.
+    Attributes:
+        train: a file (JSON Lines, Parquet), or the folder of a run whose episodes are learned from.
+        test: the same, held out.
+        epochs: times over the examples.
+        batch_rows: examples of an optimizer step.
+        max_tokens: longer examples are left out; null: what the model reads.
+        min_reward: episodes with less are not imitated, and disliked by kto; null: all are imitated, and successes liked.
+        loss: of mode dpo: dpo, ipo or kto.
+        beta: how strongly the reference holds.
     """
 
     train: str | None = None
     test: str | None = None
     epochs: int = 1
     batch_rows: int = 64
+    max_tokens: int | None = None
+    min_reward: float | None = None
     loss: str = "dpo"
     beta: float = 0.1
 

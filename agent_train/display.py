@@ -17,6 +17,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from agent_train.run_folder import RunFolder
+    from agent_train.selection import Selection
     from agent_train.tracking import EvalMetrics, SftMetrics, StepMetrics, Summary
 
 ROWS = 10
@@ -106,6 +107,14 @@ class Display:
         """One optimizer step of the warm start."""
         self.phase("warm start", f"{metrics.step} of {metrics.steps}, loss {metrics.loss:.3f}")
 
+    def show_file_step(self, step: int, steps: int, line: str) -> None:
+        """One optimizer step of a mode without episodes."""
+        self._bar.update(self._task, completed=step, total=steps)
+        if self._live is None:
+            self.say(line)
+        else:
+            self.phase("training", line)
+
     def show_step(self, metrics: StepMetrics) -> None:
         """One training step."""
         self._rows.append(metrics)
@@ -113,6 +122,8 @@ class Display:
         self._bar.update(self._task, completed=metrics.step, eta=eta)
         if self._live is None:
             self.say(f"{_step_line(metrics, self._total)}{'  ' + eta if eta else ''}")
+        if metrics.update is None and not metrics.selection.episodes:
+            self.say(f"step {metrics.step}: nothing to learn from: {_why_nothing(metrics.selection)}")
         if metrics.failed:
             of = metrics.episodes + metrics.failed
             self.say(
@@ -135,16 +146,8 @@ class Display:
         table = Table(title=f"{run.name}: {outcome}", show_header=False, title_justify="left")
         table.add_column(style="bold")
         table.add_column(overflow="fold")
-        for name, share in (
-            ("success at the start", summary.start),
-            ("success at the end", summary.end),
-            ("best success", summary.best),
-        ):
-            table.add_row(name, "not measured" if share is None else _percent(share))
-        table.add_row("time", f"{summary.minutes:.1f} minutes")
-        table.add_row(
-            "training", f"{summary.steps} steps, {summary.episodes:,} episodes, {summary.tokens:,} sampled tokens"
-        )
+        for name, text in summary.instead or _closing(summary):
+            table.add_row(name, text)
         checkpoint = run.latest_checkpoint()
         for name, path in (
             ("metrics", run.metrics),
@@ -199,18 +202,48 @@ class Display:
             f"{row.rollout_seconds:.1f}",
             f"{row.learn_seconds:.1f}",
             f"{row.sync_seconds:.2f}",
-            f"{row.update.gap_mean:.1e}",
-            f"{row.update.grad_norm:.3f}",
-            f"{row.update.entropy:.3f}",
+            *_update_cells(row),
         )
+
+
+def _why_nothing(selection: Selection) -> str:
+    if selection.masked:
+        return f"all {selection.masked} episodes were cut off at a limit, and algorithm.overlong.mask leaves those out"
+    return f"algorithm.filter keeps none of the {selection.groups} groups that were played"
+
+
+def _update_cells(row: StepMetrics) -> tuple[str, str, str]:
+    """Gap, gradient norm and entropy; nothing where the policy was not updated."""
+    if row.update is None:
+        return "", "", ""
+    return f"{row.update.gap_mean:.1e}", f"{row.update.grad_norm:.3f}", f"{row.update.entropy:.3f}"
+
+
+def _learned(row: StepMetrics) -> str:
+    """What the learner says in a step's line."""
+    gap, norm, entropy = _update_cells(row)
+    update = f"gap {gap}  grad norm {norm}  entropy {entropy}" if gap else "no update of the policy"
+    return update if row.critic is None else f"{update}  explained variance {row.critic.explained_variance:.2f}"
 
 
 def _step_line(row: StepMetrics, total: int) -> str:
     return (
         f"step {row.step}/{total}  reward {row.reward:.3f}  success {_percent(row.success)}  {row.tokens_per_second:,.0f} tokens/s  "
         f"rollout {row.rollout_seconds:.1f} s  learn {row.learn_seconds:.1f} s  sync {row.sync_seconds:.2f} s  "
-        f"gap {row.update.gap_mean:.1e}  grad norm {row.update.grad_norm:.3f}  entropy {row.update.entropy:.3f}"
+        f"{_learned(row)}"
     )
+
+
+def _closing(summary: Summary) -> list[tuple[str, str]]:
+    """The rows of a run that played episodes."""
+    shares = {
+        "success at the start": summary.start,
+        "success at the end": summary.end,
+        "best success": summary.best,
+    }
+    rows = [(name, "not measured" if share is None else _percent(share)) for name, share in shares.items()]
+    done = f"{summary.steps} steps, {summary.episodes:,} episodes, {summary.tokens:,} sampled tokens"
+    return [*rows, ("time", f"{summary.minutes:.1f} minutes"), ("training", done)]
 
 
 def _percent(share: float) -> str:

@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent_train.checkpoint import Checkpoint, Checkpoints
 from agent_train.cluster import start_ray
 from agent_train.config import Config
 from agent_train.engine.base import Sampling
 from agent_train.engine.start import start_engine
 from agent_train.env_workers import placed_env
-from agent_train.generator import OnEnd, collect, evaluate_policy
+from agent_train.generator import OnEnd, collect, evaluate_policy, play_greedily
 from agent_train.placement import own_ray_cpus
+from agent_train.progress import Progress
 from agent_train.renderer import Renderer
-from agent_train.role_start import Models, begin_as_policy, check_vocabularies, start_models
+from agent_train.role_start import Models, begin_as_policy, check_vocabularies, learning_beside, start_models
 from agent_train.rows import Row
 from agent_train.run_folder import RunFolder
 from agent_train.sft import ExpertError, SftProgress, demonstrations, warm_start
@@ -59,14 +61,18 @@ class Job:
     train_tasks: TaskSet
     test_tasks: TaskSet
     demonstrations: asyncio.Future[list[Row]] | None
+    checkpoints: Checkpoints
+    resumed: Progress | None = None
     reference: Learner | None = None
     critic: Learner | None = None
     prm: Learner | None = None
     teacher: Learner | Teacher | None = None
     reward_model: Learner | None = None
 
-    async def collect(self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None) -> list[Group]:
-        """Play `algorithm.group_size` episodes of each task with the present weights.
+    async def collect(
+        self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None, before: Sequence[Task] = ()
+    ) -> list[Group]:
+        """Play `algorithm.group_size` episodes of each task with the present weights; see `generator.collect`.
 
         Raises:
             EngineError: an episode failed because the engine is dead.
@@ -83,9 +89,27 @@ class Job:
             concurrency=self._concurrency,
             limits=self._limits,
             on_end=on_end,
+            before=before,
         )
         await self._look_at_engine([t for group in groups for t in group.trajectories])
         return groups
+
+    async def play_greedily(self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None) -> list[Trajectory]:
+        """Play each task once at temperature 0 with the present weights. Raises as `collect`."""
+        trajectories = await play_greedily(
+            self.make_env,
+            self.engine,
+            self.renderer,
+            tasks,
+            sampling=self._sampling,
+            step=step,
+            seed=self.config.trainer.seed,
+            concurrency=self._concurrency,
+            limits=self._limits,
+            on_end=on_end,
+        )
+        await self._look_at_engine(trajectories)
+        return trajectories
 
     async def evaluate(self, tasks: Sequence[Task], on_end: OnEnd | None = None) -> list[Trajectory]:
         """Play each task once with the present weights. Raises as `collect`."""
@@ -121,10 +145,13 @@ class Job:
         await warm_start(self.learner, rows, self.config.sft, show, self.config.trainer.seed)
         await begin_as_policy(self.config, self.learner, (self.reference, self.critic, self.prm), self.folder.start)
 
-    async def save(self, step: int) -> None:
-        """Keep the learner's weights as the checkpoint of a step."""
-        with self.folder.checkpoint(step, self.config.trainer.keep_checkpoints) as folder:
-            await self.learner.save(folder)
+    async def save(self, progress: Progress) -> None:
+        """Begin to keep all that a run needs to go on from here; returns when it is copied. See `Checkpoints.save`."""
+        await self.checkpoints.save(progress, {"policy": self.learner, **self._learning_beside})
+
+    @property
+    def _learning_beside(self) -> dict[str, Learner]:
+        return {learner.role: learner for learner in learning_beside(self.config, self.critic, self.prm)}
 
     @property
     def _sampling(self) -> Sampling:
@@ -141,8 +168,12 @@ class Job:
 
 
 @asynccontextmanager
-async def open_job(config: Config, folder: RunFolder, tracker: Tracker) -> AsyncIterator[Job]:
+async def open_job(
+    config: Config, folder: RunFolder, tracker: Tracker, checkpoint: Checkpoint | None = None
+) -> AsyncIterator[Job]:
     """Build or find the model, start Ray, engine and learner, and join the two by a weight group.
+
+    With a checkpoint the roles that learn go on from it, and there is no warm start.
 
     On leaving, by whatever way, the engine stops, the ranks are killed and Ray is shut down.
 
@@ -167,14 +198,24 @@ async def open_job(config: Config, folder: RunFolder, tracker: Tracker) -> Async
             tracker.phase("placing environments")
             make_env = (await stack.enter_async_context(placed_env(config, spec, tracker.note))).make
         # Played by a worker of Ray while the engine starts: thousands of episodes would hold up this process.
-        demonstrated = _in_ray(_demonstrate, config, spec, str(model_dir)) if config.sft.episodes else None
+        warm = config.sft.episodes and checkpoint is None
+        demonstrated = _in_ray(_demonstrate, config, spec, str(model_dir)) if warm else None
         engine, models = await _start_parts(config, folder, model_dir, tracker, stack)
         tracker.phase("connecting learner and engine")
         address = WeightAddress("127.0.0.1", free_port(), 1 + engine.receivers)
         await asyncio.gather(models.policy.connect_weights(address), engine.connect_weights(address))
+        if checkpoint is not None:
+            tracker.phase("loading the checkpoint", checkpoint.path.name)
+            learning = learning_beside(config, models.policy, models.critic, models.prm)
+            await asyncio.gather(*(learner.load_state(checkpoint.state(learner.role)) for learner in learning))
+        trainer, timeout = config.trainer, config.learner.timeout
+        checkpoints = Checkpoints(folder, trainer.keep_checkpoints, timeout, tracker.note, lambda: tracker.elapsed)
+        await stack.enter_async_context(checkpoints)
+        resumed = checkpoint.progress if checkpoint else None
         beside = {name: learner for name, learner in vars(models).items() if name != "policy"}
+        tasks = (train_tasks, test_tasks)
         yield Job(
-            config, folder, make_env, engine, models.policy, renderer, train_tasks, test_tasks, demonstrated, **beside
+            config, folder, make_env, engine, models.policy, renderer, *tasks, demonstrated, checkpoints, resumed, **beside
         )
 
 

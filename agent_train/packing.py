@@ -1,8 +1,9 @@
 """Rows -> shares of the ranks -> packed micro-batches.
 
-No padding: the rows of a micro-batch lie one after another and `cu_seqlens` says where each begins. What a token weighs in the
-loss is decided here, once, by `weigh`: over all rows of an optimizer step, before they are dealt to ranks and micro-batches, so
-that losses are plain weighted sums and any split gives the same number.
+No padding: the rows of a micro-batch lie one after another and `cu_seqlens` says where each begins. Where prefixes are shared, a
+tree of rows lies as its first row, whole, and then what the other rows have beyond the prefix. What a token weighs in the loss
+is decided here, once, by `weigh`: over all rows of an optimizer step, before they are dealt to ranks and micro-batches, so that
+losses are plain weighted sums and any split gives the same number.
 
 Legend: T tokens of one packed micro-batch, S rows (segments) in it.
 """
@@ -10,16 +11,36 @@ Legend: T tokens of one packed micro-batch, S rows (segments) in it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import accumulate, chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from agent_train.algorithms.reductions import row_weights
+from agent_train.balance import TOKENS, Cost, balance
+from agent_train.prefixes import Tree, alone, cut, trees_of
 from agent_train.rows import Row
 
 FILLER_ID = 0
+# Trees are tried whole as far as ranks stay balanced, and in pieces of at most these shares of a rank's part of the cost.
+PIECES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Neighbouring rows of a micro-batch that share their first tokens, which lie in the first of them only.
+
+    Attributes:
+        first: number of the first of them in the micro-batch.
+        rows: how many there are.
+        length: tokens that they share, none of them sampled.
+    """
+
+    first: int
+    rows: int
+    length: int
 
 
 @dataclass(frozen=True)
@@ -41,7 +62,8 @@ class MicroBatch:
         segment_T: number of each token's row in the micro-batch, from 0, int64.
         previous_T: position of the token before each token in its row, which predicts it; its own for the first. int64.
         cu_seqlens: S+1 row boundaries, int32, from 0 to T.
-        lengths: the S lengths, on the host.
+        lengths: the S lengths, on the host; of a row behind the first of a `Prefix`, without the prefix.
+        prefixes: what rows share, in order; none where each row lies there whole.
     """
 
     ids_T: Tensor
@@ -59,6 +81,7 @@ class MicroBatch:
     previous_T: Tensor
     cu_seqlens: Tensor
     lengths: tuple[int, ...]
+    prefixes: tuple[Prefix, ...] = ()
 
     @property
     def n_segments(self) -> int:
@@ -80,12 +103,30 @@ class Share:
     Attributes:
         micro_batches: the rows of each micro-batch; equally many on every rank, some without rows.
         n_tokens: sampled tokens of the whole step, over all ranks.
-        packed_tokens: all tokens of the whole step, over all ranks.
+        packed_tokens: all tokens of the rows of the whole step, over all ranks.
+        prefixes: for each micro-batch what its rows share; empty where nothing is.
     """
 
     micro_batches: list[list[Row]]
     n_tokens: int
     packed_tokens: int
+    prefixes: list[tuple[Prefix, ...]] = field(default_factory=list)
+
+    def batches(self) -> list[MicroBatch]:
+        """The micro-batches' tensors, on the host."""
+        shared = self.prefixes or [()] * len(self.micro_batches)
+        return [batch_of(rows, prefixes) for rows, prefixes in zip(self.micro_batches, shared, strict=True)]
+
+    def by_row(self, numbers: Sequence[Tensor]) -> list[list[list[float]]]:
+        """A number for each token of each micro-batch as lists, one for each row, as long as it; 0.0 where a prefix is not its own."""
+        shared = self.prefixes or [()] * len(self.micro_batches)
+        found = []
+        for rows, prefixes, numbers_T in zip(self.micro_batches, shared, numbers, strict=True):
+            starts = _starts(len(rows), prefixes)
+            sizes = [len(row.ids) - start for row, start in zip(rows, starts, strict=True)]
+            parts = numbers_T[: sum(sizes)].split(sizes) if rows else ()
+            found.append([[0.0] * start + part.tolist() for start, part in zip(starts, parts, strict=True)])
+        return found
 
 
 def sampled(rows: Iterable[Row]) -> int:
@@ -117,23 +158,16 @@ def _numbered(names: Sequence[str]) -> list[int]:
     return [numbers.setdefault(name, len(numbers)) for name in names]
 
 
-def split_ranks(rows: Sequence[Row], parts: int) -> list[list[Row]]:
-    """Deal rows to `parts` lists with nearly equal token counts: the longest first, each to the least loaded list.
+def split_ranks(rows: Sequence[Row], parts: int, cost: Cost = TOKENS, shared_prefix: bool = False) -> list[list[Row]]:
+    """Deal rows to `parts` lists of nearly equal cost, whatever the order they come in. See `balance.balance`.
 
-    The same rows always give the same lists. A list may be empty when there are fewer rows than parts.
+    A list may be empty when there are fewer rows than parts. With `shared_prefix` rows that share one stay together where the
+    lists come out no less equal.
 
     Raises:
         ValueError: `parts` is below 1.
     """
-    if parts < 1:
-        raise ValueError(f"rows are split into at least 1 part, not {parts}")
-    loads = [0] * parts
-    dealt: list[list[Row]] = [[] for _ in range(parts)]
-    for row in _longest_first(rows):
-        lightest = loads.index(min(loads))
-        loads[lightest] += len(row.ids)
-        dealt[lightest].append(row)
-    return dealt
+    return [_rows(trees) for trees in _split(rows, parts, None, cost, shared_prefix)]
 
 
 def pack(rows: Sequence[Row], budget: int) -> list[list[Row]]:
@@ -145,33 +179,31 @@ def pack(rows: Sequence[Row], budget: int) -> list[list[Row]]:
     Raises:
         ValueError: `budget` is below 1.
     """
-    if budget < 1:
-        raise ValueError(f"a micro-batch holds at least 1 token, not {budget}: see learner.microbatch_tokens")
-    bins: list[list[Row]] = []
-    loads: list[int] = []
-    for row in _longest_first(rows):
-        size = len(row.ids)
-        place = next((i for i, load in enumerate(loads) if load + size <= budget), None)
-        if place is None:
-            bins.append([row])
-            loads.append(size)
-        else:
-            bins[place].append(row)
-            loads[place] += size
-    return bins
+    return [_rows(trees) for trees in _pack(alone(rows), budget)]
 
 
 def shares(
-    rows: Sequence[Row], world: int, budget: int, reduction: str = "token-mean", length: float | None = None
+    rows: Sequence[Row],
+    world: int,
+    budget: int,
+    reduction: str = "token-mean",
+    length: float | None = None,
+    cost: Cost = TOKENS,
+    shared_prefix: bool = False,
 ) -> list[Share]:
-    """One optimizer step, weighed and dealt to `world` ranks: as many micro-batches on each, empty ones where a rank has fewer.
+    """One optimizer step, weighed and dealt to `world` ranks: as many micro-batches on each, empty ones where a rank has fewer rows.
+
+    Ranks wait for each other in every micro-batch, so that the first of all ranks cost about the same, and the second. The same
+    rows in another order are dealt in the same way.
 
     Args:
         rows: of the whole optimizer step.
         world: ranks.
-        budget: tokens of a micro-batch.
+        budget: tokens of a micro-batch; a shared prefix counts once.
         reduction: see `weigh`, as for `length`.
         length: of the reduction "constant".
+        cost: of the model, by which the work is balanced.
+        shared_prefix: whether what the rows of a group have in common before their first sampled token is computed once.
 
     Raises:
         ValueError: no sampled token in any row; or a row whose lists differ in length, whose first token is in the mask, or
@@ -183,13 +215,100 @@ def shares(
     if n_tokens == 0:
         raise ValueError(f"nothing to train on: {len(rows)} rows without a sampled token")
     weigh(rows, reduction, length)
-    packed = [pack(part, budget) for part in split_ranks(rows, world)]
+    packed = [_pack(part, budget) for part in _split(rows, world, budget, cost, shared_prefix)]
     most = max(len(bins) for bins in packed)
     packed_tokens = sum(len(row.ids) for row in rows)
-    return [Share(bins + [[] for _ in range(most - len(bins))], n_tokens, packed_tokens) for bins in packed]
+    leveled = [_leveled(bins, most, budget, cost) for bins in packed]
+    return [
+        Share([_rows(trees) for trees in bins], n_tokens, packed_tokens, [_prefixes(trees) for trees in bins])
+        for bins in leveled
+    ]
 
 
-def batch_of(rows: Sequence[Row]) -> MicroBatch:
+def _split(rows: Sequence[Row], parts: int, budget: int | None, cost: Cost, shared_prefix: bool) -> list[list[Tree]]:
+    """Deal rows, in trees where prefixes are shared; the most expensive part first."""
+    if parts < 1:
+        raise ValueError(f"rows are split into at least 1 part, not {parts}")
+    if not shared_prefix:
+        return _dealt(alone(rows), parts, cost)
+    trees = trees_of(rows)
+    most = -(-sum(tree.cost(cost) for tree in trees) // parts)
+    candidates = [
+        _dealt([piece for tree in trees for piece in _pieces(tree, budget, most // share, cost)], parts, cost)
+        for share in (PIECES if parts > 1 else PIECES[:1])
+    ]
+    # In the first all trees are as large as they can be.
+    return min(candidates, key=lambda dealt: max(_total(part, cost) for part in dealt))
+
+
+def _dealt(trees: Sequence[Tree], parts: int, cost: Cost) -> list[list[Tree]]:
+    return [[trees[place] for place in own] for own in balance([tree.cost(cost) for tree in trees], parts)]
+
+
+def _total(trees: Iterable[Tree], cost: Cost) -> int:
+    return sum(tree.cost(cost) for tree in trees)
+
+
+def _pieces(tree: Tree, budget: int | None, most: int, cost: Cost) -> list[Tree]:
+    """The tree in as few pieces as keep to the budget and cost no more than `most`, or row by row."""
+    for parts in range(1, len(tree.rows)):
+        pieces = [tree] if parts == 1 else cut(tree, parts, cost)
+        if all((budget is None or p.tokens <= budget) and p.cost(cost) <= most for p in pieces):
+            return pieces
+    return alone(tree.rows)
+
+
+def _pack(trees: Iterable[Tree], budget: int) -> list[list[Tree]]:
+    """First fit, the largest first."""
+    if budget < 1:
+        raise ValueError(f"a micro-batch holds at least 1 token, not {budget}: see learner.microbatch_tokens")
+    bins: list[list[Tree]] = []
+    loads: list[int] = []
+    for tree in sorted(trees, key=lambda tree: -tree.tokens):
+        place = next((i for i, load in enumerate(loads) if load + tree.tokens <= budget), None)
+        if place is None:
+            bins.append([tree])
+            loads.append(tree.tokens)
+        else:
+            bins[place].append(tree)
+            loads[place] += tree.tokens
+    return bins
+
+
+def _leveled(bins: list[list[Tree]], parts: int, budget: int, cost: Cost) -> list[list[Tree]]:
+    """The same trees in `parts` micro-batches of nearly equal cost where these keep to the budget, the most expensive first.
+
+    They lie side by side by length.
+    """
+    trees = [tree for own in bins for tree in own]
+    level = _dealt(trees, parts, cost)
+    kept = all(len(own) < 2 or sum(tree.tokens for tree in own) <= budget for own in level)
+    chosen = (
+        level if kept else sorted(bins, key=lambda own: -_total(own, cost)) + [[] for _ in range(parts - len(bins))]
+    )
+    return [sorted(own, key=lambda tree: (tree.prefix == 0, -len(tree.rows[0].ids))) for own in chosen]
+
+
+def _rows(trees: Iterable[Tree]) -> list[Row]:
+    return [row for tree in trees for row in tree.rows]
+
+
+def _prefixes(trees: Sequence[Tree]) -> tuple[Prefix, ...]:
+    firsts = accumulate((len(tree.rows) for tree in trees), initial=0)
+    return tuple(
+        Prefix(first, len(tree.rows), tree.prefix) for first, tree in zip(firsts, trees, strict=False) if tree.prefix
+    )
+
+
+def _starts(n_rows: int, prefixes: Iterable[Prefix]) -> list[int]:
+    """Of each row, how many of its first tokens lie elsewhere."""
+    starts = [0] * n_rows
+    for prefix in prefixes:
+        starts[prefix.first + 1 : prefix.first + prefix.rows] = [prefix.length] * (prefix.rows - 1)
+    return starts
+
+
+def batch_of(rows: Sequence[Row], prefixes: Sequence[Prefix] = ()) -> MicroBatch:
     """The tensors of one micro-batch, on the host.
 
     Without rows it holds one filler token that no loss looks at: a rank without work still runs every layer, since the
@@ -197,42 +316,49 @@ def batch_of(rows: Sequence[Row]) -> MicroBatch:
 
     Args:
         rows: what to pack, in this order; `shares` has checked and `weigh` has weighed them.
+        prefixes: what neighbouring rows share.
     """
     if not rows:
         rows = [Row(ids=[FILLER_ID], mask=[False], logprobs=[0.0])]
-    lengths = tuple(len(row.ids) for row in rows)
+    starts = _starts(len(rows), prefixes)
+    lengths = tuple(len(row.ids) - start for row, start in zip(rows, starts, strict=True))
     sizes = torch.tensor(lengths)
-    positions_T = torch.cat([torch.arange(n) for n in lengths])
+    cu_seqlens = [0, *accumulate(lengths)]
+    positions_T = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)])
+    previous_T = torch.arange(cu_seqlens[-1]) - (positions_T > 0).long()
+    for prefix in prefixes:
+        branches = cu_seqlens[prefix.first + 1 : prefix.first + prefix.rows]
+        previous_T[branches] = cu_seqlens[prefix.first] + prefix.length - 1
 
     def spread(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32).repeat_interleave(sizes)
 
-    def joined(name: str) -> Tensor:
-        """A number for each token; zeros for the rows that have none."""
-        values = [getattr(row, name) or [0.0] * len(row.ids) for row in rows]
-        return torch.tensor(list(chain.from_iterable(values)), dtype=torch.float32)
+    def joined(name: str, missing: float = 0.0) -> list[Any]:
+        """A number for each token; `missing` for the rows that have none."""
+        values = [getattr(row, name) or [missing] * len(row.ids) for row in rows]
+        return list(chain.from_iterable(own[start:] for own, start in zip(values, starts, strict=True)))
+
+    def fp32(name: str) -> Tensor:
+        return torch.tensor(joined(name), dtype=torch.float32)
 
     return MicroBatch(
-        ids_T=torch.tensor(list(chain.from_iterable(row.ids for row in rows))),
+        ids_T=torch.tensor(joined("ids")),
         positions_T=positions_T,
-        mask_T=torch.tensor(list(chain.from_iterable(row.mask for row in rows)), dtype=torch.bool),
-        behaviour_logprobs_T=joined("logprobs"),
-        versions_T=torch.tensor(list(chain.from_iterable(row.versions or [-1] * len(row.ids) for row in rows))),
-        advantages_T=joined("advantages"),
-        reference_T=joined("reference"),
-        values_T=joined("values"),
-        targets_T=joined("targets"),
+        mask_T=torch.tensor(joined("mask"), dtype=torch.bool),
+        behaviour_logprobs_T=fp32("logprobs"),
+        versions_T=torch.tensor(joined("versions", -1)),
+        advantages_T=fp32("advantages"),
+        reference_T=fp32("reference"),
+        values_T=fp32("values"),
+        targets_T=fp32("targets"),
         weights_T=spread([row.weight for row in rows]),
         temperature_T=spread([row.temperature for row in rows]),
         segment_T=torch.arange(len(rows)).repeat_interleave(sizes),
-        previous_T=torch.arange(sum(lengths)) - (positions_T > 0).long(),
-        cu_seqlens=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
+        previous_T=previous_T,
+        cu_seqlens=torch.tensor(cu_seqlens, dtype=torch.int32),
         lengths=lengths,
+        prefixes=tuple(prefixes),
     )
-
-
-def _longest_first(rows: Sequence[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: -len(row.ids))
 
 
 def _check(row: Row) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from agent_train.config import Config
-from agent_train.run_folder import run_name
+from agent_train.modes import plan as files
+from agent_train.resume import run_path
 from agent_train.validation import env_spec, sandbox_choice, visible_gpus
 
 
 def plan(config: Config) -> list[tuple[str, str]]:
     """The rows of the table: what, and how. The config must have passed `validate`."""
+    if config.mode != "rl":
+        return [*files.what(config), _model(config), ("learner", _file_learner(config)), ("files", _files(config))]
     return [
         *_what(config),
         *_sandboxes(config),
@@ -35,7 +36,7 @@ def _with_indent(name: str, text: str) -> list[tuple[str, str]]:
 
 def _what(config: Config) -> list[tuple[str, str]]:
     spec = env_spec(config)
-    env, sft, model = config.env, config.sft, config.model
+    env, sft = config.env, config.sft
     tasks = [spec.tasks(split) for split in (env.train_split, env.test_split)]
     source = f" ({tasks[0].source})" if tasks[0].source else ""
     told = f": {spec.description}" if spec.description else ""
@@ -46,20 +47,36 @@ def _what(config: Config) -> list[tuple[str, str]]:
             f"{len(tasks[0]):,} in {env.train_split!r} to train on, {len(tasks[1]):,} in {env.test_split!r} held out{source}",
         ),
     ]
-    if model.path is None:
-        tiny = model.tiny
-        rows.append(
-            (
-                "model",
-                f"tiny, built by code: {tiny.layers} layers of {tiny.hidden}, about {_tiny_size(config) / 1e6:.1f} M parameters, {model.dtype}",
-            )
-        )
-    else:
-        rows.append(("model", f"{model.path}, {model.dtype}"))
+    rows.append(_model(config))
     warm = f"{sft.episodes:,} expert episodes with {sft.mistakes:.0%} random actions, {_count(sft.epochs, 'epoch')}"
-    cold = "none: a tiny model then starts from random weights and knows no language" if model.path is None else "none"
+    cold = (
+        "none: a tiny model then starts from random weights and knows no language"
+        if config.model.path is None
+        else "none"
+    )
     rows.append(("warm start", warm if sft.episodes else cold))
     return rows
+
+
+def _model(config: Config) -> tuple[str, str]:
+    model, tiny = config.model, config.model.tiny
+    if model.path is not None:
+        return "model", f"{model.path}, {model.dtype}"
+    size = _tiny_size(config) / 1e6
+    return (
+        "model",
+        f"tiny, built by code: {tiny.layers} layers of {tiny.hidden}, about {size:.1f} M parameters, {model.dtype}",
+    )
+
+
+def _file_learner(config: Config) -> str:
+    learner = config.learner
+    device = "CUDA, NCCL" if visible_gpus() else "CPU, gloo"
+    falling = ", falling to 0 at the last step" if learner.schedule == "linear" else ""
+    return (
+        f"{_count(learner.workers, 'FSDP2 worker')} ({device}), learning rate {learner.lr:g} after "
+        f"{_count(learner.warmup_steps, 'warm-up step')}{falling}"
+    )
 
 
 def _sandboxes(config: Config) -> list[tuple[str, str]]:
@@ -128,10 +145,11 @@ def _processes(config: Config) -> str:
 
 def _files(config: Config) -> str:
     trainer = config.trainer
-    folder = Path(trainer.runs_dir) / (trainer.name or run_name(config))
+    folder = run_path(config)
+    episodes = "trajectories/ (every episode), " if config.mode == "rl" else ""
     return (
         f"{folder}/\n  config.yaml, versions.json, metrics.jsonl, report.html, logs/\n"
-        f"  trajectories/ (every episode), checkpoints/ (every {_count(trainer.save_every, 'step')} and after the last, the newest {trainer.keep_checkpoints} kept)"
+        f"  {episodes}checkpoints/ (every {_count(trainer.save_every, 'step')} and after the last, the newest {trainer.keep_checkpoints} kept)"
     )
 
 

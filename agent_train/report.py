@@ -149,7 +149,7 @@ def _headline(records: Sequence[Record]) -> str:
         tokens = sum(s["sampled_tokens"] for s in steps)
         seconds = sum(s["rollout_seconds"] for s in steps)
         failed = sum(s["failed"] for s in steps)
-        gap = [s["update"]["gap_mean"] for s in steps if s["update"]["gap_mean"] is not None]
+        gap = [value for _, value in _points_of(steps, "update", "gap_mean")]
         cards += [
             ("training episodes", f"{sum(s['episodes'] for s in steps):,}", f"{failed:,} failed and left out"),
             ("sampled tokens", f"{tokens:,}", f"{tokens / seconds:,.0f} a second" if seconds else ""),
@@ -176,16 +176,16 @@ def _charts(records: Sequence[Record]) -> list[str]:
             ("Entropy, nats a token", "entropy"),
             ("Gradient norm", "grad_norm"),
         ):
-            points = [(s["step"], s["update"][key]) for s in steps if s["update"][key] is not None]
-            charts.append(line_chart([Series(key, points)], Frame(title), PAGE))
-        parts = ("rollout", "learn", "sync")
-        bars = [(s["step"], [s[f"{part}_seconds"] for part in parts]) for s in steps]
+            charts.append(line_chart([Series(key, _points_of(steps, "update", key))], Frame(title), PAGE))
+        parts = ("rollout", "score", "learn", "sync")
+        bars = [(s["step"], [s.get(f"{part}_seconds", 0.0) for part in parts]) for s in steps]
         charts.append(stacked_bars(parts, bars, Frame("Seconds a step"), PAGE))
         shares = [
             Series("groups that differ", _points(steps, "mixed_groups")),
             Series("truncated", _points(steps, "truncated")),
         ]
         charts.append(line_chart(shares, Frame("Shares", percent=True, y_range=(0, 1)), PAGE))
+        charts += _charts_of_learning(steps)
     if sft:
         charts.append(
             line_chart(
@@ -195,8 +195,33 @@ def _charts(records: Sequence[Record]) -> list[str]:
     return charts
 
 
+def _charts_of_learning(steps: Sequence[Record]) -> list[str]:
+    """Signs of a collapse, and what a run has that not every run has: roles, filters, a KL."""
+    charts = []
+    for title, part, keys in (
+        ("Sampled tokens of an episode", "health", ("length", "length_max")),
+        ("Spread of rewards inside a group", "health", ("reward_spread",)),
+        ("Repeated n-grams, equal episodes", "health", ("repetition", "same")),
+        ("Critic: explained variance", "critic", ("explained_variance",)),
+        ("Process reward model: accuracy", "prm", ("accuracy",)),
+        ("KL to the reference, nats a token", "update", ("kl_reference",)),
+        ("Versions behind", "update", ("staleness", "staleness_max")),
+        ("Groups and episodes left out", "selection", ("dropped_groups", "dropped")),
+    ):
+        lines = [Series(key, _points_of(steps, part, key)) for key in keys]
+        if any(value for line in lines for _, value in line.points):
+            charts.append(line_chart(lines, Frame(title), PAGE))
+    return charts
+
+
 def _points(records: Sequence[Record], key: str) -> list[tuple[float, float]]:
     return [(r["step"], r[key]) for r in records if r[key] is not None]
+
+
+def _points_of(records: Sequence[Record], part: str, key: str) -> list[tuple[float, float]]:
+    """A number out of a part of the records; those that lack it, or hold null, are left out."""
+    found = [(record["step"], (record.get(part) or {}).get(key)) for record in records]
+    return [(step, value) for step, value in found if value is not None]
 
 
 def _evaluations(records: Sequence[Record]) -> str:

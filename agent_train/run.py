@@ -13,16 +13,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_train.config import Config
+from agent_train.checkpoint import CheckpointError
+from agent_train.config import Config, ConfigError
+from agent_train.determinism import make_deterministic
 from agent_train.engine.base import EngineError
 from agent_train.job import open_job
 from agent_train.learner.group import LearnerError
-from agent_train.loop import NothingPlayed, train
+from agent_train.loop import train
+from agent_train.modes.job import open_file_job
+from agent_train.modes.loop import train_on_files
+from agent_train.modes.records import DataError
 from agent_train.placement import PlacementError
 from agent_train.renderer import RendererError
 from agent_train.report import write_report, write_result
+from agent_train.resume import OpenRun, open_run, resume_command
 from agent_train.run_folder import RunFolder
 from agent_train.sft import ExpertError, NoExpertError
+from agent_train.step import AdvantageError, NothingPlayed
 from agent_train.tracking import Summary, Tracker
 from agent_train.vocabulary import VocabularyError
 from agent_train.weights.sync import WeightSyncError
@@ -32,8 +39,11 @@ FAILURES = (
     LearnerError,
     RendererError,
     PlacementError,
+    CheckpointError,
     WeightSyncError,
     NothingPlayed,
+    AdvantageError,
+    DataError,
     NoExpertError,
     ExpertError,
     VocabularyError,
@@ -64,17 +74,28 @@ class Stop:
 
 
 def run(config: Config) -> int:
-    """Train, report, and return the exit code: 0 done, 1 failed, 130 or 143 stopped by Ctrl-C or SIGTERM.
+    """Train, or go on training, report, and return the exit code: 0 done, 1 failed, 2 refused, 130 or 143 stopped by a signal.
 
     However it ends, no process of the run stays behind, and the last checkpoint and the report are whole.
     """
     command = ["agent-train", *sys.argv[1:]]
-    folder = RunFolder.create(config, command)
+    try:
+        opened = open_run(config, command)
+    except ConfigError as refused:  # since the settings were looked at, another process came first, say
+        print("\n".join(f"agent-train: error: {problem}" for problem in refused.problems), file=sys.stderr)
+        return 2
+    folder, checkpoint = opened.folder, opened.checkpoint
     os.environ.setdefault("AGENTGYM_RUN", folder.path.name)  # the label of its sandboxes, also in Ray's workers
+    if config.trainer.deterministic:
+        make_deterministic(config.trainer.seed)
     stop = Stop()
-    with Tracker(folder, config.trainer.steps) as tracker:
-        code, error = _train(config, folder, tracker, stop)
+    with Tracker(folder, config.trainer.steps, elapsed=checkpoint.elapsed if checkpoint else 0.0) as tracker:
+        for line in opened.told:
+            tracker.note(line)
+        code, error = _train(config, opened, tracker, stop)
         summary = tracker.finish({0: "finished", 1: "failed"}.get(code, "interrupted"))
+    if code:
+        tracker.note(f"to go on: {shlex.join(resume_command(folder, sys.argv[1:]))}")
     write_report(folder)
     stop.done()
     for record in _records(config, folder) if code == 0 else []:
@@ -85,24 +106,29 @@ def run(config: Config) -> int:
     return code
 
 
-def _train(config: Config, folder: RunFolder, tracker: Tracker, stop: Stop) -> tuple[int, str]:
+def _train(config: Config, opened: OpenRun, tracker: Tracker, stop: Stop) -> tuple[int, str]:
     """Run the job; the exit code, and what to say of a failure."""
     error = ""
     try:
-        asyncio.run(_until_stopped(config, folder, tracker, stop))
+        asyncio.run(_until_stopped(config, opened, tracker, stop))
     except FAILURES as failure:
         error = str(failure) or type(failure).__name__
     # What fails because it is being stopped is no failure.
     return (128 + stop.number, "") if stop.number else (int(bool(error)), error)
 
 
-async def _until_stopped(config: Config, folder: RunFolder, tracker: Tracker, stop: Stop) -> None:
+async def _until_stopped(config: Config, opened: OpenRun, tracker: Tracker, stop: Stop) -> None:
     """Train until done, or until a signal cancels it; the job closes on the way out."""
     with _signals(stop):
         try:
-            async with open_job(config, folder, tracker) as job:
-                await train(config, job, tracker)
-                tracker.phase("stopping")
+            if config.mode == "rl":
+                async with open_job(config, opened.folder, tracker, opened.checkpoint) as job:
+                    await train(config, job, tracker)
+                    tracker.phase("stopping")
+            else:
+                async with open_file_job(config, opened.folder, tracker, opened.checkpoint) as job:
+                    await train_on_files(config, job, tracker)
+                    tracker.phase("stopping")
         except asyncio.CancelledError:
             if not stop.number:
                 raise

@@ -48,11 +48,19 @@ class RunFolder:
         run = cls(Path(config.trainer.runs_dir).expanduser().absolute() / (config.trainer.name or run_name(config)))
         if run.path.is_dir() and any(run.path.iterdir()):
             raise FileExistsError(f"{run.path} already holds a run: choose another trainer.name or move it away")
-        for folder in (run.trajectories, run.checkpoints, run.logs):
-            folder.mkdir(parents=True, exist_ok=True)
-        write_text(run.config, to_yaml(config))
-        write_json(run.versions, versions(command))
+        run.write_settings(config, command)
         return run
+
+    def write_settings(self, config: Config, command: Sequence[str] = ()) -> None:
+        """Make the folders of a new run, and write the settings and versions into it."""
+        self.make_folders()
+        write_text(self.config, to_yaml(config))
+        write_json(self.versions, versions(command))
+
+    def make_folders(self) -> None:
+        """The folders that a run writes into, where they are not there."""
+        for folder in (self.trajectories, self.checkpoints, self.logs):
+            folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def name(self) -> str:
@@ -129,7 +137,8 @@ class RunFolder:
 
     def saved_checkpoints(self) -> list[Path]:
         """The finished checkpoints, oldest step first."""
-        return sorted(p for p in self.checkpoints.glob("step-*") if p.is_dir())
+        found = [p for p in self.checkpoints.glob("step-*") if re.fullmatch(r"step-\d{6,}", p.name) and p.is_dir()]
+        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
     def latest_checkpoint(self) -> Path | None:
         """The checkpoint that `latest` names; None before the first one."""
@@ -140,10 +149,14 @@ class RunFolder:
 
 
 def run_name(config: Config) -> str:
-    """`<env>-<algorithm>-<yyyymmdd-hhmmss>`, local time; characters that a folder name should not have become "-"."""
-    return re.sub(r"[^\w.+-]+", "-", f"{config.env.id}-{config.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}").strip(
-        "-"
-    )
+    """`<env>-<algorithm>-<yyyymmdd-hhmmss>`, local time; characters that a folder name should not have become "-".
+
+    A mode that learns from a file has `<mode>-<file>` in front.
+    """
+    what = f"{config.env.id}-{config.algorithm.name}"
+    if config.mode != "rl":
+        what = f"{config.mode}-{Path(config.data.train or 'data').name.split('.')[0]}"
+    return re.sub(r"[^\w.+-]+", "-", f"{what}-{time.strftime('%Y%m%d-%H%M%S')}").strip("-")
 
 
 def versions(command: Sequence[str] = ()) -> dict[str, Any]:

@@ -12,20 +12,25 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
 
+from agent_train.algorithms.collapse import Health, Sample, health
 from agent_train.display import Display
+from agent_train.modes.metrics import HELD_OUT, FileStep, HeldOut, closing
 from agent_train.run_folder import RunFolder
 from agentgym.evaluate import success_interval
 from agentgym.trajectory import Group, Trajectory
 
 if TYPE_CHECKING:
+    from agent_train.learner.critic_objective import CriticMetrics
     from agent_train.learner.measures import UpdateMetrics
+    from agent_train.learner.prm_objective import PrmMetrics
+    from agent_train.selection import Selection
 
 
 class Clock:
@@ -81,6 +86,27 @@ class EvalMetrics:
 
 
 @dataclass(frozen=True)
+class Learned:
+    """What a training step made of its episodes.
+
+    Attributes:
+        selection: which of them it trained on.
+        advantage_mean, advantage_std: of the advantages, over the sampled tokens in the loss.
+        kl_coef: the coefficient of the KL to the reference, in the reward or in the loss.
+        update: of the policy; None where nothing was left to train on, or the critic learns alone.
+        critic, prm: of the critic and of PRIME's reward model, where the run has them.
+    """
+
+    selection: Selection
+    advantage_mean: float
+    advantage_std: float
+    kl_coef: float
+    update: UpdateMetrics | None = None
+    critic: CriticMetrics | None = None
+    prm: PrmMetrics | None = None
+
+
+@dataclass(frozen=True)
 class StepMetrics:
     """One training step. Episodes that failed are in no mean.
 
@@ -90,9 +116,11 @@ class StepMetrics:
         mixed_groups: share of the groups whose rewards differ, which are those that teach.
         truncated: share of the episodes that a limit ended.
         sampled_tokens: tokens that the policy sampled; `tokens_per_second` is these over the rollout's seconds.
-        rollout_seconds, learn_seconds, sync_seconds, step_seconds: wall time; the last is all of them together.
+        rollout_seconds, score_seconds, learn_seconds, sync_seconds, step_seconds: wall time; the last is all of them together.
+            `score` is what the other roles say of the episodes, and the advantages.
         weights_checksum: of the weights that the engine holds after the step.
-        update: what the learner measured.
+        health: signs of a collapse, of all episodes that were played to an end.
+        selection, advantage_mean, advantage_std, kl_coef, update, critic, prm: as in `Learned`.
     """
 
     kind: ClassVar[str] = "train"
@@ -108,11 +136,19 @@ class StepMetrics:
     sampled_tokens: int
     tokens_per_second: float
     rollout_seconds: float
+    score_seconds: float
     learn_seconds: float
     sync_seconds: float
     step_seconds: float
     weights_checksum: int
-    update: UpdateMetrics
+    health: Health | None
+    selection: Selection
+    advantage_mean: float
+    advantage_std: float
+    kl_coef: float
+    update: UpdateMetrics | None
+    critic: CriticMetrics | None
+    prm: PrmMetrics | None
 
 
 @dataclass(frozen=True)
@@ -124,6 +160,7 @@ class Summary:
         minutes: wall time from the tracker's start.
         episodes, tokens: of training, evaluation not counted.
         curve: `(step, success)` of every evaluation.
+        instead: what a run without episodes has to say for itself, name and text.
     """
 
     start: float | None
@@ -134,6 +171,7 @@ class Summary:
     episodes: int
     tokens: int
     curve: list[tuple[int, float]]
+    instead: list[tuple[str, str]] = field(default_factory=list)
 
 
 class Tracker:
@@ -145,15 +183,20 @@ class Tracker:
         run: where `metrics.jsonl` is.
         total_steps: training steps of the run.
         console: default: standard output. Live if it is a terminal, a line for each step if it is not.
+        elapsed: seconds that the run had taken before it was resumed. What it had measured is read from `metrics.jsonl`.
     """
 
-    def __init__(self, run: RunFolder, total_steps: int, console: Console | None = None):
+    def __init__(self, run: RunFolder, total_steps: int, console: Console | None = None, elapsed: float = 0.0):
         self.run = run
-        self._began = time.monotonic()
+        self._began = time.monotonic() - elapsed
         self._display = Display(console or Console(), title=run.name, total_steps=total_steps)
-        self._out = run.metrics.open("a", encoding="utf-8")
         self._evals: list[EvalMetrics] = []
+        self._file_steps: list[FileStep] = []
+        self._held_out: list[HeldOut] = []
         self._steps = self._episodes = self._tokens = 0
+        for record in read_metrics(run.metrics) if run.metrics.exists() else []:
+            self._count_again(record)
+        self._out = run.metrics.open("a", encoding="utf-8")
 
     def __enter__(self) -> Tracker:
         self._display.start()
@@ -168,6 +211,11 @@ class Tracker:
         """Take the display down and close the file. May be called twice."""
         self._display.stop()
         self._out.close()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of the run so far; those before it was resumed count."""
+        return time.monotonic() - self._began
 
     def phase(self, name: str, detail: str = "") -> None:
         """Say what is going on: `phase("starting vLLM", "12 s: Loading weights")`."""
@@ -187,11 +235,23 @@ class Tracker:
         self._write(metrics)
         self._display.show_sft(metrics)
 
+    def file_step(self, step: FileStep) -> None:
+        """Record one optimizer step of a mode that learns from files."""
+        self._file_steps.append(step)
+        self._append(step.record())
+        self._display.show_file_step(step.step, step.steps, step.line())
+
+    def held_out(self, measured: HeldOut) -> None:
+        """Record the held-out examples of such a mode."""
+        self._held_out.append(measured)
+        self._append(measured.record())
+        self._display.say(measured.line())
+
     def train_step(
-        self, step: int, groups: Sequence[Group], update: UpdateMetrics, clock: Clock, checksum: int
+        self, step: int, groups: Sequence[Group], learned: Learned, clock: Clock, checksum: int
     ) -> StepMetrics:
-        """Record one training step. The clock has the laps "rollout", "learn" and "sync"."""
-        metrics = step_metrics(step, groups, update, clock, checksum)
+        """Record one training step. The clock has the laps "rollout", "score", "learn" and "sync"."""
+        metrics = step_metrics(step, groups, learned, clock, checksum)
         self._steps, self._episodes, self._tokens = (
             step,
             self._episodes + metrics.episodes,
@@ -216,11 +276,12 @@ class Tracker:
             start=curve[0][1] if curve else None,
             end=curve[-1][1] if curve else None,
             best=max(success for _, success in curve) if curve else None,
-            minutes=(time.monotonic() - self._began) / 60,
+            minutes=self.elapsed / 60,
             steps=self._steps,
             episodes=self._episodes,
             tokens=self._tokens,
             curve=curve,
+            instead=closing(self._held_out, self._file_steps, self.elapsed) if self._file_steps else [],
         )
 
     def finish(self, outcome: str = "finished") -> Summary:
@@ -234,18 +295,31 @@ class Tracker:
         self._display.show_summary(summary, outcome, self.run)
         return summary
 
+    def _count_again(self, record: dict[str, Any]) -> None:
+        """Take up what the run measured before it was resumed."""
+        if record["kind"] == "eval":
+            names = [field.name for field in dataclasses.fields(EvalMetrics)]
+            self._evals.append(EvalMetrics(**{n: math.nan if record[n] is None else record[n] for n in names}))
+        elif record["kind"] == HELD_OUT:
+            self._held_out.append(HeldOut.of(record))
+        elif "epoch" in record:
+            self._file_steps.append(FileStep.of(record))
+        elif record["kind"] == "train":
+            self._steps = record["step"]
+            self._episodes += record["episodes"]
+            self._tokens += record["sampled_tokens"]
+
     def _write(self, metrics: SftMetrics | EvalMetrics | StepMetrics) -> None:
-        record = {
-            "kind": metrics.kind,
-            "elapsed": round(time.monotonic() - self._began, 3),
-            **dataclasses.asdict(metrics),
-        }
+        self._append({"kind": metrics.kind, **dataclasses.asdict(metrics)})
+
+    def _append(self, fields: dict[str, Any]) -> None:
+        record = {"kind": fields["kind"], "elapsed": round(self.elapsed, 3), **fields}
         self._out.write(json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n")
         self._out.flush()
 
 
-def step_metrics(step: int, groups: Sequence[Group], update: UpdateMetrics, clock: Clock, checksum: int) -> StepMetrics:
-    """The measurements of one step."""
+def step_metrics(step: int, groups: Sequence[Group], learned: Learned, clock: Clock, checksum: int) -> StepMetrics:
+    """The measurements of one step. Groups are all that were played, trained on or not."""
     trajectories = [t for group in groups for t in group.trajectories]
     played = [t for t in trajectories if not t.failed]
     rewards = [t.reward for t in played]
@@ -265,12 +339,31 @@ def step_metrics(step: int, groups: Sequence[Group], update: UpdateMetrics, cloc
         sampled_tokens=tokens,
         tokens_per_second=tokens / rollout if rollout else math.nan,
         rollout_seconds=rollout,
+        score_seconds=clock.seconds.get("score", 0.0),
         learn_seconds=clock.seconds.get("learn", 0.0),
         sync_seconds=clock.seconds.get("sync", 0.0),
         step_seconds=clock.total,
         weights_checksum=checksum,
-        update=update,
+        health=_health(groups, learned.update),
+        **{field.name: getattr(learned, field.name) for field in dataclasses.fields(learned)},
     )
+
+
+def _health(groups: Sequence[Group], update: UpdateMetrics | None) -> Health | None:
+    """The diagnostics of all episodes that were played to an end; None without any."""
+    samples = [
+        [
+            Sample(
+                trajectory.reward,
+                [token for turn in trajectory.turns if turn.tokens for token in turn.tokens.completion_ids],
+                trajectory.end != "terminated",
+            )
+            for trajectory in group.trajectories
+            if not trajectory.failed
+        ]
+        for group in groups
+    ]
+    return health(samples, math.nan if update is None else update.entropy) if any(samples) else None
 
 
 def eval_metrics(step: int, trajectories: Sequence[Trajectory]) -> EvalMetrics:

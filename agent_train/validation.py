@@ -19,8 +19,9 @@ from typing import Any
 
 from agent_train.compose import nearest, settings_keys
 from agent_train.config import Config, ConfigError, ModelConfig
+from agent_train.modes.validation import wrong_files, wrong_without_files
 from agent_train.placement import gpus_needed
-from agent_train.run_folder import run_name
+from agent_train.resume import refusals, run_path
 from agent_train.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
 from agentgym.registration import EnvSpec, UnknownEnvError, parameters, spec
 from agentgym.sandbox import SandboxError, describe
@@ -80,22 +81,38 @@ def validate(config: Config) -> None:
     Raises:
         ConfigError: with one line for every problem found.
     """
-    problems = [
-        *_wrong_numbers(config),
-        *_wrong_choices(config),
-        *_wrong_lengths(config),
-        *_wrong_tiny(config.model),
-        *_wrong_model_folder(config),
-        *_wrong_machine(config),
-        *_wrong_cluster(),
-        *_wrong_placement(config),
-        *_wrong_ports(config),
-        *_wrong_run_folder(config),
-        *_wrong_env(config),
-    ]
-    problems = problems or list(_wrong_splits(config))
+    problems = list(_wrong_for_files(config) if config.mode != "rl" else _wrong_for_episodes(config))
+    if config.mode == "rl":
+        problems = problems or list(_wrong_splits(config))
     if problems:
         raise ConfigError(problems)
+
+
+def _wrong_for_episodes(config: Config) -> Iterator[str]:
+    yield from _wrong_numbers(config)
+    yield from _wrong_choices(config)
+    yield from wrong_without_files(config)
+    yield from _wrong_lengths(config)
+    yield from _wrong_tiny(config.model)
+    yield from _wrong_model_folder(config)
+    yield from _wrong_machine(config)
+    yield from _wrong_cluster()
+    yield from _wrong_placement(config)
+    yield from _wrong_ports(config)
+    yield from _wrong_run_folder(config)
+    yield from _wrong_env(config)
+
+
+def _wrong_for_files(config: Config) -> Iterator[str]:
+    """Of the modes that play nothing: no engine starts, whatever its settings say."""
+    yield from _wrong_numbers(config)
+    yield from _wrong_choices(config)
+    yield from _wrong_tiny(config.model)
+    yield from _wrong_model_folder(config)
+    yield from _wrong_machine(dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="embedded")))
+    yield from _wrong_cluster()
+    yield from _wrong_run_folder(config)
+    yield from wrong_files(config)
 
 
 def get(config: Any, key: str) -> Any:
@@ -175,7 +192,7 @@ def _wrong_model_folder(config: Config) -> Iterator[str]:
     elif not _has_chat_template(folder):
         yield f"{name}: no chat template: it has neither chat_template.jinja nor chat_template in tokenizer_config.json; take the instruct version"
     longest = _read_json(folder / "config.json").get("max_position_embeddings")
-    if isinstance(longest, int) and config.engine.max_model_len > longest:
+    if config.mode == "rl" and isinstance(longest, int) and config.engine.max_model_len > longest:
         yield f"engine.max_model_len={config.engine.max_model_len}: the model in {folder} reads at most {longest} tokens"
 
 
@@ -275,11 +292,10 @@ def _wrong_run_folder(config: Config) -> Iterator[str]:
     if name is not None and (not re.fullmatch(r"[\w][\w.+=-]*", name)):
         yield f"trainer.name={name!r}: must be a plain folder name of letters, digits and . _ - + ="
         return
-    runs = Path(config.trainer.runs_dir).expanduser()
-    folder = runs / (name or run_name(config))
-    if folder.is_dir() and any(folder.iterdir()):
-        yield f"trainer.name={folder.name}: {folder} already holds a run: choose another name or move it away"
+    if problems := list(refusals(config)):
+        yield from problems
         return
+    folder = run_path(config)
     yield from _unwritable("trainer.runs_dir", config.trainer.runs_dir, folder)
     if config.trainer.record:
         yield from _unwritable("trainer.record", config.trainer.record, Path(config.trainer.record).parent)

@@ -2,21 +2,25 @@
 
 Registered with transformers under `PACKED`; a model loaded with that name asks for no mask and hands `segments` through to
 this function. On CUDA in half precision one variable-length kernel does a whole micro-batch; elsewhere each run of equally
-long rows is one call of scaled dot-product attention.
+long rows is one call of scaled dot-product attention. Where rows share prefixes, `shared_attention` does it.
 
-Legend: T packed tokens, S rows, n rows of one length L, H query heads, K key/value heads, D head size.
+Legend: T packed tokens, S rows, n stretches of one length L, H query heads, K key/value heads, D head size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
+
+from agent_train.learner.shared_attention import Trunk, band, shared_attention
+from agent_train.packing import Prefix
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -34,19 +38,31 @@ class Segments:
 
     Attributes:
         cu_seqlens: S+1 boundaries, int32, on the model's device.
-        longest: length of the longest row.
-        runs: `(n, L)` for each run of neighbouring rows of equal length, in order.
+        longest: length of the longest row, with the prefix that it shares.
+        runs: `(n, L)` for each run of neighbouring stretches of equal length, in order. A stretch is a row, a shared prefix, or what
+            a row has beyond it.
+        trunks: the shared prefixes.
+        masks: of FlexAttention, by sliding window, once one is made.
     """
 
     cu_seqlens: Tensor
     longest: int
     runs: tuple[tuple[int, int], ...]
+    trunks: tuple[Trunk, ...] = ()
+    masks: dict[int | None, Any] = field(default_factory=dict, compare=False)
 
 
-def segments_of(lengths: tuple[int, ...], cu_seqlens: Tensor) -> Segments:
-    """The segments of a micro-batch from its row lengths."""
-    runs = tuple((len(list(run)), length) for length, run in groupby(lengths))
-    return Segments(cu_seqlens, max(lengths), runs)
+def segments_of(lengths: tuple[int, ...], cu_seqlens: Tensor, prefixes: Sequence[Prefix] = ()) -> Segments:
+    """The segments of a micro-batch: of its `lengths`, `cu_seqlens` and `prefixes`."""
+    ends = [0, *accumulate(lengths)]
+    trunks = [Trunk(ends[p.first], ends[p.first] + p.length, ends[p.first + p.rows]) for p in prefixes]
+    stretches, longest = list(lengths), max(lengths)
+    for prefix in reversed(prefixes):
+        rest = stretches[prefix.first] - prefix.length
+        longest = max(longest, prefix.length + max(lengths[prefix.first + 1 : prefix.first + prefix.rows]))
+        stretches[prefix.first : prefix.first + 1] = [prefix.length, rest]
+    runs = tuple((len(list(run)), length) for length, run in groupby(stretches))
+    return Segments(cu_seqlens, longest, runs, tuple(trunks))
 
 
 def packed_attention(
@@ -74,13 +90,13 @@ def packed_attention(
             f"packed attention in {type(module).__name__} needs segments, one packed sequence, no mask, no dropout ({found})"
         )
     window = sliding_window if sliding_window is not None and sliding_window < segments.longest else None
+    if segments.trunks:
+        return shared_attention(
+            query, key, value, segments.runs, segments.trunks, scaling, window, segments.masks
+        ), None
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and varlen_attn is not None:
         return _varlen(query, key, value, segments, scaling, window), None
-    if window is not None:
-        raise ValueError(
-            f"rows of {segments.longest} tokens are longer than the model's sliding window of {window}: needs CUDA and bf16"
-        )
-    return _by_runs(query, key, value, segments, scaling), None
+    return _by_runs(query, key, value, segments, scaling, window), None
 
 
 def _varlen(
@@ -103,16 +119,20 @@ def _varlen(
     return out_THD.unsqueeze(0)
 
 
-def _by_runs(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
+def _by_runs(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None, window: int | None
+) -> Tensor:
     sizes = [n * length for n, length in segments.runs]
     parts = []
-    for (n, _), *run in zip(segments.runs, *(x[0].split(sizes, dim=1) for x in (query, key, value)), strict=True):
+    for (n, length), *run in zip(segments.runs, *(x[0].split(sizes, dim=1) for x in (query, key, value)), strict=True):
         query_nHLD, key_nKLD, value_nKLD = (x.unflatten(1, (n, -1)).transpose(0, 1) for x in run)
+        narrow = window is not None and length > window
         out_nHLD = scaled_dot_product_attention(
             query_nHLD,
             key_nKLD,
             value_nKLD,
-            is_causal=True,
+            attn_mask=band(length, window, query.device) if narrow else None,
+            is_causal=not narrow,
             scale=scaling,
             enable_gqa=query.shape[1] != key.shape[1],
         )

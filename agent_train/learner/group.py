@@ -14,9 +14,10 @@ from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from agent_train.balance import TOKENS, model_cost
 from agent_train.config import Config
 from agent_train.learner.critic_objective import CriticMetrics, check_targets
-from agent_train.learner.measures import SftMetrics, UpdateMetrics
+from agent_train.learner.measures import SftMetrics, StepResult, UpdateMetrics
 from agent_train.learner.parallel import rank_shares
 from agent_train.learner.prm_objective import REDUCTION, PrmMetrics, prm_targets
 from agent_train.learner.worker import LearnerWorker
@@ -52,6 +53,7 @@ class Learner:
         self._actors = list(actors)
         self._config = config
         self._manifest: list[TensorInfo] = []
+        self._cost = TOKENS
         self._ended = ""
 
     @classmethod
@@ -83,6 +85,7 @@ class Learner:
             host = (await learner._call("find the node of rank 0", "node_ip", [()]))[0]
             port = (await learner._call("open the store of rank 0", "open_store", [(host,)]))[0]
             where = (host, port, _absolute(model_dir))
+            learner._cost = model_cost(model_dir)
             learner._manifest = (await learner._call("start", "start", [where] * world))[0]
         except BaseException:
             learner.close()
@@ -111,7 +114,7 @@ class Learner:
 
     async def sft(self, rows: Sequence[Row], lr: float) -> SftMetrics:
         """One supervised step on the masked tokens of the rows, at this learning rate. Raises as `update`."""
-        dealt = rank_shares(rows, self._config.learner)
+        dealt = self._deal(rows)
         return (await self._call("sft", "sft", [(share, lr) for share in dealt]))[0]
 
     async def update_critic(self, rows: Sequence[Row], *, lr_scale: float = 1.0) -> CriticMetrics:
@@ -153,7 +156,7 @@ class Learner:
         """
         started = time.monotonic()
         targets = prm_targets(rows, logprobs, reference, outcomes, self._config.algorithm.advantage.prime_beta)
-        dealt = rank_shares(targets.rows, self._config.learner, REDUCTION)
+        dealt = self._deal(targets.rows, REDUCTION)
         step = (await self._call("update_prm", "update_prm", [(share, lr_scale) for share in dealt]))[0]
         return PrmMetrics(
             loss=targets.loss,
@@ -192,7 +195,7 @@ class Learner:
             lr: learning rate.
         """
         along = [dataclasses.replace(row, advantages=list(own)) for row, own in zip(rows, derivatives, strict=True)]
-        dealt = shares(along, self._config.learner.workers, self._config.learner.microbatch_tokens)
+        dealt = self._deal(along)
         return (await self._call("descend", "descend", [(share, lr) for share in dealt]))[0]
 
     async def load(self, model_dir: str | Path) -> None:
@@ -201,7 +204,7 @@ class Learner:
 
     async def _of_rows(self, method: str, rows: Sequence[Row]) -> list[Any]:
         """What a method of the ranks says of each row, in the order of the rows."""
-        dealt = rank_shares(rows, self._config.learner)
+        dealt = self._deal(rows)
         answers = await self._call(method, method, [(share,) for share in dealt])
         found = {
             id(row): scored
@@ -213,10 +216,15 @@ class Learner:
 
     def _steps(self, rows: Sequence[Row]) -> list[list[Share]]:
         """For each optimizer step of a training step, the shares of the ranks."""
-        settings, algorithm = self._config.learner, self._config.algorithm
-        parts = [part for part in split_ranks(rows, algorithm.updates_per_step) if any(any(r.mask) for r in part)]
+        algorithm, shared = self._config.algorithm, self._config.learner.shared_prefix
+        dealt = split_ranks(rows, algorithm.updates_per_step, self._cost, shared)
+        parts = [part for part in dealt if any(any(r.mask) for r in part)]
         reduction = (algorithm.reduction, algorithm.reduction_length)
-        return [rank_shares(part, settings, *reduction) for part in parts or [list(rows)]]
+        return [self._deal(part, *reduction) for part in parts or [list(rows)]]
+
+    def _deal(self, rows: Sequence[Row], reduction: str = "token-mean", length: float | None = None) -> list[Share]:
+        """The shares of the ranks in one optimizer step."""
+        return rank_shares(rows, self._config.learner, reduction, length, self._cost)
 
     async def connect_weights(self, address: WeightAddress) -> None:
         """Rank 0 joins the weight group as sender; returns when the receivers have joined too."""

@@ -117,7 +117,7 @@ class PackedPolicy(nn.Module):
             input_ids=batch.ids_T[None],
             position_ids=batch.positions_T[None],
             use_cache=False,
-            segments=segments_of(batch.lengths, batch.cu_seqlens),
+            segments=segments_of(batch.lengths, batch.cu_seqlens, batch.prefixes),
         ).last_hidden_state[0]
         index_M = batch.mask_T.nonzero()[:, 0]
         logprobs_M, entropy_M = chunked_head(

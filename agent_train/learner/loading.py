@@ -58,12 +58,18 @@ class WeightFiles:
 
             yield read
 
-    def hold(self, model: nn.Module) -> bool:
-        """Whether the files hold every parameter and saved buffer of a model, under its own names and in its shapes."""
+    def hold(self, model: nn.Module, new: str | None = None) -> bool:
+        """Whether the files hold every parameter and saved buffer of a model, under its own names and in its shapes.
+
+        Args:
+            new: name of a parameter that they need not hold.
+        """
         with ExitStack() as stack:
             opened: dict[Path, Any] = {}
             for name, wanted in _stored(model).items():
                 path = self.files.get(name)
+                if path is None and name == new:
+                    continue
                 if path is None:
                     return False
                 if path not in opened:
@@ -90,7 +96,9 @@ def meta_parameters() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def build_empty(auto_class: Any, model_dir: str | Path, attention: str, **settings: Any) -> Any | None:
+def build_empty(
+    auto_class: Any, model_dir: str | Path, attention: str, new: str | None = None, **settings: Any
+) -> Any | None:
     """A model of a folder's config without weights, fp32; None where its files are not simply its parameters.
 
     That is so for weights in another format than safetensors, for quantised ones, and for architectures whose tensors transformers
@@ -100,6 +108,7 @@ def build_empty(auto_class: Any, model_dir: str | Path, attention: str, **settin
         auto_class: transformers' `AutoModelForCausalLM` or the like.
         model_dir: a Hugging Face folder.
         attention: name of the attention function.
+        new: name of a parameter that no file need hold; whoever calls gives it its values.
         settings: of the config.
     """
     from transformers import AutoConfig
@@ -111,7 +120,7 @@ def build_empty(auto_class: Any, model_dir: str | Path, attention: str, **settin
         return None
     with meta_parameters():
         model = auto_class.from_config(config, dtype=torch.float32, attn_implementation=attention)
-    if get_model_conversion_mapping(model, add_legacy=False) or not files.hold(model):
+    if get_model_conversion_mapping(model, add_legacy=False) or not files.hold(model, new):
         return None
     return model
 

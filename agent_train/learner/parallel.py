@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from agent_train.balance import TOKENS, Cost
 from agent_train.config import LearnerConfig
 from agent_train.learner.sequence import Spread, check_heads
 from agent_train.packing import Share, shares
@@ -95,10 +96,15 @@ def data_ranks(settings: LearnerConfig) -> int:
 
 
 def rank_shares(
-    rows: Sequence[Row], settings: LearnerConfig, reduction: str = "token-mean", length: float | None = None
+    rows: Sequence[Row],
+    settings: LearnerConfig,
+    reduction: str = "token-mean",
+    length: float | None = None,
+    cost: Cost = TOKENS,
 ) -> list[Share]:
     """One optimizer step dealt to all ranks: those of one replica get the same share. See `packing.shares`."""
-    dealt = shares(rows, data_ranks(settings), settings.microbatch_tokens, reduction, length)
+    where = (data_ranks(settings), settings.microbatch_tokens)
+    dealt = shares(rows, *where, reduction, length, cost, settings.shared_prefix)
     return [share for share in dealt for _ in range(replica_size(settings))]
 
 

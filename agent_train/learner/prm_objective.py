@@ -92,10 +92,11 @@ def prm_targets(
     for row in rows:
         if row.sampled:
             numbers.setdefault(row.trajectory, len(numbers))
-    live = [(row, *lists) for row, *lists in zip(rows, logprobs, reference, strict=True) if row.sampled]
-    segment_T = torch.tensor([numbers[row.trajectory] for row, *_ in live for _ in row.ids], dtype=torch.long)
-    mask_T = torch.tensor([on for row, *_ in live for on in row.mask], dtype=torch.bool)
-    scored_T, reference_T = (torch.tensor([x for entry in live for x in entry[place]]) for place in (1, 2))
+    live = [(row, own, base) for row, own, base in zip(rows, logprobs, reference, strict=True) if row.sampled]
+    segment_T = torch.tensor([numbers[row.trajectory] for row, _, _ in live for _ in row.ids], dtype=torch.long)
+    mask_T = torch.tensor([on for row, _, _ in live for on in row.mask], dtype=torch.bool)
+    scored_T = torch.tensor([x for _, own, _ in live for x in own])
+    reference_T = torch.tensor([x for _, _, base in live for x in base])
     if not len(scored_T) == len(reference_T) == len(mask_T):
         raise ValueError(
             f"{len(mask_T)} tokens, {len(scored_T)} log-probabilities and {len(reference_T)} of the reference"

@@ -64,15 +64,19 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        received = torch.empty_like(blocks)
-        dist.all_to_all_single(received, blocks.contiguous(), group=group)
-        return received
+        return _exchanged(blocks, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        received = torch.empty_like(grads[0])
-        dist.all_to_all_single(received, grads[0].contiguous(), group=ctx.group)
-        return received, None
+        return _exchanged(grads[0], ctx.group), None
+
+
+def _exchanged(blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
+    # The collective reads and writes memory in order, whatever the strides.
+    sent = blocks.contiguous()
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return received
 
 
 class _Gather(torch.autograd.Function):
@@ -84,8 +88,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own_PD: Tensor, spread: Spread, size: int) -> Tensor:
         ctx.spread, ctx.size = spread, size
+        own_PD = own_PD.contiguous()
         parts = [torch.empty_like(own_PD) for _ in range(spread.sequence_size)]
-        dist.all_gather(parts, own_PD.contiguous(), group=spread.sequence)
+        dist.all_gather(parts, own_PD, group=spread.sequence)
         return torch.cat(parts)[:size]
 
     @staticmethod

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from agent_train.learner.attention import register, segments_of
 from agent_train.learner.fsdp import plain
+from agent_train.learner.loading import WeightFiles, build_empty
 from agent_train.packing import MicroBatch
 
 HEAD = "score.weight"
@@ -52,7 +53,7 @@ class PackedValue(nn.Module):
             input_ids=batch.ids_T[None],
             position_ids=batch.positions_T[None],
             use_cache=False,
-            segments=segments_of(batch.lengths, batch.cu_seqlens),
+            segments=segments_of(batch.lengths, batch.cu_seqlens, batch.prefixes),
         ).last_hidden_state[0]
         if self.of_rows:
             return self._numbers(hidden_TD[last_sampled(batch)])
@@ -79,6 +80,8 @@ def load_value(
 ) -> PackedValue:
     """A Hugging Face folder as a model of values, on the host, with fp32 weights and without dropout.
 
+    Where the folder's files allow it, the parameters but the head have no memory yet: `fsdp.shard` reads each rank's own.
+
     Args:
         model_dir: a sequence classifier of one label; or a language model, which gets a new head: its first values are small
             and the same on every rank.
@@ -92,23 +95,25 @@ def load_value(
 
     if not (Path(model_dir) / "config.json").is_file():
         raise FileNotFoundError(f"{model_dir} is not a model folder: it has no config.json")
-    labels = AutoConfig.from_pretrained(str(model_dir))
-    if any("SequenceClassification" in name for name in labels.architectures or ()) and labels.num_labels != 1:
-        raise ValueError(f"{model_dir} gives {labels.num_labels} numbers, and a value or a score is one")
-    model, loaded = AutoModelForSequenceClassification.from_pretrained(
-        str(model_dir),
-        num_labels=1,
-        dtype=torch.float32,
-        attn_implementation=register(),
-        output_loading_info=True,
-    )
-    value = PackedValue(plain(model, gradient_checkpointing), of_rows)
-    missing = set(loaded["missing_keys"])
+    config = AutoConfig.from_pretrained(str(model_dir))
+    if any("SequenceClassification" in name for name in config.architectures or ()) and config.num_labels != 1:
+        raise ValueError(f"{model_dir} gives {config.num_labels} numbers, and a value or a score is one")
+    model = build_empty(AutoModelForSequenceClassification, model_dir, register(), HEAD, num_labels=1)
+    missing = set() if model is None or HEAD in WeightFiles.of(model_dir).files else {HEAD}
+    if model is None:
+        model, loaded = AutoModelForSequenceClassification.from_pretrained(
+            str(model_dir),
+            num_labels=1,
+            dtype=torch.float32,
+            attn_implementation=register(),
+            output_loading_info=True,
+        )
+        missing = set(loaded["missing_keys"])
     if missing - {HEAD}:
-        raise ValueError(f"{model_dir}: the weights lack {', '.join(sorted(missing)[:3])}")
+        raise ValueError(f"{model_dir}: the weights lack {', '.join(sorted(missing - {HEAD})[:3])}")
+    value = PackedValue(plain(model, gradient_checkpointing), of_rows)
     if missing:
-        generator = torch.Generator().manual_seed(seed)
-        weight_1D = model.score.weight
-        with torch.no_grad():
-            weight_1D.copy_(torch.randn(weight_1D.shape, generator=generator) / (weight_1D.shape[1] + 1))
+        score = value.model.score
+        drawn_1D = torch.randn((1, score.in_features), generator=torch.Generator().manual_seed(seed))
+        score.weight = nn.Parameter(drawn_1D / (score.in_features + 1))
     return value

@@ -44,7 +44,7 @@ from agent_train.learner.preference_objective import along_logprobs, along_score
 from agent_train.learner.prm_objective import prm_contribute
 from agent_train.learner.state import StateStore
 from agent_train.learner.value_head import PackedValue, load_value
-from agent_train.packing import MicroBatch, Share, batch_of
+from agent_train.packing import MicroBatch, Share
 from agent_train.roles import VALUED, learning_rate, learns
 from agent_train.weights.collective import WeightGroup, broadcast_buckets, make_group
 from agent_train.weights.manifest import TensorInfo, WeightAddress
@@ -144,7 +144,7 @@ class LearnerWorker:
         for number, (share, own, start_T) in enumerate(zip(steps, batches, [None, *start], strict=True)):
             limit = None
             if objective.needs_drift_limit:
-                limit = objective.drift_limit(own, self._score(own), share.n_tokens)
+                limit = objective.drift_limit(own, self._score(own), share.n_tokens, self._layout.data_group)
             step = PolicyStep(own, referenced(share), number, len(steps), kl_coef, version, start_T, limit)
             results.append(self._policy_step(objective, step, lr_scale))
         packed_tokens = sum(share.packed_tokens for share in steps)
@@ -168,7 +168,7 @@ class LearnerWorker:
 
     def logprobs(self, share: Share) -> list[list[list[float]]]:
         """The policy's log-probability of each masked token of each row of each micro-batch, 0.0 elsewhere. A collective."""
-        return by_row(share, self._score(self._batches(share)))
+        return share.by_row(self._score(self._batches(share)))
 
     def update_critic(self, steps: Sequence[Share], lr_scale: float = 1.0) -> CriticMetrics:
         """Updates of the critic towards the rows' targets, one optimizer step for each share; the same metrics on every rank.
@@ -198,15 +198,13 @@ class LearnerWorker:
         self._begin("preference")
         return self._optimizer_step(batches, along(batches), lr)
 
-    @torch.no_grad()
     def values(self, share: Share) -> list[list[list[float]]]:
         """The critic's value before each masked token of each row of each micro-batch, 0.0 elsewhere. A collective."""
-        return by_row(share, [self.module(batch) for batch in self._batches(share)])
+        return share.by_row(self._outputs(self._batches(share)))
 
-    @torch.no_grad()
     def scores(self, share: Share) -> list[list[float]]:
         """The reward model's score of each row of each micro-batch. A collective."""
-        scored = [self.module(batch) for batch in self._batches(share)]
+        scored = self._outputs(self._batches(share))
         return [scores_S[: len(rows)].tolist() for scores_S, rows in zip(scored, share.micro_batches, strict=True)]
 
     def save(self, folder: str) -> None:
@@ -270,11 +268,17 @@ class LearnerWorker:
         return timedelta(seconds=self.config.learner.timeout)
 
     def _batches(self, share: Share) -> list[MicroBatch]:
-        return [batch_of(rows).to(self.device) for rows in share.micro_batches]
+        return [batch.to(self.device) for batch in share.batches()]
+
+    def _score(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        return [output[0] for output in self._outputs(batches)]
 
     @torch.no_grad()
-    def _score(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        return [self.module(batch)[0] for batch in batches]
+    def _outputs(self, batches: Sequence[MicroBatch]) -> list[Any]:
+        outputs = [self.module(batch) for batch in batches]
+        # FSDP keeps what the last forward pass gathered for a backward pass, which does not come.
+        self.module.reshard()
+        return outputs
 
     def _begin(self, phase: str) -> None:
         """Forget the optimizer's averages when the objective changes: those of another loss have another scale."""
@@ -343,12 +347,3 @@ class LearnerWorker:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return StepResult(sums, maxima, grad_norm, applied, lr)
-
-
-def by_row(share: Share, numbers: Sequence[Tensor]) -> list[list[list[float]]]:
-    """A number for each token of each micro-batch as lists, one for each row."""
-    sizes = [[len(row.ids) for row in rows] for rows in share.micro_batches]
-    return [
-        [part.tolist() for part in numbers_T[: sum(lengths)].split(lengths)] if lengths else []
-        for numbers_T, lengths in zip(numbers, sizes, strict=True)
-    ]

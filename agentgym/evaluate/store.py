@@ -12,7 +12,6 @@ and a sample) is its last line that did not fail, else its last line: its effect
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -29,6 +28,7 @@ from agentgym.evaluate.budget import Spent
 from agentgym.evaluate.plan import Cell
 from agentgym.files import write_json
 from agentgym.jsonl import line_of, mend
+from agentgym.locks import hold
 from agentgym.trajectory import Trajectory
 
 FORMAT = 1
@@ -150,7 +150,7 @@ def open_store(
     try:
         path.mkdir(parents=True, exist_ok=True)
         _check_is_ours(path)
-        lock = _locked(path)
+        lock = hold(path)
     except OSError as error:
         raise OSError(f"{path}: cannot be written ({error.strerror}): choose another folder") from error
     try:
@@ -275,26 +275,6 @@ def _check_is_ours(path: Path) -> None:
     others = sorted(p.name for p in path.iterdir() if p.name != "lock" and p.suffix not in (".tmp", ".log"))
     if others and "run.json" not in others:
         raise ValueError(f"{path} holds other things ({', '.join(others[:3])}): choose another folder")
-
-
-def _locked(path: Path) -> int:
-    """A descriptor that holds the folder's lock. The kernel lets go of it when this process ends, however it ends."""
-    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        writer = os.read(lock, 20).decode(errors="replace").strip()
-        os.close(lock)
-        raise ValueError(
-            f"{path} is being written by another process{f' ({writer})' if writer else ''}: wait for it, end it, or"
-            " choose another folder"
-        ) from None
-    except OSError:
-        os.close(lock)
-        raise
-    os.ftruncate(lock, 0)
-    os.write(lock, f"process {os.getpid()}\n".encode())
-    return lock
 
 
 def _merged(path: Path, present: Sequence[dict[str, Any]], plan: Sequence[Planned]) -> list[dict[str, Any]]:

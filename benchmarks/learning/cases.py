@@ -8,7 +8,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-WORDS = ("ice", "goal", "hole", "edge", "left", "right", "up", "down", "open", "corner", "lake", "walk", "turn", "far", "near")
+WORDS = (
+    "ice",
+    "goal",
+    "hole",
+    "edge",
+    "left",
+    "right",
+    "up",
+    "down",
+    "open",
+    "corner",
+    "lake",
+    "walk",
+    "turn",
+    "far",
+    "near",
+)
 LONGEST = 1024
 
 
@@ -41,7 +57,9 @@ CASES = (
     replace(TINY, name="1M, equal", lengths="equal"),
     Case("44M, varied", 512, 8, 8, 1536, 32768, groups=2, group_size=8, prompt=96, completion=64, lengths="varied"),
 )
-QUICK = replace(TINY, name="quick", hidden=64, heads=2, layers=2, intermediate=96, groups=2, group_size=4, completion=16)
+QUICK = replace(
+    TINY, name="quick", hidden=64, heads=2, layers=2, intermediate=96, groups=2, group_size=4, completion=16
+)
 
 
 def write_case(case: Case, folder: Path, seed: int = 0) -> Path:

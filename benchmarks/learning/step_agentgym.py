@@ -20,8 +20,8 @@ from agent_train.algorithms.advantages import group_advantages
 from agent_train.config import Config
 from agent_train.engine.base import Sampling
 from agent_train.engine.embedded import EmbeddedEngine
+from agent_train.learner.parallel import rank_shares
 from agent_train.learner.worker import LearnerWorker
-from agent_train.packing import shares
 from agent_train.rows import Row, rows_of
 from agent_train.weights.manifest import TensorInfo, WeightAddress, free_port
 from agent_train.weights.sync import sync
@@ -66,8 +66,7 @@ def rows_with_advantages(groups: Sequence[Group]) -> list[Row]:
 
 def train(worker: LearnerWorker, groups: Sequence[Group]) -> Any:
     """One step: advantages, rows, packing, forward, backward, optimizer. Returns the update's metrics."""
-    dealt = shares(rows_with_advantages(groups), 1, worker.config.learner.microbatch_tokens)
-    return worker.update([dealt[0]])
+    return worker.update([rank_shares(rows_with_advantages(groups), worker.config.learner)[0]])
 
 
 def start_worker(model: Path, config: Config) -> LearnerWorker:
@@ -81,7 +80,7 @@ def keep_gradients(worker: LearnerWorker, path: Path) -> None:
 
     def write(*_: Any) -> None:
         if not path.exists():
-            named = worker.policy.model.named_parameters()
+            named = worker.module.model.named_parameters()
             torch.save({name: p.grad.full_tensor().clone() for name, p in named}, path)
 
     worker._optimizer.register_step_pre_hook(write)
@@ -120,7 +119,9 @@ async def sampled(engine: EmbeddedEngine, case: dict[str, Any], most: int, step:
     return [Group(str(n), list(found[n * size : (n + 1) * size])) for n in range(len(plays))]
 
 
-async def whole_steps(worker: LearnerWorker, folder: Path, case: dict[str, Any], steps: int, most: int) -> dict[str, Any]:
+async def whole_steps(
+    worker: LearnerWorker, folder: Path, case: dict[str, Any], steps: int, most: int
+) -> dict[str, Any]:
     """CPU seconds of steps that generate, train and hand the weights to the engine, and the tokens they sampled."""
     count = sum(len(group["completions"]) for group in case["groups"])
     engine = EmbeddedEngine(folder / "model", 1024, max_concurrent=count, request_timeout=600.0)

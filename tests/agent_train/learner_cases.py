@@ -10,7 +10,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agent_train.config import Config
 from agent_train.learner.worker import LearnerWorker
-from agent_train.packing import shares
 from agent_train.rows import Row
 
 VOCAB = 40
@@ -67,9 +66,9 @@ def make_config(**learner):
 
 
 @contextlib.contextmanager
-def one_rank(model_dir, config=None):
+def one_rank(model_dir, config=None, role="policy"):
     """A learner of one rank in this process, through FSDP like any other."""
-    worker = LearnerWorker(0, 1, config or make_config(), "cpu")
+    worker = LearnerWorker(0, 1, config or make_config(), "cpu", role)
     port = worker.open_store("127.0.0.1")
     try:
         worker.start("127.0.0.1", port, str(model_dir))
@@ -78,8 +77,13 @@ def one_rank(model_dir, config=None):
         dist.destroy_process_group()
 
 
-def gradients_of(worker, share):
+def gradients_of(worker, share, **given):
     """The metrics and the whole gradients of one update, whose optimizer step is left out."""
+    return recorded(worker, lambda: worker.update([share], **given))
+
+
+def recorded(worker, update):
+    """What an update returns and the whole gradients that it made; its optimizer step is left out."""
     found = {}
 
     def record():
@@ -88,20 +92,8 @@ def gradients_of(worker, share):
     with contextlib.ExitStack() as stack:
         stack.callback(setattr, worker._optimizer, "step", worker._optimizer.step)
         worker._optimizer.step = record
-        metrics = worker.update([share])
-    return metrics, found
-
-
-def gradients_of_rank(rank, world, port, model_dir, cases, budget, out):
-    """One process of `world`: what `gradients_of` finds for the rows of each case, written by rank 0."""
-    worker = LearnerWorker(rank, world, make_config(workers=world), "cpu")
-    # The parent serves the store.
-    worker.start("127.0.0.1", port, str(model_dir))
-    found = [gradients_of(worker, shares(rows, world, budget)[rank]) for rows in cases]
-    if rank == 0:
-        torch.save([(dataclasses.asdict(metrics), grads) for metrics, grads in found], out)
-    dist.barrier()
-    dist.destroy_process_group()
+        answer = update()
+    return answer, found
 
 
 def assert_same(grads, expected, atol):

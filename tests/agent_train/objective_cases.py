@@ -5,9 +5,12 @@ import dataclasses
 import math
 
 import torch
-from learner_cases import make_config
+import torch.distributed as dist
+import torch.multiprocessing
+from learner_cases import gradients_of, make_config
 
 from agent_train.config import AlgorithmConfig
+from agent_train.learner.worker import LearnerWorker
 from agent_train.packing import shares
 from agent_train.rows import Row
 
@@ -91,3 +94,40 @@ def learn(worker, rows, logprobs, algorithm, *, entropy=None, budget=BIG, update
 def doubled(logprobs_T, advantages_T, *, factor=2.0):
     """A loss of one's own."""
     return -factor * advantages_T * logprobs_T
+
+
+def gradients_by(worker, algorithm, rows, rank, world, budget, kl_coef):
+    """What `gradients_of` finds for one rank's share of the rows, with these settings of the algorithm."""
+    worker.config = dataclasses.replace(worker.config, algorithm=algorithm)
+    worker._objective = None
+    share = shares(rows, world, budget, algorithm.reduction, algorithm.reduction_length)[rank]
+    return gradients_of(worker, share, kl_coef=kl_coef)
+
+
+def gradients_of_worlds(rank, ports, model_dir, cases, budget, kl_coef, folder):
+    """One process of the largest of some worlds, which it joins one after another: `gradients_by` of each case, in each world.
+
+    Args:
+        ports: of the store that the parent serves for each number of ranks, the largest first.
+        cases: algorithm and rows of each.
+        folder: where rank 0 writes what it found, a file for each world.
+    """
+    for world, port in ports.items():
+        if rank >= world:
+            return
+        worker = LearnerWorker(rank, world, make_config(workers=world, timeout=300.0), "cpu")
+        worker.start("127.0.0.1", port, str(model_dir))
+        found = [gradients_by(worker, *case, rank, world, budget, kl_coef) for case in cases]
+        if rank == 0:
+            torch.save([(metrics.as_dict(), grads) for metrics, grads in found], folder / f"{world}.pt")
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def fork_worlds(_, *arguments):
+    """`gradients_of_worlds` in as many processes as the largest world has ranks.
+
+    Run in a new process: what is imported here is not imported by each of them again, and nothing runs here that may not be
+    forked.
+    """
+    torch.multiprocessing.start_processes(gradients_of_worlds, arguments, nprocs=max(arguments[0]), start_method="fork")

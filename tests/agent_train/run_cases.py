@@ -3,7 +3,8 @@
 import math
 
 from agent_train.learner.measures import UpdateMetrics
-from agent_train.tracking import Clock
+from agent_train.selection import Selection
+from agent_train.tracking import Clock, Learned
 from agentgym.messages import assistant, user
 from agentgym.trajectory import Group, Tokens, Trajectory, Turn
 
@@ -44,7 +45,13 @@ def update(**changed: float) -> UpdateMetrics:
     return UpdateMetrics(**{**values, "gap_mean": 1e-6, "grad_norm": 0.5, "entropy": 1.25, **changed})
 
 
+def learned(**changed: float) -> Learned:
+    """One group of two episodes, both trained on."""
+    chosen = Selection(1, 1, 0, 2, 6.0, 0, 0.0, 0, 0, 0.0)
+    return Learned(chosen, 0.0, 1.0, 0.0, update(**changed))
+
+
 def clock(rollout: float = 2.0, learn: float = 1.0, sync: float = 0.5) -> Clock:
     made = Clock()
-    made.seconds = {"rollout": rollout, "learn": learn, "sync": sync}
+    made.seconds = {"rollout": rollout, "score": 0.0, "learn": learn, "sync": sync}
     return made

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agent_train.config import TinyConfig
 from agent_train.engine.base import EngineError, Sampling
 from agent_train.engine.embedded import EmbeddedEngine
-from agent_train.generator import admit, collect, evaluate_policy, pick_tasks
+from agent_train.generator import admit, collect, evaluate_policy, pick_tasks, play_greedily
 from agent_train.renderer import Renderer
 from agent_train.rows import rows_of
 from agent_train.tiny import build_tiny, texts_of_env
@@ -85,6 +85,28 @@ def test_every_sample_has_a_seed_of_its_own_and_samples_its_own_way(engine, rend
     assert len({str(ids) for ids in sampled(groups)}) == 6
     assert not {t.seed for g in play(engine, renderer, tasks(2), step=1) for t in g.trajectories} & set(seeds)
     assert not {t.seed for g in play(engine, renderer, tasks(2), seed=12) for t in g.trajectories} & set(seeds)
+
+
+def test_a_second_rollout_of_a_step_counts_on(engine, renderer):
+    first, second = tasks(1), tasks(2)
+    groups = play(engine, renderer, first, group_size=2) + play(engine, renderer, second, group_size=2, before=first)
+    played = [t for group in groups for t in group.trajectories]
+    assert [t.id for t in played] == [f"{first[0].id}/{k}" for k in range(4)] + [f"{second[1].id}/{k}" for k in (0, 1)]
+    assert len({t.seed for t in played}) == 6
+
+
+def test_greedy_episodes_take_the_likeliest_token_whatever_the_seed(engine, renderer):
+    settings = {"sampling": SAMPLING, "step": 0, "concurrency": 64}
+    one, other = (
+        asyncio.run(play_greedily(lake, engine, renderer, tasks(2), seed=seed, **settings)) for seed in (1, 2)
+    )
+    assert [t.task_id for t in one] == [task.id for task in tasks(2)]
+    for trajectory, again in zip(one, other, strict=True):
+        first = trajectory.turns[0].tokens
+        assert again.turns[0].tokens.completion_ids == first.completion_ids
+        with torch.no_grad():
+            logits_V = engine._model(torch.tensor([first.prompt_ids])).logits[0, -1]
+        assert first.completion_ids[0] == int(logits_V.argmax())
 
 
 @pytest.mark.parametrize("concurrency", [64, 2])

@@ -108,7 +108,7 @@ class OneHotModel(nn.Module):
 def test_each_token_is_scored_by_the_position_before_it_in_its_own_row():
     policy = PackedPolicy(OneHotModel(10), head_chunk=2)
     rows = [Row([1, 2, 3, 4], [False, True, False, True], [0.0] * 4), Row([7, 8, 5], [False, True, True], [0.0] * 3)]
-    logprobs_T, entropy_T = policy(batch_of(rows, 4))
+    logprobs_T, entropy_T = policy(batch_of(rows))
     # The last token, 5 after 8, is the only one that the model does not foresee; unmasked tokens are 0.
     assert logprobs_T.tolist() == pytest.approx([0, 0, 0, 0, 0, 0, -50], abs=1e-4)
     assert entropy_T.tolist() == pytest.approx([0] * 7, abs=1e-4)
@@ -118,7 +118,7 @@ def test_temperature_divides_the_logits_of_its_own_row():
     policy = PackedPolicy(OneHotModel(4), head_chunk=2)
     policy.model.head.weight = nn.Parameter(torch.arange(16.0).reshape(4, 4) / 7)
     rows = [Row([0, 2], [False, True], [0.0] * 2, temperature=0.5), Row([0, 2], [False, True], [0.0] * 2)]
-    logprobs_T, _ = policy(batch_of(rows, 2))
+    logprobs_T, _ = policy(batch_of(rows))
     logits = [0 / 7, 4 / 7, 8 / 7, 12 / 7]
 
     def by_hand(temperature):

@@ -237,8 +237,6 @@ def test_on_policy_every_loss_is_that_of_the_policy_gradient(worker, loss):
     assert found.metrics.ratio_mean == found.metrics.ratio_max == 1.0
     assert found.metrics.kl_k1 == found.metrics.kl_k3 == found.metrics.gap_max == 0.0
     assert found.metrics.clip_fraction == (pytest.approx(1 / 3) if loss == "raft_pp" else 0.0)
-    mean = 2 if loss in ("gspo", "gspo_token", "gmpo") else None
-    assert mean is None or mean == 2
     assert found.grads[0] == pytest.approx([-a / 3 for a in expected], abs=1e-6)
 
 
@@ -275,7 +273,7 @@ def test_a_pass_of_its_own_is_made_only_for_the_later_steps_and_only_where_somet
 
 
 def test_an_interpolated_proximal_policy_lies_between_engine_and_trainer_by_versions(worker):
-    """Two optimizer steps from version 3: in the second a token of version 2 has lived two of its three half-steps... of 2."""
+    """Two optimizer steps from version 3: in the second, two thirds of the life of a token of version 2 lie before."""
     row = row_of([-1.3, -1.3], [1.0, 1.0], versions=[-1, 2, 3])
     algorithm = settings(proximal="interpolated", loss_settings={"clip_low": 1.0, "clip_high": 9.0})
     found = learn(worker, [row], [-1.0, -1.0], algorithm, updates=2, lr=0.2, version=3)
@@ -298,7 +296,7 @@ def test_an_interpolated_proximal_policy_needs_versions(worker, row, version, pr
 
 
 def test_a_kl_in_the_loss_needs_the_reference_of_every_row(worker):
-    with pytest.raises(ValueError, match="'t7'.*reference"):
+    with pytest.raises(ValueError, match=r"'t7'.*reference"):
         learn(worker, [row_of([-1.0], [1.0], trajectory="t7")], [-1.0], settings(), kl_coef=0.1)
 
 
@@ -349,7 +347,7 @@ def test_nan_in_every_masked_cell_leaves_loss_and_gradient_finite(worker, loss):
     found = learn(worker, [row], [-1.0, -0.9], algorithm, updates=2, kl_coef=0.1)
     assert found.metrics.skipped == 0
     numbers = [value for value in found.metrics.as_dict().values() if isinstance(value, float)]
-    assert all(map(math.isfinite, numbers + sum(found.grads, [])))
+    assert all(map(math.isfinite, [*numbers, *found.grads[0], *found.grads[1]]))
     assert any(found.grads[0])
 
 

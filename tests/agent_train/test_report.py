@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
-from run_cases import clock, episode, group, update
+from run_cases import clock, episode, group, learned
 
 from agent_train.config import Config, TrainerConfig
 from agent_train.report import RESULT_KEYS, draw_curves, main, read_result, write_report, write_result
@@ -64,7 +64,7 @@ def a_run(tmp_path: Path, steps: int = 4, said: str = "left") -> RunFolder:
         for step in range(steps + 1):
             if step:
                 groups = [group("a", [1.0, 0.0])]
-                track.train_step(step, groups, update(), clock(), checksum=0)
+                track.train_step(step, groups, learned(), clock(), checksum=0)
                 write_jsonl(run.trajectories / f"train-{step:06d}.jsonl", groups[0].trajectories)
             if step % 2 == 0:
                 played = [episode(f"t{i}{said}", reward=float(i < 2 + step), said=said) for i in range(8)]
@@ -132,7 +132,7 @@ def test_the_curves_have_as_many_points_as_were_measured(tmp_path):
     assert points["Success (band: 95% interval)"] == 4 + 6
     assert points["Training reward"] == points["Gradient norm"] == 6
     assert points["Warm start: loss, nats a token"] == 1
-    assert bars["Seconds a step"] == 3 * 6
+    assert bars["Seconds a step"] == 4 * 6
 
 
 def test_sampled_tokens_are_shaded_by_how_unlikely_they_were(tmp_path):
@@ -160,7 +160,7 @@ def test_a_run_without_evaluation_or_with_a_cut_file_has_a_page(tmp_path):
     run = RunFolder.create(Config(trainer=TrainerConfig(name="two", runs_dir=str(tmp_path))))
     with Tracker(run, 1, Console(quiet=True)) as track:
         track.train_step(
-            1, [group("a", [1.0, 0.0])], update(loss=float("nan"), gap_mean=float("nan")), clock(), checksum=0
+            1, [group("a", [1.0, 0.0])], learned(loss=float("nan"), gap_mean=float("nan")), clock(), checksum=0
         )
     write_jsonl(run.trajectories / "train-000001.jsonl", [episode("a"), episode("b")])
     cut = (run.trajectories / "train-000001.jsonl").read_text()[:-20]

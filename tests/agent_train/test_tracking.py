@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from run_cases import clock, episode, group, update
+from run_cases import clock, episode, group, learned
 
 from agent_train.config import Config, TrainerConfig
 from agent_train.run_folder import RunFolder
@@ -38,7 +38,7 @@ def test_laps_of_a_clock_add_up():
 def test_a_step_in_numbers():
     failed = episode("b", 2, error="RuntimeError: the server is gone")
     groups = [group("a", [1.0, 0.0]), Group("b", [*group("b", [1.0, 1.0]).trajectories, failed])]
-    step = step_metrics(7, groups, update(), clock(), checksum=42)
+    step = step_metrics(7, groups, learned(), clock(), checksum=42)
     assert (step.step, step.episodes, step.failed, step.weights_checksum) == (7, 4, 1, 42)
     assert step.reward == step.success == 0.75, "a failed episode is no reward of 0"
     assert step.reward_std == pytest.approx(math.sqrt(0.1875))
@@ -66,7 +66,7 @@ def test_every_measurement_is_on_disk_at_once(run):
     track, _ = tracker(run)
     track.sft_step(1, 2, loss=3.0, tokens=100)
     track.evaluation(0, [episode("t", reward=0.0)])
-    track.train_step(1, [group("a", [1.0, 0.0])], update(entropy=0.5), clock(), checksum=7)
+    track.train_step(1, [group("a", [1.0, 0.0])], learned(entropy=0.5), clock(), checksum=7)
     records = read_metrics(run.metrics)  # the tracker is still open
     assert [(r["kind"], r["step"]) for r in records] == [("sft", 1), ("eval", 0), ("train", 1)]
     assert records[0]["loss"] == 3.0
@@ -79,7 +79,7 @@ def test_every_measurement_is_on_disk_at_once(run):
 
 def test_numbers_that_are_not_finite_are_null(run):
     track, _ = tracker(run)
-    track.train_step(1, [group("a", [1.0])], update(grad_norm=math.inf, loss=math.nan), clock(), checksum=0)
+    track.train_step(1, [group("a", [1.0])], learned(grad_norm=math.inf, loss=math.nan), clock(), checksum=0)
     track.close()
     text = run.metrics.read_text()
     assert "NaN" not in text
@@ -110,7 +110,7 @@ def test_off_a_terminal_each_step_is_one_line(run):
         track.phase("starting vLLM", "2 s: [INFO] loading")
         track.evaluation(0, [episode("t")])
         for step in (1, 2):
-            track.train_step(step, [group("a", [1.0, 0.0])], update(), clock(), checksum=0)
+            track.train_step(step, [group("a", [1.0, 0.0])], learned(), clock(), checksum=0)
     lines = screen.getvalue().splitlines()
     assert len(lines) == 4, "a phase is not printed again for every new detail"
     assert "starting vLLM: 1 s: [INFO] loading" in lines[0]
@@ -136,7 +136,7 @@ def test_a_failed_episode_is_told_with_its_error(run):
     failed = episode("a", 1, error="Traceback\nRuntimeError: no such [table]")
     for one in (episode("a"), failed):
         track.episode_ended(one)
-    track.train_step(1, [Group("a", [episode("a"), failed])], update(), clock(), checksum=0)
+    track.train_step(1, [Group("a", [episode("a"), failed])], learned(), clock(), checksum=0)
     track.close()
     assert (
         "step 1: 1 of 2 episodes failed and were left out; the last error: RuntimeError: no such [table]"
@@ -148,7 +148,7 @@ def test_a_failed_episode_is_told_with_its_error(run):
 def test_on_a_terminal_a_table_of_the_last_steps_lives(run, width):
     track, screen = tracker(run, terminal=True, width=width)
     with track:
-        track.train_step(1, [group("a", [1.0, 0.0])], update(), clock(), checksum=0)
+        track.train_step(1, [group("a", [1.0, 0.0])], learned(), clock(), checksum=0)
         track.evaluation(1, [episode("t")])
         track.phase("rollout")
         track.episode_ended(episode("a"))
@@ -175,7 +175,7 @@ def test_the_closing_table_and_the_summary(run):
     with track:
         for step, rewards in ((0, [1.0, 0.0]), (2, [1.0, 1.0]), (3, [1.0, 1.0, 1.0, 0.0])):
             track.evaluation(step, [episode(f"t{i}", reward=r) for i, r in enumerate(rewards)])
-        track.train_step(1, [group("a", [1.0, 0.0])], update(), clock(), checksum=0)
+        track.train_step(1, [group("a", [1.0, 0.0])], learned(), clock(), checksum=0)
         with run.checkpoint(1):
             pass
         summary = track.finish("interrupted")

@@ -1,0 +1,32 @@
+"""A folder that one process writes: the file `lock` in it, held by `flock` for as long as that process lives."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+
+def hold(folder: Path) -> int:
+    """A descriptor that holds the folder's lock. The kernel lets go of it when this process ends, however it ends.
+
+    Raises:
+        ValueError: another process holds it; the message names folder and process.
+        OSError: the file cannot be made.
+    """
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        writer = os.read(lock, 20).decode(errors="replace").strip()
+        os.close(lock)
+        raise ValueError(
+            f"{folder} is being written by another process{f' ({writer})' if writer else ''}: wait for it, end it, or"
+            " choose another folder"
+        ) from None
+    except OSError:
+        os.close(lock)
+        raise
+    os.ftruncate(lock, 0)
+    os.write(lock, f"process {os.getpid()}\n".encode())
+    return lock

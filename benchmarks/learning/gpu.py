@@ -1,0 +1,135 @@
+"""Tokens a second and MFU of training steps on one GPU, in bf16, for the shapes of Qwen3-0.6B and 4B.
+
+The models have random weights: nothing is downloaded. Run by `learner.py`, or alone: `python benchmarks/learning/gpu.py`.
+The last line of the output is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from flops import SHAPES, Shape, peak_of, training_flops, utilisation
+
+from agent_train.config import Config
+from agent_train.learner.parallel import rank_shares
+from agent_train.learner.worker import LearnerWorker
+from agent_train.rows import Row
+
+CONTEXTS = (4096, 16384)
+STEP_TOKENS = 65536
+PROMPT = 512
+
+
+def write_model(shape: Shape, folder: Path) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=max(CONTEXTS),
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+    )
+    with torch.device("cuda"):
+        model = Qwen3ForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text("{}")
+
+
+def rows_of_length(length: int, vocab: int) -> list[Row]:
+    """STEP_TOKENS tokens in rows of this length, each after a prompt of PROMPT tokens."""
+    rng, rows = random.Random(0), []
+    for number in range(STEP_TOKENS // length):
+        mask = [position >= PROMPT for position in range(length)]
+        row = Row([rng.randrange(vocab) for _ in range(length)], mask, [0.0] * length, trajectory=str(number))
+        row.advantages = row.spread(rng.gauss(0, 1))
+        rows.append(row)
+    return rows
+
+
+def settings(context: int, checkpointing: bool) -> Config:
+    config = Config()
+    learner = dataclasses.replace(
+        config.learner, workers=1, microbatch_tokens=max(context, 16384), gradient_checkpointing=checkpointing
+    )
+    return dataclasses.replace(config, learner=learner, model=dataclasses.replace(config.model, dtype="bfloat16"))
+
+
+def measure_one(
+    name: str, shape: Shape, folder: Path, context: int, steps: int, profile: Path | None
+) -> dict[str, Any]:
+    """The fastest of `steps` updates after one that is not counted, and one more under the profiler."""
+    config = settings(context, checkpointing=shape.parameters > 10**9)
+    worker = LearnerWorker(0, 1, config, "cuda")
+    worker.start("127.0.0.1", worker.open_store("127.0.0.1"), str(folder))
+    try:
+        dealt = rank_shares(rows_of_length(context, shape.vocab), config.learner)[0]
+        seconds = []
+        for _ in range(steps + 1):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            worker.update([dealt])
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - began)
+        if profile:
+            with torch.profiler.profile() as recorded:
+                worker.update([dealt])
+                torch.cuda.synchronize()
+            table = recorded.key_averages().table(sort_by="cuda_time_total", row_limit=40)
+            (profile / f"{name}-{context}.txt").write_text(table)
+    finally:
+        dist.destroy_process_group()
+    rate = dealt.packed_tokens / min(seconds[1:])
+    flops = training_flops(shape, context, dealt.n_tokens / dealt.packed_tokens)
+    peak = peak_of(torch.cuda.get_device_name())
+    return {
+        "model": name,
+        "context": context,
+        "tokens_per_second": round(rate),
+        "teraflops": round(rate * flops / 1e12, 1),
+        "mfu": round(utilisation(rate, flops, peak), 4) if peak else None,
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
+    }
+
+
+def measure(steps: int, profile: Path | None) -> list[dict[str, Any]]:
+    """One row for each model and context."""
+    rows = []
+    for name, shape in SHAPES.items():
+        with tempfile.TemporaryDirectory(prefix="agentgym-gpu-") as folder:
+            write_model(shape, Path(folder))
+            for context in CONTEXTS:
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+                rows.append(measure_one(name, shape, Path(folder), context, steps, profile))
+                print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=3, help="of which the fastest counts (default: 3)")
+    parser.add_argument("--profile", type=Path, help="folder for what torch's profiler says of one step of each")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("gpu.py: torch finds no CUDA here, so nothing is measured")
+    print(json.dumps({"device": torch.cuda.get_device_name(), "rows": measure(args.steps, args.profile)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Runs of one learner step on several gloo ranks, in processes that are started once for many cases."""
+
+import contextlib
+import dataclasses
+import multiprocessing
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from learner_cases import gradients_of, make_config, make_rows, recorded
+from torch.distributed.tensor import DTensor
+
+import agent_train.learner.fsdp as fsdp
+from agent_train.learner.parallel import rank_shares
+from agent_train.learner.worker import LearnerWorker
+
+BUDGET = 30
+SECONDS = 240
+# Loaded once, before the ranks are forked from it: that takes longer than all cases.
+LOADED_BEFORE = ["sharding_cases"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one group of ranks does.
+
+    Attributes:
+        name: of the case.
+        world: ranks.
+        model: folder of the model, below that of all cases.
+        learner: settings.
+        lora: rank of the adapters.
+        role: of the worker.
+        dtype: that layers compute in.
+    """
+
+    name: str
+    world: int
+    model: str = "tied"
+    learner: dict = field(default_factory=dict)
+    lora: int = 0
+    role: str = "policy"
+    dtype: str = "float32"
+
+    def config(self, world=None):
+        config = make_config(workers=world or self.world, microbatch_tokens=BUDGET, **(self.learner if world is None else {}))
+        config.lora.rank = self.lora
+        config.model.dtype = self.dtype
+        return config
+
+
+def spread_adapter(name, shape):
+    """An adapter whose B is not zero either, so that it changes what the model says."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()))) * 0.2
+
+
+def rows():
+    every = make_rows()
+    for row in every:
+        row.values = [0.1 * (i % 7) if sampled else 0.0 for i, sampled in enumerate(row.mask)]
+        row.targets = [0.3 * (i % 5) - 0.5 if sampled else 0.0 for i, sampled in enumerate(row.mask)]
+    return every
+
+
+def measure(worker, case, config, folder):
+    """What is compared: weights before, metrics, gradients, what the worker says of the rows, what it saves, and after a step."""
+    share = rank_shares(rows(), config.learner)[worker.rank]
+    held = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in worker.module.parameters())
+    weights = {name: whole.clone() for name, whole in fsdp.full_tensors(worker.module)}
+    said = worker.values(share) if case.role == "critic" else worker.logprobs(share)
+    worker.save(str(folder / case.name))
+    if case.role == "critic":
+        metrics, gradients = recorded(worker, lambda: worker.update_critic([share]))
+    elif case.lora:
+        metrics, gradients = lora_gradients(worker, share)
+    else:
+        metrics, gradients = gradients_of(worker, share)
+    after = None
+    if case.role == "policy":
+        worker.update([share], lr_scale=0.1)
+        after = worker.logprobs(share)
+    mine = {"held": held, "metrics": dataclasses.asdict(metrics), "manifest": worker.manifest()}
+    return mine | {"weights": weights, "gradients": gradients, "said": said, "after": after}
+
+
+def lora_gradients(worker, share):
+    found = {}
+
+    def record():
+        for name, parameter in worker.module.model.named_parameters():
+            if parameter.grad is not None:
+                found[name] = parameter.grad.full_tensor().clone()
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, worker._optimizer, "step", worker._optimizer.step)
+        worker._optimizer.step = record
+        return worker.update([share]), found
+
+
+def run_rank(rank, jobs, folder):
+    """One process: its part of every case that has so many ranks. Writes what it measured, or the error."""
+    fsdp.initial_adapter = spread_adapter
+    answers = {}
+    for case, port in jobs:
+        if rank >= case.world:
+            continue
+        config = case.config()
+        worker = LearnerWorker(rank, case.world, config, "cpu", case.role)
+        worker.start("127.0.0.1", port, str(folder / case.model))
+        answers[case.name] = measure(worker, case, config, folder / "saved")
+        dist.barrier()
+        dist.destroy_process_group()
+    torch.save(answers, folder / f"rank-{rank}.pt")
+
+
+def run_cases(cases, folder: Path):
+    """Every case on its ranks: name -> one record for each rank. Raises where a rank fails or does not end."""
+    (folder / "saved").mkdir()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(LOADED_BEFORE)
+    stores = [dist.TCPStore("127.0.0.1", 0, case.world, is_master=True, wait_for_workers=False) for case in cases]
+    jobs = [(case, store.port) for case, store in zip(cases, stores, strict=True)]
+    world = max(case.world for case in cases)
+    processes = [context.Process(target=run_rank, args=(rank, jobs, folder)) for rank in range(world)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(SECONDS)
+    late = [process for process in processes if process.exitcode is None]
+    for process in late:
+        process.kill()
+    codes = [process.exitcode for process in processes]
+    assert not late and codes == [0] * world, f"the ranks ended with {codes}"
+    answers = [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(world)]
+    return {case.name: [answers[rank][case.name] for rank in range(case.world)] for case in cases}

@@ -1,0 +1,168 @@
+"""Which episodes a step trains on: whole groups in their order, whatever ended first, and a count of all that was left out."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from step_cases import algorithm, episode, group
+
+from agent_train.config import Config, OverlongConfig
+from agent_train.progress import Progress
+from agent_train.selection import choose, cut, kept_groups, more_groups, outcomes_of, penalty
+from agent_train.step import play
+from agentgym.tasks import Task, TaskSet
+from agentgym.trajectory import Group
+
+
+def rewarded(task, *rewards):
+    return group(task, [[(2, reward)] for reward in rewards])
+
+
+STEP = [
+    rewarded("flat", 1.0, 1.0),
+    rewarded("wide", 0.0, 1.0),
+    rewarded("narrow", 0.5, 0.7),
+    rewarded("zero", 0.0, 0.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kept"),
+    [
+        ({"name": "none"}, ["flat", "wide", "narrow", "zero"]),
+        ({"name": "spread"}, ["wide", "narrow"]),
+        ({"name": "uncertain", "share": 0.25}, ["wide"]),
+        ({"name": "uncertain", "share": 0.75}, ["flat", "wide", "narrow"]),
+        # Spreads .5 and .1: the first alone holds five sixths.
+        ({"name": "top_p", "share": 0.8}, ["wide"]),
+        ({"name": "top_p", "share": 0.9}, ["wide", "narrow"]),
+    ],
+)
+def test_a_filter_keeps_whole_groups_in_their_order(chosen, kept):
+    found = choose(STEP, algorithm(chosen=chosen), wanted=4)
+    assert [g.task_id for g in found.groups] == kept
+    assert (found.selection.groups, found.selection.dropped_groups) == (4, 4 - len(kept))
+    assert found.selection.episodes == 2 * len(kept)
+    assert found.selection.dropped == 8 - 2 * len(kept)
+    assert set(found.outcomes) == {f"{task}/{k}" for task in kept for k in (0, 1)}
+
+
+def test_an_unknown_filter_is_refused():
+    with pytest.raises(ValueError, match="one of none, spread"):
+        kept_groups(STEP, algorithm(chosen={"name": "best"}).filter, OverlongConfig())
+
+
+def test_a_filter_looks_at_rewards_as_the_environment_gave_them():
+    """Two right answers of different length do not become a group that differs by what shaping takes."""
+    both = group("t", [[(2, 1.0)], [(9, 1.0)]])
+    settings = algorithm(chosen={"name": "spread"}, overlong={"length": 10, "buffer": 4})
+    assert choose([both], settings, 1).groups == []
+    assert choose([both], algorithm(overlong={"length": 10, "buffer": 4}), 1).outcomes["t/1"].score == 0.25
+
+
+@pytest.mark.parametrize(("size", "expected"), [(6, 0.0), (7, -0.25), (10, -1.0), (12, -1.0)])
+def test_the_penalty_for_length_by_the_tokens_that_were_sampled(size, expected):
+    whole = episode("t", 0, [(size - 2, 0.0), (2, 1.0)])  # what the environment said in between is not counted
+    assert penalty(whole, OverlongConfig(length=10, buffer=4)) == expected
+    assert penalty(whole, OverlongConfig()) == 0.0
+
+
+def test_without_a_buffer_the_penalty_is_a_step():
+    settings = OverlongConfig(length=10, factor=0.5)
+    assert [penalty(episode("t", 0, [(size, 1.0)]), settings) for size in (10, 11)] == [0.0, -0.5]
+
+
+def test_an_episode_is_cut_by_a_limit_or_where_its_last_answer_is_not_whole():
+    assert [cut(episode("t", 0, [(2, 1.0)], end=end)) for end in ("terminated", "truncated", "max_turns", "error")] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert cut(episode("t", 0, [(2, 1.0)], finish="length"))
+    assert not cut(episode("t", 0, [(2, 1.0), (0, 0.0)], finish="length"))
+
+
+@pytest.mark.parametrize("baseline", [True, False])
+def test_a_cut_episode_is_out_of_the_loss_and_in_the_baseline_or_not(baseline):
+    made = rewarded("t", 1.0, 0.0)
+    made.trajectories.append(episode("t", 2, [(5, 0.5)], end="max_turns"))
+    found = choose([made], algorithm(overlong={"mask": True, "baseline": baseline}), 1)
+    assert [outcome.trained for outcome in found.outcomes.values()] == [True, True, False]
+    assert found.outcomes["t/2"].score == (0.5 if baseline else None)
+    assert (found.selection.masked, found.selection.dropped, found.selection.dropped_length) == (1, 1, 5.0)
+    assert (found.selection.episodes, found.selection.length) == (2, 2.0)
+    kept = choose([made], algorithm(), 1)
+    assert kept.outcomes["t/2"].trained, "nothing is masked unless it is asked for"
+
+
+def test_a_failed_episode_takes_no_part_and_is_in_no_length():
+    made = rewarded("t", 1.0, 0.0)
+    made.trajectories += [episode("t", 2, [(7, 9.0)], end="error"), episode("t", 3, [(0, 9.0)])]
+    outcomes = outcomes_of(made, OverlongConfig(mask=True))
+    assert [(o.rewards, o.trained) for o in outcomes[2:]] == [(None, False), (None, False)]
+    found = choose([made], algorithm(), 1).selection
+    assert (found.episodes, found.dropped, found.length) == (2, 0, 2.0)
+
+
+ROUNDS = {"name": "spread", "rounds": 3}
+
+
+def test_dynamic_sampling_asks_for_what_is_missing_and_stops_at_its_bound():
+    settings = algorithm(chosen=ROUNDS)
+    assert more_groups(STEP[:2], settings, wanted=2, rounds=1) == 2, "half of them differed"
+    assert more_groups(STEP[1:3], settings, wanted=2, rounds=1) == 0
+    assert more_groups(STEP[:1] * 4, settings, wanted=2, rounds=2) == 2
+    assert more_groups(STEP[:1] * 6, settings, wanted=2, rounds=3) == 0
+    assert more_groups(STEP[:1], algorithm(chosen={"name": "spread"}), wanted=4, rounds=1) == 0
+
+
+def test_dynamic_sampling_counts_what_is_short_and_what_is_too_much():
+    settings = algorithm(chosen=ROUNDS)
+    short = choose(STEP, settings, wanted=3, rounds=3).selection
+    assert (short.short, short.rounds, short.dropped_groups) == (1, 3, 2)
+    much = choose(STEP, settings, wanted=1, rounds=2)
+    assert [g.task_id for g in much.groups] == ["wide"], "the first in order, whatever ended first"
+    assert much.selection.dropped_groups == 3
+
+
+@given(
+    spreads=st.lists(st.booleans(), min_size=60, max_size=60),
+    wanted=st.integers(1, 4),
+    rounds=st.integers(1, 5),
+    steps=st.integers(1, 4),
+)
+def test_no_task_is_skipped_and_none_is_played_twice_whatever_dynamic_sampling_does(spreads, wanted, rounds, steps):
+    """The cursor says where the next step begins, also for a run that starts again from it."""
+    config = Config(algorithm=algorithm(chosen={"name": "spread", "rounds": rounds}))
+    config.trainer.groups_per_step = wanted
+    seen = []
+
+    async def collect(tasks, step, on_end, before):
+        assert [task.id for task in before] == seen[len(seen) - len(before) :] if before else True
+        seen.extend(task.id for task in tasks)
+        return [rewarded(task.id, 0.0, float(spreads[int(task.id)])) for task in tasks]
+
+    job = SimpleNamespace(train_tasks=TaskSet([Task(str(i)) for i in range(60)]), collect=collect)
+    progress = Progress()
+    for step in range(steps):
+        played = asyncio.run(play(config, job, progress, SimpleNamespace(episode_ended=None)))
+        assert played.rounds <= rounds
+        assert len(played.groups) <= rounds * wanted
+        useful = sum(spreads[int(g.task_id)] for g in played.groups)
+        assert useful >= wanted or played.rounds == rounds or len(played.groups) == rounds * wanted
+        progress = Progress.from_json(Progress(step=step + 1, tasks=progress.tasks + len(played.groups)).to_json())
+    assert len(seen) == progress.tasks
+    assert len(set(seen[:60])) == min(len(seen), 60)
+
+
+def test_progress_of_another_version_is_refused():
+    assert Progress.from_json(Progress(3, 40, 0.1, 5, 6).to_json()) == Progress(3, 40, 0.1, 5, 6)
+    with pytest.raises(ValueError, match="'step' is missing or unknown"):
+        Progress.from_json({"tasks": 1, "kl_coef": 0.0, "episodes": 0, "tokens": 0})
+
+
+def test_groups_that_are_empty_are_left_out():
+    assert choose([Group("t", [])], algorithm(chosen={"name": "spread"}), 1).groups == []
