@@ -1,6 +1,7 @@
 """One step of a run on disk, written whole or not at all while training goes on, and found again by the run that resumes it.
 
     checkpoints/step-000010/       what transformers and vLLM load: config, weights, tokenizer
+        ROLE/                      the same of each role that learns beside the policy, as a critic does
         state/ROLE/                `torch.distributed.checkpoint` of each role that learns (agent_train/learner/state.py)
         progress.json              where the loop is, and how long `metrics.jsonl` was
         manifest.json              size and SHA-256 of every file above; written last
@@ -124,7 +125,7 @@ class Checkpoints:
 
         Args:
             progress: where the loop is.
-            learners: the roles that learn; the first is the one that is written as a Hugging Face folder too.
+            learners: the roles that learn. Each is written as a Hugging Face folder too, the first as the checkpoint itself.
 
         Raises:
             LearnerError: a rank failed.
@@ -142,7 +143,7 @@ class Checkpoints:
             self._tell(step, str(error))
             return
         for number, (role, learner) in enumerate(learners.items()):
-            await learner.save_state(folder / "state" / role, None if number else folder / _EXPORT)
+            await learner.save_state(folder / "state" / role, folder / (role if number else _EXPORT))
         self._writing = asyncio.create_task(self._write(step, folder, list(learners.values())))
 
     async def settle(self) -> None:

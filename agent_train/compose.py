@@ -26,7 +26,7 @@ from agentgym.registration import UnknownEnvError, registry, spec
 
 GROUPS = ("env", "model", "engine", "algorithm")
 FILE_MODES = ("sft", "dpo", "rm")  # they learn from files and play no environment
-FREE_KEYS = ("env.kwargs",)
+FREE_KEYS = ("env.kwargs", "algorithm.loss_settings")
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list[str]: "a list, as in [A,B]"}
 
 

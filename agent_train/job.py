@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from agent_train.checkpoint import Checkpoint, Checkpoints
 from agent_train.cluster import start_ray
@@ -28,7 +28,9 @@ from agent_train.sft import ExpertError, SftProgress, demonstrations, warm_start
 from agent_train.tiny import build_tiny, texts_of_env
 from agent_train.tracking import Tracker
 from agent_train.validation import env_spec, env_spec_of_run, sandbox_choice
+from agent_train.weights.adapter import sync_adapter
 from agent_train.weights.manifest import WeightAddress, free_port
+from agent_train.weights.sync import sync
 from agentgym.core import Env
 from agentgym.registration import EnvSpec
 from agentgym.rollout import Limits
@@ -145,6 +147,16 @@ class Job:
         await warm_start(self.learner, rows, self.config.sft, show, self.config.trainer.seed)
         await begin_as_policy(self.config, self.learner, (self.reference, self.critic, self.prm), self.folder.start)
 
+    async def sync(self, version: int) -> int:
+        """Move the policy's weights into the engine as a version: a vLLM engine gets adapters alone. See `weights.sync`.
+
+        Raises:
+            EngineError, LearnerError, WeightSyncError: they did not arrive as they were sent.
+        """
+        if self.config.lora.rank and self.config.engine.name == "vllm":
+            return await sync_adapter(self.learner, cast("VllmEngine", self.engine), self.folder.path / "adapters", version)
+        return await sync(self.learner, self.engine, version)
+
     async def save(self, progress: Progress) -> None:
         """Begin to keep all that a run needs to go on from here; returns when it is copied. See `Checkpoints.save`."""
         await self.checkpoints.save(progress, {"policy": self.learner, **self._learning_beside})
@@ -243,6 +255,7 @@ async def _start_parts(
             folder.logs,
             dtype=config.model.dtype,
             seed=config.trainer.seed,
+            adapter_rank=config.lora.rank,
             on_progress=lambda line, seconds: tracker.phase("starting the engine", f"{seconds:.0f} s: {line}"),
         )
         stack.push_async_callback(_close_in_time, engine)

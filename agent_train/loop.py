@@ -6,9 +6,8 @@ from agent_train.config import Config
 from agent_train.job import Job
 from agent_train.progress import Progress
 from agent_train.selection import choose
-from agent_train.step import after, give_advantages, learn, nothing_played, play, score, training_rows
+from agent_train.step import after, give_advantages, judge, learn, nothing_played, play, score, training_rows
 from agent_train.tracking import Clock, Tracker
-from agent_train.weights.sync import sync
 from agentgym.trajectory import Trajectory, write_jsonl
 
 
@@ -24,7 +23,7 @@ async def train(config: Config, job: Job, tracker: Tracker) -> None:
     progress = job.resumed or Progress(kl_coef=algorithm.kl.coef)
     if job.resumed is None:
         await job.imitate_expert(tracker)
-    await sync(job.learner, job.engine, version=progress.step)
+    await job.sync(version=progress.step)
     if job.resumed is None:
         await measure(config, job, tracker, step=0)
         await job.save(progress)
@@ -36,6 +35,7 @@ async def train(config: Config, job: Job, tracker: Tracker) -> None:
 
         chosen = choose(played.groups, algorithm, trainer.groups_per_step, played.rounds)
         rows = training_rows(chosen, played, config.sampling.temperature)
+        chosen = await judge(job, chosen, rows)
         scores = await score(config, job, rows, played.greedy)
         give_advantages(config, chosen, rows, scores, progress.kl_coef)
         clock.lap("score")
@@ -44,7 +44,7 @@ async def train(config: Config, job: Job, tracker: Tracker) -> None:
         progress = after(config, progress, played, learned)
         clock.lap("learn")
 
-        checksum = await sync(job.learner, job.engine, version=progress.step)
+        checksum = await job.sync(version=progress.step)
         clock.lap("sync")
 
         step = progress.step

@@ -250,7 +250,8 @@ def _total(trees: Iterable[Tree], cost: Cost) -> int:
 
 
 def _pieces(tree: Tree, budget: int | None, most: int, cost: Cost) -> list[Tree]:
-    """The tree in as few pieces as keep to the budget and cost no more than `most`, or row by row."""
+    """The tree in as few pieces as keep to the budget and cost no more than `most` besides the prefix, or row by row."""
+    most += cost.of(tree.prefix, 0)
     for parts in range(1, len(tree.rows)):
         pieces = [tree] if parts == 1 else cut(tree, parts, cost)
         if all((budget is None or p.tokens <= budget) and p.cost(cost) <= most for p in pieces):

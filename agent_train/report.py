@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_train.modes import charts as of_files
 from agent_train.report_trajectories import trajectories_html
 from agent_train.run_folder import RunFolder
 from agent_train.tracking import read_metrics
@@ -144,7 +145,14 @@ def _headline(records: Sequence[Record]) -> str:
             ("held-out, end", _percent(measured[-1]["success"]), _interval(measured[-1])),
             ("held-out, best", _percent(best["success"]), f"after step {best['step']}"),
         ]
-    cards.append(("time", f"{max((r['elapsed'] for r in records), default=0) / 60:.1f} min", f"{len(steps)} steps"))
+    cards += of_files.cards(records)
+    cards.append(
+        (
+            "time",
+            f"{max((r['elapsed'] for r in records), default=0) / 60:.1f} min",
+            f"{len(steps)} steps" if steps else "",
+        )
+    )
     if steps:
         tokens = sum(s["sampled_tokens"] for s in steps)
         seconds = sum(s["rollout_seconds"] for s in steps)
@@ -159,8 +167,9 @@ def _headline(records: Sequence[Record]) -> str:
 
 
 def _charts(records: Sequence[Record]) -> list[str]:
-    evals, steps, sft = (_of_kind(records, kind) for kind in ("eval", "train", "sft"))
-    charts = []
+    evals, steps = (_of_kind(records, kind) for kind in ("eval", "train"))
+    sft = [record for record in _of_kind(records, "sft") if "epoch" not in record]
+    charts = of_files.charts(records)
     if evals:
         held_out = Series(
             "held-out",

@@ -20,13 +20,26 @@ def roles_of(config: Config) -> tuple[str, ...]:
     advantage = config.algorithm.advantage.name
     wanted = {
         "policy": True,
-        "reference": config.algorithm.kl.coef > 0 or advantage == "prime",
+        "reference": needs_reference(config) and not reference_is_base(config),
         "critic": advantage in WITH_CRITIC,
         "prm": advantage == "prime",
         "teacher": advantage == "distill" and config.teacher.url is None,
         "reward_model": config.reward_model.path is not None,
     }
     return tuple(role for role in ROLES if wanted[role])
+
+
+def needs_reference(config: Config) -> bool:
+    """Whether anything of a run with episodes asks for the log-probabilities of a reference."""
+    return config.algorithm.kl.coef > 0 or config.algorithm.advantage.name == "prime"
+
+
+def reference_is_base(config: Config) -> bool:
+    """Whether the reference is the policy without its adapters, which needs no model of its own.
+
+    That is not so where the settings name another, or where the run starts from a warm start that the adapters learned.
+    """
+    return config.lora.rank > 0 and config.reference.path is None and config.sft.episodes == 0
 
 
 def learns(config: Config, role: str) -> bool:

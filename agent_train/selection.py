@@ -37,6 +37,10 @@ class Outcome:
         """The sum of the rewards; None where it takes no part."""
         return None if self.rewards is None else math.fsum(self.rewards)
 
+    def plus(self, score: float) -> Outcome:
+        """With a reward model's score beside the reward of the last turn. What takes no part stays as it is."""
+        return self if self.rewards is None else Outcome((*self.rewards[:-1], self.rewards[-1] + score), self.trained)
+
 
 @dataclass(frozen=True)
 class Selection:

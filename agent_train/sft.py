@@ -134,14 +134,16 @@ def _completion(
     # The template's own end of an assistant turn comes last among the stop tokens.
     end = renderer.stop_token_ids[-1]
     thought = (reply.get("reasoning_content") or "").strip()
-    if not reply.get("tool_calls") and not thought:
+    calls = reply.get("tool_calls") or []
+    if not calls and not thought:
         return [*renderer.encode(text_of(reply)), end]
-    answers = [tool_result(call.get("id", ""), ".", call["function"]["name"]) for call in reply.get("tool_calls") or []]
+    answers = [tool_result(call.get("id", ""), ".", call["function"]["name"]) for call in calls]
+    written = [thought, *(call["function"]["name"] for call in calls)]
     # Templates may write a last message otherwise than an earlier one: empty think blocks, and thoughts at all.
     for after in ([], answers) if thought else (answers, []):
         text = renderer.text([*conversation, reply, *after], tools, answering=False)
         said, ended, _ = text.removeprefix(prompt.text).partition(renderer.decode([end]))
-        if text.startswith(prompt.text) and ended and thought in said:
+        if text.startswith(prompt.text) and ended and all(part in said for part in written):
             return [*renderer.encode(said), end]
     what = "reasoning_content" if thought else "tool_calls"
     raise ValueError(

@@ -14,6 +14,7 @@ from agent_train.generator import pick_tasks
 from agent_train.job import Job
 from agent_train.learner.group import Learner
 from agent_train.progress import Progress
+from agent_train.roles import needs_reference, reference_is_base
 from agent_train.rows import Row, rows_of
 from agent_train.selection import Chosen, more_groups
 from agent_train.teacher import Teacher
@@ -78,12 +79,22 @@ def training_rows(chosen: Chosen, played: Played, temperature: float) -> list[Ro
     return [row for trajectory in takes_part for row in rows_of(trajectory, temperature)]
 
 
+async def judge(job: Job, chosen: Chosen, rows: Sequence[Row]) -> Chosen:
+    """Where the run has a reward model, its score of a trajectory, after the last row, is added to the environment's reward."""
+    if job.reward_model is None or not rows:
+        return chosen
+    said = await job.reward_model.scores(rows)
+    last = {row.trajectory: one for row, one in zip(rows, said, strict=True)}
+    outcomes = {name: outcome.plus(last.get(name, 0.0)) for name, outcome in chosen.outcomes.items()}
+    return replace(chosen, outcomes=outcomes)
+
+
 async def score(config: Config, job: Job, rows: Sequence[Row], greedy: Sequence[Trajectory] = ()) -> Scores:
     """What the roles of the run say of the rows: the reference's and the critic's numbers go onto them."""
     if not rows:
         return Scores()
     reference, values, prm, teacher = await asyncio.gather(
-        _logprobs(job.reference, rows),
+        _reference(config, job, rows),
         _values(job.critic, rows),
         _logprobs(job.prm, rows),
         _logprobs(job.teacher, rows),
@@ -93,6 +104,12 @@ async def score(config: Config, job: Job, rows: Sequence[Row], greedy: Sequence[
         row.values = values[number] if values else []
     rewards = {t.task_id: None if t.failed else t.reward for t in greedy}
     return Scores(rewards, prm, teacher, config.teacher.coef)
+
+
+async def _reference(config: Config, job: Job, rows: Sequence[Row]) -> list[list[float]] | None:
+    if reference_is_base(config) and needs_reference(config):
+        return await job.learner.reference_logprobs(rows)
+    return await _logprobs(job.reference, rows)
 
 
 def give_advantages(config: Config, chosen: Chosen, rows: Sequence[Row], scores: Scores, kl_coef: float) -> None:

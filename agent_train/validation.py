@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from agent_train.combinations import ADVANTAGES, BANDED, CAPPED, REDUCTIONS, wrong_combinations, wrong_learner
 from agent_train.compose import nearest, settings_keys
 from agent_train.config import Config, ConfigError, ModelConfig
 from agent_train.modes.validation import wrong_files, wrong_without_files
@@ -28,27 +29,43 @@ from agentgym.sandbox import SandboxError, describe
 from agentgym.service.address import is_url
 from agentgym.service.lookup import held
 
-CHOICES = {
+KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
+CHOICES: dict[str, tuple[str | None, ...]] = {
     "sandbox": ("auto", "docker", "bubblewrap", "remote"),
     "env.placement": ("local", "ray"),
     "engine.name": ("vllm", "embedded"),
     "mode": ("rl", "sft", "dpo", "rm"),
     "algorithm.proximal": ("recomputed", "interpolated", "behaviour"),
+    "algorithm.reduction": REDUCTIONS,
+    "algorithm.advantage.name": ADVANTAGES,
+    "algorithm.advantage.mean_level": ("group", "batch", "none"),
+    "algorithm.advantage.std_level": ("group", "batch", "none"),
     "algorithm.advantage.std": ("sample", "population"),
+    "algorithm.correction.name": (None, *CAPPED, *BANDED),
+    "algorithm.kl.place": ("loss", "reward"),
+    "algorithm.kl.value": KL_ESTIMATORS,
+    "algorithm.kl.gradient": (None, *KL_ESTIMATORS),
+    "algorithm.kl.importance": ("none", "detached", "full"),
+    "algorithm.filter.name": ("none", "spread", "uncertain", "top_p"),
     "learner.schedule": ("constant", "linear"),
+    "learner.optimizer": ("adamw", "adamw8bit"),
+    "learner.placement": ("shared", "own"),
     "model.dtype": ("float32", "bfloat16", "float16"),
 }
 CLUSTER_SECONDS = 5.0
 SERVED = "remote"  # the file of `configs/env` for any environment that is served
-# Where a number may lie. Every number that is not named here must be positive.
+# Where a number may lie. Every number that is not named here must be positive; one that may be null may be null.
 INTERVALS = {
     "algorithm.entropy_coef": "(-inf, inf)",
     "algorithm.advantage.eps": "[0, inf)",
     "algorithm.advantage.gamma": "[0, 1]",
     "algorithm.advantage.lam": "[0, 1]",
     "algorithm.advantage.turn_gamma": "[0, 1]",
+    "algorithm.advantage.value_lam": "[0, 1]",
+    "algorithm.advantage.turn_lam": "[0, 1]",
     "algorithm.advantage.step_weight": "[0, inf)",
     "algorithm.correction.low": "[0, inf)",
+    "algorithm.correction.drift": "[0, inf)",
     "algorithm.kl.coef": "[0, inf)",
     "algorithm.overlong.buffer": "[0, inf)",
     "algorithm.overlong.factor": "[0, inf)",
@@ -66,6 +83,7 @@ INTERVALS = {
     "learner.weight_decay": "[0, inf)",
     "learner.beta1": "[0, 1)",
     "learner.beta2": "[0, 1)",
+    "data.min_reward": "(-inf, inf)",
     "sft.episodes": "[0, inf)",
     "sft.mistakes": "[0, 1]",
     "sft.lr": "[0, inf)",
@@ -92,6 +110,8 @@ def _wrong_for_episodes(config: Config) -> Iterator[str]:
     yield from _wrong_numbers(config)
     yield from _wrong_choices(config)
     yield from wrong_without_files(config)
+    yield from wrong_combinations(config)
+    yield from wrong_learner(config)
     yield from _wrong_lengths(config)
     yield from _wrong_tiny(config.model)
     yield from _wrong_model_folder(config)
@@ -112,6 +132,7 @@ def _wrong_for_files(config: Config) -> Iterator[str]:
     yield from _wrong_machine(dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="embedded")))
     yield from _wrong_cluster()
     yield from _wrong_run_folder(config)
+    yield from wrong_learner(config)
     yield from wrong_files(config)
 
 
@@ -125,9 +146,11 @@ def get(config: Any, key: str) -> Any:
 def _wrong_numbers(config: Config) -> Iterator[str]:
     for key, kind in settings_keys().items():
         interval = INTERVALS.get(key, "(0, inf)")
-        if kind in (int, float) and not _inside(get(config, key), interval):
+        value = get(config, key)
+        number = kind in (int, float) or (kind in (int | None, float | None) and value is not None)
+        if number and not _inside(value, interval):
             words = {"(0, inf)": "be positive", "[0, inf)": "be 0 or more"}
-            yield f"{key}={get(config, key)}: must {words.get(interval, 'lie in ' + interval)}"
+            yield f"{key}={value}: must {words.get(interval, 'lie in ' + interval)}"
 
 
 def _inside(value: float, interval: str) -> bool:
@@ -139,12 +162,11 @@ def _wrong_choices(config: Config) -> Iterator[str]:
     for key, names in CHOICES.items():
         value = get(config, key)
         if value not in names and not (key == "sandbox" and is_url(str(value))):
-            yield f"{key}={value}: unknown: did you mean {nearest(value, names)}? Choices: {', '.join(names)}"
+            words = [name or "null" for name in names]
+            yield f"{key}={value}: unknown: did you mean {nearest(str(value), words)}? Choices: {', '.join(words)}"
 
 
 def _wrong_lengths(config: Config) -> Iterator[str]:
-    if config.algorithm.advantage.name == "group" and config.algorithm.group_size == 1:
-        yield "algorithm.group_size=1: GRPO compares the episodes of a group, so it needs at least 2"
     if config.sampling.max_tokens >= config.engine.max_model_len:
         yield (
             f"sampling.max_tokens={config.sampling.max_tokens}: must be smaller than engine.max_model_len="

@@ -89,26 +89,23 @@ def run_script(script: str, *options: str, peer: bool = False) -> dict[str, Any]
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def check_same(sides: list[str], folder: Path) -> float:
+def check_same(gradients: dict[str, Path]) -> float:
     """The largest difference between a side's gradients and the first side's, as a share of the weight's largest one.
 
     Raises:
         SystemExit: it is above SAME: then the sides do not compute the same step.
     """
-    found = []
-    for number, side in enumerate(sides):
-        path = folder / f"gradients-{number}.pt"
-        run_side(side, folder, "--steps", "1", "--gradients", str(path))
-        found.append(torch.load(path))
-    worst = 0.0
-    for side, gradients in zip(sides[1:], found[1:], strict=True):
-        if gradients.keys() != found[0].keys():
-            raise SystemExit(f"{side} has other weights than {sides[0]}")
-        for name, gradient in gradients.items():
-            gap = float((gradient - found[0][name]).abs().max() / found[0][name].abs().max())
+    first, *others = gradients
+    expected, worst = torch.load(gradients[first]), 0.0
+    for side in others:
+        found = torch.load(gradients[side])
+        if found.keys() != expected.keys():
+            raise SystemExit(f"{side} has other weights than {first}")
+        for name, gradient in found.items():
+            gap = float((gradient - expected[name]).abs().max() / expected[name].abs().max())
             if not gap <= SAME:
                 raise SystemExit(
-                    f"{side}: the gradient of {name} differs from that of {sides[0]} by {gap:.1e} of its size"
+                    f"{side}: the gradient of {name} differs from that of {first} by {gap:.1e} of its size"
                 )
             worst = max(worst, gap)
     return worst
@@ -124,25 +121,25 @@ def per_token(found: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def against_trl(cases: list[Case], rounds: int, steps: int, peers: bool) -> list[dict[str, Any]]:
-    """The training half alone, then the whole step, of all sides in turn."""
-    sides = [side for side in SIDES if peers or not side.startswith("TRL")]
+def against_trl(case: Case, sides: list[str], whole: list[str], rounds: int, steps: int) -> list[dict[str, Any]]:
+    """The training half of all sides in turn, with their gradients compared, then the whole step of those in `whole`."""
     rows = []
-    for case in cases:
-        with tempfile.TemporaryDirectory(prefix="agentgym-learner-") as name:
-            folder = write_case(case, Path(name))
-            worst = check_same(sides, folder)
-            for what in ("training half", "whole step"):
-                options = ["--generate", str(min(SAMPLED, case.completion))] if what == "whole step" else []
-                taken: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
-                for _ in range(rounds):
-                    for side in sides:
-                        taken[side].append(run_side(side, folder, "--steps", str(steps), *options))
+    with tempfile.TemporaryDirectory(prefix="agentgym-learner-") as name:
+        folder = write_case(case, Path(name))
+        gradients = {side: folder / f"gradients-{number}.pt" for number, side in enumerate(sides)}
+        for what in ("training half", "whole step"):
+            taken: dict[str, list[dict[str, Any]]] = {side: [] for side in (whole if what == "whole step" else sides)}
+            for _ in range(rounds):
                 for side, found in taken.items():
-                    rows.append(
-                        {"case": case.name, "what": what, "side": side, **per_token(found), "gradient_gap": worst}
-                    )
-                    show_side(rows[-1])
+                    options = ["--generate", str(min(SAMPLED, case.completion))]
+                    if what == "training half":
+                        options = ["--gradients", str(gradients[side])]
+                    found.append(run_side(side, folder, "--steps", str(steps), *options))
+                if what == "training half":
+                    gap = check_same(gradients)
+            for side, found in taken.items():
+                rows.append({"case": case.name, "what": what, "side": side, **per_token(found), "gradient_gap": gap})
+                show_side(rows[-1])
     return rows
 
 
@@ -220,7 +217,9 @@ def main() -> None:
     found: dict[str, Any] = {}
     if "trl" in parts:
         print("| case | what | side | CPU us/token, least | median | peak MiB |\n|---|---|---|---|---|---|")
-        found["trl"] = against_trl(cases, rounds, steps, peers=not args.only_agentgym)
+        sides = [side for side in SIDES if not (args.only_agentgym and side.startswith("TRL"))]
+        whole = [side for side in sides if side in ("agentgym", "TRL")]
+        found["trl"] = [row for case in cases for row in against_trl(case, sides, whole, rounds, steps)]
         judge(found["trl"])
     for part in OURS:
         if part in parts:

@@ -1,5 +1,6 @@
 """Benchmarks run as they stand, in a process of their own. What they measure is asserted nowhere."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -35,3 +36,51 @@ def test_evaluate(tmp_path):
     assert [row["concurrent"] for row in numbers["instant"]] == [1, 1, 32, 32, 512, 512]
     assert [row["concurrent"] for row in numbers["http"]] == [32, 512]
     assert all(row["episodes_per_second"] > 0 for row in numbers["instant"] + numbers["http"])
+
+
+@pytest.mark.slow
+def test_learner(tmp_path):
+    """Without TRL, which is not installed for tests: both of our ways have the same gradients, or it fails."""
+    options = ["--quick", "--only-agentgym", "--parts", "trl", "--out", "numbers.json"]
+    command = [sys.executable, str(BENCHMARKS / "learner.py"), *options]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "numbers.json").read_text())["trl"]
+    assert [(row["what"], row["side"]) for row in rows] == [
+        ("training half", "agentgym"),
+        ("training half", "agentgym, shared prefix"),
+        ("whole step", "agentgym"),
+    ]
+    assert all(row["cpu_us_per_token"] > 0 and row["gradient_gap"] <= 1e-4 for row in rows)
+
+
+@pytest.fixture(scope="module")
+def flops():
+    """The benchmark's own arithmetic of operations per token."""
+    spec = importlib.util.spec_from_file_location("learner_flops", BENCHMARKS / "learning" / "flops.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("Qwen3-0.6B", 596_049_920), ("Qwen3-4B", 4_022_468_096)])
+def test_shapes_are_those_of_the_models(flops, name, parameters):
+    assert flops.SHAPES[name].parameters == parameters
+
+
+def test_operations_of_a_token_are_those_counted_by_hand(flops):
+    """Hidden 2, one block, one head of size 2 for queries, keys and values, intermediate 3, vocabulary 5."""
+    shape = flops.Shape(hidden=2, layers=1, heads=1, kv_heads=1, head_dim=2, intermediate=3, vocab=5)
+    weights = 4 * (2 * 2) + 3 * (2 * 3)
+    attention = (2 + 2) * 2 * 8 / 2  # scores and their use: 2 operations each for each of 2 numbers, half of 8 tokens
+    assert flops.training_flops(shape, 8) == 3 * (2 * weights + 2 * 5 * 2 + attention)
+    assert flops.training_flops(shape, 8, sampled=0.5) == 3 * (2 * weights + 5 * 2 + attention)
+    assert flops.training_flops(shape, 16) - flops.training_flops(shape, 8) == 3 * attention
+
+
+def test_utilisation_is_what_was_computed_of_what_could_be(flops):
+    assert flops.utilisation(1000.0, 2e9, 4e12) == 0.5
+    assert flops.peak_of("NVIDIA H100 80GB HBM3") == 989e12
+    assert flops.peak_of("some other device") is None

@@ -20,6 +20,8 @@ from agent_train.engine.child import WORKER_MARK, command_of
 from agent_train.weights.manifest import free_port
 
 MODEL_NAME = "policy"
+# Ranks of adapters that vLLM makes room for.
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 # It has nothing to save, and now and then vLLM swallows a SIGTERM that comes while it starts.
 STOP_SECONDS = 2.0
 _LOG_LINES = 20
@@ -37,6 +39,7 @@ class ServerOptions:
         gpu: ordinary flags on CUDA; without it those that are fastest on a few CPU cores.
         port: 0 takes a free one.
         kv_cache_bytes: size of the KV cache on a CPU; a GPU uses `gpu_memory_utilization`.
+        adapter_rank: the largest rank of adapters that it takes; 0: it takes none.
     """
 
     model_dir: str
@@ -51,6 +54,7 @@ class ServerOptions:
     kv_cache_bytes: int = 268435456
     gpu_memory_utilization: float = 0.85
     seed: int = 0
+    adapter_rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,11 @@ def _arguments(options: ServerOptions, port: int) -> list[str]:
         flags["max-num-batched-tokens"] = max(options.max_model_len, _CPU_BATCH_TOKENS)
         # Prefill in chunks rewinds the generators of seeded requests, which kills vLLM 0.32 on a CPU.
         switches += ["--enforce-eager", "--no-enable-chunked-prefill"]
+    if options.adapter_rank:
+        flags["max-lora-rank"] = min(rank for rank in ADAPTER_RANKS if rank >= options.adapter_rank)
+        flags["max-loras"] = 1
+        flags["max-cpu-loras"] = 2
+        switches += ["--enable-lora"]
     pairs = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
     return ["-m", "vllm.entrypoints.openai.api_server", *pairs, *switches]
 
@@ -176,6 +185,8 @@ def _environment(options: ServerOptions) -> dict[str, str]:
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
     env[WORKER_MARK] = "1"
     env.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_SERVER_DEV_MODE="1")
+    if options.adapter_rank:
+        env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     if not options.gpu:
         env.update(OMP_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_ENABLE_V1_MULTIPROCESSING="0")
         env.pop("VLLM_CPU_KVCACHE_SPACE", None)

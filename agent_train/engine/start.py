@@ -17,16 +17,19 @@ async def start_engine(
     *,
     dtype: str = "float32",
     seed: int = 0,
+    adapter_rank: int = 0,
     on_progress: Progress | None = None,
 ) -> VllmEngine | EmbeddedEngine:
-    """Start it and return when it answers. See `VllmEngine.start` for `logs` and `on_progress`; vLLM needs Ray running.
+    """Start it and return when it answers. See `VllmEngine.start` for `logs`, `adapter_rank` (vLLM alone) and `on_progress`; vLLM needs Ray running.
 
     Raises:
         EngineError: it did not start.
         ValueError: `config.name` is neither vllm nor embedded.
     """
     if config.name == "vllm":
-        return await VllmEngine.start(model_dir, config, logs, dtype=dtype, seed=seed, on_progress=on_progress)
+        return await VllmEngine.start(
+            model_dir, config, logs, dtype=dtype, seed=seed, adapter_rank=adapter_rank, on_progress=on_progress
+        )
     if config.name == "embedded":
         return await asyncio.to_thread(
             EmbeddedEngine,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,8 @@ class VllmEngine(Sessions):
         self._router = Router(len(replicas))
         self._client: aiohttp.ClientSession | None = None
         self._broken: str | None = None
+        self._adapter: str | None = None
+        self._adapters = 0
 
     @classmethod
     async def start(
@@ -89,12 +92,14 @@ class VllmEngine(Sessions):
         *,
         dtype: str = "float32",
         seed: int = 0,
+        adapter_rank: int = 0,
         on_progress: Progress | None = None,
     ) -> VllmEngine:
         """Start `config.replicas` servers and return when all answer. Ray must have been initialised.
 
         Args:
             logs: folder for `vllm-0.log`, `vllm-1.log` ...
+            adapter_rank: rank of the adapters that `load_adapter` gives it; 0: none.
             on_progress: called several times a second with the servers' last log line and the seconds since the start.
 
         Raises:
@@ -105,7 +110,8 @@ class VllmEngine(Sessions):
         if problem:
             raise EngineError(problem)
         replicas = [
-            _replica(number, str(model_dir), config, Path(logs), dtype, seed) for number in range(config.replicas)
+            _replica(number, str(model_dir), config, Path(logs), dtype, seed, adapter_rank)
+            for number in range(config.replicas)
         ]
         engine = cls(replicas, config)
         try:
@@ -130,6 +136,8 @@ class VllmEngine(Sessions):
         """
         check_request(prompt_ids, sampling, self.max_model_len)
         body = _request_body(prompt_ids, sampling)
+        if self._adapter is not None:
+            body["model"] = self._adapter
         while True:
             number = self._router.pick(episode)
             try:
@@ -186,6 +194,38 @@ class VllmEngine(Sessions):
         self._broken = None
         return sums[0]
 
+    async def load_adapter(self, folder: str | Path, version: int) -> dict[str, int]:
+        """Serve the adapter of a folder from now on, clear the prefix caches, then raise the version.
+
+        Args:
+            folder: absolute, in PEFT's format, which every server can read, and another one each time.
+            version: of the weights with it.
+
+        Returns:
+            The checksum of each tensor as every worker reads it.
+
+        Raises:
+            EngineError: a server failed, or was started without `adapter_rank`; the engine then refuses to generate.
+        """
+        broken, self._broken = self._broken, f"the adapter of version {version} was not loaded everywhere"
+        if broken:
+            raise EngineError(f"{_UNUSABLE}: {broken}")
+        before, path = self._adapter, os.fspath(folder)
+        self._adapters += 1
+        name, numbers = f"adapter-{self._adapters}", range(len(self.replicas))
+        answers = await asyncio.gather(
+            *(self._rpc(each, "adapter_checksums", [path], _ACTOR_SECONDS) for each in numbers)
+        )
+        sums: list[dict[str, int]] = [worker for workers in answers for worker in workers]
+        if any(other != sums[0] for other in sums):
+            raise EngineError(f"the adapter of version {version} is not the same at the {len(sums)} workers: {path}")
+        await asyncio.gather(*(self._swap_adapter(each, name, path, before) for each in numbers))
+        self._adapter = name
+        await asyncio.gather(*(self._reset_cache(each) for each in numbers))
+        await self._set_version(version)
+        self._broken = None
+        return sums[0]
+
     async def live(self) -> None:
         """Raise EngineError, with the end of its log, if a server is dead."""
         for number, replica in enumerate(self.replicas):
@@ -237,6 +277,15 @@ class VllmEngine(Sessions):
             raise EngineError(f"{error}; log: {self.replicas[number].options.log}\n{state.tail}") from error
         return list(answer["results"])
 
+    async def _swap_adapter(self, number: int, name: str, path: str, before: str | None) -> None:
+        """A new name each time: vLLM would read an adapter that is loaded in place of another again at every step."""
+        body = {"lora_name": name, "lora_path": path}
+        await self._post(number, "/v1/load_lora_adapter", body, LOAD_SECONDS, "loading the adapter")
+        if before is not None:
+            await self._post(
+                number, "/v1/unload_lora_adapter", {"lora_name": before}, _ACTOR_SECONDS, "dropping an adapter"
+            )
+
     async def _reset_cache(self, number: int) -> None:
         # Requests in flight are begun again: what is in their cache is of the old weights.
         path = "/reset_prefix_cache?reset_running_requests=true"
@@ -254,7 +303,7 @@ class VllmEngine(Sessions):
         if self._broken and path.startswith("/inference"):
             raise EngineError(f"{_UNUSABLE}: {self._broken}")
         url = self.replicas[number].url
-        if path == "/collective_rpc":
+        if path in ("/collective_rpc", "/v1/load_lora_adapter"):
             # Sent once, so on a connection that cannot be stale: a second `receive_weights` would wait for a broadcast
             # that has been.
             async with open_client() as fresh:
@@ -282,7 +331,9 @@ class VllmEngine(Sessions):
         return self._client
 
 
-def _replica(number: int, model_dir: str, config: EngineConfig, logs: Path, dtype: str, seed: int) -> Replica:
+def _replica(
+    number: int, model_dir: str, config: EngineConfig, logs: Path, dtype: str, seed: int, rank: int
+) -> Replica:
     import ray
 
     share = gpu_share(int(ray.cluster_resources().get("GPU", 0)), "vllm")
@@ -298,6 +349,7 @@ def _replica(number: int, model_dir: str, config: EngineConfig, logs: Path, dtyp
         kv_cache_bytes=config.kv_cache_bytes,
         gpu_memory_utilization=config.gpu_memory_utilization * (share or 1.0),
         seed=seed,
+        adapter_rank=rank,
     )
     actor_class = ray.remote(num_cpus=0, num_gpus=config.tensor_parallel * share)(VllmServer)
     return Replica(actor_class.remote(options), options)

@@ -17,6 +17,8 @@ from agent_train.weights.checksum import checksum
 from agent_train.weights.collective import WeightAddress, WeightGroup, make_group, receive_buckets
 from agent_train.weights.manifest import WeightTransferError, manifest_from_json
 
+ADAPTER_FILE = "adapter_model.safetensors"
+
 if os.environ.get(WORKER_MARK):
     # A server that is killed would leave its engine process behind, holding memory and cores.
     die_with_parent(os.getppid())
@@ -60,6 +62,17 @@ class WeightReceiver:
 
         _load(self.model_runner.get_model(), self.vllm_config, arriving())
         return sums
+
+    def adapter_checksums(self, path: str) -> dict[str, int]:
+        """The checksum of each tensor of an adapter's file, as this worker reads it."""
+        return _read_checksums(path)
+
+
+def _read_checksums(path: str) -> dict[str, int]:
+    from safetensors import safe_open
+
+    with safe_open(os.path.join(path, ADAPTER_FILE), "pt") as tensors:
+        return {name: checksum(tensors.get_tensor(name)) for name in tensors.keys()}  # noqa: SIM118  # no mapping
 
 
 def _load(model: torch.nn.Module, vllm_config: Any, weights: Any) -> None:

@@ -28,13 +28,16 @@ from agent_train.learner.lora import (
 )
 from agent_train.learner.parallel import Layout, check_model, split_layers
 from agent_train.learner.sequence import spread_over, ulysses_attention
+from agent_train.weights.checksum import checksum
 
 UNCOMPILED = f"{PACKED}_uncompiled"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Packed = TypeVar("Packed", bound=nn.Module)
 
 
-def load_policy(model_dir: str | Path, head_chunk: int, gradient_checkpointing: bool = False) -> PackedPolicy:
+def load_policy(
+    model_dir: str | Path, head_chunk: int, gradient_checkpointing: bool = False, vocab_chunk: int = 0
+) -> PackedPolicy:
     """A Hugging Face folder as a policy to train, on the host, with fp32 weights and without dropout.
 
     Where the folder's files allow it, the parameters have no memory yet: `shard` reads each rank's own.
@@ -50,7 +53,7 @@ def load_policy(model_dir: str | Path, head_chunk: int, gradient_checkpointing: 
         model = AutoModelForCausalLM.from_pretrained(
             str(model_dir), dtype=torch.float32, attn_implementation=register()
         )
-    return PackedPolicy(plain(model, gradient_checkpointing), head_chunk)
+    return PackedPolicy(plain(model, gradient_checkpointing), head_chunk, vocab_chunk)
 
 
 def plain(model: Any, gradient_checkpointing: bool) -> Any:
@@ -153,24 +156,32 @@ def _whole(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield name, whole_tensor(parameter)
 
 
-def save_model(policy: PackedPolicy, folder: str | Path, model_dir: str | Path, rank: int, dtype: str) -> None:
-    """Write a Hugging Face folder: weights in `dtype`, config, and the tokenizer's files of `model_dir`.
+def save_model(policy: Packed, folder: str | Path, model_dir: str | Path, rank: int, dtype: str) -> None:
+    """Write a Hugging Face folder: weights in `dtype`, adapters added to them, config, and the tokenizer's files of `model_dir`.
 
     All ranks call it; rank 0 writes, next to `folder`, and renames at the end, so that `folder` is whole or not there.
     A folder that was there is replaced.
     """
-    weights = whole_on_host(policy, rank, dtype)
+    weights = whole_on_host(policy, rank, dtype, merge=True)
     if rank == 0:
         write_model(policy, weights, folder, model_dir, dtype)
 
 
-def whole_on_host(policy: PackedPolicy, rank: int, dtype: str) -> dict[str, Tensor]:
+def save_adapter(policy: Packed, folder: str | Path, model_dir: str | Path, rank: int, dtype: str) -> dict[str, int]:
+    """Write the adapters alone, in PEFT's format; otherwise as `save_model`. The checksum of each tensor on rank 0."""
+    weights = whole_on_host(policy, rank, dtype)
+    if rank == 0:
+        write_model(policy, weights, folder, model_dir, dtype)
+    return {name: checksum(weight) for name, weight in weights.items()}
+
+
+def whole_on_host(policy: Packed, rank: int, dtype: str, merge: bool = False) -> dict[str, Tensor]:
     """A copy of what is saved, in `dtype`, in the memory of rank 0; nothing on other ranks. A collective.
 
-    That is every parameter as `full_tensors` gives it, or the adapters alone where there are any.
+    That is every parameter as `full_tensors` gives it; or the adapters alone where there are any, unless they are to `merge`.
     """
     weights = {}
-    named = full_adapter(policy) if has_adapters(policy.model) else full_tensors(policy)
+    named = full_adapter(policy) if has_adapters(policy.model) and not merge else full_tensors(policy)
     for name, whole in named:
         if rank == 0:
             weights[name] = whole.to("cpu", DTYPES[dtype], copy=True)
@@ -178,14 +189,18 @@ def whole_on_host(policy: PackedPolicy, rank: int, dtype: str) -> dict[str, Tens
 
 
 def write_model(
-    policy: PackedPolicy, weights: dict[str, Tensor], folder: str | Path, model_dir: str | Path, dtype: str
+    policy: Packed, weights: dict[str, Tensor], folder: str | Path, model_dir: str | Path, dtype: str
 ) -> None:
-    """What `save_model` writes, from weights that were gathered before. The policy is asked for its config alone."""
+    """What `save_model` or `save_adapter` writes, from weights that were gathered before.
+
+    The policy is asked for its config alone.
+    """
     folder, model_dir = Path(folder), Path(model_dir)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    if has_adapters(policy.model):
+    adapter = any(".lora_" in name for name in weights)
+    if adapter:
         write_adapter(partial, policy.model, weights, model_dir)
     else:
         policy.model.save_pretrained(str(partial), state_dict=weights)
@@ -196,7 +211,7 @@ def write_model(
             and source.suffix != ".safetensors"
             and not (partial / source.name).exists()
             and _wanted(source)
-            and not (source.name == "config.json" and has_adapters(policy.model))
+            and not (adapter and source.name == "config.json")
         ):
             shutil.copy2(source, partial / source.name)
     replace_folder(partial, folder)

@@ -18,10 +18,11 @@ from agent_train.balance import TOKENS, model_cost
 from agent_train.config import Config
 from agent_train.learner.critic_objective import CriticMetrics, check_targets
 from agent_train.learner.measures import SftMetrics, StepResult, UpdateMetrics
+from agent_train.learner.optimizer_steps import split_steps
 from agent_train.learner.parallel import rank_shares
 from agent_train.learner.prm_objective import REDUCTION, PrmMetrics, prm_targets
 from agent_train.learner.worker import LearnerWorker
-from agent_train.packing import Share, split_ranks
+from agent_train.packing import Share
 from agent_train.placement import learner_devices, rank_room
 from agent_train.rows import Row
 from agent_train.weights.manifest import TensorInfo, WeightAddress
@@ -175,6 +176,11 @@ class Learner:
         found: list[list[float]] = await self._of_rows("logprobs", rows)
         return found
 
+    async def reference_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
+        """As `logprobs`, of the policy as the run began: the model without its adapters (`lora.rank` above 0)."""
+        found: list[list[float]] = await self._of_rows("logprobs_without_adapters", rows)
+        return found
+
     async def values(self, rows: Sequence[Row]) -> list[list[float]]:
         """The critic's value before each sampled token of each row, 0.0 elsewhere."""
         found: list[list[float]] = await self._of_rows("values", rows)
@@ -216,11 +222,10 @@ class Learner:
 
     def _steps(self, rows: Sequence[Row]) -> list[list[Share]]:
         """For each optimizer step of a training step, the shares of the ranks."""
-        algorithm, shared = self._config.algorithm, self._config.learner.shared_prefix
-        dealt = split_ranks(rows, algorithm.updates_per_step, self._cost, shared)
-        parts = [part for part in dealt if any(any(r.mask) for r in part)]
-        reduction = (algorithm.reduction, algorithm.reduction_length)
-        return [self._deal(part, *reduction) for part in parts or [list(rows)]]
+        algorithm = self._config.algorithm
+        whole = algorithm.reduction == "prompt-mean" or self._config.learner.shared_prefix
+        parts = split_steps(rows, algorithm.updates_per_step, self._cost, whole)
+        return [self._deal(part, algorithm.reduction, algorithm.reduction_length) for part in parts]
 
     def _deal(self, rows: Sequence[Row], reduction: str = "token-mean", length: float | None = None) -> list[Share]:
         """The shares of the ranks in one optimizer step."""
@@ -239,8 +244,12 @@ class Learner:
         return (await self._call("send_weights", "send_weights", self._each()))[0]
 
     async def save(self, folder: str | Path) -> None:
-        """Write the weights as a Hugging Face folder, whole or not at all; one that is there is replaced."""
+        """Write the weights, adapters added to them, as a Hugging Face folder, whole or not at all; one that is there is replaced."""
         await self._call("save", "save", self._each(_absolute(folder)))
+
+    async def save_adapter(self, folder: str | Path) -> dict[str, int]:
+        """Write the adapters alone in PEFT's format, whole or not at all; the checksum of each tensor by name."""
+        return (await self._call("save_adapter", "save_adapter", self._each(_absolute(folder))))[0]
 
     async def save_state(self, folder: str | Path, export: str | Path | None = None) -> None:
         """Have the ranks copy all that a resumed run needs and write it into a new folder; returns with the copies made.

@@ -1,13 +1,15 @@
 """From packed tokens to log-probabilities and entropies, without ever holding T x V logits.
 
-Only tokens in the loss mask reach the head, in chunks; the backward pass computes each chunk again. The logits are taken to
-fp32 before the log-sum-exp.
+Only tokens in the loss mask reach the head, in chunks of tokens and of the vocabulary; the backward pass computes each chunk again,
+all but the last. The logits are taken to fp32 before the log-sum-exp, which grows from one part of the vocabulary to the next.
 
-Legend: T packed tokens, M of them in the loss mask, C tokens of one chunk, V vocabulary, D hidden size.
+Legend: T packed tokens, M of them in the loss mask, C tokens of one chunk, V vocabulary, W entries of one part of it, D hidden size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,67 +22,224 @@ from agent_train.packing import MicroBatch
 class _ChunkedHead(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_MD: Tensor, weight_VD: Tensor, targets_M: Tensor, temperature_M: Tensor, chunk: int
+        ctx: Any,
+        hidden_MD: Tensor,
+        weight_VD: Tensor,
+        targets_M: Tensor,
+        temperature_M: Tensor,
+        chunk: int,
+        vocab_chunk: int,
     ) -> Any:
-        logprobs_M = torch.empty(len(targets_M), dtype=torch.float32, device=hidden_MD.device)
-        entropy_M = torch.empty_like(logprobs_M)
-        for part in _chunks(len(targets_M), chunk):
-            log_p_CV = _log_softmax(hidden_MD[part], weight_VD, temperature_M[part])
-            logprobs_M[part] = log_p_CV.gather(1, targets_M[part, None])[:, 0]
-            entropy_M[part] = -(log_p_CV.exp() * log_p_CV).sum(-1)
-        ctx.save_for_backward(hidden_MD, weight_VD, targets_M, temperature_M, entropy_M)
-        ctx.chunk = chunk
+        exact = torch.promote_types(hidden_MD.dtype, torch.float32)
+        logprobs_M = torch.empty(len(targets_M), dtype=exact, device=hidden_MD.device)
+        lse_M, entropy_M = torch.empty_like(logprobs_M), torch.empty_like(logprobs_M)
+        logits = _Logits(hidden_MD, weight_VD, temperature_M, chunk, vocab_chunk)
+        last_CV = None
+        for tokens in logits.chunks():
+            answers = _Answers.none(targets_M[tokens], exact)
+            for entries in logits.parts():
+                logits_CW = logits.of(tokens, entries)
+                answers.add(logits_CW, entries.start, logits.spare(logits_CW))
+                # What the last call left is still there when the backward pass begins.
+                last_CV = logits_CW if logits.whole else None
+            lse_C = answers.top_C + answers.sum_C.log()
+            logprobs_M[tokens] = answers.target_C - lse_C
+            entropy_M[tokens] = answers.sum_C.log() - answers.dot_C / answers.sum_C
+            if last_CV is not None:
+                last_CV += (answers.top_C - lse_C)[:, None]
+            lse_M[tokens] = lse_C
+        ctx.save_for_backward(hidden_MD, weight_VD, targets_M, temperature_M, lse_M, entropy_M)
+        ctx.chunk, ctx.vocab_chunk, ctx.last_CV, ctx.blocks = chunk, vocab_chunk, last_CV, logits.blocks
         ctx.set_materialize_grads(False)
         return logprobs_M, entropy_M
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        grad_logprobs_M, grad_entropy_M = grads
-        hidden_MD, weight_VD, targets_M, temperature_M, entropy_M = ctx.saved_tensors
-        grad_hidden_MD = torch.zeros_like(hidden_MD)
-        # Summed in fp32 over the chunks, whatever the weight's type.
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
-        for part in _chunks(len(targets_M), ctx.chunk):
-            log_p_CV = _log_softmax(hidden_MD[part], weight_VD, temperature_M[part])
-            p_CV = log_p_CV.exp()
-            grad_CV = torch.zeros_like(p_CV)
-            if grad_entropy_M is not None:
-                grad_CV -= grad_entropy_M[part, None] * p_CV * (log_p_CV + entropy_M[part, None])
-            if grad_logprobs_M is not None:
-                grad_C1 = grad_logprobs_M[part, None]
-                grad_CV -= grad_C1 * p_CV
-                grad_CV.scatter_add_(1, targets_M[part, None], grad_C1)
-            grad_CV = (grad_CV / temperature_M[part, None]).to(hidden_MD.dtype)
-            grad_hidden_MD[part] = grad_CV @ weight_VD
-            grad_weight_VD += grad_CV.T @ hidden_MD[part]
-        return grad_hidden_MD, grad_weight_VD.to(weight_VD.dtype), None, None, None
+        hidden_MD, weight_VD, targets_M, temperature_M, lse_M, entropy_M = ctx.saved_tensors
+        logits = _Logits(hidden_MD, weight_VD, temperature_M, ctx.chunk, ctx.vocab_chunk, ctx.blocks)
+        last_CV, ctx.last_CV, ctx.blocks = ctx.last_CV, None, None
+        # Summed in fp32 over the chunks, whatever the types. A weight that is not trained has no gradient.
+        grad_hidden_MD, grad_weight_VD = (
+            torch.zeros_like(x, dtype=logits.exact) if needed else None
+            for x, needed in zip((hidden_MD, weight_VD), ctx.needs_input_grad, strict=False)
+        )
+        for tokens in reversed(logits.chunks()):
+            for entries in logits.parts():
+                if last_CV is None:
+                    log_p_CW = logits.of(tokens, entries).sub_(lse_M[tokens, None])
+                else:
+                    log_p_CW, last_CV = last_CV, None
+                grad_CW = _logit_gradient(
+                    log_p_CW,
+                    logits.spare(log_p_CW),
+                    targets_M[tokens] - entries.start,
+                    entropy_M[tokens, None],
+                    *(None if grad_M is None else grad_M[tokens, None] for grad_M in grads),
+                )
+                logits.backward(grad_CW, tokens, entries, grad_hidden_MD, grad_weight_VD)
+        whole = (None if grad is None else grad.to(hidden_MD.dtype) for grad in (grad_hidden_MD, grad_weight_VD))
+        return *whole, None, None, None, None
 
 
-def _chunks(size: int, chunk: int) -> list[slice]:
-    return [slice(start, start + chunk) for start in range(0, size, chunk)]
+@dataclass
+class _Answers:
+    """What is known of C tokens from the parts of the vocabulary so far.
+
+    Attributes:
+        targets_C: the ids that were sampled.
+        top_C: the greatest logit.
+        sum_C: of exp(logit - top).
+        dot_C: of exp(logit - top) times logit - top.
+        target_C: the logit of the target, once its part has come.
+    """
+
+    targets_C: Tensor
+    top_C: Tensor
+    sum_C: Tensor
+    dot_C: Tensor
+    target_C: Tensor
+
+    @staticmethod
+    def none(targets_C: Tensor, dtype: torch.dtype) -> _Answers:
+        zeros_C = torch.zeros(len(targets_C), dtype=dtype, device=targets_C.device)
+        return _Answers(targets_C, zeros_C + torch.finfo(dtype).min / 2, zeros_C, zeros_C, zeros_C)
+
+    def add(self, logits_CW: Tensor, start: int, spare_CW: Tensor) -> None:
+        """Take a part of the vocabulary, from entry `start`. It leaves the logits less the greatest so far."""
+        top_C = torch.maximum(self.top_C, logits_CW.amax(-1))
+        inside_C, place_C = _inside(self.targets_C - start, logits_CW.shape[1])
+        self.target_C = torch.where(inside_C, logits_CW.gather(1, place_C[:, None])[:, 0], self.target_C)
+        logits_CW.sub_(top_C[:, None])
+        torch.exp(logits_CW, out=spare_CW)
+        shift_C = self.top_C - top_C
+        faded_C = shift_C.exp()
+        self.dot_C = faded_C * (self.dot_C + self.sum_C * shift_C) + torch.linalg.vecdot(spare_CW, logits_CW)
+        self.sum_C = faded_C * self.sum_C + spare_CW.sum(-1)
+        self.top_C = top_C
 
 
-def _log_softmax(hidden_CD: Tensor, weight_VD: Tensor, temperature_C: Tensor) -> Tensor:
-    logits_CV = (hidden_CD @ weight_VD.T).float() / temperature_C[:, None]
-    return logits_CV.log_softmax(-1)
+def _logit_gradient(
+    log_p_CW: Tensor,
+    spare_CW: Tensor,
+    targets_C: Tensor,
+    entropy_C1: Tensor,
+    grad_logprobs_C1: Tensor | None,
+    grad_entropy_C1: Tensor | None,
+) -> Tensor:
+    """The gradient by the logits (over temperature). Both blocks are overwritten."""
+    grad_CW = torch.exp(log_p_CW, out=spare_CW)
+    if grad_entropy_C1 is None:
+        grad_CW.mul_(-grad_logprobs_C1 if grad_logprobs_C1 is not None else 0.0)
+    else:
+        factor_CW = log_p_CW.add_(entropy_C1).mul_(-grad_entropy_C1)
+        grad_CW.mul_(factor_CW if grad_logprobs_C1 is None else factor_CW.sub_(grad_logprobs_C1))
+    if grad_logprobs_C1 is not None:
+        inside_C, place_C = _inside(targets_C, grad_CW.shape[1])
+        grad_CW.scatter_add_(1, place_C[:, None], torch.where(inside_C[:, None], grad_logprobs_C1, 0.0))
+    return grad_CW
+
+
+def _inside(place_C: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Which places lie in a part of the vocabulary, and the places, 0 for those that do not."""
+    inside_C = (place_C >= 0) & (place_C < width)
+    return inside_C, torch.where(inside_C, place_C, 0)
+
+
+class _Logits:
+    """Blocks of logits over temperature, in fp32 (fp64 where the hidden states are): in two buffers, of which one is spare.
+
+    In full precision the hidden states are divided by the temperature, which are fewer than the logits.
+    """
+
+    def __init__(
+        self,
+        hidden_MD: Tensor,
+        weight_VD: Tensor,
+        temperature_M: Tensor,
+        chunk: int,
+        vocab_chunk: int,
+        blocks: Tensor | None = None,
+    ):
+        self.exact = torch.promote_types(hidden_MD.dtype, torch.float32)
+        self.scaled = hidden_MD.dtype == self.exact
+        self._temperature_M1 = temperature_M[:, None].to(self.exact)
+        self._hidden_MD = hidden_MD / self._temperature_M1 if self.scaled else hidden_MD
+        self._weight_VD = weight_VD
+        self._chunk = chunk
+        self._width = min(vocab_chunk or len(weight_VD), len(weight_VD))
+        size = min(chunk, len(hidden_MD)) * self._width
+        self.blocks = hidden_MD.new_empty(2, size, dtype=self.exact) if blocks is None else blocks
+
+    @property
+    def whole(self) -> bool:
+        """Whether one part is the whole vocabulary."""
+        return self._width == len(self._weight_VD)
+
+    def chunks(self) -> list[slice]:
+        """Of the tokens."""
+        return [slice(start, start + self._chunk) for start in range(0, len(self._hidden_MD), self._chunk)]
+
+    def parts(self) -> Iterator[slice]:
+        """Of the vocabulary."""
+        size = len(self._weight_VD)
+        return (slice(start, min(start + self._width, size)) for start in range(0, size, self._width))
+
+    def of(self, tokens: slice, entries: slice) -> Tensor:
+        """logits_CW, in the first buffer."""
+        hidden_CD, weight_WD = self._hidden_MD[tokens], self._weight_VD[entries]
+        block_CW = self._block(0, len(hidden_CD), len(weight_WD))
+        if self.scaled:
+            return torch.mm(hidden_CD, weight_WD.T, out=block_CW)
+        return block_CW.copy_(hidden_CD @ weight_WD.T).div_(self._temperature_M1[tokens])
+
+    def spare(self, like_CW: Tensor) -> Tensor:
+        """A block of the same shape in the other buffer."""
+        return self._block(1, *like_CW.shape)
+
+    def backward(
+        self,
+        grad_CW: Tensor,
+        tokens: slice,
+        entries: slice,
+        grad_hidden_MD: Tensor | None,
+        grad_weight_VD: Tensor | None,
+    ) -> None:
+        """Add what the gradient of a block of logits gives to the gradients of hidden states and weight, where there are any."""
+        hidden_CD, weight_WD = self._hidden_MD[tokens], self._weight_VD[entries]
+        temperature_C1 = self._temperature_M1[tokens]
+        if not self.scaled:
+            grad_CW = grad_CW.div_(temperature_C1).to(hidden_CD.dtype)
+        if grad_hidden_MD is not None:
+            own_CD = grad_CW @ weight_WD
+            grad_hidden_MD[tokens] += own_CD.div_(temperature_C1) if self.scaled else own_CD
+        if grad_weight_VD is not None and self.scaled:
+            grad_weight_VD[entries].addmm_(grad_CW.T, hidden_CD)
+        elif grad_weight_VD is not None:
+            grad_weight_VD[entries] += grad_CW.T @ hidden_CD
+
+    def _block(self, number: int, rows: int, columns: int) -> Tensor:
+        return self.blocks[number, : rows * columns].view(rows, columns)
 
 
 def chunked_head(
-    hidden_MD: Tensor, weight_VD: Tensor, targets_M: Tensor, temperature_M: Tensor, chunk: int
+    hidden_MD: Tensor, weight_VD: Tensor, targets_M: Tensor, temperature_M: Tensor, chunk: int, vocab_chunk: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and entropy of its distribution, both in nats and fp32, with gradients.
+
+    Two blocks of logits exist at one time, until the backward pass is done.
 
     Args:
         hidden_MD: the hidden states that predict the targets.
         weight_VD: the output embedding.
         targets_M: token ids.
-        temperature_M: divides the logits, fp32, positive.
-        chunk: tokens whose logits exist at one time.
+        temperature_M: divides the logits, positive.
+        chunk: tokens of a block.
+        vocab_chunk: entries of the vocabulary of a block; 0 is all.
 
     Returns:
-        logprobs_M and entropy_M.
+        logprobs_M and entropy_M; fp64 where the hidden states are.
     """
-    return _ChunkedHead.apply(hidden_MD, weight_VD, targets_M, temperature_M, chunk)
+    return _ChunkedHead.apply(hidden_MD, weight_VD, targets_M, temperature_M, chunk, vocab_chunk)
 
 
 class PackedPolicy(nn.Module):
@@ -92,12 +251,13 @@ class PackedPolicy(nn.Module):
     Args:
         model: a transformers causal language model, loaded with the packed attention.
         head_chunk: tokens whose logits exist at one time.
+        vocab_chunk: entries of the vocabulary whose logits do; 0 is all.
 
     Raises:
         ValueError: the model changes its logits after the output embedding, which the chunked head would not repeat.
     """
 
-    def __init__(self, model: Any, head_chunk: int):
+    def __init__(self, model: Any, head_chunk: int, vocab_chunk: int = 0):
         super().__init__()
         wrong = [
             n
@@ -110,6 +270,7 @@ class PackedPolicy(nn.Module):
             raise ValueError(f"{type(model).__name__} cannot be trained here: its logits use {', '.join(wrong)}")
         self.model = model
         self.head_chunk = head_chunk
+        self.vocab_chunk = vocab_chunk
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """logprobs_T and entropy_T of the masked tokens, fp32, 0 elsewhere. Each token is predicted from the one before it."""
@@ -126,6 +287,7 @@ class PackedPolicy(nn.Module):
             batch.ids_T[index_M],
             batch.temperature_T[index_M],
             self.head_chunk,
+            self.vocab_chunk,
         )
         zeros_T = torch.zeros(len(batch.ids_T), dtype=torch.float32, device=hidden_TD.device)
         return zeros_T.index_copy(0, index_M, logprobs_M), zeros_T.index_copy(0, index_M, entropy_M)

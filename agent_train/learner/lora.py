@@ -19,7 +19,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from agent_train.config import LoraConfig
-from agent_train.weights.checksum import checksum
 
 ADAPTER = "default"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -40,7 +39,9 @@ def add_adapters(model: Any, settings: LoraConfig) -> None:
     except ImportError as error:
         raise ValueError(f"lora.rank={settings.rank} needs peft: pip install 'agentgym[lora]' ({error})") from error
     names = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    names -= {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if module is model.get_output_embeddings()}
+    names -= {
+        name.rsplit(".", 1)[-1] for name, module in model.named_modules() if module is model.get_output_embeddings()
+    }
     if unknown := sorted(set(settings.targets) - names):
         raise ValueError(f"lora.targets: {type(model).__name__} has no linear layers {unknown}: it has {sorted(names)}")
     inject_adapter_in_model(_peft_config(PeftConfig, settings), model, ADAPTER, low_cpu_mem_usage=True)
@@ -101,8 +102,8 @@ def adapter_tensors(model: nn.Module, whole: Any) -> Iterator[tuple[str, Tensor]
             yield _PEFT_PREFIX + name.replace(f".{ADAPTER}.", "."), whole(parameter)
 
 
-def write_adapter(folder: Path, model: Any, tensors: dict[str, Tensor], model_dir: str | Path) -> dict[str, int]:
-    """Write an adapter as PEFT does, into a folder that is there. Returns the checksum of each tensor.
+def write_adapter(folder: Path, model: Any, tensors: dict[str, Tensor], model_dir: str | Path) -> None:
+    """Write an adapter as PEFT does, into a folder that is there.
 
     Args:
         folder: gets two files.
@@ -115,7 +116,6 @@ def write_adapter(folder: Path, model: Any, tensors: dict[str, Tensor], model_di
     config.inference_mode = True
     config.save_pretrained(str(folder))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(folder / WEIGHTS_FILE))
-    return {name: checksum(tensor) for name, tensor in tensors.items()}
 
 
 def base_of(folder: str | Path) -> str:

@@ -160,7 +160,11 @@ def split_layers(model: Any, blocks: Iterable[nn.Module], mesh: DeviceMesh) -> N
         ValueError: a layer has a name that says nothing about how to split it, or a size that does not divide.
     """
     for block in blocks:
+        frozen = [name for name, parameter in block.named_parameters() if not parameter.requires_grad]
         parallelize_module(block, mesh, _plan(type(model).__name__, block, mesh.size()))
+        # Some styles make new parameters without asking.
+        for name in frozen:
+            block.get_parameter(name).requires_grad_(False)
 
 
 def _plan(architecture: str, block: nn.Module, ranks: int) -> dict[str, ParallelStyle]:

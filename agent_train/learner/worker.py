@@ -28,6 +28,7 @@ from agent_train.learner.fsdp import (
     DTYPES,
     full_tensors,
     load_policy,
+    save_adapter,
     save_model,
     shapes_of,
     shard,
@@ -35,7 +36,7 @@ from agent_train.learner.fsdp import (
     write_model,
 )
 from agent_train.learner.head import PackedPolicy
-from agent_train.learner.lora import add_adapters
+from agent_train.learner.lora import adapters_off, add_adapters
 from agent_train.learner.measures import Contribute, SftMetrics, StepResult, UpdateMetrics, reduced, summarise
 from agent_train.learner.optimizers import make_optimizer
 from agent_train.learner.parallel import clip_gradients, make_layout
@@ -166,6 +167,11 @@ class LearnerWorker:
         seconds = time.monotonic() - started
         return SftMetrics(result.sums[0], result.grad_norm, share.n_tokens, lr, not result.applied, seconds)
 
+    def logprobs_without_adapters(self, share: Share) -> list[list[list[float]]]:
+        """As `logprobs`, of the model that the adapters were added to."""
+        with adapters_off(self.module.model):
+            return self.logprobs(share)
+
     def logprobs(self, share: Share) -> list[list[list[float]]]:
         """The policy's log-probability of each masked token of each row of each micro-batch, 0.0 elsewhere. A collective."""
         return share.by_row(self._score(self._batches(share)))
@@ -210,6 +216,10 @@ class LearnerWorker:
     def save(self, folder: str) -> None:
         """Write a Hugging Face folder that transformers and vLLM load, whole or not at all."""
         save_model(self.module, folder, self._model_dir, self.rank, self.config.model.dtype)
+
+    def save_adapter(self, folder: str) -> dict[str, int]:
+        """Write the adapters in PEFT's format, whole or not at all. The checksum of each tensor on rank 0."""
+        return save_adapter(self.module, folder, self._model_dir, self.rank, self.config.model.dtype)
 
     def save_state(self, folder: str, export: str | None = None) -> None:
         """Copy model, optimizer, counters and random numbers, and write them into a new folder beside what follows.
@@ -306,7 +316,7 @@ class LearnerWorker:
                 model_dir, settings.gradient_checkpointing, of_rows=of_rows, seed=seed
             )
         else:
-            module = load_policy(model_dir, settings.head_chunk, settings.gradient_checkpointing)
+            module = load_policy(model_dir, settings.head_chunk, settings.gradient_checkpointing, settings.vocab_chunk)
             if self.config.lora.rank and self.role == "policy":
                 add_adapters(module.model, self.config.lora)
         return module if learns(self.config, self.role) else module.requires_grad_(False)

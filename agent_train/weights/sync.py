@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Protocol
 
-from agent_train.weights.collective import TensorInfo
+from agent_train.weights.manifest import TensorInfo
 
 
 class Sender(Protocol):

@@ -81,7 +81,7 @@ def keep_gradients(worker: LearnerWorker, path: Path) -> None:
     def write(*_: Any) -> None:
         if not path.exists():
             named = worker.module.model.named_parameters()
-            torch.save({name: p.grad.full_tensor().clone() for name, p in named}, path)
+            torch.save({name: p.grad.full_tensor() for name, p in named}, path)
 
     worker._optimizer.register_step_pre_hook(write)
 

@@ -60,7 +60,7 @@ class KeepGradients(TrainerCallback):
 
     def on_pre_optimizer_step(self, *args: Any, model: Any = None, **kwargs: Any) -> None:
         if not self.path.exists():
-            torch.save({name: p.grad.clone() for name, p in model.named_parameters()}, self.path)
+            torch.save({name: p.grad for name, p in model.named_parameters()}, self.path)
 
 
 def replay(case: dict[str, Any]) -> Any:

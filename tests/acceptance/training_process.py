@@ -174,11 +174,11 @@ class Training:
         return False
 
 
-def start(runs: Path, *settings: str, env: dict[str, str] | None = None) -> Training:
-    """Start `agent-train` with these settings, its run folder in `runs`, in a session, folder and TMPDIR of its own."""
+def start(runs: Path, *settings: str, env: dict[str, str] | None = None, name: str | None = None) -> Training:
+    """Start `agent-train` with these settings, in a session, folder and TMPDIR of its own; its run folder is `runs/name`, or a new one."""
     # The sockets of Ray and vLLM lie in TMPDIR, and their names may have 107 characters.
     scratch = Path(tempfile.mkdtemp(prefix="at-", dir="/tmp"))
-    mark, port, name = uuid.uuid4().hex, free_port(), f"run-{uuid.uuid4().hex[:6]}"
+    mark, port, name = uuid.uuid4().hex, free_port(), name or f"run-{uuid.uuid4().hex[:6]}"
     # vLLM compiles some functions when it first samples: half a minute that only the first of all runs should take.
     compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
     own = {MARK: mark, "TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": compiled, "OMP_NUM_THREADS": "1"}
@@ -197,9 +197,11 @@ def start(runs: Path, *settings: str, env: dict[str, str] | None = None) -> Trai
 
 
 @contextlib.contextmanager
-def training(runs: Path, *settings: str, env: dict[str, str] | None = None) -> Iterator[Training]:
+def training(
+    runs: Path, *settings: str, env: dict[str, str] | None = None, name: str | None = None
+) -> Iterator[Training]:
     """`start`, and nothing left of it afterwards whatever the test says."""
-    run = start(runs, *settings, env=env)
+    run = start(runs, *settings, env=env, name=name)
     try:
         yield run
     finally:

@@ -86,9 +86,9 @@ def call(name, arguments):
     return {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
 
 
-def spoken(number, parity="even"):
-    """A question that has one right answer: whether a number is even."""
-    return f"is {number} even?", ("yes", "no")[number % 2]
+def spoken(number):
+    """A question and its right answer, which one word of the question decides."""
+    return f"cell {number} is {('ice', 'hole')[number % 2]}: safe?", ("yes", "no")[number % 2]
 
 
 def pairs(numbers):

@@ -18,8 +18,13 @@ from agent_train.learner.worker import LearnerWorker
 
 BUDGET = 30
 SECONDS = 240
-# Loaded once, before the ranks are forked from it: that takes longer than all cases.
-LOADED_BEFORE = ["sharding_cases"]
+# Loaded once, in the process that the ranks are forked from: that takes longer than all cases.
+LOADED_BEFORE = [
+    "agent_train.learner.worker",
+    "peft",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen3.modeling_qwen3",
+]
 
 
 @dataclass(frozen=True)
@@ -128,10 +133,9 @@ def run_cases(cases, folder: Path):
         process.start()
     for process in processes:
         process.join(SECONDS)
-    late = [process for process in processes if process.exitcode is None]
-    for process in late:
-        process.kill()
     codes = [process.exitcode for process in processes]
-    assert not late and codes == [0] * world, f"the ranks ended with {codes}"
+    for process in processes:
+        process.kill()
+    assert codes == [0] * world, f"the ranks ended with {codes}, None for those that took too long"
     answers = [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(world)]
     return {case.name: [answers[rank][case.name] for rank in range(case.world)] for case in cases}

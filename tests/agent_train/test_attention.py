@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from agent_train.learner.attention import packed_attention, segments_of
-from agent_train.learner.shared_attention import flex
+from agent_train.learner.shared_attention import block_mask, flex
 from agent_train.packing import Prefix
 
 # (prefix, what each row has beyond it): rows by themselves are trees of one without a prefix.
@@ -119,16 +119,27 @@ def test_shared_prefixes_in_the_types_that_models_compute_in(dtype):
     )
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("forest", FORESTS[1:3])
-def test_the_block_mask_for_gpus_shows_each_token_the_same(forest, window):
-    """FlexAttention without a compiler, which torch has on CPUs for the forward pass."""
+@pytest.mark.parametrize("forest", FORESTS)
+def test_the_block_mask_for_gpus_lets_each_token_see_its_own_row(forest, window):
     segments, rows = segments_of_forest(forest)
+    size = int(segments.cu_seqlens[-1])
+    seen = torch.zeros(size, size, dtype=torch.bool)
+    for row in rows:
+        for place, token in enumerate(row):
+            seen[token, row[max(0, place + 1 - (window or size)) : place + 1]] = True
+    mask = block_mask(segments.runs, segments.trunks, window, torch.device("cpu"))
+    assert torch.equal(create_mask(mask.mask_mod, None, None, size, size, "cpu")[0, 0], seen)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_flex_attention_with_that_mask_gives_the_same_and_keeps_it():
+    """Not compiled, and forwards alone: the rest torch has on GPUs only."""
+    segments, rows = segments_of_forest(FORESTS[2])
     inputs = [x.detach().float() for x in draw(int(segments.cu_seqlens[-1]))]
-    found = flex(*inputs, segments.runs, segments.trunks, 0.3, window, segments.masks, flex_attention)
-    torch.testing.assert_close(found, row_by_row(*inputs, rows, window=window), atol=1e-5, rtol=1e-5)
-    assert list(segments.masks) == [window]
+    found = flex(*inputs, segments.runs, segments.trunks, 0.3, None, segments.masks, flex_attention)
+    torch.testing.assert_close(found, row_by_row(*inputs, rows), atol=1e-5, rtol=1e-5)
+    assert list(segments.masks) == [None]
 
 
 @pytest.mark.parametrize("wrong", [{"segments": None}, {"dropout": 0.1}, {"softcap": 30.0}])

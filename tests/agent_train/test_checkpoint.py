@@ -108,8 +108,11 @@ def in_a_child(call, number: int) -> bool:
 
 
 @pytest.mark.parametrize("step", [10, 5], ids=["a new step", "a step that is there already"])
-def test_whenever_the_machine_stops_a_whole_checkpoint_is_found(run, tmp_path, step):
+def test_whenever_the_machine_stops_a_whole_checkpoint_is_found(run, tmp_path, step, monkeypatch):
     """Killed before every operation on a file in turn, until none is left to be killed at."""
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: None
+    )  # hundreds of them, which a process's death asks nothing of
     saved(run, 5, text="old")
     written(run, step, "new")
     shutil.copytree(run.path, tmp_path / "before")

@@ -11,10 +11,13 @@ import torch
 from engine_models import MAX_LEN, build, perturb, reference_greedy, reference_logprobs
 from transformers import AutoModelForCausalLM
 
-from agent_train.config import EngineConfig
+from agent_train.config import Config, EngineConfig
 from agent_train.engine.base import Sampling
 from agent_train.engine.embedded import EmbeddedEngine
+from agent_train.engine.server import MODEL_NAME
 from agent_train.engine.start import start_engine
+from agent_train.rows import Row
+from agent_train.teacher import Teacher
 from agent_train.weights.collective import WeightAddress, broadcast_buckets, free_port, make_group, manifest_of
 
 
@@ -148,6 +151,32 @@ def test_logprobs_are_those_of_logits_over_temperature(served, temperature: floa
     )
     assert gaps.mean() < 1e-4
     assert gaps.max() < 1e-3
+
+
+def test_a_server_is_a_teacher_that_scores_exact_ids_as_transformers_does(served, model_dir) -> None:
+    if not hasattr(served.engine, "replicas"):
+        pytest.skip("the embedded engine has no endpoint")
+    config = Config()
+    config.teacher.url, config.teacher.model = f"{served.engine.replicas[0].url}/v1", MODEL_NAME
+    rng = random.Random(3)
+    rows = [
+        Row(ids, [t > 0 and rng.random() < 0.5 for t in range(len(ids))], [0.0] * len(ids), temperature=0.5)
+        for ids in some_prompts(12, 60, seed=8)
+    ]
+
+    async def scored():
+        teacher = await Teacher.connect(config, model_dir)
+        try:
+            return await teacher.logprobs(rows)
+        finally:
+            await teacher.close()
+
+    for row, found in zip(rows, served.run(scored()), strict=True):
+        expected = (
+            [0.0, *reference_logprobs(served.model, row.ids[:1], row.ids[1:], 1.0).tolist()] if row.sampled else found
+        )
+        wanted = [x if on else 0.0 for x, on in zip(expected, row.mask, strict=True)]
+        assert found == pytest.approx(wanted, abs=1e-3)
 
 
 def test_temperature_zero_is_greedy(served) -> None:

@@ -1,15 +1,15 @@
-"""The chunked head equals the dense one, and packed attention equals attention row by row."""
+"""The chunked head equals the dense one, and each token is predicted from where its row says."""
 
 import math
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from agent_train.learner.attention import packed_attention, segments_of
 from agent_train.learner.head import PackedPolicy, chunked_head
 from agent_train.packing import batch_of
 from agent_train.rows import Row
@@ -17,29 +17,66 @@ from agent_train.rows import Row
 TOKENS, HIDDEN, VOCAB = 23, 3, 31
 
 
-def head_inputs(dtype=torch.float32):
+def head_inputs(dtype=torch.float32, scale=1.0):
     torch.manual_seed(0)
-    hidden = torch.randn(TOKENS, HIDDEN).to(dtype).requires_grad_()
+    hidden = (scale * torch.randn(TOKENS, HIDDEN)).to(dtype).requires_grad_()
     weight = torch.randn(VOCAB, HIDDEN).to(dtype).requires_grad_()
     return hidden, weight, torch.randint(VOCAB, (TOKENS,)), torch.rand(TOKENS) + 0.5
 
 
 def dense_head(hidden, weight, targets, temperature):
-    log_p = ((hidden @ weight.T).float() / temperature[:, None]).log_softmax(-1)
+    logits = hidden @ weight.T
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_p = (logits / temperature[:, None]).log_softmax(-1)
     return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
 
-@pytest.mark.parametrize("chunk", [1, 5, 23, 100])
-def test_chunked_head_equals_the_dense_head_with_gradients(chunk):
-    hidden, weight, targets, temperature = head_inputs()
+@given(
+    chunk=st.integers(1, 30),
+    vocab_chunk=st.integers(0, 40),
+    scale=st.sampled_from([0.1, 1.0, 30.0]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+@settings(deadline=None)
+def test_chunked_head_equals_the_dense_head_with_gradients(chunk, vocab_chunk, scale, dtype):
+    hidden, weight, targets, temperature = head_inputs(dtype, scale)
     up_logprobs, up_entropy = torch.randn(TOKENS), torch.randn(TOKENS)
     found = {}
-    for name, head in {"dense": dense_head, "chunked": lambda *a: chunked_head(*a, chunk)}.items():
+    for name, head in {"dense": dense_head, "chunked": lambda *a: chunked_head(*a, chunk, vocab_chunk)}.items():
         logprobs, entropy = head(hidden, weight, targets, temperature)
+        assert logprobs.dtype == entropy.dtype == dtype
         loss = (logprobs * up_logprobs).sum() + (entropy * up_entropy).sum()
         found[name] = (logprobs, entropy, *torch.autograd.grad(loss, (hidden, weight)))
     for dense, chunked in zip(found["dense"], found["chunked"], strict=True):
-        torch.testing.assert_close(chunked, dense, atol=1e-5, rtol=1e-5)
+        atol = 1e-5 * max(1.0, scale) if dtype == torch.float32 else 1e-11
+        torch.testing.assert_close(chunked, dense, atol=atol, rtol=atol)
+
+
+@pytest.mark.parametrize("vocab_chunk", [0, 7])
+def test_gradients_are_those_of_small_differences(vocab_chunk):
+    hidden, weight, targets, temperature = head_inputs(torch.float64)
+    assert torch.autograd.gradcheck(
+        lambda hidden, weight: chunked_head(hidden, weight, targets, temperature, 4, vocab_chunk), (hidden, weight)
+    )
+
+
+@pytest.mark.parametrize("vocab_chunk", [0, 7])
+@pytest.mark.parametrize("trained", [0, 1])
+def test_what_is_frozen_costs_no_gradient_and_changes_none(trained, vocab_chunk):
+    hidden, weight, targets, temperature = head_inputs()
+    whole = torch.autograd.grad(chunked_head(hidden, weight, targets, temperature, 4)[0].sum(), (hidden, weight))
+    frozen = [x if place == trained else x.detach() for place, x in enumerate((hidden, weight))]
+    logprobs, _ = chunked_head(*frozen, targets, temperature, 4, vocab_chunk)
+    (grad,) = torch.autograd.grad(logprobs.sum(), frozen[trained])
+    torch.testing.assert_close(grad, whole[trained], atol=1e-5, rtol=1e-5)
+
+
+def test_a_second_backward_pass_gives_the_same():
+    hidden, weight, targets, temperature = head_inputs()
+    logprobs, entropy = chunked_head(hidden, weight, targets, temperature, 4)
+    loss = logprobs.sum() + entropy.sum()
+    first, second = (torch.autograd.grad(loss, (hidden, weight), retain_graph=True) for _ in range(2))
+    torch.testing.assert_close(second, first, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -55,9 +92,10 @@ def test_either_output_alone_has_its_gradient(which):
     torch.testing.assert_close(grads[1], grads[0], atol=1e-5, rtol=1e-5)
 
 
-def test_bf16_logits_are_normalised_in_fp32():
+@pytest.mark.parametrize("vocab_chunk", [0, 7])
+def test_bf16_logits_are_normalised_in_fp32(vocab_chunk):
     hidden, weight, targets, temperature = head_inputs(torch.bfloat16)
-    logprobs, _ = chunked_head(hidden, weight, targets, temperature, 4)
+    logprobs, _ = chunked_head(hidden, weight, targets, temperature, 4, vocab_chunk)
     assert logprobs.dtype == torch.float32
     torch.testing.assert_close(logprobs, dense_head(hidden, weight, targets, temperature)[0], atol=1e-5, rtol=1e-5)
 
@@ -70,23 +108,28 @@ def test_no_target_gives_zero_gradients():
     assert not hidden.grad.any()
 
 
-def test_logits_of_all_tokens_never_exist_at_once_forwards_or_backwards():
+@pytest.mark.parametrize("vocab_chunk", [0, 7])
+def test_logits_of_all_tokens_never_exist_at_once_forwards_or_backwards(vocab_chunk):
     inputs = head_inputs()
+    width = vocab_chunk or VOCAB
     seen = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
             seen.extend(
-                x.shape[0] for x in [out] if isinstance(x, torch.Tensor) and x.ndim == 2 and x.shape[1] == VOCAB
+                x.shape for x in [out] if isinstance(x, torch.Tensor) and x.ndim == 2 and x.shape[1] not in (1, HIDDEN)
             )
             return out
 
     with Watch():
-        logprobs, entropy = chunked_head(*inputs, 4)
+        logprobs, entropy = chunked_head(*inputs, 4, vocab_chunk)
         (logprobs.sum() + entropy.sum()).backward()
+    # Blocks of logits, the transposes of a block and of a part of the weight, and the two buffers.
+    allowed = {(c, w) for c in (4, TOKENS % 4) for w in (width, VOCAB % width)}
+    weights = {(HIDDEN, w) for w in (width, VOCAB % width)} | {(2, 4 * width)}
     assert len(seen) > 12
-    assert max(seen) == 4
+    assert set(seen) <= allowed | {(w, c) for c, w in allowed} | weights
 
 
 class OneHotModel(nn.Module):
@@ -132,35 +175,3 @@ def test_a_model_that_changes_its_logits_afterwards_is_refused():
     model.config.final_logit_softcapping = 30.0
     with pytest.raises(ValueError, match="final_logit_softcapping"):
         PackedPolicy(model, 4)
-
-
-def attention_inputs(lengths, heads=4, kv_heads=2, size=8):
-    torch.manual_seed(0)
-    total = sum(lengths)
-    query, key, value = (torch.randn(1, n, total, size, requires_grad=True) for n in (heads, kv_heads, kv_heads))
-    cu_seqlens = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
-    return query, key, value, segments_of(tuple(lengths), cu_seqlens)
-
-
-@pytest.mark.parametrize("lengths", [[5], [1, 1], [7, 7, 7], [9, 4, 4, 2], [3, 8, 3]])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_packed_attention_equals_causal_attention_row_by_row(lengths, kv_heads):
-    query, key, value, segments = attention_inputs(lengths, kv_heads=kv_heads)
-    packed, _ = packed_attention(nn.Identity(), query, key, value, None, scaling=0.3, segments=segments)
-    parts = []
-    for q, k, v in zip(*(x.split(lengths, dim=2) for x in (query, key, value)), strict=True):
-        keys, values = (x.repeat_interleave(query.shape[1] // kv_heads, dim=1) for x in (k, v))
-        mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
-        parts.append(scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=0.3).transpose(1, 2))
-    expected = torch.cat(parts, dim=1)
-    torch.testing.assert_close(packed, expected, atol=1e-6, rtol=1e-6)
-    up = torch.randn_like(expected)
-    found, wanted = (torch.autograd.grad((out * up).sum(), (query, key, value)) for out in (packed, expected))
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("wrong", [{"segments": None}, {"dropout": 0.1}, {"softcap": 30.0}, {"sliding_window": 3}])
-def test_what_packed_attention_cannot_compute_it_refuses(wrong):
-    query, key, value, segments = attention_inputs([5, 4])
-    with pytest.raises(ValueError, match=r"attention|sliding window"):
-        packed_attention(nn.Identity(), query, key, value, None, **{"segments": segments, **wrong})

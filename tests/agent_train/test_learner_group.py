@@ -1,6 +1,7 @@
 """The driver's handle on real Ray actors: two ranks work as one, and a dead or late one is an error with a name."""
 
 import asyncio
+import contextlib
 import dataclasses
 import math
 import os
@@ -13,6 +14,7 @@ from learner_cases import make_config, make_rows, one_rank, write_model
 
 from agent_train.learner.group import Learner, LearnerError
 from agent_train.packing import shares
+from agent_train.role_start import begin_as_policy, start_models
 
 pytestmark = pytest.mark.ray
 
@@ -31,7 +33,8 @@ def running_ray():
 
 
 def two_ranks(**learner):
-    return make_config(workers=2, microbatch_tokens=20, **learner)
+    # Ranks that start beside much else take their time.
+    return make_config(**{"workers": 2, "microbatch_tokens": 20, "timeout": 300.0, **learner})
 
 
 async def pid_of(learner, rank):
@@ -101,6 +104,62 @@ def test_a_rank_that_dies_in_a_call_is_named_and_nothing_hangs(model_dir):
             await learner.update(make_rows())
 
     asyncio.run(run())
+
+
+def with_roles():
+    """A policy, a reference and a critic of two ranks each."""
+    config = two_ranks()
+    config.algorithm.kl.coef, config.algorithm.advantage.name, config.critic.lr = 0.1, "gae", 1e-2
+    return config
+
+
+async def roles_together(model_dir, begin, rows):
+    """What the roles of a run say before and after the policy moves, and what is left when a rank of the critic is killed."""
+    said, config = {}, with_roles()
+    async with contextlib.AsyncExitStack() as stack:
+        models = await start_models(config, model_dir, model_dir, stack)
+        assert models.prm is models.teacher is models.reward_model is None
+        said["policy"], said["reference"] = await asyncio.gather(
+            models.policy.logprobs(rows), models.reference.logprobs(rows)
+        )
+        await models.policy.update(rows, lr_scale=10.0)
+        said["moved"], said["held"] = await asyncio.gather(
+            models.policy.logprobs(rows), models.reference.logprobs(rows)
+        )
+        said["critic"] = [await models.critic.update_critic(rows), await models.critic.update_critic(rows[:1])]
+        said["values"] = await models.critic.values(rows)
+        # The end of a warm start: those without a folder of their own begin again, where the policy is.
+        await begin_as_policy(config, models.policy, (models.reference, models.critic, None), begin)
+        said["begun"], said["anew"] = await asyncio.gather(models.reference.logprobs(rows), models.critic.values(rows))
+        os.kill(await pid_of(models.critic, 1), signal.SIGKILL)
+        started = time.monotonic()
+        with pytest.raises(LearnerError, match=r"^learner: critic: update_critic: rank 1 died"):
+            await models.critic.update_critic(rows)
+        assert time.monotonic() - started < 120
+        assert await models.policy.logprobs(rows) == said["moved"]
+    return said
+
+
+def test_roles_work_side_by_side_and_a_dead_one_is_named_and_leaves_the_others(model_dir, tmp_path):
+    rows = [dataclasses.replace(row, targets=row.spread(0.5 * i)) for i, row in enumerate(make_rows())]
+    said = asyncio.run(roles_together(model_dir, tmp_path / "start", rows))
+    for row, policy, reference, moved, held, begun in zip(
+        rows, *(said[name] for name in ("policy", "reference", "moved", "held", "begun")), strict=True
+    ):
+        assert reference == pytest.approx(policy, abs=1e-6)
+        assert held == reference
+        assert moved != pytest.approx(policy, abs=1e-2)
+        assert begun == pytest.approx(moved, abs=1e-5)
+        assert [x == 0.0 for x in reference] == [not on for on in row.mask]
+    assert said["anew"] != said["values"]
+    with one_rank(model_dir, with_roles(), "critic") as critic:
+        for found, some in zip(said["critic"], (rows, rows[:1]), strict=True):
+            wanted = critic.update_critic(shares(some, 1, 10_000))
+            for name in ("loss", "explained_variance", "value_mean", "grad_norm", "lr"):
+                assert getattr(found, name) == pytest.approx(getattr(wanted, name), rel=1e-3, abs=1e-5), name
+        for row, values in zip(rows, said["values"], strict=True):
+            (((expected,),)) = critic.values(shares([row], 1, 100)[0])
+            assert values == pytest.approx(expected[0], abs=2e-3)
 
 
 def test_a_rank_that_does_not_answer_is_named_after_the_timeout_and_its_process_is_gone(model_dir):

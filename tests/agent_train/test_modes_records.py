@@ -110,7 +110,7 @@ def test_compressed_and_empty_lines_and_parquet_read_the_same(tmp_path):
         (
             "sft",
             {"messages": [HI, {**YES, "tool_calls": [{"name": "f"}]}]},
-            "message 2: tool_calls: a call has a function",
+            "messages: message 2: tool_calls: a call has a function",
         ),
         ("dpo", {"prompt": "hi", "chosen": "yes"}, "rejected: is missing; the record has chosen, prompt"),
         ("dpo", {"prompt": "hi", "chosen": "yes", "rejected": "yes"}, "rejected: says nothing else than chosen"),

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_train.learner.optimizer_steps import split_steps
 from agent_train.packing import batch_of, pack, shares, split_ranks
 from agent_train.rows import Row
 
@@ -116,3 +117,32 @@ def test_nothing_to_train_on_is_refused():
         shares([Row([1, 2], [False, False], [0.0, 0.0])], 1, 100)
     with pytest.raises(ValueError, match="microbatch_tokens"):
         shares(rows_of_sizes([3]), 1, 0)
+
+
+@given(
+    sizes=st.lists(st.lists(st.integers(2, 9), min_size=1, max_size=4), min_size=1, max_size=8), parts=st.integers(1, 4)
+)
+@settings(deadline=None)
+def test_optimizer_steps_tear_no_trajectory_apart_and_lose_no_row(sizes, parts):
+    rows = [
+        Row(list(range(n)), [False] + [True] * (n - 1), [0.0] * n, trajectory=f"t{t}", group=f"g{t // 2}")
+        for t, own in enumerate(sizes)
+        for n in own
+    ]
+    steps = split_steps(rows, parts)
+    assert sorted(id(row) for step in steps for row in step) == sorted(map(id, rows))
+    assert len(steps) == min(parts, len(sizes))
+    of_steps = [{row.trajectory for row in step} for step in steps]
+    assert sum(map(len, of_steps)) == len(sizes)
+    assert [names([step]) for step in split_steps(rows[::-1], parts)] == [names([step]) for step in steps]
+    # Whole groups, where there are enough of them.
+    by_group = [{row.group for row in step} for step in split_steps(rows, parts, groups_whole=True)]
+    groups = (len(sizes) + 1) // 2
+    assert groups < parts or sum(map(len, by_group)) == groups
+
+
+def test_rows_that_sampled_nothing_make_no_optimizer_step():
+    silent = Row([1, 2], [False, False], [0.0, 0.0])
+    (only,) = split_steps([silent, *rows_of_sizes([3])], 2)
+    assert [row.trajectory for row in only] == ["0"]
+    assert split_steps([silent], 2) == [[silent]]

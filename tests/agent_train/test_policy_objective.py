@@ -11,12 +11,15 @@ from hypothesis import settings as rounds
 from hypothesis import strategies as st
 from learner_cases import one_rank, write_model
 from objective_cases import OF_BEHAVIOUR, learn, row_of, settings
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from agent_train.algorithms.policy_losses import m2po_limit
 from agent_train.algorithms.reductions import MODES
 from agent_train.algorithms.registry import losses
 from agent_train.config import AlgorithmConfig, CorrectionConfig, KlConfig
-from agent_train.learner.policy_objective import policy_objective
+from agent_train.learner.measures import MAXIMA, SUMS
+from agent_train.learner.policy_objective import PolicyStep, policy_objective
+from agent_train.packing import batch_of
 
 NARROW = {"clip_low": 0.2, "clip_high": 0.28}
 REDUCTIONS = [(mode, 9.0 if mode == "constant" else None) for mode in MODES]
@@ -189,6 +192,15 @@ def test_kl_in_the_loss_by_every_estimator(worker, kl, values, grads):
     found = learn(worker, [row], [-1.0, -2.0], algorithm, kl_coef=1.0)
     assert found.metrics.loss_kl == pytest.approx(sum(values), abs=1e-6)
     assert found.grads[0] == pytest.approx(list(grads), abs=1e-6)
+
+
+def test_the_importance_of_the_kl_is_that_of_the_policy_at_the_start_of_the_training_step(worker):
+    """Also of a loss that reads no proximal policy itself. The first step moves the token by 0.2; then p / o is e^0.2."""
+    row = row_of([-5.0], [1.0], reference=[0.0, -1.0])
+    algorithm = settings("reinforce", kl=KlConfig(coef=1.0, value="k2", importance="detached"))
+    found = learn(worker, [row], [-1.0], algorithm, kl_coef=1.0, updates=2, lr=0.2)
+    assert found.grads[0] == pytest.approx([-1.0])
+    assert found.grads[1] == pytest.approx([-1.0 + math.exp(0.2) * 0.2])
 
 
 def test_a_kl_whose_coefficient_is_zero_is_measured_and_not_in_the_loss(worker):
@@ -411,3 +423,36 @@ def test_the_loss_is_imported_once_for_a_worker_and_may_be_ones_own(worker, monk
 def test_the_metrics_of_an_update_are_plain_numbers(worker):
     found = learn(worker, [row_of([-1.0], [1.0])], [-1.0], settings())
     assert all(type(value) in (int, float) for value in dataclasses.asdict(found.metrics).values())
+
+
+@pytest.mark.parametrize("loss", sorted(losses))
+def test_nothing_is_read_back_to_the_host_inside_a_loss(loss):
+    """Tensors without numbers raise where a number is asked of them."""
+    correction = CorrectionConfig(name=None if loss in OF_BEHAVIOUR else "seq-mask-tis", cap=2.0, low=0.5, drift=0.1)
+    algorithm = settings(loss, correction=correction, entropy_coef=0.1, kl=KlConfig(coef=0.1, importance="full"))
+    rows = [row_of([-1.0, -2.0], [1.0, 1.0], reference=[0.0, -1.0, -1.0], versions=[-1, 0, 1])]
+    batch, objective = batch_of(rows), policy_objective(algorithm)
+    with FakeTensorMode() as mode:
+        fake = {
+            f.name: mode.from_tensor(x)
+            for f in dataclasses.fields(batch)
+            if isinstance(x := getattr(batch, f.name), torch.Tensor)
+        }
+        batch = dataclasses.replace(batch, **fake)
+        logprobs_T, entropy_T = (torch.empty(3, requires_grad=True) for _ in range(2))
+        step = PolicyStep(
+            [batch],
+            [True],
+            number=1,
+            steps=2,
+            kl_coef=0.1,
+            version=1,
+            start=[torch.empty(3)],
+            drift_limit=torch.empty(()),
+        )
+        total, sums_K, maxima_K = objective.contribute(step)(0, (logprobs_T * 1.0, entropy_T))
+        total.backward()
+        assert logprobs_T.grad.shape == entropy_T.grad.shape == (3,)
+        assert (sums_K.shape, maxima_K.shape) == ((len(SUMS),), (len(MAXIMA),))
+        with pytest.raises(DataDependentOutputException):
+            sums_K.tolist()

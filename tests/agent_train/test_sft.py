@@ -164,13 +164,13 @@ def test_exactly_what_the_expert_said_and_the_stop_tokens_are_in_the_mask(render
     assert said == "".join(text + stop for text in replies([trajectory])[0])
 
 
-def test_a_reply_with_tool_calls_is_refused(renderer):
+def test_a_reply_with_a_tool_call_is_what_the_template_writes_of_it(renderer):
     (trajectory,) = play(episodes=1)
-    trajectory.turns[0].reply["tool_calls"] = [
-        {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    ]
-    with pytest.raises(ValueError, match="tool_calls"):
-        sft_rows([trajectory], renderer)
+    function = {"name": "walk", "arguments": '{"to": "right"}'}
+    trajectory.turns[0].reply["tool_calls"] = [{"id": "1", "type": "function", "function": function}]
+    (row,) = sft_rows([trajectory], renderer)
+    said = renderer.decode([token for token, on in zip(row.ids, row.mask, strict=True) if on])
+    assert said.startswith('right<tool_call>{"name": "walk", "arguments": {"to": "right"}}</tool_call><|end|>')
 
 
 @dataclasses.dataclass
@@ -216,16 +216,12 @@ def test_the_order_follows_from_the_seed(worker):
 
 def test_the_rate_falls_linearly_and_progress_is_told_after_each_step(worker):
     learner, told = Watched(worker), []
-    last = asyncio.run(warm_start(learner, ROWS, SftConfig(epochs=2, batch_rows=5, lr=0.004), told.append))
+    # Every step sees all rows, so that their losses compare.
+    last = asyncio.run(warm_start(learner, ROWS, SftConfig(epochs=4, batch_rows=10, lr=0.004), told.append))
     assert learner.rates == pytest.approx([0.004, 0.003, 0.002, 0.001])
     assert told[-1].metrics == last
     assert last.loss < told[0].metrics.loss
-    assert [(p.step, p.steps, p.epoch, p.epochs) for p in told] == [
-        (1, 4, 1, 2),
-        (2, 4, 1, 2),
-        (3, 4, 2, 2),
-        (4, 4, 2, 2),
-    ]
+    assert [(p.step, p.steps, p.epoch, p.epochs) for p in told] == [(n, 4, n, 4) for n in (1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize("wrong", [{"rows": []}, {"epochs": 0}, {"batch_rows": 0}])

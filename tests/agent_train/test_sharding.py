@@ -15,7 +15,6 @@ from agent_train.learner.parallel import data_ranks, rank_shares
 FSDP4 = Case("fsdp 4", 4)
 CASES = [
     FSDP4,
-    Case("untied fsdp 2", 2, "untied"),
     Case("offload", 2, learner={"offload": True}),
     Case("tensor 2", 2, learner={"tensor_parallel": 2}),
     Case("biased tensor 2, offload, checkpointing", 2, "biased", {"tensor_parallel": 2, "offload": True, "gradient_checkpointing": True}),
@@ -25,7 +24,6 @@ CASES = [
     Case("untied fsdp 2 x sequence 2", 4, "untied", {"sequence_parallel": 2}),
     Case("sequence 2 x tensor 2", 4, "many_heads", {"sequence_parallel": 2, "tensor_parallel": 2}),
     Case("critic sequence 2 x tensor 2", 4, "many_heads", {"sequence_parallel": 2, "tensor_parallel": 2}, role="critic"),
-    Case("lora fsdp 2", 2, lora=4),
     Case("lora tensor 2", 2, "untied", {"tensor_parallel": 2}, lora=4),
     Case("lora fsdp 2 x sequence 2, offload", 4, learner={"sequence_parallel": 2, "offload": True}, lora=4),
 ]

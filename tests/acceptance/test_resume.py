@@ -1,0 +1,130 @@
+"""A run that is killed, however often and wherever, and resumed is the run that nobody disturbed, to the last bit."""
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from equal_runs import assert_equal_runs
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from training_process import SMALL, Training, training
+
+from agentgym.trajectory import read_jsonl
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(3600)]
+SETTINGS = (
+    *("+env=frozen_lake", *SMALL, "sft.episodes=32"),
+    *("trainer.groups_per_step=2", "trainer.eval_episodes=4", "trainer.eval_every=2", "trainer.save_every=1"),
+)
+EXACT = (*SETTINGS, "engine=embedded", "trainer.deterministic=true")
+# Every process of a killed run ends within seconds of it; a machine that does ten other things takes longer.
+ENDED_SECONDS = 60.0
+NAME = "killed"
+
+
+def lines(run: Training) -> int:
+    """How many records the run has measured."""
+    return (
+        (run.folder / "metrics.jsonl").read_bytes().count(b"\n") if run.folder.joinpath("metrics.jsonl").exists() else 0
+    )
+
+
+def ranks(run: Training) -> list[psutil.Process]:
+    """The living ranks of the learner."""
+    return [process for process in run.family() if any("ray::_Actor" in word for word in process.cmdline())]
+
+
+def kill(run: Training, victim: str, further: int) -> bool:
+    """SIGKILL a part once the run has measured `further` more records; whether it lived until then."""
+    run.wait_for("its beginning", lambda: "reading tasks" in run.out)
+    target = lines(run) + further
+    while lines(run) < target or (victim != "driver" and lines(run) == 0):
+        if run.process.poll() is not None:
+            return False
+        time.sleep(0.01)
+    target = run.process if victim == "driver" else next(iter(ranks(run)), None)
+    if target is None or run.process.poll() is not None:
+        return False
+    target.send_signal(signal.SIGKILL)
+    return True
+
+
+def assert_ended_as_killed(run: Training, victim: str) -> None:
+    """A driver that was killed says nothing; one whose rank was killed says so, and how to go on."""
+    code = run.wait()
+    assert run.left_behind(ENDED_SECONDS) == []
+    if victim == "driver":
+        assert code == -signal.SIGKILL
+        return
+    assert code == 1, run.told()
+    assert "Traceback" not in run.err
+    assert "to go on: agent-train +env=frozen_lake" in run.out.replace("\n", " ")
+
+
+def state_of(run: Training, scratch: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of the last checkpoint: weights and the optimizer's averages."""
+    scratch.parent.mkdir(exist_ok=True)
+    dcp_to_torch_save(run.checkpoint / "state" / "policy", scratch)
+    return torch.load(scratch)
+
+
+def test_a_run_that_was_killed_again_and_again_is_the_run_that_was_not(tmp_path: Path, uncut: bool) -> None:
+    """The engine is in the driver's process, so the driver's death is its own. Moments are counted in records, not in seconds."""
+    kills, steps = (20, 12) if uncut else (2, 4)
+    rng = random.Random(6)
+    settings = (*EXACT, f"trainer.steps={steps}")
+    with training(tmp_path, *settings) as undisturbed:
+        killed = 0
+        # Every second one is the driver; a rank is killed before, in or after an update, a save or a send.
+        for victim in ["rank", "driver"] * (kills // 2):
+            with training(tmp_path, *settings, name=NAME) as run:
+                if kill(run, victim, rng.randint(0, 4)):
+                    killed += 1
+                    assert_ended_as_killed(run, victim)
+        assert undisturbed.wait() == 0, undisturbed.told()
+        with training(tmp_path, *settings, name=NAME) as run:
+            assert run.wait() == 0, run.told()
+            assert "going on with killed" in run.out
+            assert_equal_runs(run, undisturbed)
+            ours, theirs = (state_of(each, tmp_path / f"{n}.pt") for n, each in enumerate((run, undisturbed)))
+            assert ours.keys() == theirs.keys()
+            assert any(name.endswith("exp_avg_sq") for name in ours)
+            assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+            assert [record["step"] for record in run.of_kind("train")] == list(range(1, steps + 1))
+            elapsed = [record["elapsed"] for record in run.metrics]
+            assert elapsed == sorted(elapsed)
+            assert (run.folder / "result.json").exists()
+        assert killed > 0
+
+
+def tasks_of(run: Training) -> dict[str, list[str]]:
+    """The tasks that each step was trained on."""
+    return {
+        file.name: [t.task_id for t in read_jsonl(file)]
+        for file in sorted(run.folder.glob("trajectories/train-*.jsonl"))
+    }
+
+
+@pytest.mark.vllm
+def test_a_run_whose_vllm_server_was_killed_goes_on_without_a_prompt_skipped_or_taken_twice(
+    tmp_path: Path, uncut: bool
+) -> None:
+    if not uncut:
+        pytest.skip("takes minutes; set AGENTGYM_TEST_ALL to run it")
+    settings = (*SETTINGS, "engine=vllm", "trainer.steps=4")
+    with training(tmp_path, *settings) as undisturbed:
+        assert undisturbed.wait() == 0, undisturbed.told()
+        for records in (1, 2):
+            with training(tmp_path, *settings, name=NAME) as run:
+                run.wait_for("its beginning", lambda: "reading tasks" in run.out)
+                enough = lines(run) + records
+                run.wait_for("records", lambda enough=enough: lines(run) >= enough)
+                run.find("vllm.entrypoints.openai.api_server").kill()
+                assert_ended_as_killed(run, "engine")
+        with training(tmp_path, *settings, name=NAME) as run:
+            assert run.wait() == 0, run.told()
+            assert tasks_of(run) == tasks_of(undisturbed)
+            assert [record["step"] for record in run.of_kind("train")] == [1, 2, 3, 4]

@@ -1,0 +1,104 @@
+"""Settings of an algorithm that do not go together are refused before anything starts, each by its key and with what to do."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+from recipe_cases import settings_of
+
+from agent_train import advantages, combinations
+from agent_train.algorithms import corrections, kl, policy_loss, reductions, registry
+from agent_train.combinations import loss_parameters, wrong_combinations, wrong_learner
+from agent_train.compose import choices
+from agent_train.validation import CHOICES
+
+
+def problems(*overrides):
+    config = settings_of(*overrides)
+    return [*wrong_combinations(config), *wrong_learner(config)]
+
+
+@pytest.mark.parametrize("name", choices("algorithm"))
+def test_every_recipe_goes_together(name):
+    needs = {"opd": ["teacher.url=http://127.0.0.1:9"], "vapo": ["trainer.steps=51"]}.get(name, [])
+    assert problems(f"algorithm={name}", *needs) == []
+
+
+OWN_LOSS = "algorithm.loss=agent_train.algorithms.losses:entropy_bonus"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["algorithm.loss=pppo"], ["algorithm.loss=pppo", "known are ppo", "package.module:function"]),
+        (["algorithm.loss_settings.clip=1"], ["algorithm.loss_settings.clip=1", "clip_low, clip_high, dual_clip"]),
+        (["algorithm.loss_settings.clip_low=wide"], ["algorithm.loss_settings.clip_low=wide", "number"]),
+        (["algorithm.loss_settings.clip_low=-1"], ["algorithm.loss_settings.clip_low=-1", "0 or more"]),
+        ([OWN_LOSS], ["algorithm.loss=agent_train.algorithms.losses:entropy_bonus", "no parameter logprobs_T"]),
+        (["algorithm=dppo", "algorithm.proximal=recomputed"], ["algorithm.proximal", "proximal=behaviour"]),
+        (["algorithm=tis", "algorithm.proximal=behaviour"], ["correction.name=tis", "count twice"]),
+        (["algorithm=tis", "algorithm.correction.cap=null"], ["correction.name=tis", "correction.cap"]),
+        (["algorithm.correction.cap=2"], ["correction.cap=2", "set algorithm.correction.name"]),
+        (["algorithm.correction.name=icepop"], ["correction.name=icepop", "low and"]),
+        (["algorithm=icepop", "algorithm.correction.low=9"], ["correction.low=9", "correction.high=5"]),
+        (["algorithm.reduction=constant"], ["reduction=constant", "reduction_length"]),
+        (["algorithm.reduction_length=5"], ["reduction=token-mean", "reduction_length"]),
+        (["algorithm.group_size=1"], ["group_size=1", "at least 2"]),
+        (["algorithm=rloo", "algorithm.group_size=1"], ["group_size=1", "advantage rloo", "at least 2"]),
+        (["algorithm=remax", "algorithm.filter.name=spread"], ["filter.name=spread", "never differ"]),
+        (["algorithm.filter.rounds=3"], ["filter.rounds=3", "filter.name=spread"]),
+        (["algorithm.kl.target=0.1"], ["kl.target=0.1", "kl.coef=0"]),
+        (["algorithm.kl.coef=1", "algorithm.kl.target=1", "algorithm.kl.horizon=9"], ["kl.horizon=9", "192 episodes"]),
+        (["algorithm=rloo", "algorithm.kl.gradient=k2"], ["kl.gradient=k2", "kl.place=loss"]),
+        (["algorithm.overlong.buffer=3"], ["overlong.buffer=3", "overlong.length"]),
+        (["algorithm.overlong.length=3", "algorithm.overlong.buffer=4"], ["overlong.buffer=4", "at most"]),
+        (["algorithm=maxrl", "algorithm.overlong.length=3"], ["advantage.name=maxrl", "overlong.length"]),
+        (
+            ["algorithm=bilevel_ppo", "algorithm.advantage.turn_lam=null", "algorithm.advantage.lam_alpha=1"],
+            ["turn_lam"],
+        ),
+        (["algorithm=reinforce_pp", "algorithm.advantage.whiten=true"], ["whiten=true", "by itself"]),
+        (["critic.alone_steps=3"], ["critic.alone_steps=3", "no critic", "gae"]),
+        (["critic.path=/nowhere"], ["critic.path=/nowhere", "no critic"]),
+        (["algorithm=vapo", "trainer.steps=50"], ["critic.alone_steps=50", "never learns"]),
+        (["algorithm=ppo", "critic.path=/nowhere"], ["critic.path=/nowhere", "config.json"]),
+        (["reference.path=/nowhere"], ["reference.path=/nowhere", "kl.coef"]),
+        (["algorithm=opd"], ["advantage.name=distill", "teacher.path", "teacher.url"]),
+        (["algorithm=opd", "teacher.url=host:1"], ["teacher.url=host:1", "http://"]),
+        (["teacher.url=http://h:1"], ["teacher.url=http://h:1", "algorithm=opd"]),
+        (
+            ["algorithm=opd", "teacher.url=http://h:1", "algorithm.overlong.length=9"],
+            ["overlong.length=9", "no reward"],
+        ),
+        (["learner.workers=4", "learner.tensor_parallel=3"], ["learner.tensor_parallel=3", "divide"]),
+        (["learner.tensor_parallel=2", "learner.sequence_parallel=2"], ["sequence_parallel=2", "together"]),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_what_to_do(overrides, words):
+    found = problems(*overrides)
+    assert found
+    assert any(all(word in text for word in words) for text in found), found
+    assert all("\n" not in text for text in found)
+
+
+def test_the_names_are_those_of_the_formulas():
+    """Validation imports no torch, so it names them once more."""
+    assert set(combinations.ADVANTAGES) == set(advantages.ADVANTAGES)
+    assert set(combinations.REDUCTIONS) == set(reductions.MODES)
+    assert combinations.INPUTS == policy_loss.INPUTS
+    assert {*combinations.CAPPED, *combinations.BANDED} == set(corrections.NAMED)
+    assert CHOICES["algorithm.kl.value"] == tuple(kl.ESTIMATORS)
+    assert CHOICES["algorithm.kl.importance"] == kl.IMPORTANCE
+    assert CHOICES["algorithm.proximal"] == corrections.PROXIMAL
+
+
+@pytest.mark.parametrize("name", sorted(registry.losses))
+def test_the_parameters_of_a_loss_are_read_from_its_source(name):
+    function = policy_loss.policy_loss(name).function
+    assert loss_parameters(name) == list(inspect.signature(function).parameters)
+
+
+def test_nothing_of_this_imports_torch():
+    code = "import sys; import agent_train.validation; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
