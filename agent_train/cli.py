@@ -12,15 +12,16 @@ from typing import NoReturn
 
 from agentgym import __version__
 
-USAGE = "agent-train +env=NAME [key=value ...] [--dry-run] [--list]"
+USAGE = "agent-train {+env=NAME | mode=sft|dpo|rm data.train=FILE} [key=value ...] [--dry-run] [--list]"
 HELP = """\
-Train a language-model agent in an environment by reinforcement learning.
+Train a language-model agent in an environment by reinforcement learning, or a model on files.
 
   agent-train +env=frozen_lake                             a tiny policy, built by code, on this machine
   agent-train +env=frozen_lake engine=embedded             without vLLM
   agent-train +env=gsm8k model.path=DIR trainer.steps=3    a Hugging Face folder
   agent-train +env=my_pkg.envs:MyEnv env.kwargs.size=8     any environment that can be imported
   agent-train +env=gsm8k --dry-run                         what would run, and every setting
+  agent-train mode=sft data.train=FILE model.path=DIR      imitation; mode=dpo: preferences, mode=rm: a reward model
 
 A setting is a dotted key: trainer.steps=3, learner.lr=1e-4, trainer.seed=1. --dry-run prints them all.
 Exit code: 0 done, 1 failed while running, 2 refused before anything started.

@@ -33,13 +33,16 @@ CAPPED = ("tis", "sequence-is", "geometric-is")
 BANDED = ("icepop", "seq-mask-tis", "sequence-mask", "geometric-mask")
 # Compared inside a group, so that one episode alone teaches nothing.
 IN_GROUPS = ("rloo", "opo", "maxrl", "best_of", "reinforce_pp_baseline", "turn", "gigpo", "prime")
+MAX_LORA_RANK = 512  # of vLLM
 WITHOUT_REWARDS = ("distill", "constant")
 
 
 def wrong_combinations(config: Config) -> Iterator[str]:
-    """What is wrong with the settings of the algorithm and its roles, taken together."""
+    """What is wrong with the settings of the algorithm and its roles, taken together; names alone are `validation.CHOICES`."""
     yield from _wrong_loss(config)
     yield from _wrong_weights(config)
+    if config.algorithm.advantage.name not in ADVANTAGES:
+        return
     yield from _wrong_advantage(config)
     yield from _wrong_groups(config)
     yield from _wrong_kl(config)
@@ -114,7 +117,9 @@ def _wrong_advantage(config: Config) -> Iterator[str]:
     algorithm, advantage = config.algorithm, config.algorithm.advantage
     name = f"algorithm.advantage.name={advantage.name}"
     if (algorithm.reduction == "constant") != (algorithm.reduction_length is not None):
-        missing = "needs algorithm.reduction_length" if algorithm.reduction_length is None else "takes no reduction_length"
+        missing = (
+            "needs algorithm.reduction_length" if algorithm.reduction_length is None else "takes no reduction_length"
+        )
         yield f"algorithm.reduction={algorithm.reduction}: {missing}, the constant that a trajectory's sum is divided by with reduction=constant"
     if advantage.name == "bilevel_gae" and advantage.lam_alpha is not None and advantage.turn_lam is None:
         yield f"algorithm.advantage.lam_alpha={advantage.lam_alpha}: with bilevel_gae, set algorithm.advantage.turn_lam too: the lambda over turns"
@@ -211,5 +216,9 @@ def wrong_learner(config: Config) -> Iterator[str]:
     both = learner.tensor_parallel * learner.sequence_parallel
     if min(learner.tensor_parallel, learner.sequence_parallel) > 1 and learner.workers % both:
         yield f"learner.tensor_parallel={learner.tensor_parallel} x learner.sequence_parallel={learner.sequence_parallel}: must divide learner.workers={learner.workers} together"
+    if config.lora.rank and importlib.util.find_spec("peft") is None:
+        yield f"lora.rank={config.lora.rank}: peft is not installed: pip install 'agentgym[lora]', or set lora.rank=0"
+    if config.lora.rank > MAX_LORA_RANK and config.engine.name == "vllm" and config.mode == "rl":
+        yield f"lora.rank={config.lora.rank}: vLLM takes ranks up to {MAX_LORA_RANK}"
     if learner.optimizer == "adamw8bit" and importlib.util.find_spec("torchao") is None:
         yield "learner.optimizer=adamw8bit: torchao is not installed: pip install torchao, or take learner.optimizer=adamw"

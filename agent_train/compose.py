@@ -36,20 +36,23 @@ def compose(overrides: Sequence[str]) -> Config:
     Args:
         overrides: `+env=NAME` or `env=NAME` (a file of `configs/env`, a registered id or "pkg.mod:Class"), a choice of
             another group such as `engine=embedded`, and dotted keys such as `trainer.steps=3`. A mode that learns from files
-            takes no environment.
+            takes no environment. With `trainer.resume=FOLDER` and no choice at all, what is not said is as in that run.
 
     Raises:
         ConfigError: an unknown key, choice or environment, or a value of the wrong type; it names the nearest valid one.
     """
     groups: dict[str, str] = {}
     values: dict[str, str] = {}
-    for override in _parse(overrides):
+    parsed = _parse(overrides)
+    for override in parsed:
         key = override.key_or_group
         if key in GROUPS:
             groups[key] = _choice_name(override)
         else:
             values[key] = _value_override(override)
     env = groups.pop("env", None) or _id_of(values.pop("env.id", None))
+    if env is None and not groups and (settings := _settings_of_run(parsed)) is not None:
+        return _compose_again(settings, parsed)
     mode = _mode_of(values.get("mode"))
     if mode in FILE_MODES:
         _refuse_env(mode, env, values)
@@ -139,6 +142,37 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
             raise ConfigError([f"{text}: a run takes one value for each key, as in key=value"])
         parsed.append(override)
     return parsed
+
+
+def _settings_of_run(overrides: Sequence[Override]) -> Path | None:
+    """The settings of the run whose folder `trainer.resume` names; None where it names none."""
+    named = [str(_plain(override.value())) for override in overrides if override.key_or_group == "trainer.resume"]
+    settings = Path(named[-1]).expanduser() / "config.yaml" if named else None
+    return settings if settings is not None and settings.is_file() else None
+
+
+def _compose_again(settings: Path, overrides: Sequence[Override]) -> Config:
+    """The settings of a run, with the given keys over them."""
+    try:
+        merged = OmegaConf.structured(config_from_yaml(settings.read_text(encoding="utf-8")))
+    except ConfigError as error:
+        raise ConfigError([f"{settings}: {problem}" for problem in error.problems]) from error
+    try:
+        for override in overrides:
+            free = any(override.key_or_group.startswith(f"{key}.") for key in FREE_KEYS)
+            OmegaConf.update(merged, override.key_or_group, _plain(override.value()), force_add=free)
+    except OmegaConfBaseException as error:
+        raise ConfigError([_explain(error)]) from error
+    return _to_object(merged)
+
+
+def _plain(value: Any) -> Any:
+    """What an override says, without the quotes that it says it in."""
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, dict):
+        return {_plain(key): _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _choice_name(override: Override) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from agent_train.config import Config
 from agent_train.modes import plan as files
 from agent_train.resume import run_path
+from agent_train.roles import learning_rate, learns, roles_of, source_of
 from agent_train.validation import env_spec, sandbox_choice, visible_gpus
 
 
@@ -17,7 +18,10 @@ def plan(config: Config) -> list[tuple[str, str]]:
         *_sandboxes(config),
         ("each step", _each_step(config)),
         ("rollout", _rollout(config)),
+        ("algorithm", _algorithm(config)),
+        *_chosen(config),
         ("learner", _learner(config)),
+        *_roles(config),
         ("evaluation", _evaluation(config)),
         ("processes", _processes(config)),
         ("files", _files(config)),
@@ -120,11 +124,60 @@ def _learner(config: Config) -> str:
     learner, algorithm = config.learner, config.algorithm
     device = "CUDA, NCCL" if visible_gpus() else "CPU, gloo"
     return (
-        f"{algorithm.name}, {_count(learner.workers, 'FSDP2 worker')} ({device}), "
+        f"{_count(learner.workers, 'FSDP2 worker')} ({device}), "
         f"learning rate {learner.lr:g} after {_count(learner.warmup_steps, 'warm-up step')}, "
-        f"{_count(algorithm.updates_per_step, 'update')} a step, "
-        f"loss {algorithm.loss}, advantages {algorithm.advantage.name}"
+        f"{_count(algorithm.updates_per_step, 'update')} a step"
     )
+
+
+def _algorithm(config: Config) -> str:
+    """What is optimised, and what is not as it is by default."""
+    algorithm, kl = config.algorithm, config.algorithm.kl
+    parts = [f"{algorithm.name}: advantages {algorithm.advantage.name}, loss {algorithm.loss} ({algorithm.reduction})"]
+    if algorithm.correction.name or algorithm.proximal != "recomputed":
+        parts.append(f"proximal policy {algorithm.proximal}, correction {algorithm.correction.name or 'none'}")
+    if kl.coef:
+        adapts = f", steered to {kl.target:g} nats a token" if kl.target else ""
+        parts.append(f"KL to the reference in the {kl.place}, coefficient {kl.coef:g}{adapts}")
+    return "; ".join(parts)
+
+
+def _chosen(config: Config) -> list[tuple[str, str]]:
+    """Which episodes are trained on, where not all are."""
+    chosen, overlong = config.algorithm.filter, config.algorithm.overlong
+    told = {
+        "none": "",
+        "spread": "groups whose rewards differ",
+        "uncertain": f"the {chosen.share:.0%} of the groups whose rewards differ most",
+        "top_p": f"the fewest groups that hold {chosen.share:.0%} of the spread of rewards",
+    }[chosen.name]
+    if chosen.rounds > 1:
+        told += (
+            f", further tasks until there are {config.trainer.groups_per_step}, at most {chosen.rounds} rollouts a step"
+        )
+    parts = [told] if told else []
+    if overlong.length is not None:
+        parts.append(
+            f"episodes of over {overlong.length - overlong.buffer:,} sampled tokens lose up to {overlong.factor:g}"
+        )
+    if overlong.mask:
+        parts.append("episodes that a limit cut off are left out")
+    return [("trained on", "; ".join(parts))] if parts else []
+
+
+def _roles(config: Config) -> list[tuple[str, str]]:
+    """The models beside the policy."""
+    rows = []
+    for role in roles_of(config)[1:]:
+        source = source_of(config, role)
+        start = source or ("the policy as the run starts" if role != "critic" else "the policy, with a new value head")
+        lr = f", learning rate {learning_rate(config, role)[0]:g}" if learns(config, role) else ", frozen"
+        rows.append(f"{role.replace('_', ' ')} from {start}{lr}")
+    if config.teacher.url and config.algorithm.advantage.name == "distill":
+        rows.append(f"teacher at {config.teacher.url}")
+    if config.critic.alone_steps and "critic" in roles_of(config):
+        rows.append(f"the critic learns alone for {_count(config.critic.alone_steps, 'step')}")
+    return [("beside it", "\n".join(rows))] if rows else []
 
 
 def _evaluation(config: Config) -> str:
@@ -136,7 +189,7 @@ def _evaluation(config: Config) -> str:
 def _processes(config: Config) -> str:
     engine, workers = config.engine, config.learner.workers
     servers = engine.replicas if engine.name == "vllm" else 0
-    parts = ["this one", "Ray", _count(workers, "learner worker")]
+    parts = ["this one", "Ray", _count(workers * len(roles_of(config)), "learner worker")]
     if config.env.placement == "ray":
         workers_of_env = _count(config.env.workers, "env worker") if config.env.workers else "env workers"
         parts.append(f"{workers_of_env} of {config.env.cpus:g} CPU each in Ray")

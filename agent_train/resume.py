@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.types import Quote, QuotedString
+
 from agent_train.checkpoint import Checkpoint, newest_whole
 from agent_train.compose import config_from_yaml, settings_keys, to_yaml
 from agent_train.config import Config, ConfigError
@@ -125,10 +127,12 @@ def open_run(config: Config, command: Sequence[str] = ()) -> OpenRun:
     return OpenRun(run, checkpoint, [*map(str, torn), f"going on with {run.path.name} {where}"], lock)
 
 
-def resume_command(run: RunFolder, arguments: Sequence[str]) -> list[str]:
-    """The command line that goes on with a run which was started with these arguments."""
-    kept = [word for word in arguments if not re.match(r"\+{0,2}trainer\.(name|runs_dir|resume)=", word)]
-    return ["agent-train", *kept, f"trainer.resume={run.path}"]
+def resume_command(run: RunFolder) -> list[str]:
+    """The command that goes on with a run; its settings are in its folder."""
+    path = str(run.path)
+    if not re.fullmatch(r"[\w./-]+", path):
+        path = QuotedString(path, quote=Quote.single).with_quotes()
+    return ["agent-train", f"trainer.resume={path}"]
 
 
 def _holds_something(entry: Path) -> bool:

@@ -95,7 +95,7 @@ def run(config: Config) -> int:
         code, error = _train(config, opened, tracker, stop)
         summary = tracker.finish({0: "finished", 1: "failed"}.get(code, "interrupted"))
     if code:
-        tracker.note(f"to go on: {shlex.join(resume_command(folder, sys.argv[1:]))}")
+        tracker.note(f"to go on: {shlex.join(resume_command(folder))}")
     write_report(folder)
     stop.done()
     for record in _records(config, folder) if code == 0 else []:

@@ -4,7 +4,9 @@ config.yaml          the resolved settings
 versions.json        python, packages, git revision, the command
 metrics.jsonl        one JSON object a line: `kind` and `step`
 trajectories/        train-000001.jsonl, eval-000000.jsonl
-checkpoints/         step-000050/ (a Hugging Face folder), and `latest`, which holds the name of the newest
+checkpoints/         step-000050/ (a Hugging Face folder with what a resumed run needs), and `latest`: the name of the newest
+lock                 held by the process that writes
+*.before-resume-N    what came after the checkpoint that the run was resumed from
 logs/                what servers and workers print
 report.html
 """
@@ -13,11 +15,9 @@ from __future__ import annotations
 
 import platform
 import re
-import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -106,34 +106,6 @@ class RunFolder:
     def report(self) -> Path:
         """The page about the run."""
         return self.path / "report.html"
-
-    @contextmanager
-    def checkpoint(self, step: int, keep: int = 3) -> Iterator[Path]:
-        """A new, empty folder to save a checkpoint into. Only when the block ends well does it count as the latest.
-
-        The folder gets its final name, then `latest` names it, then all but the `keep` newest checkpoints go. A crash
-        at any point leaves the previous checkpoint whole.
-
-        Args:
-            step: the training step that the weights come from.
-            keep: how many checkpoints stay, this one included; at least 1.
-        """
-        final = self.checkpoints / f"step-{step:06d}"
-        unfinished = self.checkpoints / f".unfinished-{final.name}"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        try:
-            yield unfinished
-        except BaseException:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
-        if final.exists():
-            shutil.rmtree(final)
-        unfinished.rename(final)
-        write_text(self.checkpoints / "latest", final.name + "\n")
-        for old in self.saved_checkpoints()[: -max(keep, 1)]:
-            if old != final:
-                shutil.rmtree(old, ignore_errors=True)
 
     def saved_checkpoints(self) -> list[Path]:
         """The finished checkpoints, oldest step first."""

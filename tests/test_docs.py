@@ -196,8 +196,8 @@ def way_of(image):
 
 @pytest.mark.parametrize("words", commands("agent-train"))
 def test_training_commands_would_run(words, tmp_path, monkeypatch, capsys):
-    """Planned with the embedded engine, so that vLLM need not be there. A model folder that only validation looks at
-    stands in for the reader's own.
+    """Planned with the embedded engine, so that vLLM need not be there. A model folder and files that only
+    validation looks at stand in for the reader's own.
     """
     if any(word.startswith("env.url=") for word in words):
         assert compose(words).env.url, "it names no server"  # which is asked before anything else, and is not there
@@ -206,6 +206,14 @@ def test_training_commands_would_run(words, tmp_path, monkeypatch, capsys):
     for name in ("config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"):
         (tmp_path / name).write_text("{}")
     words = [f"model.path={tmp_path}" if word.startswith("model.path=") else word for word in words]
+    for word in [word for word in words if word.startswith(("data.train=", "data.test="))]:
+        path = tmp_path / word.partition("=")[2]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record = {
+            "prompt": "hi",
+            **({"completion": "yes"} if "mode=sft" in words else {"chosen": "yes", "rejected": "no"}),
+        }
+        path.write_text(json.dumps(record))
     extra = [] if "--list" in words else ["engine=embedded", "--dry-run"]
     code = agent_train([*dict.fromkeys([*words, *extra])])
     assert code == 0, capsys.readouterr().err

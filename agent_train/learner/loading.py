@@ -111,7 +111,7 @@ def build_empty(
         new: name of a parameter that no file need hold; whoever calls gives it its values.
         settings: of the config.
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig, GenerationConfig
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     config = AutoConfig.from_pretrained(str(model_dir), **settings)
@@ -122,6 +122,8 @@ def build_empty(
         model = auto_class.from_config(config, dtype=torch.float32, attn_implementation=attention)
     if get_model_conversion_mapping(model, add_legacy=False) or not files.hold(model, new):
         return None
+    if (Path(model_dir) / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(str(model_dir))
     return model
 
 

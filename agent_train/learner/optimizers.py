@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib.util import find_spec
 
-from torch import nn, optim
+from torch import Tensor, nn, optim
 from torch.distributed.tensor import DTensor
 
 from agent_train.config import LearnerConfig
@@ -33,6 +33,15 @@ def make_optimizer(parameters: Iterable[nn.Parameter], settings: LearnerConfig) 
     from torchao.optim import AdamW8bit
 
     return AdamW8bit(groups, **common)  # type: ignore[no-any-return]
+
+
+def set_lr(optimizer: optim.Optimizer, lr: float) -> None:
+    """The learning rate of the next step."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):  # torchao's, which its compiled step reads
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[dict[str, list[nn.Parameter]]]:

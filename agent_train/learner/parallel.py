@@ -161,13 +161,14 @@ def split_layers(model: Any, blocks: Iterable[nn.Module], mesh: DeviceMesh) -> N
     """
     for block in blocks:
         frozen = [name for name, parameter in block.named_parameters() if not parameter.requires_grad]
-        parallelize_module(block, mesh, _plan(type(model).__name__, block, mesh.size()))
+        parallelize_module(block, mesh, plan_of(type(model).__name__, block, mesh.size()))
         # Some styles make new parameters without asking.
         for name in frozen:
             block.get_parameter(name).requires_grad_(False)
 
 
-def _plan(architecture: str, block: nn.Module, ranks: int) -> dict[str, ParallelStyle]:
+def plan_of(architecture: str, block: nn.Module, ranks: int) -> dict[str, ParallelStyle]:
+    """How each layer of a block is split over `ranks`. Raises as `split_layers`."""
     plan: dict[str, ParallelStyle] = {}
     for name, module in block.named_modules():
         layer, role = _layer(name)

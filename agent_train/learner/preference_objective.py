@@ -24,8 +24,6 @@ from agent_train.learner.value_head import last_sampled
 from agent_train.packing import MicroBatch
 from agent_train.rows import Row
 
-LOSSES = ("dpo", "ipo", "kto")
-
 
 @dataclass(frozen=True)
 class Judged:

@@ -147,7 +147,7 @@ def ulysses_attention(
     repeats = max(1, spread.sequence_size // key.shape[1])
     wide = (query, key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1))
     whole = [_heads_of_all(x[0], spread, spread_tokens)[None] for x in wide]
-    out_1THD, _ = packed_attention(module, *whole, attention_mask, **kwargs)
+    out_1THD, _ = packed_attention(module, whole[0], whole[1], whole[2], attention_mask, **kwargs)
     padded_THD = nn.functional.pad(out_1THD[0], (0, 0, 0, 0, 0, spread.padding(spread_tokens)))
     blocks_RPHD = padded_THD.unflatten(0, (spread.sequence_size, -1))
     received_RPHD = _Exchange.apply(blocks_RPHD, spread.sequence)

@@ -38,7 +38,7 @@ from agent_train.learner.fsdp import (
 from agent_train.learner.head import PackedPolicy
 from agent_train.learner.lora import adapters_off, add_adapters
 from agent_train.learner.measures import Contribute, SftMetrics, StepResult, UpdateMetrics, reduced, summarise
-from agent_train.learner.optimizers import make_optimizer
+from agent_train.learner.optimizers import make_optimizer, set_lr
 from agent_train.learner.parallel import clip_gradients, make_layout
 from agent_train.learner.policy_objective import PolicyObjective, PolicyStep, policy_objective, referenced
 from agent_train.learner.preference_objective import along_logprobs, along_scores
@@ -352,8 +352,7 @@ class LearnerWorker:
         applied = math.isfinite(sums[0]) and math.isfinite(grad_norm)
         optimizer = self._learning()
         if applied:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
+            set_lr(optimizer, lr)
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return StepResult(sums, maxima, grad_norm, applied, lr)

@@ -137,7 +137,8 @@ def _read(config: Config, folder: RunFolder, tracker: Tracker) -> tuple[list[Sam
     longest = longest_row(config)
     found = []
     for name, path, read in (("data.train", data.train, examples), ("data.test", data.test, held_out)):
-        tracker.phase("writing rows", f"{len(read):,} examples of {path}")
+        if read:
+            tracker.phase("writing rows", f"{len(read):,} examples of {path}")
         samples = samples_of(read, renderer, longest, mismatched=form == "kto")
         left = len(read) - len(samples)
         if read and not samples:

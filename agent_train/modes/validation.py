@@ -27,6 +27,8 @@ def wrong_files(config: Config) -> Iterator[str]:
         yield f"data.loss={data.loss}: belongs to mode=dpo: leave it out with mode={config.mode}"
     if config.mode != "dpo" and config.reference.path:
         yield f"reference.path={config.reference.path}: mode={config.mode} has no reference: leave it out"
+    elif config.reference.path and not (Path(config.reference.path).expanduser() / "config.json").is_file():
+        yield f"reference.path={config.reference.path}: no model folder there: it has no config.json"
     if config.sft.episodes:
         yield f"sft.episodes={config.sft.episodes}: is the warm start of mode=rl: leave it out"
     if config.trainer.record:

@@ -45,8 +45,7 @@ async def sync_adapter(learner: AdapterSender, engine: AdapterReceiver, folder: 
     Raises:
         WeightSyncError: a tensor's checksum differs, or the two sides saw different tensors.
     """
-    earlier = _earlier(folder)
-    new = folder.absolute() / f"{int(earlier[-1].name) + 1 if earlier else 0:06d}"
+    earlier, new = _folders(folder)
     sent = await learner.save_adapter(new)
     arrived = await engine.load_adapter(new, version)
     if sent != arrived:
@@ -60,7 +59,9 @@ async def sync_adapter(learner: AdapterSender, engine: AdapterReceiver, folder: 
     return int(hashlib.sha256(json.dumps(sorted(sent.items())).encode()).hexdigest()[:12], 16)
 
 
-def _earlier(folder: Path) -> list[Path]:
-    """The adapters that a folder holds, the oldest first. It is made where it is missing."""
+def _folders(folder: Path) -> tuple[list[Path], Path]:
+    """The adapters that a folder holds, the oldest first, and where the next one goes. It is made where it is missing."""
+    folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    return sorted((old for old in folder.absolute().iterdir() if old.name.isdigit()), key=lambda old: int(old.name))
+    earlier = sorted((old for old in folder.iterdir() if old.name.isdigit()), key=lambda old: int(old.name))
+    return earlier, folder / f"{int(earlier[-1].name) + 1 if earlier else 0:06d}"

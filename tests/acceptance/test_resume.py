@@ -61,7 +61,7 @@ def assert_ended_as_killed(run: Training, victim: str) -> None:
         return
     assert code == 1, run.told()
     assert "Traceback" not in run.err
-    assert "to go on: agent-train +env=frozen_lake" in run.out.replace("\n", " ")
+    assert f"to go on: agent-train trainer.resume={run.folder}" in run.out
 
 
 def state_of(run: Training, scratch: Path) -> dict[str, torch.Tensor]:

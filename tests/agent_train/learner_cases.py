@@ -9,6 +9,7 @@ import torch.distributed as dist
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agent_train.config import Config
+from agent_train.learner.group import Learner
 from agent_train.learner.worker import LearnerWorker
 from agent_train.rows import Row
 
@@ -103,3 +104,22 @@ def assert_same(grads, expected, atol):
         torch.testing.assert_close(
             grad, expected[name], atol=atol, rtol=atol, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+class InProcess(Learner):
+    """The driver's handle on one rank in this process: all of `Learner` but Ray."""
+
+    def __init__(self, worker, config):
+        super().__init__([worker], config, worker.role)
+        worker.config, worker._objective = config, None
+
+    async def _call(self, what, method, arguments):
+        return [getattr(self._actors[0], method)(*arguments[0])]
+
+
+def in_process(first, role, model_dir, config):
+    """A rank of another role beside one that has started in this process."""
+    worker = LearnerWorker(0, 1, config, "cpu", role)
+    worker._layout = first._layout
+    worker.load(str(model_dir))
+    return worker

@@ -27,6 +27,9 @@ class Table(torch.nn.Module):
         self.logprobs = torch.nn.Parameter(torch.tensor([math.nan, *logprobs]))
         self.entropy = torch.nn.Parameter(torch.tensor([math.nan, *entropy]))
 
+    def reshard(self):
+        """As of a module that FSDP shards: here nothing is gathered."""
+
     def forward(self, batch):
         return self.logprobs[batch.ids_T], self.entropy[batch.ids_T]
 

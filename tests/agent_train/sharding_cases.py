@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import multiprocessing
+import time
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +39,7 @@ class Case:
         learner: settings.
         lora: rank of the adapters.
         role: of the worker.
-        dtype: that layers compute in.
+        state: whether the whole state is saved at the end, for a run to go on from.
     """
 
     name: str
@@ -47,12 +48,13 @@ class Case:
     learner: dict = field(default_factory=dict)
     lora: int = 0
     role: str = "policy"
-    dtype: str = "float32"
+    state: bool = False
 
     def config(self, world=None):
-        config = make_config(workers=world or self.world, microbatch_tokens=BUDGET, **(self.learner if world is None else {}))
+        config = make_config(
+            workers=world or self.world, microbatch_tokens=BUDGET, **(self.learner if world is None else {})
+        )
         config.lora.rank = self.lora
-        config.model.dtype = self.dtype
         return config
 
 
@@ -62,8 +64,10 @@ def spread_adapter(name, shape):
 
 
 def rows():
-    every = make_rows()
+    """Of one group, with a prompt in common, which some cases compute once."""
+    every = make_rows(group="g")
     for row in every:
+        row.ids[:4] = every[0].ids[:4]
         row.values = [0.1 * (i % 7) if sampled else 0.0 for i, sampled in enumerate(row.mask)]
         row.targets = [0.3 * (i % 5) - 0.5 if sampled else 0.0 for i, sampled in enumerate(row.mask)]
     return every
@@ -86,8 +90,18 @@ def measure(worker, case, config, folder):
     if case.role == "policy":
         worker.update([share], lr_scale=0.1)
         after = worker.logprobs(share)
+    later = save_state(worker, folder / f"{case.name} state") if case.state else None
     mine = {"held": held, "metrics": dataclasses.asdict(metrics), "manifest": worker.manifest()}
-    return mine | {"weights": weights, "gradients": gradients, "said": said, "after": after}
+    return mine | {"weights": weights, "gradients": gradients, "said": said, "after": after, "later": later}
+
+
+def save_state(worker, folder):
+    """Write what a resumed run reads, and return the whole weights that are in it."""
+    worker.save_state(str(folder))
+    while (said := worker.state_saved()) is None:
+        time.sleep(0.02)
+    assert said == ""
+    return {name: whole.clone() for name, whole in fsdp.full_tensors(worker.module)}
 
 
 def lora_gradients(worker, share):

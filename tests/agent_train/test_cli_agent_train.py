@@ -37,6 +37,13 @@ BAD = {
     "size": ([*QUICK, "trainer.groups_per_step=0"], "trainer.groups_per_step"),
     "group of one": ([*QUICK, "algorithm.group_size=1"], "algorithm.group_size"),
     "run folder": ([*QUICK, "trainer.runs_dir=/proc/runs"], "trainer.runs_dir"),
+    "unknown mode": (["mode=sfft"], "did you mean mode=sft?"),
+    "mode without a file": (["mode=dpo"], "data.train: is missing"),
+    "mode with a file that is not there": (["mode=sft", "data.train=nope.jsonl"], "nope.jsonl: no such file"),
+    "mode with an environment": (["mode=sft", "+env=frozen_lake", "data.train=x"], "env=frozen_lake: mode=sft"),
+    "mode with a setting of one": (["mode=rm", "env.kwargs.size=3", "data.train=x"], "env.kwargs.size: mode=rm"),
+    "file without a mode": ([*QUICK, "data.train=x"], "data.train=x: belongs to mode=sft, dpo or rm"),
+    "unknown preference loss": (["mode=dpo", "data.train=x", "data.loss=kt"], "data.loss=kt: unknown"),
 }
 
 

@@ -37,7 +37,7 @@ def dense_head(hidden, weight, targets, temperature):
     scale=st.sampled_from([0.1, 1.0, 30.0]),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 def test_chunked_head_equals_the_dense_head_with_gradients(chunk, vocab_chunk, scale, dtype):
     hidden, weight, targets, temperature = head_inputs(dtype, scale)
     up_logprobs, up_entropy = torch.randn(TOKENS), torch.randn(TOKENS)
@@ -52,11 +52,12 @@ def test_chunked_head_equals_the_dense_head_with_gradients(chunk, vocab_chunk, s
         torch.testing.assert_close(chunked, dense, atol=atol, rtol=atol)
 
 
-@pytest.mark.parametrize("vocab_chunk", [0, 7])
+@pytest.mark.parametrize("vocab_chunk", [0, 4])
 def test_gradients_are_those_of_small_differences(vocab_chunk):
-    hidden, weight, targets, temperature = head_inputs(torch.float64)
+    hidden, weight, targets, temperature = (x[:6] for x in head_inputs(torch.float64))
+    inputs = [x.detach().requires_grad_() for x in (hidden, weight)]
     assert torch.autograd.gradcheck(
-        lambda hidden, weight: chunked_head(hidden, weight, targets, temperature, 4, vocab_chunk), (hidden, weight)
+        lambda hidden, weight: chunked_head(hidden, weight, targets % 6, temperature, 4, vocab_chunk), inputs
     )
 
 

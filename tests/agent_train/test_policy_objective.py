@@ -456,3 +456,13 @@ def test_nothing_is_read_back_to_the_host_inside_a_loss(loss):
         assert (sums_K.shape, maxima_K.shape) == ((len(SUMS),), (len(MAXIMA),))
         with pytest.raises(DataDependentOutputException):
             sums_K.tolist()
+
+
+@pytest.mark.parametrize("proximal", ["recomputed", "interpolated"])
+def test_in_the_first_optimizer_step_the_ratio_is_one_to_the_last_bit(worker, proximal):
+    """Whatever the engine said: an interpolation would come back to the trainer's number but for rounding."""
+    trained = [-0.1 - 0.37 * i for i in range(20)]
+    row = row_of([-7.3 / (i + 1) for i in range(20)], [1.0] * 20, versions=[-1] + [0] * 20)
+    metrics = learn(worker, [row], trained, settings(proximal=proximal), version=1).metrics
+    assert metrics.ratio_max == metrics.ratio_mean == 1.0
+    assert metrics.kl_k1 == metrics.kl_k3 == 0.0

@@ -139,8 +139,10 @@ def test_sampled_tokens_are_shaded_by_how_unlikely_they_were(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     run = a_run(tmp_path)
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 3, "<b>": 4, "c": 5, "?": 0}, unk_token="?"))
-    with run.checkpoint(4) as folder:
-        made.save(str(folder / "tokenizer.json"))
+    folder = run.checkpoints / "step-000004"
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    (run.checkpoints / "latest").write_text(folder.name)
     text = text_of(run)
     assert '<span class="token" style="--a: 0.38" title="50.0%">a</span>' in text
     assert 'title="25.0%">&lt;b&gt;</span><span title="100.0%">c</span>' in text

@@ -12,7 +12,7 @@ from rich.console import Console
 from run_cases import clock, episode, group, learned
 
 from agent_train.checkpoint import commit
-from agent_train.compose import config_from_yaml
+from agent_train.compose import compose, config_from_yaml
 from agent_train.config import Config, ConfigError
 from agent_train.progress import Progress
 from agent_train.report import write_report
@@ -239,7 +239,18 @@ def test_a_run_that_lives_is_refused_and_named(config, tmp_path):
     assert opened(config).checkpoint.step == 2
 
 
-def test_the_command_to_go_on_is_the_one_that_was_given_with_the_folder(tmp_path):
-    given = ["+env=frozen_lake", "trainer.name=x", "trainer.steps=3", "++trainer.resume=never", "trainer.runs_dir=a b"]
-    wanted = ["agent-train", "+env=frozen_lake", "trainer.steps=3", f"trainer.resume={tmp_path}"]
-    assert resume_command(RunFolder(tmp_path), given) == wanted
+@pytest.mark.parametrize("name", ["one", "a b", "it's", "x=1"])
+def test_the_command_to_go_on_needs_nothing_but_the_folder(tmp_path, name):
+    began = compose(["+env=frozen_lake", "learner.lr=0.5", f"trainer.runs_dir={tmp_path}", "env.kwargs.size=6"])
+    folder = RunFolder(tmp_path / name)
+    folder.write_settings(began)
+    command, *words = resume_command(folder)
+    config = compose(words)
+    assert (command, run_path(config)) == ("agent-train", folder.path)
+    assert dataclasses.replace(config, trainer=began.trainer) == began
+    assert list(refusals(config)) == []
+    again = compose([*words, "trainer.steps=99", "learner.workers=1", "env.url=[http://a:1/x]", "env.kwargs.size=7"])
+    assert (again.trainer.steps, again.learner.workers, again.env.url) == (99, 1, ["http://a:1/x"])
+    assert "env.kwargs (" in refused(again)
+    with pytest.raises(ConfigError, match=r"trainer\.stepz"):
+        compose([*words, "trainer.stepz=1"])

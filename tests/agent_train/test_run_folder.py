@@ -1,4 +1,4 @@
-"""What a run leaves on disk, and that a crash in the middle leaves the checkpoint before it."""
+"""What a run leaves on disk, and where."""
 
 import json
 import re
@@ -17,11 +17,6 @@ def run(tmp_path: Path) -> RunFolder:
     return RunFolder.create(
         Config(trainer=TrainerConfig(name="one", runs_dir=str(tmp_path))), ["agent-train", "+env=x"]
     )
-
-
-def save(run: RunFolder, step: int, text: str = "weights", keep: int = 3) -> None:
-    with run.checkpoint(step, keep) as folder:
-        (folder / "model.safetensors").write_text(text)
 
 
 def test_a_new_run_has_its_settings_and_versions(run, tmp_path):
@@ -69,53 +64,6 @@ def test_the_git_revision_is_that_of_the_checkout():
         assert git is None
 
 
-def test_a_checkpoint_is_the_latest_once_it_is_whole(run):
-    assert run.latest_checkpoint() is None
-    save(run, 10)
-    assert run.latest_checkpoint() == run.checkpoints / "step-000010"
-    with run.checkpoint(20) as folder:
-        (folder / "model.safetensors").write_text("half")
-        assert run.latest_checkpoint() == run.checkpoints / "step-000010"
-    assert (run.latest_checkpoint() / "model.safetensors").read_text() == "half"
-
-
-def test_a_checkpoint_that_failed_leaves_the_one_before(run):
-    save(run, 10)
-
-    def interrupted() -> None:
-        with run.checkpoint(20) as folder:
-            (folder / "model.safetensors").write_text("half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert run.latest_checkpoint() == run.checkpoints / "step-000010"
-    assert run.saved_checkpoints() == [run.checkpoints / "step-000010"]
-    assert sorted(p.name for p in run.checkpoints.iterdir()) == ["latest", "step-000010"]
-
-
-def test_only_the_newest_checkpoints_stay(run):
-    for step in (0, 5, 10, 15):
-        save(run, step, keep=2)
-    assert [p.name for p in run.saved_checkpoints()] == ["step-000010", "step-000015"]
-    save(run, 20, keep=1)
-    assert [p.name for p in run.saved_checkpoints()] == ["step-000020"]
-
-
-def test_a_checkpoint_of_the_same_step_takes_the_place_of_the_old_one(run):
-    save(run, 5, "old")
-    save(run, 5, "new")
-    assert (run.latest_checkpoint() / "model.safetensors").read_text() == "new"
-    assert len(run.saved_checkpoints()) == 1
-
-
-def test_what_an_earlier_crash_left_unfinished_is_in_nobodys_way(run):
-    (run.checkpoints / ".unfinished-step-000005").mkdir()
-    (run.checkpoints / ".unfinished-step-000005" / "old").touch()
-    save(run, 5)
-    assert [p.name for p in run.latest_checkpoint().iterdir()] == ["model.safetensors"]
-
-
 def test_files_are_written_in_one_step_and_leave_nothing_else(tmp_path):
     write_text(tmp_path / "a", "old")
     write_text(tmp_path / "a", "né\n")
@@ -123,3 +71,13 @@ def test_files_are_written_in_one_step_and_leave_nothing_else(tmp_path):
     assert (tmp_path / "a").read_text(encoding="utf-8") == "né\n"
     assert json.loads((tmp_path / "b.json").read_text(encoding="utf-8")) == {"x": [1, "é"]}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b.json"]
+
+
+def test_checkpoints_are_in_the_order_of_their_steps_and_nothing_else_is_one(run):
+    assert run.latest_checkpoint() is None
+    for name in ("step-1000000", "step-000005", "step-000010.before-resume-1", ".unfinished-step-000020.1"):
+        (run.checkpoints / name).mkdir()
+    (run.checkpoints / "step-000030").touch()
+    (run.checkpoints / "latest").write_text("step-000005\n")
+    assert [path.name for path in run.saved_checkpoints()] == ["step-000005", "step-1000000"]
+    assert run.latest_checkpoint() == run.checkpoints / "step-000005"

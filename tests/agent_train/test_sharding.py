@@ -1,31 +1,42 @@
 """However the model lies on the ranks, it is the same model: same weights, loss, gradients, files as on one rank."""
 
 import dataclasses
-import math
 
 import pytest
 import torch
-from learner_cases import make_config, one_rank, write_model
+from learner_cases import one_rank, write_model
 from safetensors.torch import load_file
 from sharding_cases import Case, measure, run_cases
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from agent_train.learner.parallel import data_ranks, rank_shares
+from agent_train.learner.fsdp import full_tensors
+from agent_train.learner.parallel import data_ranks
 
 FSDP4 = Case("fsdp 4", 4)
 CASES = [
     FSDP4,
     Case("offload", 2, learner={"offload": True}),
     Case("tensor 2", 2, learner={"tensor_parallel": 2}),
-    Case("biased tensor 2, offload, checkpointing", 2, "biased", {"tensor_parallel": 2, "offload": True, "gradient_checkpointing": True}),
-    Case("untied fsdp 2 x tensor 2, clipped", 4, "untied", {"tensor_parallel": 2, "max_grad_norm": 0.5}),
-    Case("sequence 2", 2, learner={"sequence_parallel": 2}),
-    Case("sequence 4, more ranks than key/value heads", 4, learner={"sequence_parallel": 4, "gradient_checkpointing": True}),
+    Case(
+        "biased tensor 2, offload, checkpointing",
+        2,
+        "biased",
+        {"tensor_parallel": 2, "offload": True, "gradient_checkpointing": True},
+    ),
+    Case("untied fsdp 2 x tensor 2, clipped", 4, "untied", {"tensor_parallel": 2, "max_grad_norm": 0.5}, state=True),
+    Case("sequence 2, prompts computed once", 2, learner={"sequence_parallel": 2, "shared_prefix": True}),
+    Case(
+        "sequence 4, more ranks than key/value heads",
+        4,
+        learner={"sequence_parallel": 4, "gradient_checkpointing": True},
+    ),
     Case("untied fsdp 2 x sequence 2", 4, "untied", {"sequence_parallel": 2}),
-    Case("sequence 2 x tensor 2", 4, "many_heads", {"sequence_parallel": 2, "tensor_parallel": 2}),
-    Case("critic sequence 2 x tensor 2", 4, "many_heads", {"sequence_parallel": 2, "tensor_parallel": 2}, role="critic"),
+    Case("sequence 2 x tensor 2", 4, "many_heads", {"sequence_parallel": 2, "tensor_parallel": 2}, state=True),
+    Case(
+        "critic sequence 2 x tensor 2", 4, "many_heads", {"sequence_parallel": 2, "tensor_parallel": 2}, role="critic"
+    ),
     Case("lora tensor 2", 2, "untied", {"tensor_parallel": 2}, lora=4),
-    Case("lora fsdp 2 x sequence 2, offload", 4, learner={"sequence_parallel": 2, "offload": True}, lora=4),
+    Case("lora fsdp 2 x sequence 2, offload", 4, learner={"sequence_parallel": 2, "offload": True}, lora=4, state=True),
 ]
 named = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -73,7 +84,9 @@ def on_one_rank(folder, tmp_path_factory):
     made = {}
 
     def of(case):
-        plain = dataclasses.replace(case, learner={"max_grad_norm": case.learner.get("max_grad_norm", 1e9)})
+        plain = dataclasses.replace(
+            case, learner={"max_grad_norm": case.learner.get("max_grad_norm", 1e9)}, state=False
+        )
         key = (case.model, case.lora, case.role, plain.learner["max_grad_norm"])
         if key not in made:
             config = plain.config()
@@ -105,7 +118,9 @@ def test_gradients_are_those_of_one_rank(case, found, on_one_rank):
     for rank in found[case.name]:
         assert rank["gradients"].keys() == expected.keys()
         for name, gradient in rank["gradients"].items():
-            torch.testing.assert_close(gradient, expected[name], atol=2e-6, rtol=2e-6, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                gradient, expected[name], atol=2e-6, rtol=2e-6, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 @named
@@ -142,10 +157,15 @@ def test_an_optimizer_step_leads_to_the_same_policy(case, found, on_one_rank):
     # Adam divides by the size of the gradient: what is nearly nothing is rounded in another way.
     told, expected = (
         sorted(n for said in answers for packed in said for row in packed for n in row)
-        for answers in ([rank["after"] for rank in found[case.name]][:: case.world // data_ranks(case.config().learner)], [on_one_rank(case)["after"]])
+        for answers in (
+            [rank["after"] for rank in found[case.name]][:: case.world // data_ranks(case.config().learner)],
+            [on_one_rank(case)["after"]],
+        )
     )
     assert told == pytest.approx(expected, abs=1e-3)
-    assert told != pytest.approx(sorted(n for packed in on_one_rank(case)["said"] for row in packed for n in row), abs=1e-2)
+    assert told != pytest.approx(
+        sorted(n for packed in on_one_rank(case)["said"] for row in packed for n in row), abs=1e-2
+    )
 
 
 @named
@@ -163,3 +183,16 @@ def test_the_manifest_names_what_is_sent(case, found):
         assert [(info.name, info.shape) for info in rank["manifest"]] == [
             (name, tuple(weight.shape)) for name, weight in rank["weights"].items()
         ]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.state], ids=lambda case: case.name)
+def test_a_saved_state_is_taken_up_by_one_rank(case, found, folder):
+    config = dataclasses.replace(case, learner={}).config()
+    config.learner.workers = 1
+    with one_rank(folder / case.model, config) as worker:
+        worker.load_state(str(folder / "saved" / f"{case.name} state"))
+        taken = {name: whole.clone() for name, whole in full_tensors(worker.module)}
+    exact = {"atol": 1e-6 if case.lora else 0, "rtol": 0}
+    for name, weight in found[case.name][0]["later"].items():
+        torch.testing.assert_close(taken[name], weight, **exact)
+        assert case.lora or not torch.equal(weight, found[case.name][0]["weights"][name]) or "embed" in name

@@ -158,7 +158,7 @@ def drawn_rows(shape):
 
 
 @given(shape=ROWS)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_trees_hold_every_row_once_and_share_only_what_is_common_and_not_sampled(shape):
     rows = drawn_rows(shape)
     trees = trees_of(rows)
@@ -173,7 +173,7 @@ def test_trees_hold_every_row_once_and_share_only_what_is_common_and_not_sampled
 
 
 @given(shape=ROWS, world=st.integers(1, 3), budget=st.integers(1, 40))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_budget_counts_the_prompt_once_and_no_row_is_lost_or_doubled(shape, world, budget):
     rows = drawn_rows(shape)
     dealt = shares(rows, world, budget, cost=Cost(10, 3, 1), shared_prefix=True)
@@ -188,7 +188,7 @@ def test_budget_counts_the_prompt_once_and_no_row_is_lost_or_doubled(shape, worl
 
 
 @given(shape=ROWS)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_every_token_of_a_row_can_be_walked_back_to_its_start(shape):
     rows = drawn_rows(shape)
     (share,) = shares(rows, 1, 10_000, shared_prefix=True)

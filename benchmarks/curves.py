@@ -1,0 +1,183 @@
+"""Whether the algorithms learn: training runs of several recipes on a game, seed by seed, their curves in one picture and a table.
+
+Two games. `frozen_lake` is the default job of `agent-train +env=frozen_lake`, with a reward at the goal alone, for GRPO and for PPO
+with a critic. `turn_rewards` is the same lake with `shaping`, so that every move has a reward, for GRPO against GiGPO and GAE
+against bi-level GAE. All runs of a seed start from the same warm start, which is made once, and play as many episodes.
+
+It may be stopped and started again: a run that has its record is not run again, one that was cut off goes on from its newest
+checkpoint. Records, pictures and table go to --out, the run folders to --runs. Only what is there is drawn.
+
+python benchmarks/curves.py [--seeds 3] [--out docs/results/curves] [--only NAME,...] [--draw] [key=value ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_train.report import read_result
+from agentgym.charts import Frame, Series, line_chart
+from agentgym.page import PRINT
+
+GOAL = 0.9
+# The default job with as many episodes, but without a group for each task: a critic takes the place of the group.
+NO_GROUPS = ("algorithm.group_size=1", "trainer.groups_per_step=192")
+TURN_REWARDS = ("env.kwargs.shaping=1.0",)
+# A smaller step than the default job's, since these are compared with each other and not with a goal.
+SMALLER = ("trainer.groups_per_step=12",)
+SMALLER_NO_GROUPS = ("algorithm.group_size=1", "trainer.groups_per_step=96")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One recipe on one game."""
+
+    name: str
+    game: str
+    settings: tuple[str, ...]
+
+
+CURVES = (
+    Curve("grpo", "frozen_lake", ("algorithm=grpo",)),
+    Curve("ppo", "frozen_lake", ("algorithm=ppo", *NO_GROUPS)),
+    Curve("turns-grpo", "turn_rewards", ("algorithm=grpo", *TURN_REWARDS, *SMALLER)),
+    Curve("turns-gigpo", "turn_rewards", ("algorithm=gigpo", "algorithm.kl.coef=0", *TURN_REWARDS, *SMALLER)),
+    Curve("turns-gae", "turn_rewards", ("algorithm=ppo", *TURN_REWARDS, *SMALLER_NO_GROUPS)),
+    Curve(
+        "turns-bilevel-gae",
+        "turn_rewards",
+        ("algorithm=bilevel_ppo", "algorithm.updates_per_step=4", *TURN_REWARDS, *SMALLER_NO_GROUPS),
+    ),
+)
+ALWAYS = ("+env=frozen_lake", "engine=embedded", "learner.workers=1")
+
+
+def train(settings: list[str], log: Path) -> None:
+    """One run of agent-train in a process of its own.
+
+    Raises:
+        SystemExit: it failed; with the last lines it said.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as out:
+        command = [sys.executable, "-m", "agent_train.cli", *settings]
+        done = subprocess.run(command, check=False, stdout=out, stderr=subprocess.STDOUT)
+    if done.returncode:
+        last = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
+        raise SystemExit(f"agent-train {' '.join(settings)} failed, see {log}:\n{last}")
+
+
+def warm_start(seed: int, runs: Path, more: list[str]) -> Path:
+    """The model that all runs of a seed start from: the job's tiny one after its imitation of the expert."""
+    name = f"warm-seed{seed}"
+    folder = runs / name / "checkpoints" / "step-000000"
+    if not (folder / "manifest.json").exists():
+        print(f"warm start of seed {seed}", flush=True)
+        short = ["trainer.steps=1", "trainer.groups_per_step=1", "trainer.eval_episodes=1"]
+        named = [f"trainer.seed={seed}", f"trainer.name={name}", f"trainer.runs_dir={runs}", "trainer.resume=auto"]
+        train([*ALWAYS, *short, *more, *named], runs / f"{name}.log")
+    return folder
+
+
+def run(curve: Curve, seed: int, out: Path, runs: Path, more: list[str]) -> None:
+    """Train a recipe on a seed, unless its record is there."""
+    name = f"{curve.name}-seed{seed}"
+    record = out / f"{name}.json"
+    if record.exists():
+        return
+    start = warm_start(seed, runs, [setting for setting in more if not setting.startswith("trainer.")])
+    print(f"{name}: {' '.join(curve.settings)}", flush=True)
+    named = [f"trainer.seed={seed}", f"trainer.name={name}", f"trainer.runs_dir={runs}", f"trainer.record={record}"]
+    begun = [f"model.path={start}", "sft.episodes=0", "trainer.resume=auto"]
+    train([*ALWAYS, *curve.settings, *more, *begun, *named], runs / f"{name}.log")
+
+
+def records_of(curve: Curve, out: Path) -> list[dict[str, Any]]:
+    """What the runs of a recipe wrote, by seed."""
+    found = [read_result(path) for path in sorted(out.glob(f"{curve.name}-seed*.json"))]
+    return sorted(found, key=lambda record: record["seed"])
+
+
+def mean_curve(records: list[dict[str, Any]]) -> tuple[list[tuple[float, float]], list[tuple[float, float, float]]]:
+    """The mean over the seeds at each step that all of them measured, and the least and the most."""
+    curves = [dict(map(tuple, record["curve"])) for record in records]
+    steps = sorted(set.intersection(*(set(curve) for curve in curves)))
+    values = [(step, [curve[step] for curve in curves]) for step in steps]
+    return [(s, statistics.fmean(v)) for s, v in values], [(s, min(v), max(v)) for s, v in values]
+
+
+def draw(game: str, out: Path) -> None:
+    """One picture of the recipes of a game, of those that have records: the mean of the seeds, its band from least to most."""
+    series = []
+    for curve in CURVES:
+        records = records_of(curve, out)
+        if curve.game == game and records:
+            points, band = mean_curve(records)
+            series.append(Series(f"{curve.name}, {len(records)} seeds", points, band))
+    if series:
+        size = {"width": 760, "height": 420, "percent": True, "y_range": (0.0, 1.0)}
+        frame = Frame(f"{game}: mean, least and most of the seeds", "training step", "held-out success", **size)
+        (out / f"{game}.svg").write_text(line_chart(series, frame, PRINT) + "\n", encoding="utf-8")
+
+
+def table(out: Path) -> str:
+    """A line for each run: held-out success at the start, at the end and at its best, and when it first reached the goal."""
+    lines = [
+        f"| game | recipe | seed | start | end | best | first at {GOAL:.0%} | minutes |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for curve in CURVES:
+        for record in records_of(curve, out):
+            best = max(success for _, success in record["curve"])
+            reached = next((str(step) for step, success in record["curve"] if success >= GOAL), "never")
+            lines.append(
+                f"| {curve.game} | {curve.name} | {record['seed']} | {record['start']:.1%} | {record['end']:.1%} | {best:.1%}"
+                f" | {reached} | {record['minutes']:.0f} |"
+            )
+    return "\n".join(lines)
+
+
+def summary(out: Path) -> str:
+    """A line for each recipe: the mean over its seeds at the end, the least and the most."""
+    lines = ["| game | recipe | seeds | end, mean | least | most |", "|---|---|---|---|---|---|"]
+    for curve in CURVES:
+        ends = [record["end"] for record in records_of(curve, out)]
+        if ends:
+            lines.append(
+                f"| {curve.game} | {curve.name} | {len(ends)} | {statistics.fmean(ends):.1%} | {min(ends):.1%} | {max(ends):.1%} |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [curve.name for curve in CURVES]
+    parser.add_argument("--seeds", type=int, default=3, help="0, 1, ... of each recipe (default: 3)")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/curves"), help="for records, pictures, table.md")
+    parser.add_argument("--runs", type=Path, default=Path("runs/curves"), help="for the run folders")
+    parser.add_argument("--only", default=",".join(names), help=f"of {', '.join(names)} (default: all)")
+    parser.add_argument("--draw", action="store_true", help="run nothing, draw what is there")
+    parser.add_argument("more", nargs="*", metavar="key=value", help="settings of every run, after the recipe's own")
+    args = parser.parse_intermixed_args()
+    only = args.only.split(",")
+    if unknown := set(only) - set(names):
+        parser.error(f"--only: no {min(unknown)}; there are {', '.join(names)}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    for seed in [] if args.draw else range(args.seeds):
+        for curve in CURVES:
+            if curve.name in only:
+                run(curve, seed, args.out, args.runs, args.more)
+    for game in dict.fromkeys(curve.game for curve in CURVES):
+        draw(game, args.out)
+    text = f"{summary(args.out)}\n\n{table(args.out)}\n"
+    (args.out / "table.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

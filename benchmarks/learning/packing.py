@@ -1,0 +1,85 @@
+"""Packing against padding: forward and backward of the same rows end to end, and padded to the longest of their micro-batch.
+
+Both sides are the learner's own model and head; a padded row is a row of the longest one's length whose end is in no loss. Rows
+lie sorted by length in both, which is the best that padding can do. Their lengths are 32 + lognormal tokens.
+
+python benchmarks/learning/packing.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import random
+from functools import partial
+from typing import Any
+
+from agent_train.packing import batch_of, shares
+from agent_train.rows import Row
+
+try:
+    from learning.sides import MODELS, in_turn, make_policy, make_row, train_once
+except ImportError:  # run alone
+    from sides import MODELS, in_turn, make_policy, make_row, train_once
+
+BUDGET = 2048
+ROWS = {"1M": 64, "44M": 24}
+
+
+def padded(rows: list[Row]) -> list[list[Row]]:
+    """Micro-batches of rows sorted by length, of at most BUDGET tokens with their padding."""
+    batches: list[list[Row]] = []
+    for row in sorted(rows, key=lambda row: -len(row.ids)):
+        if not batches or len(batches[-1][0].ids) * (len(batches[-1]) + 1) > BUDGET:
+            batches.append([])
+        batches[-1].append(_longer(row, len((batches[-1] or [row])[0].ids)))
+    return batches
+
+
+def _longer(row: Row, size: int) -> Row:
+    missing = size - len(row.ids)
+    zeros = {name: [*getattr(row, name), *[0.0] * missing] for name in ("logprobs", "advantages")}
+    return dataclasses.replace(row, ids=[*row.ids, *[0] * missing], mask=[*row.mask, *[False] * missing], **zeros)
+
+
+def measure(quick: bool = False, rounds: int = 5) -> list[dict[str, Any]]:
+    """CPU seconds of both sides for each model."""
+    found = []
+    for model in ("1M",) if quick else MODELS:
+        rng, vocab = random.Random(0), MODELS[model][-1]
+        sizes = [min(512, 8 + int(math.exp(rng.gauss(4.2, 0.8)))) for _ in range(16 if quick else ROWS[model])]
+        rows = [make_row([1] * 24, size, rng, f"g{i}", vocab) for i, size in enumerate(sizes)]
+        (share,) = shares(rows, 1, BUDGET)
+        sides = {"packed": share.batches(), "padded": [batch_of(own) for own in padded(rows)]}
+        policy = make_policy(model)
+        least = in_turn({side: partial(train_once, policy, own) for side, own in sides.items()}, rounds)
+        if abs(least["packed"][1] - least["padded"][1]) > 1e-4 * max(1.0, abs(least["packed"][1])):
+            raise RuntimeError(f"the losses differ: {least}")
+        row: dict[str, Any] = {"model": model, "rows": len(rows)}
+        for side, own in sides.items():
+            row[f"{side}_tokens"] = sum(len(batch.ids_T) for batch in own)
+            row[f"{side}_cpu_seconds"] = round(least[side][0], 4)
+        found.append(row | {"speedup": round(least["padded"][0] / least["packed"][0], 2)})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the smaller model, few rows")
+    parser.add_argument("--rounds", type=int, default=5, help="of which the least counts (default: 5)")
+    args = parser.parse_args()
+    rows = measure(args.quick, args.rounds)
+    print(
+        "| model | rows | packed tokens | padded tokens | packed CPU s | padded CPU s | times |\n|---|---|---|---|---|---|---|"
+    )
+    for row in rows:
+        tokens = f"{row['packed_tokens']:,} | {row['padded_tokens']:,}"
+        seconds = f"{row['packed_cpu_seconds']:.2f} | {row['padded_cpu_seconds']:.2f}"
+        print(f"| {row['model']} | {row['rows']} | {tokens} | {seconds} | {row['speedup']:.2f} |")
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

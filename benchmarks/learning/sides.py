@@ -1,0 +1,79 @@
+"""Sides of a comparison, measured in turn on one thread of this process's CPU."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from agent_train.learner.attention import register
+from agent_train.learner.fsdp import plain
+from agent_train.learner.head import PackedPolicy
+from agent_train.packing import MicroBatch
+from agent_train.rows import Row
+
+# (hidden, layers, heads, intermediate, vocabulary), as Qwen3.
+MODELS = {"1M": (128, 4, 4, 384, 512), "44M": (512, 8, 8, 1536, 32768)}
+
+
+def make_policy(name: str) -> PackedPolicy:
+    """A model of `MODELS` with random weights, as the learner loads it."""
+    hidden, layers, heads, intermediate, vocab = MODELS[name]
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        head_dim=hidden // heads,
+        max_position_embeddings=32768,
+        tie_word_embeddings=True,
+        attn_implementation=register(),
+    )
+    return PackedPolicy(plain(Qwen3ForCausalLM(config), gradient_checkpointing=False), 1024)
+
+
+def make_row(prompt: Sequence[int], completion: int, rng: random.Random, group: str = "", vocab: int = 512) -> Row:
+    """A row with a sampled completion of so many tokens, some of whose ids are drawn."""
+    ids = [*prompt, *(rng.randrange(vocab) for _ in range(completion))]
+    mask = [False] * len(prompt) + [True] * completion
+    advantage = rng.gauss(0, 1)
+    return Row(
+        ids,
+        mask,
+        [0.0] * len(ids),
+        trajectory=f"{group}/{rng.random()}",
+        group=group,
+        advantages=[advantage if on else 0.0 for on in mask],
+    )
+
+
+def train_once(policy: PackedPolicy, batches: Sequence[MicroBatch]) -> tuple[float, float]:
+    """CPU seconds of forward and backward over the micro-batches; and the loss, to compare sides by."""
+    policy.zero_grad(set_to_none=True)
+    total, started = 0.0, time.process_time()
+    for batch in batches:
+        logprobs_T, _ = policy(batch)
+        loss = -(logprobs_T * batch.advantages_T * batch.weights_T).sum()
+        loss.backward()
+        total += loss.item()
+    return time.process_time() - started, total
+
+
+def in_turn(sides: Mapping[str, Callable[[], tuple[float, float]]], rounds: int) -> dict[str, tuple[float, float]]:
+    """Each side once to warm up, then all in turn; the least seconds of each, and its last other number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = {name: [side()][:0] for name, side in sides.items()}
+        for _ in range(rounds):
+            for name, side in sides.items():
+                found[name].append(side())
+    finally:
+        torch.set_num_threads(threads)
+    return {name: (min(seconds for seconds, _ in runs), runs[-1][1]) for name, runs in found.items()}

@@ -1,0 +1,147 @@
+"""Each recipe resolves, is accepted, and trains: two updates of its roles on episodes that a model really played.
+
+The ranks are in this process (no Ray), through the same `Learner` that a run has; the steps are those of the loop.
+"""
+
+import asyncio
+import copy
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from learner_cases import InProcess, in_process, one_rank
+from recipe_cases import composed, settings_of
+from transformers import AutoTokenizer
+
+from agent_train.compose import choices, config_folder
+from agent_train.config import TinyConfig
+from agent_train.engine.base import Sampling
+from agent_train.engine.embedded import EmbeddedEngine
+from agent_train.generator import collect, play_greedily
+from agent_train.progress import Progress
+from agent_train.renderer import Renderer
+from agent_train.roles import ROLES, roles_of
+from agent_train.selection import choose
+from agent_train.step import Played, after, give_advantages, learn, score, training_rows
+from agent_train.tiny import build_tiny, texts_of_env
+from agentgym.core import Env
+from agentgym.messages import text_of, user
+from agentgym.tasks import Task, TaskSet
+
+RECIPES = choices("algorithm")
+ALONE = 50  # steps in which VAPO's critic learns alone
+
+
+class Codes(Env):
+    """Two turns, each rewarded by the codes of its characters: what a model without any sense says is worth different amounts."""
+
+    max_turns = 2
+
+    @classmethod
+    def default_tasks(cls, split: str = "train") -> TaskSet:
+        return TaskSet([Task(id=f"{split}-{i}") for i in range(2)], name=split)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed, options=options)
+        return [user(f"say {self.task.id}")], {}
+
+    def step(self, action):
+        reward = sum(map(ord, text_of(action))) % 5 / 4
+        return [user("more")], reward, self.turn == self.max_turns, False, {}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A policy, and a teacher that thinks otherwise."""
+    shape, texts = TinyConfig(hidden=64, layers=1, heads=2, intermediate=96), texts_of_env("frozen_lake", n=8)
+    made = [tmp_path_factory.mktemp(name) for name in ("policy", "teacher")]
+    for seed, folder in enumerate(made):
+        build_tiny(folder, texts, shape, 512, seed=seed)
+    return made
+
+
+@pytest.fixture(scope="module")
+def played(folders):
+    """Two groups of four episodes, and a greedy one of each task, sampled by the embedded engine."""
+    engine, renderer = (
+        EmbeddedEngine(folders[0], 512, request_timeout=60),
+        Renderer(AutoTokenizer.from_pretrained(folders[0])),
+    )
+    tasks, sampling = list(Codes.default_tasks()), Sampling(max_tokens=6)
+
+    async def play():
+        groups = await collect(Codes, engine, renderer, tasks, group_size=4, sampling=sampling, step=0, seed=3)
+        greedy = await play_greedily(Codes, engine, renderer, tasks, sampling=sampling, step=0, seed=3)
+        await engine.close()
+        return Played(groups, greedy, 1)
+
+    found = asyncio.run(play())
+    assert not any(t.failed for t in found.trajectories)
+    assert all(len({t.reward for t in group.trajectories}) > 1 for group in found.groups)
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks(folders):
+    """One rank of every role that some recipe has."""
+    with one_rank(folders[0], composed("prime")) as policy:
+        beside = {
+            role: in_process(policy, role, folders[role == "teacher"], composed("prime" if role == "prm" else "ppo"))
+            for role in ROLES
+            if role not in ("policy", "reward_model")
+        }
+        yield {"policy": policy, **beside}
+
+
+def weights(worker):
+    return [
+        p.full_tensor().clone() if hasattr(p, "full_tensor") else p.detach().clone() for p in worker.module.parameters()
+    ]
+
+
+def changed(before, worker):
+    return any(not torch.equal(old, new) for old, new in zip(before, weights(worker), strict=True))
+
+
+def test_the_file_says_its_name_and_where_it_comes_from():
+    for name in RECIPES:
+        text = (config_folder() / "algorithm" / f"{name}.yaml").read_text()
+        assert f"name: {name}\n" in text
+        assert "arXiv" in text or "notion.site" in text
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_trains(name, played, ranks):
+    config = copy.deepcopy(settings_of(f"algorithm={name}", "learner.workers=1", "learner.warmup_steps=0"))
+    config.algorithm.updates_per_step = min(config.algorithm.updates_per_step, 2)
+    assert config.algorithm.name == name
+    learners = {role: InProcess(ranks[role], config) for role in roles_of(config)}
+    before = {role: weights(ranks[role]) for role in learners}
+    job = SimpleNamespace(
+        **{"critic": None, "reference": None, "prm": None, "teacher": None, "reward_model": None},
+        **{"learner": learners.pop("policy")},
+    )
+    vars(job).update(learners)
+
+    async def step(progress):
+        chosen = choose(played.groups, config.algorithm, len(played.groups))
+        rows = training_rows(chosen, played, 1.0)
+        scores = await score(config, job, rows, played.greedy)
+        give_advantages(config, chosen, rows, scores, progress.kl_coef)
+        learned = await learn(config, job, progress, chosen, rows, scores)
+        return learned, after(config, progress, played, learned)
+
+    progress = Progress(step=ALONE, kl_coef=config.algorithm.kl.coef)
+    for _ in range(2):
+        learned, progress = asyncio.run(step(progress))
+        assert learned.update.tokens > 0
+        assert learned.update.skipped == 0
+        assert math.isfinite(learned.update.loss)
+        assert learned.update.grad_norm > 0
+        for metrics in (learned.critic, learned.prm):
+            assert metrics is None or (math.isfinite(metrics.loss) and metrics.grad_norm > 0)
+    assert (learned.critic is None, learned.prm is None) == (job.critic is None, job.prm is None)
+    assert progress.step == ALONE + 2
+    learning = {"policy", "critic", "prm"}
+    assert {role for role in before if changed(before[role], ranks[role])} == learning & set(before)

@@ -1,0 +1,159 @@
+"""From the files of a model folder into shards: what is read, what is not, and what has to be loaded whole."""
+
+import json
+
+import pytest
+import torch
+from learner_cases import make_config, one_rank, write_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from agent_train.learner.fsdp import blocks_of, full_tensors, load_policy
+from agent_train.learner.loading import WeightFiles
+from agent_train.learner.parallel import data_ranks, make_layout, plan_of, rank_shares
+from agent_train.learner.sequence import check_heads
+from agent_train.rows import Row
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def model_dir(request, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    return write_model(folder, tied=request.param)
+
+
+def weights_after_start(model_dir):
+    with one_rank(model_dir) as worker:
+        return {name: whole.clone() for name, whole in full_tensors(worker.module)}
+
+
+def assert_loaded_as_transformers_does(model_dir):
+    found = weights_after_start(model_dir)
+    expected = dict(AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).named_parameters())
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(weight, expected[name]) for name, weight in found.items())
+
+
+def test_before_it_is_sharded_a_model_has_buffers_and_no_weights(model_dir):
+    model = load_policy(model_dir, 7).model
+    whole = AutoModelForCausalLM.from_pretrained(model_dir)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    buffers = dict(whole.named_buffers())
+    assert buffers
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
+
+
+def test_weights_are_read_as_transformers_reads_them(model_dir):
+    assert_loaded_as_transformers_does(model_dir)
+
+
+def test_tied_weights_are_one_parameter_before_and_after_the_first_forward(model_dir):
+    row = Row([1, 2, 3], [False, True, True], [0.0, -1.0, -1.0])
+    with one_rank(model_dir) as worker:
+        model = worker.module.model
+        for _ in range(2):
+            tied = model.lm_head.weight is model.model.embed_tokens.weight
+            assert tied == model.config.tie_word_embeddings
+            worker.logprobs(rank_shares([row], make_config().learner)[0])
+
+
+def test_weights_in_several_files_and_in_bfloat16(model_dir):
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
+    (model_dir / "model.safetensors").unlink()
+    model.save_pretrained(str(model_dir), max_shard_size="10KB")
+    assert len(set(WeightFiles.of(model_dir).files.values())) > 2
+    assert load_policy(model_dir, 7).model.lm_head.weight.is_meta
+    assert_loaded_as_transformers_does(model_dir)
+
+
+def test_tensors_that_the_model_does_not_know_are_left_alone(model_dir):
+    tensors = load_file(model_dir / "model.safetensors")
+    save_file(
+        {**tensors, "model.rotary_emb.inv_freq": torch.zeros(4)}, str(model_dir / "model.safetensors"), {"format": "pt"}
+    )
+    assert_loaded_as_transformers_does(model_dir)
+
+
+def test_a_file_under_other_names_is_loaded_whole_by_transformers_and_takes_adapters_too(model_dir):
+    """Without the prefix of the backbone, as some folders are."""
+    tensors = load_file(model_dir / "model.safetensors")
+    renamed = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save_file(renamed, str(model_dir / "model.safetensors"), {"format": "pt"})
+    assert not any(parameter.is_meta for parameter in load_policy(model_dir, 7).model.parameters())
+    assert_loaded_as_transformers_does(model_dir)
+    config = make_config()
+    config.lora.rank = 2
+    with one_rank(model_dir, config) as worker:
+        adapted = {name: whole.clone() for name, whole in full_tensors(worker.module)}
+    assert all(torch.equal(weight, adapted[name]) for name, weight in weights_after_start(model_dir).items())
+
+
+def test_the_settings_of_generation_are_kept(model_dir, tmp_path):
+    settings = {"temperature": 0.6, "do_sample": True, "eos_token_id": [3, 5]}
+    (model_dir / "generation_config.json").write_text(json.dumps(settings))
+    with one_rank(model_dir) as worker:
+        worker.save(str(tmp_path / "saved"))
+    saved = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
+    assert {name: saved[name] for name in settings} == settings
+
+
+def phi3():
+    config = Phi3Config(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        pad_token_id=0,
+    )
+    return Phi3ForCausalLM(config)
+
+
+def test_an_architecture_whose_layers_have_other_names_cannot_be_split():
+    model = phi3()
+    with pytest.raises(
+        ValueError, match=r"Phi3ForCausalLM has a layer 'self_attn.qkv_proj'.*set learner.tensor_parallel=1"
+    ):
+        plan_of("Phi3ForCausalLM", blocks_of(model)[0], 2)
+
+
+def test_layers_that_do_not_divide_are_named():
+    config = Qwen3Config(
+        vocab_size=40, hidden_size=32, intermediate_size=50, num_hidden_layers=1, num_attention_heads=4, head_dim=8
+    )
+    block = blocks_of(Qwen3ForCausalLM(config))[0]
+    plan_of("Qwen3ForCausalLM", block, 2)
+    with pytest.raises(ValueError, match=r"tensor_parallel=4 does not divide the 50 features of 'mlp.gate_proj'"):
+        plan_of("Qwen3ForCausalLM", block, 4)
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "ranks", "good"),
+    [(8, 2, 2, True), (8, 2, 4, True), (8, 2, 8, True), (8, 3, 2, False), (6, 6, 4, False), (12, 6, 4, False)],
+)
+def test_heads_that_ranks_cannot_share_are_refused(query, key, ranks, good):
+    if good:
+        check_heads(query, key, ranks)
+    else:
+        with pytest.raises(
+            ValueError, match=f"sequence_parallel={ranks} cannot share {query} query and {key} key/value"
+        ):
+            check_heads(query, key, ranks)
+
+
+def test_ranks_of_one_replica_get_the_same_rows():
+    settings = make_config(workers=8, sequence_parallel=2, tensor_parallel=2).learner
+    rows = [Row([1, 2, number], [False, True, True], [0.0, -1.0, -1.0]) for number in range(6)]
+    dealt = rank_shares(rows, settings)
+    assert data_ranks(settings) == 2
+    assert [share is dealt[rank // 4 * 4] for rank, share in enumerate(dealt)] == [True] * 8
+    assert dealt[0].micro_batches != dealt[4].micro_batches
+
+
+def test_ranks_that_cannot_be_grouped_are_refused():
+    settings = make_config(workers=6, sequence_parallel=2, tensor_parallel=2).learner
+    with pytest.raises(ValueError, match=r"learner.workers=6 is no multiple of .*=4"):
+        data_ranks(settings)
+    with pytest.raises(ValueError, match="6 ranks are no multiple of 2 \\* 2"):
+        make_layout(settings, 0, 6, "cpu")
