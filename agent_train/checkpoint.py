@@ -168,7 +168,7 @@ class Checkpoints:
             async with asyncio.timeout(self._timeout):
                 said = await asyncio.gather(*(learner.state_saved() for learner in learners))
             failed = next((text for text in said if text), "")
-            if not failed:
+            if not failed:  # whatever it takes: it cannot be stopped half way
                 await asyncio.to_thread(commit, self._run, folder, step, self._keep)
         except TimeoutError:
             failed = f"it took longer than {self._timeout:g} s"

@@ -200,17 +200,13 @@ def _aside(path: Path, number: int) -> None:
 
 
 def _cut(metrics: Path, size: int, number: int) -> None:
-    """Move what a file has after so many bytes into another one."""
+    """Move what a file has after so many bytes into another one. What is left is a new file: who reads along begins again."""
     if not metrics.is_file() or metrics.stat().st_size <= size:
         return
-    with metrics.open("rb+") as file:
-        file.seek(size)
-        with metrics.with_name(f"{metrics.name}{_ASIDE}{number}").open("wb") as rest:
-            rest.write(file.read())
-            rest.flush()
-            os.fsync(rest.fileno())
-        file.truncate(size)
-        os.fsync(file.fileno())
+    whole = metrics.read_bytes()
+    rest = metrics.with_name(f"{metrics.name}{_ASIDE}{number}")
+    write_text(rest, whole[size:].decode("utf-8", errors="replace"))
+    write_text(metrics, whole[:size].decode())
 
 
 def _write_settings_again(

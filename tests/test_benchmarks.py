@@ -54,6 +54,33 @@ def test_learner(tmp_path):
     assert all(row["cpu_us_per_token"] > 0 and row["gradient_gap"] <= 1e-4 for row in rows)
 
 
+def test_curves_of_runs_that_are_there(tmp_path):
+    """What two seeds of one recipe and one of another wrote, drawn and tabled; nothing is trained."""
+    curves = {
+        "grpo-seed0": [[0, 0.5], [10, 0.92], [20, 0.9]],
+        "grpo-seed1": [[0, 0.4], [10, 0.6], [20, 0.8]],
+        "turns-gae-seed0": [[0, 0.5], [10, 0.7]],
+    }
+    for name, curve in curves.items():
+        record = {
+            "env": "frozen_lake",
+            "seed": int(name[-1]),
+            "start": curve[0][1],
+            "end": curve[-1][1],
+            "minutes": 2.0,
+        }
+        (tmp_path / f"{name}.json").write_text(json.dumps({**record, "curve": curve, "command": "agent-train"}))
+    command = [sys.executable, str(BENCHMARKS / "curves.py"), "--draw", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    table = (tmp_path / "table.md").read_text()
+    assert "| frozen_lake | grpo | 2 | 85.0% | 80.0% | 90.0% |" in table
+    assert "| frozen_lake | grpo | 0 | 50.0% | 90.0% | 92.0% | 10 | 2 |" in table
+    assert "| turn_rewards | turns-gae | 0 | 50.0% | 70.0% | 70.0% | never | 2 |" in table
+    assert "grpo, 2 seeds" in (tmp_path / "frozen_lake.svg").read_text()
+    assert "turns-gae, 1 seed" in (tmp_path / "turn_rewards.svg").read_text()
+
+
 @pytest.fixture(scope="module")
 def flops():
     """The benchmark's own arithmetic of operations per token."""

@@ -115,14 +115,6 @@ class PolicyLoss:
         (grad_T,) = torch.autograd.grad(loss_T.sum(), inputs.logprobs_T, retain_graph=True)
         return loss_T, (keep(inputs.advantages_T, inputs.mask_T) != 0) & (grad_T == 0)
 
-    def held(self, inputs: LossInputs) -> Tensor:
-        """held_T of `with_held` where the loss itself is not wanted: nothing of `inputs` needs a gradient."""
-        with torch.enable_grad():
-            leaf_T = inputs.logprobs_T.detach().requires_grad_()
-            values = {name: getattr(inputs, name) for name in INPUTS}
-            detached = {k: v.detach() if isinstance(v, Tensor) else v for k, v in values.items()}
-            return self.with_held(LossInputs(**{**detached, "logprobs_T": leaf_T}))[1]
-
 
 def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyLoss:
     """The loss of this name with these settings, tried on a few tokens.

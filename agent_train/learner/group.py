@@ -264,6 +264,8 @@ class Learner:
     async def state_saved(self) -> str:
         """Wait until what `save_state` began is written: "" where it went well, else what failed. Never raises for that."""
         while True:
+            if self._ended:
+                return f"the learner ended before: {self._ended}"
             refs = [actor.state_saved.remote() for actor in self._actors]
             said = await asyncio.gather(*(asyncio.wrap_future(r.future()) for r in refs), return_exceptions=True)
             errors = [error for error in said if isinstance(error, BaseException)]

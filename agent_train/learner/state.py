@@ -22,6 +22,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
+from agent_train.learner.optimizers import set_lr
 from agentgym.files import write_json
 
 Counters = Mapping[str, int | str]
@@ -113,11 +114,7 @@ class StateStore:
         reader = dcp.FileSystemReader(folder)
         held = reader.read_metadata().state_dict_metadata
         _check(module, held, folder)
-        optimizer.state.clear()
-        for name, parameter in _trained(module):
-            optimizer.state[parameter].update(_empty_state(name, parameter, held, optimizer))
-            if not optimizer.state[parameter]:
-                del optimizer.state[parameter]
+        _make_state(module, optimizer, held, folder)
         dcp.load(tensors_of(module, optimizer), storage_reader=reader, process_group=self._process_group())
         own = folder / f"rank-{self._rank}.json"
         if own.is_file():
@@ -178,18 +175,25 @@ def _check(module: nn.Module, held: Held, folder: Path) -> None:
         raise StateError(f"{folder}: it is of another model: this one has no {extra[0]}")
 
 
-def _empty_state(name: str, parameter: nn.Parameter, held: Held, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What the optimizer keeps of a parameter, to be filled: sharded like it where it has its shape."""
-    prefix, empty = f"optimizer.{name}.", {}
-    on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
-    for key in [found.removeprefix(prefix) for found in held if found.startswith(prefix)]:
-        size, dtype = held[prefix + key].size, held[prefix + key].properties.dtype
-        if size == parameter.shape and parameter.dim():
-            empty[key] = torch.zeros_like(parameter.detach(), dtype=dtype)
-        else:
-            device = parameter.device if on_device or key != "step" else "cpu"
-            empty[key] = torch.zeros(size, dtype=dtype, device=device)
-    return empty
+def _make_state(module: nn.Module, optimizer: torch.optim.Optimizer, held: Held, folder: Path) -> None:
+    """Have the optimizer keep what the folder has of each parameter, to be filled; nothing of those that the folder has nothing of.
+
+    Only the optimizer itself knows how: it makes a step, with gradients and a rate of 0, which moves nothing.
+    """
+    optimizer.state.clear()
+    stepped = [(name, p) for name, p in _trained(module) if any(h.startswith(f"optimizer.{name}.") for h in held)]
+    if stepped:
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        set_lr(optimizer, 0.0)
+        for _, parameter in stepped:
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
+    made = {f"optimizer.{name}.{key}" for name, p in stepped for key in optimizer.state[p]}
+    if wrong := sorted(made ^ {name for name in held if name.startswith("optimizer.")}):
+        raise StateError(f"{folder}: it is of another optimizer: {wrong[0]} is in one of the two alone")
 
 
 def _then(first: Future[Any], last: Callable[[], None]) -> Future[Any]:

@@ -234,7 +234,7 @@ class LearnerWorker:
             weights = whole_on_host(self.module, self.rank, dtype)
             if self.rank == 0:
                 last = partial(write_model, self.module, weights, export, self._model_dir, dtype)
-        counters = {"phase": self._phase, "steps": self._steps}
+        counters: dict[str, int | str] = {"phase": self._phase, "steps": self._steps}
         self._state.begin(self.module, self._optimizer, counters, folder, last)
 
     def state_saved(self) -> str | None:

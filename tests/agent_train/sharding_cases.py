@@ -79,7 +79,7 @@ def measure(worker, case, config, folder):
     held = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in worker.module.parameters())
     weights = {name: whole.clone() for name, whole in fsdp.full_tensors(worker.module)}
     said = worker.values(share) if case.role == "critic" else worker.logprobs(share)
-    worker.save(str(folder / case.name))
+    (worker.save_adapter if case.lora else worker.save)(str(folder / case.name))
     if case.role == "critic":
         metrics, gradients = recorded(worker, lambda: worker.update_critic([share]))
     elif case.lora:

@@ -11,6 +11,7 @@ import pytest
 
 from agent_train import checkpoint as module
 from agent_train.checkpoint import CheckpointError, Checkpoints, commit, newest_whole, read_checkpoint
+from agent_train.config import Config
 from agent_train.progress import Progress
 from agent_train.run_folder import RunFolder
 
@@ -220,6 +221,15 @@ def test_a_folder_that_cannot_be_made_and_ranks_that_are_late_are_failures_of_th
     late, file = asyncio.run(story())
     assert late == "the checkpoint of step 1 was not saved (it took longer than 0.05 s): there is none yet"
     assert "step 2 was not saved" in file
+
+
+def test_a_learner_that_has_ended_has_saved_nothing():
+    """Its answer would be that all of its no ranks are done."""
+    from agent_train.learner.group import Learner as Ranks
+
+    learner = Ranks([], Config())
+    learner.close()
+    assert "it was closed" in asyncio.run(learner.state_saved())
 
 
 def test_leaving_waits_a_moment_for_the_last_one(run):

@@ -137,8 +137,8 @@ def test_roles_work_side_by_side_and_a_dead_one_is_named_and_leaves_the_others(m
             for name in ("loss", "explained_variance", "value_mean", "grad_norm", "lr"):
                 assert getattr(found, name) == pytest.approx(getattr(wanted, name), rel=1e-3, abs=1e-5), name
         for row, values in zip(rows, said["values"], strict=True):
-            (((expected,),)) = critic.values(shares([row], 1, 100)[0])
-            assert values == pytest.approx(expected[0], abs=2e-3)
+            ((expected,),) = critic.values(shares([row], 1, 100)[0])
+            assert values == pytest.approx(expected, abs=2e-3)
 
 
 def test_a_rank_that_does_not_answer_is_named_after_the_timeout_and_its_process_is_gone(model_dir):

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import time
 from itertools import chain
 
 import pytest
@@ -95,6 +96,33 @@ def test_a_reward_model_tells_right_from_wrong_in_examples_that_it_never_saw(mod
     before, after = train(model_dir, tmp_path, config_of("rm"), steps=20, lr=3e-3)
     assert before.measures["accuracy"] < 0.9
     assert after.measures["accuracy"] > 0.95
+
+
+def test_a_resumed_run_asks_the_reference_again_and_takes_the_same_steps(model_dir, tmp_path):
+    """As `open_file_job` does: the model as the run began scores the samples, then the checkpoint's state comes."""
+    config = config_of("dpo")
+    examples = read_examples(write_lines(tmp_path / "data.jsonl", records("dpo", TRAIN)), "dpo")
+    samples = samples_of(examples, Renderer(AutoTokenizer.from_pretrained(str(model_dir))))
+    objective = objective_of(config, samples)
+
+    async def steps(worker, numbers):
+        learner = InProcess(worker)
+        return [await learn(learner, objective, batch_of_step(samples, 20, 0, step), 1e-3) for step in numbers]
+
+    def begin(worker):
+        asyncio.run(refer(InProcess(worker), samples, 20))
+
+    with one_rank(model_dir, config) as worker:
+        begin(worker)
+        whole = asyncio.run(steps(worker, (1, 2)))
+        worker.save_state(str(tmp_path / "state"))
+        while worker.state_saved() is None:
+            time.sleep(0.01)
+        whole += asyncio.run(steps(worker, (3, 4)))
+    with one_rank(model_dir, config) as worker:
+        begin(worker)
+        worker.load_state(str(tmp_path / "state"))
+        assert asyncio.run(steps(worker, (3, 4))) == whole[2:]
 
 
 def test_each_epoch_has_every_example_once_in_an_order_of_its_own():

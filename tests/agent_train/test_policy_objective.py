@@ -329,6 +329,8 @@ def test_the_panel_between_engine_and_trainer(worker):
         "gap_max": math.log(4),
     }
     assert {name: getattr(found.metrics, name) for name in expected} == pytest.approx(expected, abs=1e-6)
+    # No row has a reference, and what is not there is not measured.
+    assert found.metrics.kl_reference == 0.0
 
 
 def test_staleness_is_the_mean_lag_of_the_tokens_whose_version_is_known(worker):

@@ -37,6 +37,8 @@ def case_of(loss, mode, rows):
         reduction_length=20.0 if mode == "constant" else None,
         correction=correction,
         entropy_coef=0.01,
+        # Below the mean square of the drifts, so that some tokens are dropped.
+        loss_settings={"budget": 0.01} if loss == "m2po" else {},
     )
     return algorithm, rows
 
@@ -96,5 +98,6 @@ def test_the_cases_are_off_policy_and_corrected(found):
         assert any(grad.any() for grad in grads.values())
         assert (metrics["ratio_max"] > 1.1) == (loss in DIRECT)
         assert metrics["dropped_fraction"] > 0 or metrics["cut_fraction"] > 0 or loss in DIRECT
+        assert (metrics["clip_fraction"] > 0) or loss != "m2po"
         assert metrics["kl_reference"] > 0
         assert metrics["loss_entropy"] < 0

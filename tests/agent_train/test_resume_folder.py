@@ -20,6 +20,7 @@ from agent_train.resume import OpenRun, open_run, refusals, resume_command, run_
 from agent_train.run_folder import RunFolder
 from agent_train.tracking import Tracker, read_metrics
 from agentgym.trajectory import write_jsonl
+from agentgym.viewer.run import Run
 
 
 @pytest.fixture
@@ -104,7 +105,8 @@ def test_a_run_goes_on_from_its_newest_checkpoint_and_what_came_after_is_aside(c
 
 
 def test_a_run_that_is_resumed_twice_reads_as_one(config):
-    trained(config, range(1, 6))
+    viewed = Run("one", trained(config, range(1, 6)).folder.path, "training")
+    assert len(viewed.metrics.update()) == 10
     trained(config, range(5, 8))
     run = trained(config, range(7, 11))
     assert steps_of(run.folder) == list(range(1, 11))
@@ -120,6 +122,10 @@ def test_a_run_that_is_resumed_twice_reads_as_one(config):
     times = [record["elapsed"] for record in read_metrics(run.folder.metrics)]
     assert times == sorted(times)
     assert times[-1] > 600  # of the checkpoint that it went on from
+    viewed.refresh()
+    assert [record["step"] for record in viewed.metrics.update() if record["kind"] == "eval"] == list(range(1, 11))
+    assert len(viewed.files) == 20
+    assert viewed.problems == []
     page = write_report(run.folder).read_text()
     assert page.count("<td>5</td>") == 1
 

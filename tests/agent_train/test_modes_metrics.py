@@ -1,0 +1,93 @@
+"""What the modes leave in `metrics.jsonl`, say at the end and show on the page."""
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from agent_train.modes.charts import cards, charts, file_steps
+from agent_train.modes.metrics import FileStep, HeldOut
+from agent_train.report import write_report
+from agent_train.run_folder import RunFolder
+from agent_train.tracking import Tracker, read_metrics
+
+
+def step_of(number, loss=0.5, **measures):
+    return FileStep("preference", number, 4, 1, loss, measures, 10, 0.25, 1e-3, False, 2.0)
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = RunFolder(tmp_path / "one")
+    for path in (folder.trajectories, folder.checkpoints, folder.logs):
+        path.mkdir(parents=True)
+    return folder
+
+
+def tracked(run, *told):
+    """Have a tracker told these, in order; what it printed."""
+    out = io.StringIO()
+    with Tracker(run, 4, Console(file=out, width=200)) as tracker:
+        for one in told:
+            (tracker.held_out if isinstance(one, HeldOut) else tracker.file_step)(one)
+        tracker.finish()
+    return out.getvalue()
+
+
+def test_records_read_back_as_what_was_told(run):
+    step, held_out = step_of(1, accuracy=0.5, margin=0.1), HeldOut(0, 0.7, {"accuracy": 0.25}, 20)
+    tracked(run, held_out, step)
+    first, second = read_metrics(run.metrics)
+    assert HeldOut.of(first) == held_out
+    assert FileStep.of(second) == step
+    assert second["accuracy"] == 0.5
+
+
+def test_a_number_that_is_not_finite_is_null_and_not_told(run):
+    printed = tracked(run, step_of(1, math.nan, accuracy=math.nan, margin=0.1))
+    (record,) = read_metrics(run.metrics)
+    assert record["loss"] is record["accuracy"] is None
+    assert math.isnan(FileStep.of(record).loss)
+    assert "margin 0.100" in printed
+    assert "accuracy" not in printed
+
+
+def test_each_step_is_a_line_and_the_end_compares_what_was_held_out(run):
+    told = [HeldOut(0, 0.7, {"accuracy": 0.25}, 20), step_of(1, accuracy=0.5), HeldOut(1, 0.6, {"accuracy": 0.75}, 20)]
+    printed = tracked(run, *told)
+    assert "step 1/4  loss 0.5000  accuracy 50.0%  grad norm 0.250" in printed
+    assert "held-out after step 1: loss 0.6000, accuracy 75.0% (20 examples)" in printed
+    assert "loss 0.7000, accuracy 25.0%" in printed
+    assert "1 steps, 10 learned tokens" in printed
+
+
+def test_a_resumed_run_counts_what_came_before(run):
+    tracked(run, HeldOut(0, 0.7, {}, 20), step_of(1))
+    printed = tracked(run, step_of(2), HeldOut(2, 0.1, {}, 20))
+    assert "2 steps, 20 learned tokens" in printed
+    assert "loss 0.7000" in printed
+
+
+def test_the_page_has_a_curve_for_each_number(run):
+    tracked(
+        run,
+        HeldOut(0, 0.7, {"accuracy": 0.25}, 20),
+        step_of(1, accuracy=0.5, chosen=0.1, rejected=-0.1),
+        step_of(2, accuracy=0.6),
+    )
+    records = read_metrics(run.metrics)
+    assert len(charts(records)) == 4
+    assert [title for title, _, _ in cards(records)] == [
+        "held-out loss, start",
+        "held-out loss, end",
+        "optimizer steps",
+        "learned tokens",
+    ]
+    page = write_report(run).read_text()
+    assert page.count("<svg") == 4
+    assert "accuracy, held out" in page
+
+
+def test_the_steps_of_a_warm_start_are_none_of_a_mode():
+    assert file_steps([{"kind": "sft", "step": 1, "steps": 2, "loss": 1.0, "tokens": 3}]) == []
