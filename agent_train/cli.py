@@ -22,6 +22,7 @@ Train a language-model agent in an environment by reinforcement learning, or a m
   agent-train +env=my_pkg.envs:MyEnv env.kwargs.size=8     any environment that can be imported
   agent-train +env=gsm8k --dry-run                         what would run, and every setting
   agent-train mode=sft data.train=FILE model.path=DIR      imitation; mode=dpo: preferences, mode=rm: a reward model
+  agent-train trainer.resume=runs/NAME                     go on with a run that was stopped
 
 A setting is a dotted key: trainer.steps=3, learner.lr=1e-4, trainer.seed=1. --dry-run prints them all.
 Exit code: 0 done, 1 failed while running, 2 refused before anything started.

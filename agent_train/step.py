@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from agent_train.advantages import Scores, mean_and_spread, set_advantages
 from agent_train.algorithms.kl import adapted
@@ -133,7 +134,7 @@ async def learn(
     if not own:
         return learned
     scale = lr_scale(config, progress.step + 1)
-    updates = {}
+    updates: dict[str, Awaitable[Any]] = {}
     if job.critic is None or progress.step >= config.critic.alone_steps:
         kl_coef = progress.kl_coef if config.algorithm.kl.place == "loss" else 0.0
         updates["update"] = job.learner.update(own, lr_scale=scale, kl_coef=kl_coef, version=progress.step)

@@ -299,7 +299,8 @@ class Tracker:
         """Take up what the run measured before it was resumed."""
         if record["kind"] == "eval":
             names = [field.name for field in dataclasses.fields(EvalMetrics)]
-            self._evals.append(EvalMetrics(**{n: math.nan if record[n] is None else record[n] for n in names}))
+            values: dict[str, Any] = {n: math.nan if record[n] is None else record[n] for n in names}
+            self._evals.append(EvalMetrics(**values))
         elif record["kind"] == HELD_OUT:
             self._held_out.append(HeldOut.of(record))
         elif "epoch" in record:

@@ -203,7 +203,7 @@ def _like(parameter: Tensor, local: Tensor) -> Tensor:
         return local
     if tuple(parameter.to_local().shape) != tuple(local.shape):
         raise RuntimeError(f"a shard of {tuple(parameter.to_local().shape)} cannot hold {tuple(local.shape)}")
-    return DTensor.from_local(
+    sharded = DTensor.from_local(
         local,
         parameter.device_mesh,
         parameter.placements,
@@ -211,3 +211,5 @@ def _like(parameter: Tensor, local: Tensor) -> Tensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
+    # It moves to the mesh's device by itself: what is offloaded goes back.
+    return sharded.to(local.device)

@@ -44,6 +44,29 @@ def set_lr(optimizer: optim.Optimizer, lr: float) -> None:
             group["lr"] = lr
 
 
+def average(value: Tensor) -> Tensor:
+    """What an optimizer keeps, as a tensor that can be copied and written: in fp32 where it is kept in 8 bits."""
+    local = value.to_local() if isinstance(value, DTensor) else value
+    if not _packed(local):
+        return value
+    wide = local.dequantize()
+    if not isinstance(value, DTensor):
+        return wide
+    given = {"run_check": False, "shape": value.shape, "stride": value.stride()}
+    return DTensor.from_local(wide, value.device_mesh, value.placements, **given).to(wide.device)
+
+
+def set_average(value: Tensor, wide: Tensor) -> None:
+    """The reverse of `average`, in place; nothing where that shared its memory."""
+    local = value.to_local() if isinstance(value, DTensor) else value
+    if _packed(local):
+        local.copy_(wide.to_local() if isinstance(wide, DTensor) else wide)
+
+
+def _packed(local: Tensor) -> bool:
+    return type(local) not in (Tensor, nn.Parameter)
+
+
 def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[dict[str, list[nn.Parameter]]]:
     """A group for each device mesh: a fused step takes tensors of one mesh only."""
     groups: dict[object, list[nn.Parameter]] = {}

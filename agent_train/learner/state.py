@@ -22,7 +22,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
-from agent_train.learner.optimizers import set_lr
+from agent_train.learner.optimizers import average, set_average, set_lr
 from agentgym.files import write_json
 
 Counters = Mapping[str, int | str]
@@ -115,7 +115,11 @@ class StateStore:
         held = reader.read_metadata().state_dict_metadata
         _check(module, held, folder)
         _make_state(module, optimizer, held, folder)
-        dcp.load(tensors_of(module, optimizer), storage_reader=reader, process_group=self._process_group())
+        tensors = tensors_of(module, optimizer)
+        dcp.load(tensors, storage_reader=reader, process_group=self._process_group())
+        for name, parameter in _trained(module):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                set_average(value, tensors[f"optimizer.{name}.{key}"])
         own = folder / f"rank-{self._rank}.json"
         if own.is_file():
             set_rng_state(json.loads(own.read_text(encoding="utf-8"))["rng"])
@@ -128,12 +132,15 @@ class StateStore:
 
 
 def tensors_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Every tensor that training changes, by its name in the folder; they share memory with the module and the optimizer."""
+    """Every tensor that training changes, by its name in the folder; they share memory with the module and the optimizer.
+
+    Averages in 8 bits are copies in fp32.
+    """
     found = {}
     for name, parameter in _trained(module):
         found[f"model.{name}"] = parameter.detach()
         for key, value in optimizer.state.get(parameter, {}).items():
-            found[f"optimizer.{name}.{key}"] = value
+            found[f"optimizer.{name}.{key}"] = average(value)
     return found
 
 

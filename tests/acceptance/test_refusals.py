@@ -47,12 +47,12 @@ def test_a_run_folder_that_cannot_be_written(tmp_path) -> None:
     assert "choose another folder" in line
 
 
-def test_a_run_folder_that_holds_a_run(tmp_path) -> None:
+def test_a_run_folder_that_holds_other_things(tmp_path) -> None:
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "metrics.jsonl").write_text("")
     line = refused("+env=frozen_lake", "engine=embedded", "trainer.name=mine", folder=tmp_path)
     assert "trainer.name=mine" in line
-    assert "already holds a run" in line
+    assert "already holds other things" in line
 
 
 def test_vllm_that_is_not_installed(tmp_path) -> None:

@@ -47,7 +47,7 @@ def save(worker, folder):
 
 
 def wait(worker):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (said := worker.state_saved()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)

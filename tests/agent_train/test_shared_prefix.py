@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from datetime import timedelta
 from itertools import chain
 
 import pytest
@@ -108,7 +109,7 @@ def test_each_row_gets_its_own_log_probabilities_as_long_as_itself(folders):
 
 def two_ranks(rank, port, folder, rows, out):
     torch.set_num_threads(1)
-    worker = LearnerWorker(rank, 2, make_config(workers=2), "cpu")
+    worker = LearnerWorker(rank, 2, make_config(workers=2, timeout=300.0), "cpu")
     worker.start("127.0.0.1", port, str(folder))
     _, grads = gradients_of(worker, shares(rows, 2, 40, shared_prefix=True)[rank])
     if rank == 0:
@@ -117,13 +118,18 @@ def two_ranks(rank, port, folder, rows, out):
     dist.destroy_process_group()
 
 
+def fork_ranks(_, *arguments):
+    """Run in a new process, which has imported what the ranks need and in which nothing runs that may not be forked."""
+    torch.multiprocessing.start_processes(two_ranks, arguments, nprocs=2, start_method="fork")
+
+
 def test_two_ranks_with_trees_give_the_gradients_of_one_without(folders, tmp_path):
     rows = mixed_rows(3)
     with one_rank(folders["tied"]) as worker:
         _, grads = gradients_of(worker, shares(rows, 1, 10_000)[0])
-    store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=300), wait_for_workers=False)
     arguments = (store.port, folders["tied"], rows, tmp_path / "grads")
-    torch.multiprocessing.start_processes(two_ranks, arguments, nprocs=2, start_method="fork")
+    torch.multiprocessing.spawn(fork_ranks, arguments)
     assert_same(torch.load(tmp_path / "grads"), grads, 1e-6)
 
 

@@ -1,0 +1,67 @@
+"""The optimizers by name, and blocks that are compiled."""
+
+import importlib.util
+
+import pytest
+import torch
+from learner_cases import assert_same, gradients_of, make_config, make_rows, one_rank, write_model
+from torch import nn
+
+from agent_train.learner.optimizers import make_optimizer, set_lr
+from agent_train.learner.parallel import rank_shares
+
+
+def settings_of(**learner):
+    return make_config(lr=0.5, **learner).learner
+
+
+def test_frozen_weights_have_no_place_in_the_optimizer():
+    layer = nn.Linear(2, 3)
+    layer.bias.requires_grad_(False)
+    optimizer = make_optimizer(layer.parameters(), settings_of())
+    assert [len(group["params"]) for group in optimizer.param_groups] == [1]
+
+
+def test_the_learning_rate_is_set_also_where_the_optimizer_keeps_it_as_a_tensor():
+    weight = nn.Parameter(torch.ones(2))
+    for lr in (0.5, torch.tensor(0.5)):
+        optimizer = torch.optim.AdamW([weight], lr=lr)
+        kept = optimizer.param_groups[0]["lr"]
+        set_lr(optimizer, 0.25)
+        assert float(optimizer.param_groups[0]["lr"]) == 0.25
+        assert not isinstance(kept, torch.Tensor) or optimizer.param_groups[0]["lr"] is kept
+
+
+def test_a_name_that_is_none_and_a_package_that_is_missing_are_said(monkeypatch):
+    weight = [nn.Parameter(torch.ones(2))]
+    with pytest.raises(ValueError, match=r"learner.optimizer=lion: there are adamw, adamw8bit"):
+        make_optimizer(weight, settings_of(optimizer="lion"))
+    monkeypatch.setattr("agent_train.learner.optimizers.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs torchao: pip install torchao"):
+        make_optimizer(weight, settings_of(optimizer="adamw8bit"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
+def test_eight_bits_learn_about_the_same(tmp_path):
+    share, said = rank_shares(make_rows(), settings_of())[0], {}
+    for name in ("adamw", "adamw8bit"):
+        with one_rank(write_model(tmp_path), make_config(optimizer=name)) as worker:
+            worker.update([share])
+            worker.update([share])
+            said[name] = torch.tensor([n for packed in worker.logprobs(share) for row in packed for n in row])
+    torch.testing.assert_close(said["adamw8bit"], said["adamw"], atol=0.05, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_compiled_blocks_have_the_same_gradients(tmp_path):
+    found = []
+    for compiled in (False, True):
+        config = make_config(compile=compiled, gradient_checkpointing=True)
+        with one_rank(write_model(tmp_path), config) as worker:
+            found.append(gradients_of(worker, rank_shares(make_rows(), config.learner)[0]))
+    (plain, expected), (compiled, gradients) = found
+    assert compiled.loss == pytest.approx(plain.loss, abs=1e-6)
+    assert_same(gradients, expected, 2e-6)
