@@ -28,6 +28,8 @@ GOAL = 0.9
 # The default job with as many episodes, but without a group for each task: a critic takes the place of the group.
 NO_GROUPS = ("algorithm.group_size=1", "trainer.groups_per_step=192")
 TURN_REWARDS = ("env.kwargs.shaping=1.0",)
+# Near one: a move is two tokens, an episode up to 28, and its only reward comes at the end.
+LAMBDA = ("algorithm.advantage.lam=0.99",)
 # A smaller step than the default job's, since these are compared with each other and not with a goal.
 SMALLER = ("trainer.groups_per_step=12",)
 SMALLER_NO_GROUPS = ("algorithm.group_size=1", "trainer.groups_per_step=96")
@@ -44,10 +46,10 @@ class Curve:
 
 CURVES = (
     Curve("grpo", "frozen_lake", ("algorithm=grpo",)),
-    Curve("ppo", "frozen_lake", ("algorithm=ppo", *NO_GROUPS)),
+    Curve("ppo", "frozen_lake", ("algorithm=ppo", *LAMBDA, *NO_GROUPS)),
     Curve("turns-grpo", "turn_rewards", ("algorithm=grpo", *TURN_REWARDS, *SMALLER)),
     Curve("turns-gigpo", "turn_rewards", ("algorithm=gigpo", "algorithm.kl.coef=0", *TURN_REWARDS, *SMALLER)),
-    Curve("turns-gae", "turn_rewards", ("algorithm=ppo", *TURN_REWARDS, *SMALLER_NO_GROUPS)),
+    Curve("turns-gae", "turn_rewards", ("algorithm=ppo", *LAMBDA, *TURN_REWARDS, *SMALLER_NO_GROUPS)),
     Curve(
         "turns-bilevel-gae",
         "turn_rewards",
