@@ -158,30 +158,6 @@ def _numbered(names: Sequence[str]) -> list[int]:
     return [numbers.setdefault(name, len(numbers)) for name in names]
 
 
-def split_ranks(rows: Sequence[Row], parts: int, cost: Cost = TOKENS, shared_prefix: bool = False) -> list[list[Row]]:
-    """Deal rows to `parts` lists of nearly equal cost, whatever the order they come in. See `balance.balance`.
-
-    A list may be empty when there are fewer rows than parts. With `shared_prefix` rows that share one stay together where the
-    lists come out no less equal.
-
-    Raises:
-        ValueError: `parts` is below 1.
-    """
-    return [_rows(trees) for trees in _split(rows, parts, None, cost, shared_prefix)]
-
-
-def pack(rows: Sequence[Row], budget: int) -> list[list[Row]]:
-    """Group rows into micro-batches of at most `budget` tokens, first fit, the longest first.
-
-    A row longer than the budget gets a micro-batch of its own. Rows of equal length come to lie side by side, which
-    attention uses.
-
-    Raises:
-        ValueError: `budget` is below 1.
-    """
-    return [_rows(trees) for trees in _pack(alone(rows), budget)]
-
-
 def shares(
     rows: Sequence[Row],
     world: int,
@@ -225,10 +201,10 @@ def shares(
     ]
 
 
-def _split(rows: Sequence[Row], parts: int, budget: int | None, cost: Cost, shared_prefix: bool) -> list[list[Tree]]:
-    """Deal rows, in trees where prefixes are shared; the most expensive part first."""
+def _split(rows: Sequence[Row], parts: int, budget: int, cost: Cost, shared_prefix: bool) -> list[list[Tree]]:
+    """Deal rows to ranks, in trees where prefixes are shared; the most expensive part first."""
     if parts < 1:
-        raise ValueError(f"rows are split into at least 1 part, not {parts}")
+        raise ValueError(f"rows are dealt to at least 1 rank, not {parts}")
     if not shared_prefix:
         return _dealt(alone(rows), parts, cost)
     trees = trees_of(rows)
@@ -249,18 +225,18 @@ def _total(trees: Iterable[Tree], cost: Cost) -> int:
     return sum(tree.cost(cost) for tree in trees)
 
 
-def _pieces(tree: Tree, budget: int | None, most: int, cost: Cost) -> list[Tree]:
+def _pieces(tree: Tree, budget: int, most: int, cost: Cost) -> list[Tree]:
     """The tree in as few pieces as keep to the budget and cost no more than `most` besides the prefix, or row by row."""
     most += cost.of(tree.prefix, 0)
     for parts in range(1, len(tree.rows)):
         pieces = [tree] if parts == 1 else cut(tree, parts, cost)
-        if all((budget is None or p.tokens <= budget) and p.cost(cost) <= most for p in pieces):
+        if all(p.tokens <= budget and p.cost(cost) <= most for p in pieces):
             return pieces
     return alone(tree.rows)
 
 
 def _pack(trees: Iterable[Tree], budget: int) -> list[list[Tree]]:
-    """First fit, the largest first."""
+    """Micro-batches of at most `budget` tokens, first fit, the largest first; a tree that is larger has one of its own."""
     if budget < 1:
         raise ValueError(f"a micro-batch holds at least 1 token, not {budget}: see learner.microbatch_tokens")
     bins: list[list[Tree]] = []

@@ -135,25 +135,6 @@ def maxrl_advantages(rewards: Rewards, eps: float = 0.0) -> list[float]:
     return [0.0 if r is None else (r - mean) / (mean + eps) for r in rewards]
 
 
-def remax_advantages(rewards: Rewards, greedy: float | None) -> list[float]:
-    """ReMax (arXiv 2310.10505): the reward less that of the greedy answer to the same task.
-
-    The baseline is not made of the rewards, so that a group of one learns too. For rewards in the middle of an episode
-    subtract `greedy` from `returns.return_to_go` instead.
-
-    Args:
-        rewards: one per trajectory.
-        greedy: the reward at temperature 0; None where that episode failed, which leaves no baseline: all 0.0.
-
-    Raises:
-        ValueError: a reward that is not finite.
-    """
-    known_rewards([*rewards, greedy])
-    if greedy is None:
-        return [0.0] * len(rewards)
-    return [r - greedy if r is not None and has_spread([r, greedy]) else 0.0 for r in rewards]
-
-
 def best_of_advantages(rewards: Rewards) -> list[float]:
     """For the best of the samples (arXiv 2503.19595): the best gets its lead over the second, the others 0.
 

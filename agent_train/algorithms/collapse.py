@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from agent_train.algorithms.filters import reward_spread
 
@@ -36,10 +36,6 @@ class Health:
     length: float
     length_max: int
     truncated: float
-
-    def as_dict(self) -> dict[str, float]:
-        """The numbers by name."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -90,39 +86,6 @@ def repetition(ids: Sequence[int], n: int = 4) -> float:
         raise ValueError(f"n-grams have at least 1 token, not {n}")
     grams = Counter(zip(*(ids[start:] for start in range(n)), strict=False))
     return (grams.total() - len(grams)) / grams.total() if grams else 0.0
-
-
-def signs(now: Health, start: Health, fall: float = 0.25, rise: float = 2.0, much: float = 0.5) -> list[str]:
-    """What has collapsed since the start of a run, one line each; none where nothing has.
-
-    Args:
-        now: the present step, or the mean of the last few.
-        start: the first step, or the mean of the first few.
-        fall: reward spread or entropy below this share of what they were is a sign.
-        rise: a length over this multiple of what it was is one.
-        much: a share of flat groups, repeated n-grams, equal trajectories or truncated ones above it is one, if it has risen.
-    """
-    found = []
-    for name, what in (
-        ("reward_spread", "rewards inside a group hardly differ"),
-        ("entropy", "the entropy has fallen"),
-    ):
-        before, value = getattr(start, name), getattr(now, name)
-        if before > 0 and value < fall * before:
-            found.append(f"{what}: {value:.4g}, was {before:.4g}")
-    if now.length > rise * start.length > 0:
-        found.append(f"trajectories grow: {now.length:.0f} sampled tokens, was {start.length:.0f}")
-    shares = {
-        "flat_groups": "groups whose rewards are all equal",
-        "repetition": "repeated n-grams",
-        "same": "trajectories equal to another of their group",
-        "truncated": "trajectories cut at a limit",
-    }
-    for name, what in shares.items():
-        before, value = getattr(start, name), getattr(now, name)
-        if value > much and value > before:
-            found.append(f"many {what}: {value:.0%}, was {before:.0%}")
-    return found
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -116,26 +116,6 @@ def adaptive_lambda(mask_T: Tensor, segment_T: Tensor, alpha: float = 0.05) -> T
     return (1.0 - 1.0 / (alpha * lengths_S.clamp(min=1.0))).clamp(min=0.0)[index_T]
 
 
-def value_targets(
-    rewards_T: Tensor,
-    values_T: Tensor,
-    mask_T: Tensor,
-    segment_T: Tensor,
-    gamma: float = 1.0,
-    lam: float | Tensor = 1.0,
-) -> Tensor:
-    """What the critic learns: `A + V` with GAE of this lambda.
-
-    Its lambda need not be the policy's. VAPO (arXiv 2504.05118) uses 1 here whatever the policy uses; the target is then
-    the plain discounted return, which a wrong critic cannot bias.
-
-    Returns:
-        targets_T, fp32, without gradient, 0 where nothing was sampled.
-    """
-    advantages_T = gae(rewards_T, values_T, mask_T, segment_T, gamma, lam)
-    return torch.where(mask_T, advantages_T + values_T.detach().float(), 0.0)
-
-
 def _gae(rewards_M: Tensor, values_M: Tensor, goes_on_M: Tensor, gamma: float, lam: float | Tensor) -> Tensor:
     """GAE along M sampled tokens (or turns), where `goes_on_M` is 1 unless the chain ends there."""
     next_M = values_M.roll(-1) * goes_on_M

@@ -14,6 +14,7 @@ from torch import Tensor
 from agent_train.algorithms.losses import k3 as k3_of_log_ratio
 from agent_train.algorithms.losses import keep, log_ratio
 from agent_train.algorithms.segments import segment_sums
+from agent_train.algorithms.turn_rewards import place
 
 IMPORTANCE = ("none", "detached", "full")
 
@@ -115,12 +116,7 @@ def kl_rewards(
     `kl_scores`.
     """
     logprobs_T, reference_T = keep(logprobs_T, mask_T).float(), keep(reference_T, mask_T).float()
-    rewards_T = -coefficient * estimator(value)(logprobs_T, reference_T)
-    where_T = torch.arange(len(mask_T), device=mask_T.device)
-    last_S = torch.full((len(scores_S),), -1, device=mask_T.device)
-    last_S = last_S.scatter_reduce(0, segment_T[mask_T], where_T[mask_T], "amax")
-    has_S = last_S >= 0
-    return rewards_T.index_add(0, last_S[has_S], scores_S.float()[has_S])
+    return place(scores_S, mask_T, segment_T) - coefficient * estimator(value)(logprobs_T, reference_T)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ engine and `o` the trainer for the panel of the engine, `o` and `p` for the drif
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -39,10 +39,6 @@ class Mismatch:
     abs_mean: float
     abs_max: float
     tokens: int
-
-    def as_dict(self) -> dict[str, float]:
-        """The panel by name."""
-        return asdict(self)
 
 
 @torch.no_grad()

@@ -11,11 +11,6 @@ from torch import Tensor
 from agent_train.algorithms.losses import keep
 
 
-def segment_ids(lengths_S: Tensor) -> Tensor:
-    """segment_T: the number of the row that each token belongs to, from the rows' lengths."""
-    return torch.arange(len(lengths_S), device=lengths_S.device).repeat_interleave(lengths_S)
-
-
 def segment_sums(values_T: Tensor, mask_T: Tensor, segment_T: Tensor, n_segments: int) -> Tensor:
     """values_S: the sum of each row's masked tokens, 0 where there are none. What stands outside the mask does not matter."""
     sums_S = torch.zeros(n_segments, dtype=values_T.dtype, device=values_T.device)

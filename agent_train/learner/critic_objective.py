@@ -8,11 +8,9 @@ Legend: T tokens of one packed micro-batch.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,10 +53,6 @@ class CriticMetrics:
     lr: float
     skipped: int
     seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """The metrics by name."""
-        return dataclasses.asdict(self)
 
 
 def check_targets(rows: Sequence[Row], clip: float | None) -> None:

@@ -6,7 +6,6 @@ The model's own weights are frozen; without the adapters it is the policy as the
 from __future__ import annotations
 
 import copy
-import json
 import math
 import zlib
 from collections.abc import Iterator
@@ -116,12 +115,6 @@ def write_adapter(folder: Path, model: Any, tensors: dict[str, Tensor], model_di
     config.inference_mode = True
     config.save_pretrained(str(folder))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(folder / WEIGHTS_FILE))
-
-
-def base_of(folder: str | Path) -> str:
-    """The model folder that an adapter's folder was trained on."""
-    record = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
-    return str(record["base_model_name_or_path"])
 
 
 def _peft_config(peft_config: Any, settings: LoraConfig) -> Any:

@@ -7,7 +7,6 @@ Legend: T tokens of one packed micro-batch, K numbers that are measured, R ranks
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -117,10 +116,6 @@ class UpdateMetrics:
     dropped_fraction: float = 0.0
     staleness: float = 0.0
     staleness_max: float = 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """The metrics by name."""
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)

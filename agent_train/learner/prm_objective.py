@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,10 +48,6 @@ class PrmMetrics:
     lr: float
     skipped: bool
     seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """The metrics by name."""
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def gradients_of_worlds(rank, ports, model_dir, cases, budget, kl_coef, folder):
         worker.start("127.0.0.1", port, str(model_dir))
         found = [gradients_by(worker, *case, rank, world, budget, kl_coef) for case in cases]
         if rank == 0:
-            torch.save([(metrics.as_dict(), grads) for metrics, grads in found], folder / f"{world}.pt")
+            torch.save([(vars(metrics), grads) for metrics, grads in found], folder / f"{world}.pt")
         dist.barrier()
         dist.destroy_process_group()
 

@@ -10,7 +10,7 @@ from learner_cases import advantage_of, assert_same, gradients_of, make_config, 
 from transformers import AutoModelForCausalLM
 
 from agent_train.learner.fsdp import full_tensors
-from agent_train.packing import pack, sampled, shares
+from agent_train.packing import sampled, shares
 from agent_train.weights.collective import checksum, make_group, receive_buckets
 from agent_train.weights.manifest import WeightAddress, free_port
 
@@ -321,7 +321,7 @@ def test_the_optimizer_forgets_the_warm_start(model_dir):
 
 
 def test_packing_puts_rows_of_equal_length_side_by_side():
-    sizes = [len(row.ids) for row in pack(make_rows(), BIG)[0]]
+    sizes = [len(row.ids) for row in share_of(make_rows()).micro_batches[0]]
     assert sizes == sorted(sizes, reverse=True)
 
 

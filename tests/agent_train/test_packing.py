@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_train.learner.optimizer_steps import split_steps
-from agent_train.packing import batch_of, pack, shares, split_ranks
+from agent_train.packing import batch_of, shares
 from agent_train.rows import Row
 
 
@@ -17,6 +17,10 @@ def rows_of_sizes(sizes):
         Row(ids=list(range(n)), mask=[False] + [True] * (n - 1), logprobs=[0.0] * n, trajectory=str(i))
         for i, n in enumerate(sizes)
     ]
+
+
+def ranks(rows, parts):
+    return [list(chain(*share.micro_batches)) for share in shares(rows, parts, 10_000)]
 
 
 def names(lists):
@@ -30,18 +34,18 @@ SIZES = st.lists(st.integers(2, 40), min_size=1, max_size=30)
 @settings(deadline=None)
 def test_every_row_goes_to_exactly_one_rank_and_no_rank_is_a_row_ahead(sizes, parts):
     rows = rows_of_sizes(sizes)
-    dealt = split_ranks(rows, parts)
+    dealt = ranks(rows, parts)
     assert sorted(chain(*names(dealt))) == sorted(row.trajectory for row in rows)
     loads = [sum(len(row.ids) for row in part) for part in dealt]
     assert max(loads) - min(loads) <= max(sizes)
-    assert names(split_ranks(rows, parts)) == names(dealt)
+    assert names(ranks(rows, parts)) == names(dealt)
 
 
 @given(sizes=SIZES, budget=st.integers(1, 60))
 @settings(deadline=None)
 def test_micro_batches_keep_to_the_budget_except_for_a_row_that_is_longer_alone(sizes, budget):
     rows = rows_of_sizes(sizes)
-    bins = pack(rows, budget)
+    bins = shares(rows, 1, budget)[0].micro_batches
     assert sorted(chain(*names(bins))) == sorted(row.trajectory for row in rows)
     for rows_of_bin in bins:
         assert sum(len(row.ids) for row in rows_of_bin) <= budget or len(rows_of_bin) == 1

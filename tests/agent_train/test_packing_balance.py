@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_train.balance import TOKENS, Cost, balance, model_cost, spread
-from agent_train.packing import pack, shares, split_ranks
+from agent_train.packing import shares
 from agent_train.rows import Row
 
 COST = Cost(token=100, sampled=20, pair=1)
@@ -83,24 +83,31 @@ def test_ranks_and_micro_batches_are_level_and_keep_to_the_budget(sizes, world, 
     loads = [cost_of(own) for own in ranks]
     assert max(loads) - min(loads) <= max(cost_of([row]) for row in rows)
     # As many micro-batches as the rank that needs most of them, and no more.
-    assert {len(share.micro_batches) for share in dealt} == {max(len(pack(own, budget)) for own in ranks)}
+    assert {len(share.micro_batches) for share in dealt} == {max(micro_batches(own, budget) for own in ranks)}
     for share in dealt:
         assert all(len(own) < 2 or sum(len(row.ids) for row in own) <= budget for own in share.micro_batches)
         costs = [cost_of(own) for own in share.micro_batches]
         assert costs == sorted(costs, reverse=True)
 
 
+def micro_batches(rows, budget):
+    return len(shares(rows, 1, budget)[0].micro_batches) if rows else 0
+
+
+def rows_of_ranks(rows, cost=TOKENS):
+    return [sum(len(own) for own in share.micro_batches) for share in shares(rows, 2, 1000, cost=cost)]
+
+
 def test_long_rows_weigh_more_than_their_tokens():
     rows = rows_of_sizes([60, 20, 20, 20])
     squares = Cost(token=1, pair=100)
-    by_tokens, by_cost = (split_ranks(rows, 2, cost) for cost in (TOKENS, squares))
-    assert sorted(len(part) for part in by_tokens) == [1, 3]
-    assert sorted(len(part) for part in by_cost) == [1, 3]
+    assert sorted(rows_of_ranks(rows)) == [1, 3]
+    assert sorted(rows_of_ranks(rows, squares)) == [1, 3]
     rows = rows_of_sizes([40, 40, 20, 20, 20, 20])
-    assert sorted(len(part) for part in split_ranks(rows, 2, squares)) == [3, 3]
+    assert sorted(rows_of_ranks(rows, squares)) == [3, 3]
     rows = rows_of_sizes([60, 30, 30, 30])
-    assert [len(part) for part in split_ranks(rows, 2, squares)] == [1, 3]
-    assert sorted(len(part) for part in split_ranks(rows, 2)) == [2, 2]
+    assert rows_of_ranks(rows, squares) == [1, 3]
+    assert sorted(rows_of_ranks(rows)) == [2, 2]
 
 
 def test_a_rank_without_rows_gets_as_many_micro_batches():

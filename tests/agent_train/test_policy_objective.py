@@ -360,7 +360,7 @@ def test_nan_in_every_masked_cell_leaves_loss_and_gradient_finite(worker, loss):
     algorithm = settings(loss, entropy_coef=0.1, correction=CorrectionConfig(drift=0.2))
     found = learn(worker, [row], [-1.0, -0.9], algorithm, updates=2, kl_coef=0.1)
     assert found.metrics.skipped == 0
-    numbers = [value for value in found.metrics.as_dict().values() if isinstance(value, float)]
+    numbers = [value for value in vars(found.metrics).values() if isinstance(value, float)]
     assert all(map(math.isfinite, [*numbers, *found.grads[0], *found.grads[1]]))
     assert any(found.grads[0])
 
@@ -399,7 +399,7 @@ def test_no_loss_and_no_reduction_sees_the_order_or_the_micro_batches(worker, lo
         order.shuffle(rows)
         split = learn(worker, rows, trained, algorithm, kl_coef=0.2, budget=budget)
         assert split.grads[0] == pytest.approx(whole.grads[0], abs=1e-6)
-        found, expected = ({**x.metrics.as_dict(), "seconds": 0.0} for x in (split, whole))
+        found, expected = ({**vars(x.metrics), "seconds": 0.0} for x in (split, whole))
         assert found == pytest.approx(expected, abs=1e-5, rel=1e-5)
 
 

@@ -78,7 +78,7 @@ def found(tmp_path_factory):
     arguments = (ports, str(model_dir), cases, 21, KL, folder)
     torch.multiprocessing.spawn(fork_worlds, arguments)
     loaded = {world: torch.load(folder / f"{world}.pt", weights_only=False) for world in WORLDS}
-    return {1: [(metrics.as_dict(), grads) for metrics, grads in alone], **loaded}
+    return {1: [(vars(metrics), grads) for metrics, grads in alone], **loaded}
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -15,7 +15,7 @@ from learner_cases import VOCAB, assert_same, gradients_of, make_config, one_ran
 
 from agent_train.balance import Cost
 from agent_train.learner.worker import LearnerWorker
-from agent_train.packing import batch_of, shares, split_ranks
+from agent_train.packing import batch_of, shares
 from agent_train.prefixes import trees_of
 from agent_train.rows import Row
 
@@ -77,7 +77,7 @@ def test_loss_gradients_and_measures_are_those_of_the_rows_by_themselves(folders
             (shared,) = shares(rows, 1, budget, reduction, shared_prefix=True)
             metrics, found = gradients_of(worker, shared)
             assert_same(found, grads, 1e-6)
-            for name, value in metrics.as_dict().items() if hasattr(metrics, "as_dict") else vars(metrics).items():
+            for name, value in vars(metrics).items():
                 if isinstance(value, float) and "second" not in name:
                     assert value == pytest.approx(vars(expected).get(name, value), abs=1e-6, rel=1e-5), name
 
@@ -232,9 +232,9 @@ def test_one_group_on_two_ranks_is_divided_among_them():
     assert [[len(own) for own in share.micro_batches] for share in dealt] == [[4], [4]]
 
 
-def test_optimizer_steps_keep_groups_whole_where_they_come_out_even():
+def test_ranks_keep_groups_whole_where_they_come_out_even():
     rng = random.Random(0)
     rows = [row for name in "abcd" for row in group_of(name, 20, [5] * 4, rng)]
-    parts = split_ranks(rows, 2, shared_prefix=True)
+    parts = [share.micro_batches[0] for share in shares(rows, 2, 1000, shared_prefix=True)]
     assert [len({row.group for row in part}) for part in parts] == [2, 2]
     assert len(batch_of(parts[0]).ids_T) == 2 * 4 * 25

@@ -14,7 +14,6 @@ from agent_train.algorithms.advantages import (
     level_advantages,
     maxrl_advantages,
     opo_advantages,
-    remax_advantages,
     rloo_advantages,
 )
 
@@ -57,17 +56,6 @@ def test_opo_gives_a_trajectory_without_tokens_no_say_in_the_baseline():
 def test_maxrl_divides_by_the_mean():
     assert maxrl_advantages(A) == [1.0, -1.0, -1.0, 1.0]
     assert maxrl_advantages([1.0, 0.0, 0.0, 0.0]) == [3.0, -1.0, -1.0, -1.0]
-
-
-def test_remax_compares_with_the_greedy_answer_also_alone():
-    assert remax_advantages(A, 0.5) == [0.5, -0.5, -0.5, 0.5]
-    assert remax_advantages(B, 0.5) == [2.5, 0.5]
-    assert remax_advantages([3.0], 0.5) == [2.5]
-
-
-def test_remax_learns_nothing_where_the_greedy_answer_failed_or_is_as_good():
-    assert remax_advantages(A, None) == [0.0] * 4
-    assert remax_advantages([0.3, None], 0.1 + 0.2) == [0.0, 0.0]
 
 
 def test_the_best_of_a_group_gets_its_lead_and_the_others_nothing():
@@ -151,4 +139,4 @@ def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match="counts"):
         opo_advantages([1.0, 0.0], [1, -1])
     with pytest.raises(ValueError, match="finite"):
-        remax_advantages([1.0], math.nan)
+        rloo_advantages([1.0, math.nan])

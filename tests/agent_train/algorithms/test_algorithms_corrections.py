@@ -5,7 +5,7 @@ import torch
 
 from agent_train.algorithms.corrections import NAMED, Gap, check_one_weight, correction, drifted, gap_of, proximal_share
 from agent_train.algorithms.losses import keep, ppo_clip, weighted_sum
-from agent_train.algorithms.segments import segment_ids, segment_means
+from agent_train.algorithms.segments import segment_means
 
 ALL = torch.ones(3, dtype=torch.bool)
 ONE_ROW = torch.zeros(3, dtype=torch.long)
@@ -39,7 +39,7 @@ def test_the_numbers_of_three_tokens(name, numbers, loss):
 def test_rows_are_decided_one_by_one_and_masked_cells_hold_anything():
     log_weight_T = torch.tensor([0.0, math.nan, 1.0, math.inf, 1.0])
     mask_T = torch.tensor([True, False, True, False, True])
-    segment_T = segment_ids(torch.tensor([2, 3]))
+    segment_T = torch.tensor([0, 0, 1, 1, 1])
     gap = gap_of("recomputed", torch.zeros(5), -log_weight_T, mask_T, recomputed_T=torch.zeros(5))
     kept_T = correction(gap, mask_T, segment_T, 2, level=None, band_level="geometric", low=0.5, high=2.0)
     assert kept_T.tolist() == [1, 0, 0, 0, 0]

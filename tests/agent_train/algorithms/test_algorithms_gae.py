@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_train.algorithms.gae import adaptive_lambda, bilevel_gae, gae, value_targets
+from agent_train.algorithms.gae import adaptive_lambda, bilevel_gae, gae
 from agent_train.algorithms.returns import return_to_go
 
 NAN = math.nan
@@ -25,7 +25,6 @@ def test_the_value_of_an_observation_never_leaks_in(observed):
     values_T = torch.tensor([0.1, 0.2, observed, observed, 0.5])
     advantages_T = gae(rewards_T, values_T, TURNS, ONE, gamma=1.0, lam=0.5)
     assert advantages_T.tolist() == pytest.approx([0.375, 0.55, 0, 0, 0.5])
-    assert value_targets(rewards_T, values_T, TURNS, ONE, 1.0, 0.5).tolist() == pytest.approx([0.475, 0.75, 0, 0, 1])
 
 
 def test_the_discount_counts_sampled_tokens_only():
@@ -40,17 +39,16 @@ def test_a_trajectory_ends_where_the_next_begins():
     assert gae(rewards_T, values_T, mask_T, segment_T, 0.9, 0.8).tolist()[:2] == expected
 
 
-def test_advantages_and_targets_carry_no_gradient():
+def test_advantages_carry_no_gradient():
     values_T = torch.rand(5, requires_grad=True)
     assert not gae(torch.zeros(5), values_T, TURNS, ONE).requires_grad
-    assert not value_targets(torch.zeros(5), values_T, TURNS, ONE).requires_grad
     assert not bilevel_gae(torch.zeros(5), values_T, TURNS, ONE, ONE).requires_grad
 
 
-def test_value_targets_of_lambda_1_are_the_returns():
+def test_advantage_and_value_together_are_the_return_at_lambda_1():
     rewards_T, values_T = torch.tensor([0.5, 0, NAN, NAN, 1]), torch.tensor([3.0, -2, NAN, NAN, 9])
-    targets_T = value_targets(rewards_T, values_T, TURNS, ONE, gamma=0.9)
-    assert targets_T.tolist() == pytest.approx(return_to_go(rewards_T, TURNS, ONE, 0.9).tolist(), abs=1e-5)
+    targets_T = (gae(rewards_T, values_T, TURNS, ONE, gamma=0.9) + values_T)[TURNS]
+    assert targets_T.tolist() == pytest.approx(return_to_go(rewards_T, TURNS, ONE, 0.9)[TURNS].tolist(), abs=1e-5)
 
 
 def test_bilevel_gae_of_two_turns_of_two_tokens():
