@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from agent_train.algorithms.advantages import (
+    RELATIVE_SPREAD,
     best_of_advantages,
     level_advantages,
     maxrl_advantages,
@@ -186,7 +187,8 @@ def _opo(asked: Asked) -> Tensor:
 def _reinforce_pp_baseline(asked: Asked) -> Tensor:
     chains, s = asked.chains, asked.settings
     lengths = chains.grouped(chains.lengths)
-    return chains.on_tokens(chains.flat(reinforce_pp_baseline(asked.rewards, lengths, s.std, s.eps)))
+    trained = chains.grouped([one.trained for one in chains.chains])
+    return chains.on_tokens(chains.flat(reinforce_pp_baseline(asked.rewards, lengths, s.std, s.eps, trained)))
 
 
 def _remax(asked: Asked) -> Tensor:
@@ -197,7 +199,9 @@ def _remax(asked: Asked) -> Tensor:
         raise ValueError(f"remax needs a greedy episode of every task; task {missing[0]!r} has none")
     returns_T = return_to_go(asked.rewards_T, chains.mask_T, chains.segment_T, asked.settings.gamma)
     baseline_T = chains.on_tokens([math.nan if greedy[name] is None else float(greedy[name] or 0.0) for name in names])
-    return torch.where(chains.mask_T & ~baseline_T.isnan(), returns_T - baseline_T, 0.0)
+    # What differs by rounding does not differ; nothing differs by more than NaN.
+    differs_T = (returns_T - baseline_T).abs() > RELATIVE_SPREAD * torch.maximum(returns_T.abs(), baseline_T.abs())
+    return torch.where(chains.mask_T & differs_T, returns_T - baseline_T, 0.0)
 
 
 def _turn(asked: Asked) -> Tensor:
@@ -247,7 +251,10 @@ def _lambda(asked: Asked) -> float | Tensor:
 
 
 def _targets_of(formula: Callable[[Asked, float | Tensor | None], Tensor]) -> Callable[[Asked], Tensor]:
-    """What the critic learns: advantage and value together, with a lambda of its own where one is set."""
+    """What the critic learns: advantage and value together, with a lambda of its own where one is set.
+
+    VAPO (arXiv 2504.05118) sets it to 1: the target is then the plain return, which a wrong critic cannot bias.
+    """
 
     def of_step(asked: Asked) -> Tensor:
         advantages_T = formula(asked, asked.settings.value_lam)

@@ -187,6 +187,8 @@ def _wrong_roles(config: Config) -> Iterator[str]:
         yield f"critic.alone_steps={critic.alone_steps}: must be below trainer.steps={config.trainer.steps}, or the policy never learns"
     if config.reference.path is not None and not config.algorithm.kl.coef and name != "prime":
         yield f"reference.path={config.reference.path}: nothing is compared with it: set algorithm.kl.coef above 0, or leave it out"
+    if name == "remax" and config.reward_model.path is not None:
+        yield f"reward_model.path={config.reward_model.path}: the greedy episode of advantage remax has the environment's reward alone: leave one of the two out"
     paths = {"reference": config.reference.path, "critic": critic.path, "reward_model": config.reward_model.path}
     for role, path in {**paths, "teacher": config.teacher.path}.items():
         if path is not None and not (Path(path).expanduser() / "config.json").is_file():

@@ -354,9 +354,9 @@ class TrainerConfig:
     """The run: how long, how it is measured, where it is kept. `name` null makes one from env, algorithm and time.
 
     `keep_checkpoints` is how many of the newest checkpoints stay on disk. `resume` is auto (a run of that name goes on from its
-    newest checkpoint), never (a run of that name is refused), or the folder of a run to go on with. `deterministic` has torch refuse operations
-    whose result may differ from run to run. `record` names a file that gets the run's result
-    (success at the start and at the end, curve, minutes, command), besides `result.json` in the run folder.
+    newest checkpoint), never (a run of that name is refused), or the folder of a run to go on with. `deterministic` has torch
+    refuse operations whose result may differ from run to run. `record` names a file that gets the run's result (success at the
+    start and at the end, curve, minutes, command), besides `result.json` in the run folder.
     """
 
     name: str | None = None

@@ -154,7 +154,8 @@ class Job:
             EngineError, LearnerError, WeightSyncError: they did not arrive as they were sent.
         """
         if self.config.lora.rank and self.config.engine.name == "vllm":
-            return await sync_adapter(self.learner, cast("VllmEngine", self.engine), self.folder.path / "adapters", version)
+            adapters = self.folder.path / "adapters"
+            return await sync_adapter(self.learner, cast("VllmEngine", self.engine), adapters, version)
         return await sync(self.learner, self.engine, version)
 
     async def save(self, progress: Progress) -> None:
@@ -225,10 +226,8 @@ async def open_job(
         await stack.enter_async_context(checkpoints)
         resumed = checkpoint.progress if checkpoint else None
         beside = {name: learner for name, learner in vars(models).items() if name != "policy"}
-        tasks = (train_tasks, test_tasks)
-        yield Job(
-            config, folder, make_env, engine, models.policy, renderer, *tasks, demonstrated, checkpoints, resumed, **beside
-        )
+        parts = (config, folder, make_env, engine, models.policy, renderer, train_tasks, test_tasks)
+        yield Job(*parts, demonstrated, checkpoints, resumed, **beside)
 
 
 def find_model(config: Config, folder: RunFolder, tracker: Tracker) -> Path:

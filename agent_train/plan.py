@@ -121,13 +121,7 @@ def _rollout(config: Config) -> str:
 
 
 def _learner(config: Config) -> str:
-    learner, algorithm = config.learner, config.algorithm
-    device = "CUDA, NCCL" if visible_gpus() else "CPU, gloo"
-    return (
-        f"{_count(learner.workers, 'FSDP2 worker')} ({device}), "
-        f"learning rate {learner.lr:g} after {_count(learner.warmup_steps, 'warm-up step')}, "
-        f"{_count(algorithm.updates_per_step, 'update')} a step"
-    )
+    return f"{_file_learner(config)}, {_count(config.algorithm.updates_per_step, 'update')} a step"
 
 
 def _algorithm(config: Config) -> str:

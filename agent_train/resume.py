@@ -147,10 +147,16 @@ def _differences(config: Config, run: RunFolder, key: str) -> Iterator[str]:
         yield f"{key}: the settings of the run there cannot be read: {error}"
         return
     there, here = _flat(old), _flat(config)
-    differing = [name for name in here if name not in MAY_CHANGE and there[name] != here[name]]
+    differing = [name for name in here if not _may_change(name, config) and there[name] != here[name]]
     if differing:
         told = ", ".join(f"{name} ({there[name]} there, {here[name]} now)" for name in differing)
         yield f"{key}: {run.path} already holds a run with other settings: {told}: take the same ones, or choose another name"
+
+
+def _may_change(name: str, config: Config) -> bool:
+    if name == "learner.shared_prefix" and config.algorithm.updates_per_step > 1:
+        return False  # which optimizer step a row belongs to follows from it
+    return name in MAY_CHANGE
 
 
 def _flat(config: Config) -> dict[str, Any]:

@@ -72,3 +72,8 @@ def learning_rate(config: Config, role: str) -> tuple[float, int]:
     """The learning rate of a role that learns, and the steps of its warm-up: `critic` names those of what learns beside a policy."""
     settings = config.critic if role in ("critic", "prm") else config.learner
     return settings.lr, settings.warmup_steps
+
+
+def lr_scale(config: Config, step: int, steps: int) -> float:
+    """Share of the learning rate that step `step` of `steps`, from 1, takes by `learner.schedule`; the warm-up comes on top."""
+    return 1.0 if config.learner.schedule == "constant" else 1 - (step - 1) / steps

@@ -33,23 +33,9 @@ GIT_TIMEOUT = 5.0
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The paths of a run. `RunFolder(path)` names a folder that is there; `create` makes a new one."""
+    """The paths of a run. `RunFolder(path)` names a folder that is there, or that `write_settings` makes."""
 
     path: Path
-
-    @classmethod
-    def create(cls, config: Config, command: Sequence[str] = ()) -> RunFolder:
-        """Make the folder and write the settings and versions into it.
-
-        Raises:
-            FileExistsError: the folder already holds a run.
-            OSError: it cannot be written.
-        """
-        run = cls(Path(config.trainer.runs_dir).expanduser().absolute() / (config.trainer.name or run_name(config)))
-        if run.path.is_dir() and any(run.path.iterdir()):
-            raise FileExistsError(f"{run.path} already holds a run: choose another trainer.name or move it away")
-        run.write_settings(config, command)
-        return run
 
     def write_settings(self, config: Config, command: Sequence[str] = ()) -> None:
         """Make the folders of a new run, and write the settings and versions into it."""

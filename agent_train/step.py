@@ -15,7 +15,7 @@ from agent_train.generator import pick_tasks
 from agent_train.job import Job
 from agent_train.learner.group import Learner
 from agent_train.progress import Progress
-from agent_train.roles import needs_reference, reference_is_base
+from agent_train.roles import lr_scale, needs_reference, reference_is_base
 from agent_train.rows import Row, rows_of
 from agent_train.selection import Chosen, more_groups
 from agent_train.teacher import Teacher
@@ -133,7 +133,7 @@ async def learn(
     learned = Learned(chosen.selection, *mean_and_spread(own), progress.kl_coef)
     if not own:
         return learned
-    scale = lr_scale(config, progress.step + 1)
+    scale = lr_scale(config, progress.step + 1, config.trainer.steps)
     updates: dict[str, Awaitable[Any]] = {}
     if job.critic is None or progress.step >= config.critic.alone_steps:
         kl_coef = progress.kl_coef if config.algorithm.kl.place == "loss" else 0.0
@@ -157,11 +157,6 @@ def after(config: Config, progress: Progress, played: Played, learned: Learned) 
         episodes=progress.episodes + len(ended),
         tokens=progress.tokens + sum(trajectory.sampled_tokens for trajectory in played.trajectories),
     )
-
-
-def lr_scale(config: Config, step: int) -> float:
-    """Share of the learning rate that training step `step`, from 1, takes; the warm-up comes on top."""
-    return 1.0 if config.learner.schedule == "constant" else 1 - (step - 1) / config.trainer.steps
 
 
 def nothing_played(what: str, trajectories: Sequence[Trajectory]) -> NothingPlayed:

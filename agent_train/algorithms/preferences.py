@@ -1,8 +1,8 @@
 """Losses of preference data: pairs, or single answers that were liked or not. One value per pair or per answer.
 
-Legend: T tokens of one packed micro-batch, S sequences in it, P pairs, R answers. A margin is how much more likely the trained
-policy makes an answer than the reference does: the sum over its tokens of log(p / reference), from `margins`. A pair lies in
-one micro-batch whole, or its margins are gathered before.
+Legend: T tokens, S sequences, P pairs, R answers. A margin is how much more likely the trained
+policy makes an answer than the reference does: the sum over its tokens of log(p / reference), from `margins`. The answers of a
+whole optimizer step are here together: what is in one pair may have been scored in different micro-batches.
 """
 
 from __future__ import annotations
@@ -33,17 +33,15 @@ def margins(
     return reduce(change_T, mask_T, segment_T, n_segments)
 
 
-def dpo(chosen_P: Tensor, rejected_P: Tensor, *, beta: float = 0.1, label_smoothing: float = 0.0) -> Tensor:
+def dpo(chosen_P: Tensor, rejected_P: Tensor, *, beta: float = 0.1) -> Tensor:
     """`-log sigmoid(beta * (chosen - rejected))` of the margins (DPO, arXiv 2305.18290).
 
     Args:
         chosen_P: margins of the preferred answers, sums.
         rejected_P: margins of the others.
         beta: how strongly the reference holds.
-        label_smoothing: the share of pairs that are labelled the wrong way round, from 0 to 0.5 (conservative DPO).
     """
-    gap_P = beta * (single(chosen_P) - single(rejected_P))
-    return -(1.0 - label_smoothing) * logsigmoid(gap_P) - label_smoothing * logsigmoid(-gap_P)
+    return -logsigmoid(beta * (single(chosen_P) - single(rejected_P)))
 
 
 def ipo(chosen_P: Tensor, rejected_P: Tensor, *, beta: float = 0.1) -> Tensor:
@@ -88,14 +86,11 @@ def kto(
     return torch.where(liked_R, liked_weight * torch.sigmoid(-gain_R), disliked_weight * torch.sigmoid(gain_R))
 
 
-def reward_model(chosen_P: Tensor, rejected_P: Tensor, *, margin: float = 0.0, center: float = 0.0) -> Tensor:
-    """`-log sigmoid(chosen - rejected - margin)` of the scores that a reward model gives (arXiv 2203.02155).
+def reward_model(chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
+    """`-log sigmoid(chosen - rejected)` of the scores that a reward model gives (arXiv 2203.02155).
 
     Args:
         chosen_P: scores of the preferred answers.
         rejected_P: scores of the others.
-        margin: by how much they should differ at least (arXiv 2307.09288).
-        center: weight of `(chosen + rejected)^2`, which fixes the zero of the scores (arXiv 2312.09244).
     """
-    chosen_P, rejected_P = single(chosen_P), single(rejected_P)
-    return center * (chosen_P + rejected_P).square() - logsigmoid(chosen_P - rejected_P - margin)
+    return -logsigmoid(single(chosen_P) - single(rejected_P))

@@ -83,6 +83,7 @@ def reinforce_pp_baseline(
     lengths: Sequence[Sequence[int]],
     std: str = "sample",
     eps: float = 1e-6,
+    trained: Sequence[Sequence[bool]] | None = None,
 ) -> list[list[float]]:
     """REINFORCE++-baseline (arXiv 2501.03262): the reward less its group's mean, whitened over all sampled tokens.
 
@@ -94,6 +95,7 @@ def reinforce_pp_baseline(
         lengths: sampled tokens of each trajectory; one without any takes no part.
         std: "sample" (n-1) or "population" (n), over tokens.
         eps: added to the standard deviation.
+        trained: which trajectories are in the loss; None all. The others are in their group's mean, not in the whitening, and get 0.
 
     Returns:
         One number per trajectory, group by group.
@@ -103,10 +105,11 @@ def reinforce_pp_baseline(
         for group, sizes in zip(groups, lengths, strict=True)
     ]
     centred = [group_advantages(group, std="none") for group in played]
+    in_loss = [[True] * len(group) for group in groups] if trained is None else trained
     counted = [
-        length if any(advantages) and reward is not None else 0
-        for group, advantages, sizes in zip(played, centred, lengths, strict=True)
-        for reward, length in zip(group, sizes, strict=True)
+        length if any(advantages) and reward is not None and learned else 0
+        for group, advantages, sizes, flags in zip(played, centred, lengths, in_loss, strict=True)
+        for reward, length, learned in zip(group, sizes, flags, strict=True)
     ]
     values_R = torch.tensor([a for advantages in centred for a in advantages], dtype=torch.float64)
     counts_R = torch.tensor(counted, dtype=torch.int64)

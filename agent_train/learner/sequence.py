@@ -178,7 +178,8 @@ def spread_over(policy: Any, spread: Spread) -> None:
         spread: the ranks.
     """
     scores_masked_tokens = not hasattr(policy.model, "score")
-    if spread.sequence_size > 1:
+    # Blocks that are compiled have a name of their own for the same function.
+    if spread.sequence_size > 1 and policy.model.config._attn_implementation == PACKED:
         AttentionInterface.register(ULYSSES, ulysses_attention)
         policy.model.config._attn_implementation = ULYSSES
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from agent_train.config import Config
+from agent_train.roles import lr_scale
 from agent_train.seeds import derive_seed
 
 T = TypeVar("T")
@@ -28,5 +29,4 @@ def batch_of_step(samples: Sequence[T], size: int, seed: int, step: int) -> list
 def learning_rate(config: Config, step: int, steps: int) -> float:
     """The learning rate of step `step`, from 1: the warm-up, then constant or falling in a line towards 0."""
     settings = config.learner
-    falling = 1.0 if settings.schedule == "constant" else 1 - (step - 1) / steps
-    return settings.lr * falling * min(1.0, step / max(settings.warmup_steps, 1))
+    return settings.lr * lr_scale(config, step, steps) * min(1.0, step / max(settings.warmup_steps, 1))

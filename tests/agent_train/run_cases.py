@@ -3,6 +3,8 @@
 import math
 
 from agent_train.learner.measures import UpdateMetrics
+from agent_train.resume import run_path
+from agent_train.run_folder import RunFolder
 from agent_train.selection import Selection
 from agent_train.tracking import Clock, Learned
 from agentgym.messages import assistant, user
@@ -55,3 +57,10 @@ def clock(rollout: float = 2.0, learn: float = 1.0, sync: float = 0.5) -> Clock:
     made = Clock()
     made.seconds = {"rollout": rollout, "score": 0.0, "learn": learn, "sync": sync}
     return made
+
+
+def new_run(config, command=()):
+    """The folder of a run that begins, as `open_run` leaves it."""
+    run = RunFolder(run_path(config))
+    run.write_settings(config, command)
+    return run

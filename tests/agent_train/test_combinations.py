@@ -64,6 +64,7 @@ OWN_LOSS = "algorithm.loss=agent_train.algorithms.losses:entropy_bonus"
         (["algorithm=vapo", "trainer.steps=50"], ["critic.alone_steps=50", "never learns"]),
         (["algorithm=ppo", "critic.path=/nowhere"], ["critic.path=/nowhere", "config.json"]),
         (["reference.path=/nowhere"], ["reference.path=/nowhere", "kl.coef"]),
+        (["algorithm=remax", "reward_model.path=/nowhere"], ["reward_model.path=/nowhere", "greedy", "remax"]),
         (["algorithm=opd"], ["advantage.name=distill", "teacher.path", "teacher.url"]),
         (["algorithm=opd", "teacher.url=host:1"], ["teacher.url=host:1", "http://"]),
         (["teacher.url=http://h:1"], ["teacher.url=http://h:1", "algorithm=opd"]),

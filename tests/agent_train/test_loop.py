@@ -10,6 +10,7 @@ from step_cases import algorithm, episode, group, rows_for
 
 from agent_train.config import Config
 from agent_train.progress import Progress
+from agent_train.roles import lr_scale
 from agent_train.selection import choose
 from agent_train.step import (
     AdvantageError,
@@ -18,7 +19,6 @@ from agent_train.step import (
     after,
     give_advantages,
     learn,
-    lr_scale,
     score,
     training_rows,
 )
@@ -59,9 +59,9 @@ def job_of(**roles):
 
 def test_a_linear_schedule_falls_from_one_to_almost_nothing():
     config = Config()
-    assert [lr_scale(config, step) for step in (1, 50)] == [1.0, 1.0]
-    config.learner.schedule, config.trainer.steps = "linear", 4
-    assert [lr_scale(config, step) for step in (1, 2, 3, 4)] == [1.0, 0.75, 0.5, 0.25]
+    assert [lr_scale(config, step, 50) for step in (1, 50)] == [1.0, 1.0]
+    config.learner.schedule = "linear"
+    assert [lr_scale(config, step, 4) for step in (1, 2, 3, 4)] == [1.0, 0.75, 0.5, 0.25]
 
 
 def test_rows_are_of_what_takes_part_at_the_sampling_temperature():

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
-from run_cases import clock, episode, group, learned
+from run_cases import clock, episode, group, learned, new_run
 
 from agent_train.config import Config, TrainerConfig
 from agent_train.report import RESULT_KEYS, draw_curves, main, read_result, write_report, write_result
@@ -56,9 +56,7 @@ class Page(HTMLParser):
 
 def a_run(tmp_path: Path, steps: int = 4, said: str = "left") -> RunFolder:
     """A run of some steps, with evaluations before, in the middle and after."""
-    run = RunFolder.create(
-        Config(trainer=TrainerConfig(name="one", runs_dir=str(tmp_path / "runs"))), ["agent-train", EVIL]
-    )
+    run = new_run(Config(trainer=TrainerConfig(name="one", runs_dir=str(tmp_path / "runs"))), ["agent-train", EVIL])
     with Tracker(run, steps, Console(quiet=True)) as track:
         track.sft_step(1, 1, loss=2.0, tokens=10)
         for step in range(steps + 1):
@@ -159,7 +157,7 @@ def test_the_page_can_be_made_again_from_the_folder_alone(tmp_path, capsys):
 
 
 def test_a_run_without_evaluation_or_with_a_cut_file_has_a_page(tmp_path):
-    run = RunFolder.create(Config(trainer=TrainerConfig(name="two", runs_dir=str(tmp_path))))
+    run = new_run(Config(trainer=TrainerConfig(name="two", runs_dir=str(tmp_path))))
     with Tracker(run, 1, Console(quiet=True)) as track:
         track.train_step(
             1, [group("a", [1.0, 0.0])], learned(loss=float("nan"), gap_mean=float("nan")), clock(), checksum=0

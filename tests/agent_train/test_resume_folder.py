@@ -196,6 +196,20 @@ def test_other_settings_are_refused_by_name_but_for_those_that_change_nothing(co
     assert config_from_yaml((run.folder.path / "config.yaml.before-resume-1").read_text()) == config
 
 
+def test_shared_prefixes_may_change_unless_they_decide_what_an_optimizer_step_holds(config):
+    trained(config, range(1, 3))
+    shared = dataclasses.replace(config, learner=dataclasses.replace(config.learner, shared_prefix=True))
+    assert not list(refusals(shared))
+    folder = run_path(config)
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("updates_per_step: 1", "updates_per_step: 2"))
+    several = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, updates_per_step=2))
+    assert not list(refusals(several))
+    assert "learner.shared_prefix (False there, True now)" in refused(
+        dataclasses.replace(several, learner=shared.learner)
+    )
+
+
 def test_a_run_that_is_done_is_refused_unless_it_shall_go_further(config, tmp_path):
     folder = trained(config, range(1, 11)).folder
     assert opened(config).checkpoint.step == 10  # killed after its last step: what is missing is written

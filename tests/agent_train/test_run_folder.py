@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from run_cases import new_run
 
 from agent_train.compose import config_from_yaml
 from agent_train.config import Config, EnvConfig, TrainerConfig
@@ -14,9 +15,7 @@ from agentgym.files import write_json, write_text
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(
-        Config(trainer=TrainerConfig(name="one", runs_dir=str(tmp_path))), ["agent-train", "+env=x"]
-    )
+    return new_run(Config(trainer=TrainerConfig(name="one", runs_dir=str(tmp_path))), ["agent-train", "+env=x"])
 
 
 def test_a_new_run_has_its_settings_and_versions(run, tmp_path):
@@ -37,12 +36,7 @@ def test_a_new_run_has_its_settings_and_versions(run, tmp_path):
 
 def test_the_path_is_absolute_so_that_other_processes_can_use_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert RunFolder.create(Config(trainer=TrainerConfig(name="x"))).path == tmp_path / "runs" / "x"
-
-
-def test_results_of_another_run_are_not_written_over(run, tmp_path):
-    with pytest.raises(FileExistsError, match=r"trainer\.name"):
-        RunFolder.create(Config(trainer=TrainerConfig(name="one", runs_dir=str(tmp_path))))
+    assert new_run(Config(trainer=TrainerConfig(name="x"))).path == tmp_path / "runs" / "x"
 
 
 @pytest.mark.parametrize(

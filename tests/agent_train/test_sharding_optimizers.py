@@ -7,8 +7,10 @@ import torch
 from learner_cases import assert_same, gradients_of, make_config, make_rows, one_rank, write_model
 from torch import nn
 
+from agent_train.learner.fsdp import UNCOMPILED, blocks_of, compile_blocks, load_policy
 from agent_train.learner.optimizers import make_optimizer, set_lr
 from agent_train.learner.parallel import rank_shares
+from agent_train.learner.sequence import ULYSSES, Spread, spread_over
 
 
 def settings_of(**learner):
@@ -52,6 +54,16 @@ def test_eight_bits_learn_about_the_same(tmp_path):
             worker.update([share])
             said[name] = torch.tensor([n for packed in worker.logprobs(share) for row in packed for n in row])
     torch.testing.assert_close(said["adamw8bit"], said["adamw"], atol=0.05, rtol=0)
+
+
+def test_attention_stays_out_of_compiled_blocks_where_ranks_share_the_tokens(tmp_path):
+    policy = load_policy(write_model(tmp_path), 64)
+    compile_blocks(policy.model, blocks_of(policy.model))
+    spread_over(policy, Spread(None, 0, 2, None, 0, 2))
+    assert policy.model.config._attn_implementation == UNCOMPILED
+    plain = load_policy(write_model(tmp_path), 64)
+    spread_over(plain, Spread(None, 0, 2, None, 0, 2))
+    assert plain.model.config._attn_implementation == ULYSSES
 
 
 @pytest.mark.slow

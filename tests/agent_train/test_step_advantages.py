@@ -57,6 +57,8 @@ def test_remax_takes_the_greedy_reward_away_from_every_return():
     assert firsts(found) == pytest.approx([0.5, -0.5, -0.5, 0.5, 2.5, 0.5])
     found, _ = advantages(example(), settings, Scores(greedy={"a": 0.5, "b": None}))
     assert firsts(found)[4:] == [0.0, 0.0], "a greedy episode that failed leaves no baseline"
+    found, _ = advantages([group("a", [[(2, 0.1)], [(3, 0.3)]])], settings, Scores(greedy={"a": 0.1}))
+    assert firsts(found) == [0.0, pytest.approx(0.2)], "no difference is exactly nought, also where fp32 rounds"
     with pytest.raises(ValueError, match="greedy episode of every task; task 'b' has none"):
         advantages(example(), settings, Scores(greedy={"a": 0.5}))
 
@@ -200,6 +202,23 @@ def test_whitening_counts_the_tokens_in_the_loss():
     expected = [0.929802, -0.516557, -0.516557, 0.929802, 1.652982, -1.239736]
     assert firsts(found) == pytest.approx(expected, **NEAR)
     assert mean_and_spread(rows) == pytest.approx((0.0, math.sqrt(13 / 14)), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"), [("reinforce_pp_baseline", {}), ("group", {"std_level": "none", "whiten": True})]
+)
+def test_an_episode_that_is_not_in_the_loss_is_in_the_baseline_and_not_in_the_whitening(name, changes):
+    def with_cut(size):
+        groups = [group("a", [[(2, 1.0)], [(4, 0.0)]])]
+        groups[0].trajectories.append(episode("a", 2, [(size, 0.0)], end="max_turns"))
+        found, rows = advantages(groups, algorithm(name, overlong={"mask": True}, **changes))
+        assert mean_and_spread([r for r in rows if r.trajectory != "a/2"]) == pytest.approx(
+            (0.0, math.sqrt(5 / 6)), abs=1e-5
+        )
+        return firsts(found)[:2]
+
+    # 2/3 on two tokens and -1/3 on four: mean 0, sample variance (8/9 + 4/9) / 5. How long the cut one is does not matter.
+    assert with_cut(3) == with_cut(50) == pytest.approx([2 / 3 / math.sqrt(4 / 15), -1 / 3 / math.sqrt(4 / 15)], **NEAR)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from run_cases import clock, episode, group, learned
+from run_cases import clock, episode, group, learned, new_run
 
 from agent_train.config import Config, TrainerConfig
 from agent_train.run_folder import RunFolder
@@ -17,7 +17,7 @@ from agentgym.trajectory import Group
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(Config(trainer=TrainerConfig(name="one", runs_dir=str(tmp_path))))
+    return new_run(Config(trainer=TrainerConfig(name="one", runs_dir=str(tmp_path))))
 
 
 def tracker(run: RunFolder, steps: int = 3, *, terminal: bool = False, width: int = 160) -> tuple[Tracker, io.StringIO]:

