@@ -125,6 +125,8 @@ def _wrong_advantage(config: Config) -> Iterator[str]:
         yield f"algorithm.advantage.lam_alpha={advantage.lam_alpha}: with bilevel_gae, set algorithm.advantage.turn_lam too: the lambda over turns"
     if advantage.whiten and advantage.name in ("reinforce_pp", "reinforce_pp_baseline"):
         yield f"algorithm.advantage.whiten=true: {advantage.name} whitens by itself: leave it out"
+    elif advantage.whiten and advantage.name in ("group", *IN_GROUPS):
+        yield f"algorithm.advantage.whiten=true: groups without spread would teach, by how far they are from the rest: with {advantage.name} leave it out, or take algorithm=reinforce_pp_baseline"
     if advantage.name == "maxrl" and (
         algorithm.overlong.length or (algorithm.kl.coef > 0 and algorithm.kl.place == "reward")
     ):

@@ -59,6 +59,7 @@ OWN_LOSS = "algorithm.loss=agent_train.algorithms.losses:entropy_bonus"
             ["turn_lam"],
         ),
         (["algorithm=reinforce_pp", "algorithm.advantage.whiten=true"], ["whiten=true", "by itself"]),
+        (["algorithm.advantage.whiten=true"], ["whiten=true", "without spread", "reinforce_pp_baseline"]),
         (["critic.alone_steps=3"], ["critic.alone_steps=3", "no critic", "gae"]),
         (["critic.path=/nowhere"], ["critic.path=/nowhere", "no critic"]),
         (["algorithm=vapo", "trainer.steps=50"], ["critic.alone_steps=50", "never learns"]),
