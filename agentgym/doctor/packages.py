@@ -22,6 +22,7 @@ OPTIONAL = (
     ("math_verify", "agentgym[math]", "math_python: answers compared symbolically"),
     ("mcp", "agentgym[mcp]", "tools of MCP servers"),
     ("bm25s", "agentgym[search]", "search: BM25 in this process"),
+    ("peft", "agentgym[lora]", "training a low-rank adapter (lora.rank)"),
     ("torch", "agentgym[train]", "training"),
     ("ray", "agentgym[train]", "training"),
     ("transformers", "agentgym[train]", "training"),

@@ -52,8 +52,12 @@ def test_the_metrics_are_complete_and_finite(run) -> None:
     for record in run.metrics:
         wanted = {field.name for field in dataclasses.fields(kinds[record["kind"]])} | {"kind", "elapsed"}
         assert set(record) == wanted
-        numbers = [*record.values(), *record.get("update", {}).values()]
-        assert all(isinstance(n, str | dict) or math.isfinite(n) for n in numbers), record
+        absent = {"critic", "prm"} & set(record)  # roles that the default job has not
+        assert [name for name, value in record.items() if value is None] == sorted(absent)
+        parts = [value for value in record.values() if isinstance(value, dict)]
+        numbers = [n for part in (record, *parts) for n in part.values() if not isinstance(n, str | dict | None)]
+        assert all(map(math.isfinite, numbers)), record
+        assert None not in [n for part in parts for n in part.values()], record
     in_order = [(record["kind"], record["step"]) for record in run.metrics if record["kind"] != "sft"]
     assert in_order == [("eval", 0), *(("train", step) for step in range(1, STEPS + 1)), ("eval", STEPS)]
     warm = run.of_kind("sft")
