@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pool_doubles import Maker
 
 from agentgym.sandbox import SandboxSpec, images
+from agentgym.sandbox.pool import Places, SandboxPool
 
 RUN = "tests"
 SCRIPT = Path(__file__).parents[3] / "scripts" / "docker-engine.sh"
@@ -124,3 +126,22 @@ def own_engine():
             yield made
         finally:
             made.remove()
+
+
+@pytest.fixture
+def maker():
+    return Maker()
+
+
+@pytest.fixture
+def pool_of(maker):
+    pools = []
+
+    def make(limit=4, open=maker, **settings):
+        places = limit if isinstance(limit, Places) else Places(limit)
+        pools.append(SandboxPool(open, places, name="test", **settings))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()

@@ -1,6 +1,7 @@
 """The pool against sandboxes that are slow, die, or cannot be made whenever a test says so.
 
-The sandboxes are the fault doubles of pool_doubles.py, which run nothing. Real sandboxes in pools are tested in test_sandbox_backends.py.
+The sandboxes are the fault doubles of pool_doubles.py, which run nothing. Pools that share places are in
+test_sandbox_places.py, real sandboxes in pools in test_sandbox_backends.py.
 """
 
 import gc
@@ -20,25 +21,6 @@ from pool_doubles import Maker, box_of, until
 
 from agentgym.sandbox.core import SandboxError
 from agentgym.sandbox.pool import Places, SandboxPool
-
-
-@pytest.fixture
-def maker():
-    return Maker()
-
-
-@pytest.fixture
-def pool_of(maker):
-    pools = []
-
-    def make(limit=4, open=maker, **settings):
-        places = limit if isinstance(limit, Places) else Places(limit)
-        pools.append(SandboxPool(open, places, name="test", **settings))
-        return pools[-1]
-
-    yield make
-    for pool in pools:
-        pool.close()
 
 
 def test_what_is_given_back_is_reset_and_lent_again(pool_of, maker):
@@ -373,85 +355,6 @@ def test_what_is_made_after_the_close_is_closed_at_once(pool_of, maker):
     until(lambda: maker.closed)
     until(lambda: pool._places.taken == 0)
     assert not maker.living
-
-
-def test_pools_share_places_and_take_those_of_idle_ones(pool_of, maker):
-    places, other = Places(2), Maker()
-    one, two = pool_of(places), pool_of(places, open=other)
-    for lease in [one.acquire(), one.acquire()]:
-        lease.close()
-    until(lambda: len(one._idle) == 2)
-    held = [two.acquire(timeout=30), two.acquire(timeout=30)]
-    assert not maker.living
-    with pytest.raises(SandboxError, match="all 2"):
-        one.acquire(timeout=0.05)
-    held[0].close()
-    assert one.acquire(timeout=30).alive
-    assert places.taken == 2
-
-
-def test_a_busy_pool_does_not_keep_the_places_from_another(pool_of):
-    places = Places(1)
-    busy, other = pool_of(places), pool_of(places, open=Maker())
-    stop = threading.Event()
-
-    def use():
-        while not stop.is_set():
-            lease = busy.acquire()
-            time.sleep(0.005)
-            lease.close()
-
-    threads = [threading.Thread(target=use) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
-        assert other.acquire(timeout=30).alive
-    finally:
-        stop.set()
-        other.close()
-        for thread in threads:
-            thread.join(30)
-
-
-def test_places_go_to_those_who_have_waited_longest_over_all_pools(pool_of):
-    places = Places(1)
-    one, two = pool_of(places), pool_of(places, open=Maker())
-    served, held = [], one.acquire()
-
-    def use(pool, name):
-        lease = pool.acquire(timeout=60)
-        served.append(name)
-        lease.close()
-
-    order = [(one, "a"), (two, "b"), (one, "c"), (one, "d"), (two, "e")]
-    with ThreadPoolExecutor(len(order)) as threads:
-        for pool, name in order:
-            before = len(pool._waiters)
-            threads.submit(use, pool, name)
-            until(lambda pool=pool, before=before: len(pool._waiters) > before)
-        held.close()
-    assert "".join(served) == "abcde"
-
-
-def test_one_who_gives_up_leaves_the_place_to_another_pool(pool_of):
-    places, broken = Places(1), Maker()
-    broken.error = SandboxError("no image")
-    one, two = pool_of(places), pool_of(places, open=broken)
-    held = one.acquire()
-    with ThreadPoolExecutor(2) as threads:
-        gives_up = threads.submit(two.acquire, 0.5)
-        until(lambda: two._waiters)
-        waits = threads.submit(one.acquire, 60)
-        until(lambda: one._waiters)
-        held.close()
-        with pytest.raises(SandboxError):
-            gives_up.result(60)
-        assert waits.result(60).alive
-
-
-def test_there_is_at_least_one_place():
-    with pytest.raises(ValueError, match="at least 1"):
-        Places(0)
 
 
 @settings(max_examples=20, deadline=None)

@@ -15,6 +15,7 @@ import tracemalloc
 import pytest
 from chaos_envs import Chaos
 from chaos_harness import SECONDS, Raw, quiet, serving_command, settled
+from fuzz_inputs import BYTES, FRAMES, OPENENV_TEXTS, REQUESTS_OF_HTTP, TEXTS, frame
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ from agentgym.service.agentgym_wire import AgentgymWire
 from agentgym.service.frames import Refused, ServiceLimits
 from agentgym.service.openenv import OpenEnvWire
 from agentgym.service.slots import Slot, make_memory, map_memory
-from agentgym.service.websocket import CLOSE, PING, TEXT, Connection, Frames, unmasked
+from agentgym.service.websocket import CLOSE, PING, TEXT, Connection, Frames
 from agentgym.service.worker import Calls, SessionInfo
 
 LIMIT = 5000
@@ -38,118 +39,6 @@ def fuzzed(examples, **strategies):
     return lambda test: settings(max_examples=examples, deadline=None, suppress_health_check=checks)(
         given(**strategies)(test)
     )
-
-
-# ---- what is sent
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
-_TASK = st.fixed_dictionaries({"id": st.just("a")}, optional={"messages": _JSON, "data": _JSON, "x": _JSON}) | _JSON
-_WORDS = st.sampled_from(["add 1", "end 1", "add x", ""]) | st.text(max_size=9)
-_REQUEST = st.fixed_dictionaries(
-    {},
-    optional={
-        "id": st.integers(-1, 9) | _JSON,
-        "call": st.sampled_from(sorted(frames.CALLS.keys() - {"close"})) | _JSON,
-        "task": _TASK,
-        "seed": st.integers(-1, 3) | _JSON,
-        "options": st.fixed_dictionaries({}, optional={"task": _TASK, "x": _JSON}) | _JSON,
-        "action": _WORDS | _JSON,
-        "rng": st.just([3, [1] * 625, None]) | _JSON,
-    },
-)
-_RPC = st.fixed_dictionaries(
-    {},
-    optional={
-        "jsonrpc": st.just("2.0") | _JSON,
-        "id": st.integers(0, 9) | _JSON,
-        "method": st.sampled_from(["tools/list", "tools/call", "openenv/session/create", "openenv/session/close", "x"])
-        | _JSON,
-        "params": st.fixed_dictionaries({}, optional={"name": _JSON, "arguments": _JSON, "session_id": _JSON}) | _JSON,
-    },
-)
-_ACTION = st.fixed_dictionaries(
-    {},
-    optional={
-        "message": _WORDS | _JSON | st.fixed_dictionaries({"role": st.just("assistant"), "content": _JSON}),
-        "type": st.sampled_from(["call_tool", "list_tools"]) | _JSON,
-        "tool_name": _JSON,
-        "arguments": _JSON,
-        "metadata": _JSON,
-    },
-)
-_OPENING = st.fixed_dictionaries(
-    {},
-    optional={
-        "seed": _JSON,
-        "episode_id": _JSON,
-        "task": _TASK,
-        "split": st.just("train") | _JSON,
-        "index": st.integers(-2, 2) | _JSON,
-    },
-)
-_OPENENV = st.fixed_dictionaries(
-    {},
-    optional={
-        "type": st.sampled_from(["reset", "step", "state", "mcp"]) | _JSON,
-        "data": _ACTION | _OPENING | _RPC | _JSON,
-        "x": _JSON,
-    },
-)
-# Half a surrogate pair cannot be sent, but stands in JSON as an escape.
-_NOT_JSON = st.text(max_size=20) | st.sampled_from(
-    ["[" * 50_000, '{"a":' * 9000, "1" * 5000, "NaN", '"\\ud800"', "\x00"]
-)
-
-
-def _text(value):
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-_TEXTS = (_REQUEST | st.lists(_REQUEST, max_size=3) | _JSON | _NOT_JSON).map(_text)
-_OPENENV_TEXTS = (_OPENENV | _OPENENV | _JSON | _NOT_JSON).map(_text)
-
-
-def frame(fin, reserved, opcode, is_masked, mask, payload, told, form):
-    """One frame, right or wrong.
-
-    Args:
-        told: added to its length.
-        form: in how many bytes its length is told: 0: as few as do.
-    """
-    size = max(0, len(payload) + told)
-    if form == 2 or (form == 0 and size > 125):
-        head, length = 126, (size & 0xFFFF).to_bytes(2, "big")
-    elif form == 8:
-        head, length = 127, size.to_bytes(8, "big")
-    else:
-        head, length = size & 127, b""
-    first = (128 if fin else 0) | reserved << 4 | opcode
-    body = unmasked(payload, mask) if is_masked else payload
-    return bytes((first, (128 if is_masked else 0) | head)) + length + (mask if is_masked else b"") + body
-
-
-_mostly = lambda usual, other: st.sampled_from([True] * 9 + [False]).flatmap(  # noqa: E731
-    lambda yes: st.just(usual) if yes else other
-)
-_PAYLOADS = st.binary(max_size=200) | st.sampled_from(
-    [b'{"id": 1, "call": "reset"}', b'{"type": "reset"}', b"[]", b"\xff\xfe", b"x" * 6000, b" " * 126, b"\x03\xe8bye"]
-)
-_FRAMES = st.builds(
-    frame,
-    fin=_mostly(True, st.booleans()),
-    reserved=_mostly(0, st.integers(0, 7)),
-    opcode=st.sampled_from([TEXT, TEXT, TEXT, 0, PING, CLOSE]) | st.integers(0, 15),
-    is_masked=_mostly(True, st.booleans()),
-    mask=st.binary(min_size=4, max_size=4),
-    payload=_PAYLOADS,
-    told=_mostly(0, st.sampled_from([-1, 1, 200, 70_000, 1 << 40])),
-    form=_mostly(0, st.sampled_from([1, 2, 8])),
-)
-_BYTES = st.lists(_FRAMES, max_size=4).map(b"".join) | st.binary(max_size=100)
 
 
 # ---- the parsers
@@ -177,7 +66,7 @@ def _read(data, cuts, take):
     return found, "whole" if held <= LIMIT + 14 else "holds too much"
 
 
-@fuzzed(800, data=_BYTES, cuts=st.lists(st.integers(0, 10_000), max_size=6))
+@fuzzed(800, data=BYTES, cuts=st.lists(st.integers(0, 10_000), max_size=6))
 def test_bytes_are_the_same_messages_however_they_are_cut(data, cuts):
     counted["bytes at the parser"] += 1
     whole = _read(data, [], take=False)
@@ -193,7 +82,7 @@ def _slot():
     return slot
 
 
-@fuzzed(60, data=st.lists(_FRAMES, min_size=1, max_size=4).map(b"".join), seed=st.integers(0, 1 << 32))
+@fuzzed(60, data=st.lists(FRAMES, min_size=1, max_size=4).map(b"".join), seed=st.integers(0, 1 << 32))
 def test_damaged_bytes_are_the_same_messages_however_they_are_cut(data, seed):
     dice = random.Random(seed)
     for _ in range(100):
@@ -229,7 +118,7 @@ def test_a_message_in_ever_so_many_fragments_takes_no_more_memory_than_whole():
         assert held < 8 * LIMIT, payload
 
 
-@fuzzed(300, data=_BYTES)
+@fuzzed(300, data=BYTES)
 def test_a_connection_gives_texts_until_it_is_over_or_refused(data):
     counted["bytes at a connection"] += 1
     ours, theirs = socket.socketpair()
@@ -248,7 +137,7 @@ def wired(made):
     return made(Chaos(), Calls(_slot()), session)
 
 
-@fuzzed(120, texts=st.lists(_TEXTS, min_size=8, max_size=12))
+@fuzzed(120, texts=st.lists(TEXTS, min_size=8, max_size=12))
 def test_agentgyms_wire_answers_whatever_it_is_told(texts):
     wire = wired(AgentgymWire)
     wire.answer('[{"id": 1, "call": "init", "task": {"id": "a"}}, {"id": 2, "call": "reset"}]')
@@ -261,7 +150,7 @@ def test_agentgyms_wire_answers_whatever_it_is_told(texts):
     assert not wire.ended
 
 
-@fuzzed(120, texts=st.lists(_OPENENV_TEXTS, min_size=8, max_size=12))
+@fuzzed(120, texts=st.lists(OPENENV_TEXTS, min_size=8, max_size=12))
 def test_openenvs_wire_answers_whatever_it_is_told(texts):
     wire = wired(OpenEnvWire)
     for text in texts:
@@ -367,7 +256,7 @@ async def _bytes_in_session(command, path, data):
     raw.abort()
 
 
-@fuzzed(12, many=st.lists(_BYTES, min_size=25, max_size=25))
+@fuzzed(12, many=st.lists(BYTES, min_size=25, max_size=25))
 def test_bytes_over_connections(command, neighbour, many):
     counted["bytes over connections"] += len(many)
     paths = ["/envs/Chaos/session", "/ws", "/Chaos/ws"]
@@ -375,7 +264,7 @@ def test_bytes_over_connections(command, neighbour, many):
     asyncio.run(_at_once(6, *tasks))
 
 
-@fuzzed(12, requests=st.lists(_TEXTS, min_size=60, max_size=60))
+@fuzzed(12, requests=st.lists(TEXTS, min_size=60, max_size=60))
 def test_requests_over_a_connection(command, neighbour, requests):
     counted["agentgym/1 over connections"] += len(requests)
 
@@ -391,7 +280,7 @@ def test_requests_over_a_connection(command, neighbour, requests):
     asyncio.run(play())
 
 
-@fuzzed(12, asked=st.lists(_OPENENV_TEXTS, min_size=60, max_size=60))
+@fuzzed(12, asked=st.lists(OPENENV_TEXTS, min_size=60, max_size=60))
 def test_openenvs_frames_over_a_connection(command, neighbour, asked):
     counted["OpenEnv over connections"] += len(asked)
 
@@ -408,104 +297,6 @@ def test_openenvs_frames_over_a_connection(command, neighbour, asked):
 
 # ---- HTTP
 
-_PATHS = st.sampled_from(
-    [
-        "/",
-        "/health",
-        "/ready",
-        "/metrics",
-        "/envs",
-        "/envs/Chaos/tasks",
-        "/envs/Chaos/session",
-        "/schema",
-        "/state",
-        "/metadata",
-        "/mcp",
-        "/ws",
-        "/reset",
-        "/step",
-        "/Chaos/tasks",
-        "/Chaos/task",
-        "/Chaos/num_tasks",
-        "/Chaos/task_range",
-        "/Chaos/splits",
-        "/openapi.json",
-        "/list_environments",
-        "/envs/../envs",
-        "//",
-        "/%00",
-        "/envs/%2e%2e/tasks",
-        "*",
-    ]
-) | st.text(st.characters(codec="ascii"), max_size=15).map(lambda text: "/" + text)
-_QUERIES = st.sampled_from(
-    [
-        "",
-        "?resume=x",
-        "?session_id=x",
-        "?start=1&stop=0",
-        "?start=99999999999999999999",
-        "?split=%ff",
-        "?split=train&start=7",
-    ]
-) | st.text(st.characters(codec="latin-1"), max_size=9).map(lambda text: "?" + text)
-_HEADERS = st.dictionaries(
-    st.sampled_from(
-        [
-            "Upgrade",
-            "Connection",
-            "Sec-WebSocket-Key",
-            "Sec-WebSocket-Version",
-            "Authorization",
-            "X-Agentgym-Resume",
-            "Content-Length",
-            "Transfer-Encoding",
-            "Content-Type",
-            "Origin",
-            "Expect",
-            "Content-Encoding",
-            "Host",
-            "Accept",
-        ]
-    )
-    | st.text(st.characters(codec="latin-1"), max_size=6),
-    st.sampled_from(
-        (
-            f"websocket Upgrade 13 AAAAAAAAAAAAAAAAAAAAAA== 0 5 -1 chunked gzip 100-continue application/json h2c identity"
-            f" http://elsewhere.example //[ http://[ {'9' * 30} {'x' * 9000}"
-        ).split()
-    )
-    | st.just("Bearer x")
-    | st.text(st.characters(codec="latin-1"), max_size=9),
-    max_size=5,
-)
-_BODIES = (
-    st.binary(max_size=60)
-    | (_RPC | _ACTION | _OPENING | _JSON).map(lambda value: json.dumps(value).encode())
-    | st.fixed_dictionaries({"action": _ACTION}).map(lambda value: json.dumps(value).encode())
-    | st.sampled_from([b"5\r\nhello\r\n0\r\n\r\n", b"zz\r\n", b"[" * 4000])
-)
-
-
-def _http(method, path, query, version, headers, body, honest):
-    if honest:
-        headers = {**headers, "Host": "a", "Content-Length": str(len(body)), "Connection": "close"}
-        headers.pop("Transfer-Encoding", None)
-    lines = [f"{method} {path}{query} {version}", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
-    return "\r\n".join(lines).encode("latin-1", "replace") + body
-
-
-_HTTP = st.builds(
-    _http,
-    method=st.sampled_from(["GET", "POST", "POST", "HEAD", "PUT", "OPTIONS", "get", "", "CONNECT", "\0"]),
-    path=_PATHS,
-    query=_QUERIES,
-    version=_mostly("HTTP/1.1", st.sampled_from(["HTTP/1.0", "HTTP/2.0", "HTTP/9", "", "X"])),
-    headers=_HEADERS,
-    body=_BODIES,
-    honest=st.booleans(),
-)
-
 
 async def _status(command, data):
     """The status of the answer to a request that is the last of its connection; None: there is none."""
@@ -521,7 +312,7 @@ async def _status(command, data):
     return int(words[1]) if len(words) > 1 and words[0].startswith(b"HTTP/") else None
 
 
-@fuzzed(25, many=st.lists(_HTTP, min_size=40, max_size=40))
+@fuzzed(25, many=st.lists(REQUESTS_OF_HTTP, min_size=40, max_size=40))
 def test_requests_of_http(command, neighbour, many):
     counted["HTTP"] += len(many)
     found = asyncio.run(_at_once(8, *(_status(command, data) for data in many)))

@@ -1,0 +1,42 @@
+"""What an OpenEnv server says, as the text that a policy sees."""
+
+import pytest
+
+from agentgym.service.openenv_forms import form_of, shown, shown_result, sole_text
+
+
+def test_observations_are_shown_as_text():
+    assert shown({"text": "all", "metadata": {"x": 1}, "empty": "", "none": None}) == "all"
+    assert shown({"a": "one", "b": [1, 2], "c": "two\nlines"}) == "a: one\nb: [1, 2]\nc:\ntwo\nlines"
+    assert "characters left out" in shown({"text": "x" * 100_000})
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ("plain", "plain"),
+        ({"data": 3}, "3"),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "a\nb"),
+        ({"content": [{"type": "text", "text": "bad"}], "is_error": True}, "Error: bad"),
+        ({"content": [], "structured_content": {"result": 1}}, '{"result": 1}'),
+        ({"any": "thing"}, '{"any": "thing"}'),
+        (None, "null"),
+    ],
+)
+def test_results_of_tools_are_shown_as_text(result, text):
+    assert shown_result(result) == text
+
+
+def test_an_action_is_one_text_only_where_no_other_field_must_be_given():
+    text = {"type": "string"}
+    assert sole_text({"properties": {"metadata": {}, "code": text}, "required": ["code"]}) == "code"
+    assert sole_text({"properties": {"code": text, "n": {"type": "integer"}}, "required": ["code"]}) == "code"
+    assert sole_text({"properties": {"code": text, "n": {"type": "integer"}}, "required": ["code", "n"]}) is None
+    assert sole_text({"properties": {"move": {"type": "string", "enum": ["a"]}}, "required": ["move"]}) is None
+
+
+def test_an_environment_with_an_action_of_its_own_calls_its_tools_without_a_step():
+    tool = {"name": "look", "inputSchema": {"type": "object", "properties": {}}}
+    assert not form_of({"properties": {"code": {"type": "string"}}}, [tool]).by_step
+    assert form_of({"properties": {"metadata": {}}}, [tool]).by_step
+    assert form_of({"properties": {"tool_name": {"type": "string"}}}, [tool]).by_step
