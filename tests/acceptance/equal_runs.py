@@ -41,9 +41,13 @@ def played(run: Training) -> dict[str, list]:
 
 
 def assert_equal_runs(one: Training, other: Training) -> None:
-    """Metrics, tokens, episodes and the last weights are equal."""
+    """Metrics, tokens, episodes and the last weights, of all roles, are equal."""
     assert [without_times(record) for record in one.metrics] == [without_times(record) for record in other.metrics]
     assert sampled(one) == sampled(other)
     assert played(one) == played(other)
-    weights = [run.checkpoint.joinpath("model.safetensors").read_bytes() for run in (one, other)]
+    weights = [
+        {f.relative_to(run.checkpoint): f.read_bytes() for f in run.checkpoint.rglob("*.safetensors")}
+        for run in (one, other)
+    ]
+    assert weights[0]
     assert weights[0] == weights[1]

@@ -64,11 +64,19 @@ def assert_ended_as_killed(run: Training, victim: str) -> None:
     assert f"to go on: agent-train trainer.resume={run.folder}" in run.out
 
 
-def state_of(run: Training, scratch: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of the last checkpoint: weights and the optimizer's averages."""
-    scratch.parent.mkdir(exist_ok=True)
-    dcp_to_torch_save(run.checkpoint / "state" / "policy", scratch)
+def state_of(run: Training, role: str, scratch: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a role's last checkpoint: weights and the optimizer's averages."""
+    dcp_to_torch_save(run.checkpoint / "state" / role, scratch)
     return torch.load(scratch)
+
+
+def assert_equal_states(one: Training, other: Training, roles: tuple[str, ...], scratch: Path) -> None:
+    """The last checkpoints hold the same of each role that learns."""
+    for role in roles:
+        ours, theirs = (state_of(run, role, scratch / f"{role}-{n}.pt") for n, run in enumerate((one, other)))
+        assert ours.keys() == theirs.keys()
+        assert any(name.endswith("exp_avg_sq") for name in ours)
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_a_run_that_was_killed_again_and_again_is_the_run_that_was_not(tmp_path: Path, uncut: bool) -> None:
@@ -89,15 +97,36 @@ def test_a_run_that_was_killed_again_and_again_is_the_run_that_was_not(tmp_path:
             assert run.wait() == 0, run.told()
             assert "going on with killed" in run.out
             assert_equal_runs(run, undisturbed)
-            ours, theirs = (state_of(each, tmp_path / f"{n}.pt") for n, each in enumerate((run, undisturbed)))
-            assert ours.keys() == theirs.keys()
-            assert any(name.endswith("exp_avg_sq") for name in ours)
-            assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+            assert_equal_states(run, undisturbed, ("policy",), tmp_path)
             assert [record["step"] for record in run.of_kind("train")] == list(range(1, steps + 1))
             elapsed = [record["elapsed"] for record in run.metrics]
             assert elapsed == sorted(elapsed)
             assert (run.folder / "result.json").exists()
         assert killed > 0
+
+
+@pytest.mark.parametrize(
+    ("recipe", "roles"),
+    [(("algorithm=ppo",), ("policy", "critic")), (("algorithm=prime", "lora.rank=4"), ("policy", "prm"))],
+    ids=["critic", "reward model and adapter"],
+)
+def test_a_run_with_other_roles_that_was_killed_is_the_run_that_was_not(
+    tmp_path: Path, recipe: tuple[str, ...], roles: tuple[str, ...]
+) -> None:
+    """PRIME drops groups without spread: four of four episodes leave some."""
+    settings = (*EXACT, "trainer.steps=2", "trainer.groups_per_step=4", *recipe)
+    with training(tmp_path, *settings) as undisturbed:
+        with training(tmp_path, *settings, name=NAME) as run:
+            run.wait_for("its first step", lambda: run.of_kind("train"))
+            run.process.kill()
+            assert_ended_as_killed(run, "driver")
+        assert undisturbed.wait() == 0, undisturbed.told()
+    with training(tmp_path, *settings, name=NAME) as run:
+        assert run.wait() == 0, run.told()
+        assert "going on with killed" in run.out
+    assert_equal_runs(run, undisturbed)
+    assert_equal_states(run, undisturbed, roles, tmp_path)
+    assert all(record[roles[1]]["grad_norm"] > 0 for record in run.of_kind("train"))
 
 
 def tasks_of(run: Training) -> dict[str, list[str]]:
