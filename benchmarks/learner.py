@@ -218,7 +218,7 @@ def main() -> None:
     if "trl" in parts:
         print("| case | what | side | CPU us/token, least | median | peak MiB |\n|---|---|---|---|---|---|")
         sides = [side for side in SIDES if not (args.only_agentgym and side.startswith("TRL"))]
-        whole = [side for side in sides if side in ("agentgym", "TRL")]
+        whole = [side for side in sides if side in ("agentgym", "agentgym, shared prefix", "TRL")]
         found["trl"] = [row for case in cases for row in against_trl(case, sides, whole, rounds, steps)]
         judge(found["trl"])
     for part in OURS:

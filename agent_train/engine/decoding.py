@@ -47,7 +47,10 @@ def decode(model: Any, requests: Sequence[Request], version: int) -> list[Comple
     running = list(requests)
     uniforms_RM = _uniforms(running).to(device)
     temperatures_R = torch.tensor([r.sampling.temperature for r in running], device=device)
-    ids_RP, mask_RP = _padded([r.prompt_ids for r in running], device)
+    # The episodes of a group begin with the same prompt: it is computed once.
+    row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(tuple(r.prompt_ids) for r in running))}
+    rows_R = torch.tensor([row_of[tuple(r.prompt_ids)] for r in running], device=device)
+    ids_RP, mask_RP = _padded(list(row_of), device)
     positions_RP = (mask_RP.cumsum(1) - 1).clamp_min(0)
     cache = DynamicCache(config=model.config)
     for step in range(uniforms_RM.shape[1]):
@@ -59,6 +62,9 @@ def decode(model: Any, requests: Sequence[Request], version: int) -> list[Comple
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]
+        if step == 0 and len(row_of) < len(running):
+            cache.batch_select_indices(rows_R)
+            logits_RV, mask_RP, positions_RP = logits_RV[rows_R], mask_RP[rows_R], positions_RP[rows_R]
         sampled_R, logprobs_R = sample(logits_RV, temperatures_R, uniforms_RM[:, step])
         for request, token, logprob in zip(running, sampled_R.tolist(), logprobs_R.tolist(), strict=True):
             if request.finish_reason is None:
@@ -111,9 +117,9 @@ def _uniforms(requests: Sequence[Request]) -> torch.Tensor:
     return uniforms_RM
 
 
-def _padded(prompts: Sequence[list[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Prompts padded on the left with id 0, R x P, and 1 where a token is real."""
     longest = max(map(len, prompts))
-    ids_RP = torch.tensor([[0] * (longest - len(ids)) + ids for ids in prompts], device=device)
+    ids_RP = torch.tensor([[0] * (longest - len(ids)) + [*ids] for ids in prompts], device=device)
     mask_RP = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts], device=device)
     return ids_RP, mask_RP

@@ -7,10 +7,11 @@ import time
 import pytest
 import torch
 from engine_models import build
+from transformers import AutoModelForCausalLM
 
 from agent_train.engine import embedded as embedded_module
 from agent_train.engine.base import EngineError, Sampling
-from agent_train.engine.decoding import sample
+from agent_train.engine.decoding import Request, decode, sample
 from agent_train.engine.embedded import EmbeddedEngine
 
 
@@ -116,6 +117,21 @@ def test_rows_that_end_early_do_not_disturb_the_others(model_dir) -> None:
 
     together, alone = asyncio.run(run())
     assert [c.ids for c in together] == [c.ids for c in alone]
+    for both, one in zip(together, alone, strict=True):
+        assert both.logprobs == pytest.approx(one.logprobs, abs=1e-5)
+
+
+def test_a_prompt_that_many_ask_at_once_is_computed_once(model_dir) -> None:
+    """Groups of three beside one that is longer; every answer is as if it had been asked alone."""
+    model = AutoModelForCausalLM.from_pretrained(str(model_dir)).eval()
+    shapes = []
+    model.register_forward_pre_hook(lambda _, args, given: shapes.append(given["input_ids"].shape), with_kwargs=True)
+    prompts = [[9, 8, 7]] * 3 + [[5] * 6] + [[9, 8]] * 3
+    together = decode(model, [Request(prompt, Sampling(4, seed=n)) for n, prompt in enumerate(prompts)], 0)
+    assert shapes[:2] == [(3, 6), (7, 1)]
+    alone = [decode(model, [Request(prompt, Sampling(4, seed=n))], 0)[0] for n, prompt in enumerate(prompts)]
+    assert [c.ids for c in together] == [c.ids for c in alone]
+    assert len({tuple(c.ids) for c in together[:3]}) > 1
     for both, one in zip(together, alone, strict=True):
         assert both.logprobs == pytest.approx(one.logprobs, abs=1e-5)
 
