@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agent_train.config import Config, SftConfig
-from agent_train.learner.measures import SftMetrics
+from agent_train.learner.measures import SftUpdate
 from agent_train.renderer import Rendered, Renderer
 from agent_train.rows import Row, rows_of
 from agent_train.seeds import derive_seed
@@ -155,7 +155,7 @@ def _completion(
 class SftLearner(Protocol):
     """What `warm_start` needs of a learner."""
 
-    async def sft(self, rows: Sequence[Row], lr: float) -> SftMetrics:
+    async def sft(self, rows: Sequence[Row], lr: float) -> SftUpdate:
         """One supervised step at this learning rate."""
         ...
 
@@ -168,7 +168,7 @@ class SftProgress:
     steps: int
     epoch: int
     epochs: int
-    metrics: SftMetrics
+    metrics: SftUpdate
 
 
 async def warm_start(
@@ -177,7 +177,7 @@ async def warm_start(
     config: SftConfig,
     on_progress: Callable[[SftProgress], None] | None = None,
     seed: int = 0,
-) -> SftMetrics:
+) -> SftUpdate:
     """Train on the rows: `config.epochs` times over, in batches of `config.batch_rows`, the rate falling linearly to 0.
 
     Args:

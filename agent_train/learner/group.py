@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from agent_train.balance import TOKENS, model_cost
 from agent_train.config import Config
 from agent_train.learner.critic_objective import CriticMetrics, check_targets
-from agent_train.learner.measures import SftMetrics, StepResult, UpdateMetrics
+from agent_train.learner.measures import SftUpdate, StepResult, UpdateMetrics
 from agent_train.learner.optimizer_steps import split_steps
 from agent_train.learner.parallel import rank_shares
 from agent_train.learner.prm_objective import REDUCTION, PrmMetrics, prm_targets
@@ -113,7 +113,7 @@ class Learner:
         own = [(list(parts), lr_scale, kl_coef, version) for parts in zip(*self._steps(rows), strict=True)]
         return (await self._call("update", "update", own))[0]
 
-    async def sft(self, rows: Sequence[Row], lr: float) -> SftMetrics:
+    async def sft(self, rows: Sequence[Row], lr: float) -> SftUpdate:
         """One supervised step on the masked tokens of the rows, at this learning rate. Raises as `update`."""
         dealt = self._deal(rows)
         return (await self._call("sft", "sft", [(share, lr) for share in dealt]))[0]

@@ -119,7 +119,7 @@ class UpdateMetrics:
 
 
 @dataclass(frozen=True)
-class SftMetrics:
+class SftUpdate:
     """One supervised step, over all ranks.
 
     Attributes:

@@ -37,7 +37,7 @@ from agent_train.learner.fsdp import (
 )
 from agent_train.learner.head import PackedPolicy
 from agent_train.learner.lora import adapters_off, add_adapters
-from agent_train.learner.measures import Contribute, SftMetrics, StepResult, UpdateMetrics, reduced, summarise
+from agent_train.learner.measures import Contribute, SftUpdate, StepResult, UpdateMetrics, reduced, summarise
 from agent_train.learner.optimizers import make_optimizer, set_lr
 from agent_train.learner.parallel import clip_gradients, make_layout
 from agent_train.learner.policy_objective import PolicyObjective, PolicyStep, policy_objective, referenced
@@ -151,7 +151,7 @@ class LearnerWorker:
         packed_tokens = sum(share.packed_tokens for share in steps)
         return summarise(results, packed_tokens, time.monotonic() - started, kl_coef)
 
-    def sft(self, share: Share, lr: float) -> SftMetrics:
+    def sft(self, share: Share, lr: float) -> SftUpdate:
         """One optimizer step on the mean negative log-likelihood of the masked tokens."""
         started = time.monotonic()
         batches = self._batches(share)
@@ -165,7 +165,7 @@ class LearnerWorker:
         self._begin("sft")
         result = self._optimizer_step(batches, contribute, lr)
         seconds = time.monotonic() - started
-        return SftMetrics(result.sums[0], result.grad_norm, share.n_tokens, lr, not result.applied, seconds)
+        return SftUpdate(result.sums[0], result.grad_norm, share.n_tokens, lr, not result.applied, seconds)
 
     def logprobs_without_adapters(self, share: Share) -> list[list[list[float]]]:
         """As `logprobs`, of the model that the adapters were added to."""

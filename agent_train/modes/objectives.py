@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from agent_train.config import Config
-from agent_train.learner.measures import SftMetrics, StepResult
+from agent_train.learner.measures import SftUpdate, StepResult
 from agent_train.learner.preference_objective import (
     Judged,
     of_liked,
@@ -26,7 +26,7 @@ T = TypeVar("T")
 class FileLearner(Protocol):
     """What the modes need of a learner."""
 
-    async def sft(self, rows: Sequence[Row], lr: float) -> SftMetrics:
+    async def sft(self, rows: Sequence[Row], lr: float) -> SftUpdate:
         """One supervised step."""
         ...
 
