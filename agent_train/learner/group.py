@@ -321,20 +321,22 @@ class Learner:
 
     def _failed(self, what: str, answers: Sequence[asyncio.Future[Any]]) -> LearnerError:
         """The error to raise; a rank that died is its own cause, before what it made the others raise."""
-        errors = [
-            (rank, answer.exception()) for rank, answer in enumerate(answers) if answer.done() and answer.exception()
-        ]
+        ended = [(rank, answer.exception()) for rank, answer in enumerate(answers) if answer.done()]
+        errors = [(rank, error) for rank, error in ended if error is not None]
         died = [(rank, error) for rank, error in errors if isinstance(error, RayActorError)]
         rank, error = (died or errors)[0]
         self._ended = f"rank {rank} failed in {what}"
         self.close()
-        cause = getattr(error, "cause", None) or error
-        lines = str(cause).strip().splitlines() or [""]
-        failure = LearnerError(
-            f"{self._name}: {what}: rank {rank} {'died' if died else 'failed'}: {type(cause).__name__}: {lines[0]}"
-        )
+        failure = LearnerError(f"{self._name}: {what}: rank {rank} {'died' if died else 'failed'}: {_reason(error)}")
         failure.__cause__ = error
         return failure
+
+
+def _reason(error: BaseException) -> str:
+    """In one line. Of a rank that could not be made, Ray's text ends with the exception that its constructor raised."""
+    cause = getattr(error, "cause", None) or error
+    lines = str(cause).strip().splitlines() or [""]
+    return lines[-1] if "in its creation task" in lines[0] else f"{type(cause).__name__}: {lines[0]}"
 
 
 async def shared_devices(config: Config) -> PlacementGroup | None:

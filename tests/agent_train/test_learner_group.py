@@ -11,9 +11,10 @@ import time
 import pytest
 import ray
 from learner_cases import make_config, make_rows, one_rank, write_model
+from ray.exceptions import RayActorError
 
 from agent_train.config import AlgorithmConfig
-from agent_train.learner.group import Learner, LearnerError
+from agent_train.learner.group import Learner, LearnerError, _reason
 from agent_train.packing import shares
 from agent_train.role_start import begin_as_policy, start_models
 
@@ -169,3 +170,21 @@ def alive(pid):
 def test_what_a_rank_raises_reaches_the_caller(tmp_path):
     with pytest.raises(LearnerError, match=r"start: rank \d failed: FileNotFoundError: .*config.json"):
         asyncio.run(Learner.start(tmp_path, two_ranks()))
+
+
+@ray.remote
+class Unmade:
+    """A rank whose process cannot import what it needs, say."""
+
+    def __init__(self):
+        raise ImportError("no module of that name")
+
+    def work(self):
+        pass
+
+
+def test_of_a_rank_that_cannot_be_made_the_reason_is_told():
+    with pytest.raises(RayActorError) as caught:
+        ray.get(Unmade.remote().work.remote(), timeout=120)
+    assert "creation task" in str(caught.value).splitlines()[0]
+    assert _reason(caught.value) == "ImportError: no module of that name"
