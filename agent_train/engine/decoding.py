@@ -41,7 +41,7 @@ class Request:
 @torch.inference_mode()
 def decode(model: Any, requests: Sequence[Request], version: int) -> list[Completion]:
     """Sample a completion of every request, in their order; `version` is written to every token."""
-    from transformers import DynamicCache
+    from agent_train.engine.growing_cache import growing_cache
 
     device = next(model.parameters()).device
     running = list(requests)
@@ -52,7 +52,7 @@ def decode(model: Any, requests: Sequence[Request], version: int) -> list[Comple
     rows_R = torch.tensor([row_of[tuple(r.prompt_ids)] for r in running], device=device)
     ids_RP, mask_RP = _padded(list(row_of), device)
     positions_RP = (mask_RP.cumsum(1) - 1).clamp_min(0)
-    cache = DynamicCache(config=model.config)
+    cache = growing_cache(model.config)
     for step in range(uniforms_RM.shape[1]):
         logits_RV = model(
             input_ids=ids_RP,

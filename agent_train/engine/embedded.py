@@ -69,6 +69,8 @@ class EmbeddedEngine(Sessions):
     ):
         from transformers import AutoModelForCausalLM
 
+        from agent_train.engine.grouped_attention import attend_grouped
+
         self.max_model_len = max_model_len
         self.version = 0
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -79,6 +81,7 @@ class EmbeddedEngine(Sessions):
         except (OSError, ValueError) as error:
             raise EngineError(f"the embedded engine cannot load {model_dir}: {error}") from error
         self._model: Any = model.to(self._device).eval().requires_grad_(False)
+        attend_grouped(self._model)
         self._max_concurrent = max_concurrent
         self._batch_wait = batch_wait
         self._request_timeout = request_timeout

@@ -6,13 +6,14 @@ import time
 
 import pytest
 import torch
-from engine_models import build
-from transformers import AutoModelForCausalLM
+from engine_models import build, perturb, reference_logprobs
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agent_train.engine import embedded as embedded_module
 from agent_train.engine.base import EngineError, Sampling
 from agent_train.engine.decoding import Request, decode, sample
 from agent_train.engine.embedded import EmbeddedEngine
+from agent_train.engine.grouped_attention import GROUPED
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,31 @@ def test_a_prompt_that_many_ask_at_once_is_computed_once(model_dir) -> None:
     assert len({tuple(c.ids) for c in together[:3]}) > 1
     for both, one in zip(together, alone, strict=True):
         assert both.logprobs == pytest.approx(one.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 8])
+def test_heads_that_share_keys_and_windows_attend_as_transformers_does(tmp_path, window) -> None:
+    """Long enough that the cache needs more room; padded, and some rows end before others."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    windows = {"use_sliding_window": window is not None, "sliding_window": window, "max_window_layers": 1}
+    plain = Qwen3ForCausalLM(Qwen3Config(**shape, **heads, **windows, eos_token_id=None)).eval()
+    perturb(plain, seed=1)
+    plain.save_pretrained(tmp_path)
+    prompts = [[9, 8, 7], [5] * 40, [9, 8, 7], [6, 4] * 30]
+    requests = [Sampling(most, seed=n) for n, most in enumerate((150, 200, 3, 180))]
+
+    async def run():
+        engine = EmbeddedEngine(tmp_path, 512, device="cpu")
+        assert engine._model.config._attn_implementation == GROUPED
+        completions = await asyncio.gather(*map(engine.generate, prompts, requests))
+        await engine.close()
+        return completions
+
+    for prompt, completion in zip(prompts, asyncio.run(run()), strict=True):
+        expected = reference_logprobs(plain, prompt, completion.ids, 1.0)
+        assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def test_the_event_loop_stays_free_while_a_batch_runs(model_dir) -> None:

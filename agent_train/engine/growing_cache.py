@@ -1,0 +1,60 @@
+"""Keys and values of a batch that is decoded, with room for the tokens to come.
+
+transformers' own cache copies all of them for every token; this one writes the new ones behind the others.
+
+Legend: R rows, H heads of keys and values, N tokens so far, C tokens there is room for, D numbers of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+ROOM = 64  # tokens, at least; of long ones half as many again
+
+
+class GrowingLayer(DynamicLayer):
+    """Full attention's keys and values; `keys` and `values` are R x H x N x D views of tensors with room for C."""
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._with_room: tuple[Tensor, Tensor] | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append R x H x n x D keys and values; all there are."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start = self.get_seq_length()
+        end = start + key_states.shape[-2]
+        if self._with_room is None or end > self._with_room[0].shape[-2]:
+            self._with_room = _longer(self.keys, key_states, start, end), _longer(self.values, value_states, start, end)
+        for room, states in zip(self._with_room, (key_states, value_states), strict=True):
+            room[..., start:end, :] = states
+        self.keys, self.values = (room[..., :end, :] for room in self._with_room)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Only keep these rows, in this order."""
+        super().batch_select_indices(indices)
+        self._with_room = None
+
+
+def growing_cache(config: Any) -> DynamicCache:
+    """An empty cache for a model of this configuration. Layers whose attention is not full keep transformers' own."""
+    cache = DynamicCache(config=config)
+    cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+def _longer(old: Tensor, states: Tensor, start: int, end: int) -> Tensor:
+    """A tensor with room beyond `end`, and what there was before `start`."""
+    room: Tensor = states.new_empty(*states.shape[:-2], end + max(ROOM, end // 2), states.shape[-1])
+    if start:
+        room[..., :start, :] = old
+    return room
