@@ -114,13 +114,13 @@ def test_a_run_with_other_roles_that_was_killed_is_the_run_that_was_not(
     tmp_path: Path, recipe: tuple[str, ...], roles: tuple[str, ...]
 ) -> None:
     """PRIME drops groups without spread: four of four episodes leave some."""
-    settings = (*EXACT, "trainer.steps=2", "trainer.groups_per_step=4", *recipe)
+    settings = (*EXACT, "trainer.steps=3", "trainer.groups_per_step=4", *recipe)
     with training(tmp_path, *settings) as undisturbed:
-        with training(tmp_path, *settings, name=NAME) as run:
-            run.wait_for("its first step", lambda: run.of_kind("train"))
-            run.process.kill()
-            assert_ended_as_killed(run, "driver")
         assert undisturbed.wait() == 0, undisturbed.told()
+    with training(tmp_path, *settings, name=NAME) as run:
+        run.wait_for("its first step", lambda: run.of_kind("train"))
+        run.process.kill()
+        assert_ended_as_killed(run, "driver")
     with training(tmp_path, *settings, name=NAME) as run:
         assert run.wait() == 0, run.told()
         assert "going on with killed" in run.out
