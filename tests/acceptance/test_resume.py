@@ -2,7 +2,9 @@
 
 import random
 import signal
+import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -40,17 +42,17 @@ def ranks(run: Training) -> list[psutil.Process]:
 
 
 def kill(run: Training, victim: str, further: int) -> bool:
-    """SIGKILL a part once the run has measured `further` more records; whether it lived until then."""
+    """SIGKILL a part once the run has measured `further` more records and the part is there; whether the run lived until then."""
     run.wait_for("its beginning", lambda: "reading tasks" in run.out)
     target = lines(run) + further
-    while lines(run) < target or (victim != "driver" and lines(run) == 0):
+    found: Sequence[psutil.Process | subprocess.Popen[bytes]] = []
+    while not found:
         if run.process.poll() is not None:
             return False
         time.sleep(0.01)
-    target = run.process if victim == "driver" else next(iter(ranks(run)), None)
-    if target is None or run.process.poll() is not None:
-        return False
-    target.send_signal(signal.SIGKILL)
+        if lines(run) >= target:
+            found = [run.process] if victim == "driver" else ranks(run)
+    found[0].send_signal(signal.SIGKILL)
     return True
 
 
