@@ -50,6 +50,7 @@ def test_learner(tmp_path):
         ("training half", "agentgym"),
         ("training half", "agentgym, shared prefix"),
         ("whole step", "agentgym"),
+        ("whole step", "agentgym, shared prefix"),
     ]
     assert all(row["cpu_us_per_token"] > 0 and row["gradient_gap"] <= 1e-4 for row in rows)
 

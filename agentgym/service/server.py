@@ -42,6 +42,7 @@ KEEPALIVE_SECONDS = 75.0  # that a connection may stay with no further request
 _STATUS = {TOO_MANY: 429, "RESUME_REFUSED": 409}
 _log = logging.getLogger("agentgym.service")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+BaseHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class Front:
@@ -93,6 +94,7 @@ class Front:
         if runner is None or runner.server is None:
             raise RuntimeError("set the runner up first")
         make = runner.server
+        make.request_handler = _expecting_little(make.request_handler)
 
         # Fewer than the files that this process may open: accept() without one left would be tried in a loop.
         most = 2 * self.settings.max_sessions + SPARE_CONNECTIONS
@@ -308,6 +310,17 @@ def refusal(status: int, code: str, message: str, headers: Mapping[str, str] | N
     if status in (429, 503):
         answer.force_close()  # where a balancer stands between, the next try is then led to another server
     return answer
+
+
+def _expecting_little(handle: BaseHandler) -> BaseHandler:
+    """The handler, but for requests that expect what is not known: aiohttp says an unknown expectation back, as text that it may not be."""
+
+    async def handled(request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("Expect", "100-continue").lower() != "100-continue":
+            return refusal(417, "EXPECTATION_FAILED", "Expect can only be 100-continue")
+        return await handle(request)
+
+    return handled
 
 
 def _digest(token: str) -> bytes:

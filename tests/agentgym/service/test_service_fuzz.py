@@ -4,6 +4,7 @@ a session plays on. Nothing of it ends a worker, keeps a slot, or keeps anybody 
 import asyncio
 import collections
 import contextlib
+import http.client
 import itertools
 import json
 import os
@@ -310,6 +311,16 @@ async def _status(command, data):
     writer.transport.abort()
     words = answer[:100].split()
     return int(words[1]) if len(words) > 1 and words[0].startswith(b"HTTP/") else None
+
+
+@pytest.mark.parametrize("path", ["/health", "/nowhere"])
+def test_an_expectation_that_is_no_text_is_refused(command, path):
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", command.port, timeout=SECONDS)) as client:
+        client.putrequest("GET", path)
+        client.putheader("Expect", b"\xdf")
+        client.endheaders()
+        answer = client.getresponse()
+        assert (answer.status, json.loads(answer.read())["error"]["code"]) == (417, "EXPECTATION_FAILED")
 
 
 @fuzzed(25, many=st.lists(REQUESTS_OF_HTTP, min_size=40, max_size=40))
