@@ -30,6 +30,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from agentgym.signals import restore_default_signals
+
 START_SECONDS = 60.0  # that a worker may take to start, and to import the function's module
 WAIT_SECONDS = 300.0  # that a call may wait for a worker: each of the calls before it is bounded too
 MOST_WORKERS = 8
@@ -298,6 +300,7 @@ atexit.register(_pool.close)
 
 def _serve() -> None:
     """Answer requests until the caller's end of the pipe is closed."""
+    restore_default_signals()
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what the function prints is no answer

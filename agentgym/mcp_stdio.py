@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentgym.signals import command_of
+
 _log = logging.getLogger(__name__)
 
 LONGEST_LINE = 16 << 20  # bytes of one message
@@ -63,7 +65,7 @@ async def server_process(
     from mcp.client.stdio import get_default_environment
 
     process = await asyncio.create_subprocess_exec(
-        *command,
+        *command_of(command),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

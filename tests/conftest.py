@@ -12,6 +12,13 @@ from functools import cache
 
 import pytest
 
+from agentgym.signals import restore_default_signals
+
+
+def pytest_configure():
+    """Ctrl-C and SIGHUP are tested: what the shell or `nohup` made of them must not matter."""
+    restore_default_signals()
+
 
 def pytest_collection_modifyitems(items):
     for item in items:

@@ -12,6 +12,8 @@ import os
 import signal
 import sys
 
+from agentgym.signals import become
+
 WORKER_MARK = "AGENT_TRAIN_ENGINE_WORKER"
 """Environment variable set for a server, by which its own children know to die with it."""
 
@@ -34,4 +36,4 @@ def command_of(parent: int, command: list[str]) -> list[str]:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))
-    os.execv(sys.argv[2], sys.argv[2:])
+    become(sys.argv[2:])

@@ -16,6 +16,8 @@ import subprocess
 import sys
 import time
 
+from agentgym.signals import restore_default_signals
+
 GRACE = 5.0
 _PR_SET_PDEATHSIG = 1
 
@@ -27,6 +29,7 @@ def command_of(command: list[str]) -> list[str]:
 
 def run(parent: int, command: list[str]) -> int:
     """Run the command; returns its exit code, negative for a signal, as `subprocess` does."""
+    restore_default_signals()
     library = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
     def die_with_us() -> None:

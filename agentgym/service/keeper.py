@@ -1,5 +1,5 @@
 """The process between the front and the zygote. It outlives both, however they die, for as long as it takes to end whatever
-workers and their environments have started; then it ends too. It imports nothing but this.
+workers and their environments have started; then it ends too. It imports little.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import signal
 import sys
 
 from agentgym.service.orphans import adopt_orphans, die_with, end_children
+from agentgym.signals import restore_default_signals
 
 LEAVE_SECONDS = 20.0  # for the zygote to end all that it has forked, and remove the sandboxes of those
 
@@ -25,6 +26,7 @@ def main(argv: list[str]) -> int:
         The zygote's exit code.
     """
     front_fd, memory_fd, front = map(int, argv)
+    restore_default_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's
     adopt_orphans()
     watched = os.pidfd_open(front)
