@@ -9,12 +9,22 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+import urllib.request
+from typing import ClassVar
 
 SECONDS = 60.0  # by which anything must have happened, on any machine
+LAST_WORDS_SECONDS = 5.0
 
 
 class SandboxServer:
-    """A server that a test starts, stops and kills. It is gone, with all its processes, when the `with` ends."""
+    """A server that a test starts, stops and kills. It is gone, with all its processes, when the `with` ends.
+
+    Attributes:
+        running: those that a `with` holds.
+    """
+
+    running: ClassVar = []
 
     def __init__(self, *options, env=None):
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
@@ -36,7 +46,14 @@ class SandboxServer:
         self.errors.seek(0)
         return self.errors.read().decode()
 
+    def sessions(self):
+        """How many are open. A session outlives its sandbox by the end of its process."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=SECONDS) as answer:
+            lines = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
+        return int(float(lines["agentgym_sessions"]))
+
     def __enter__(self):
+        self.running.append(self)
         return self
 
     def stop(self):
@@ -50,6 +67,7 @@ class SandboxServer:
         self.process.wait(SECONDS)
 
     def __exit__(self, *_):
+        self.running.remove(self)
         if self.process.poll() is None:
             self.process.kill()  # its workers and their sandboxes end with it
             self.process.wait(SECONDS)
@@ -66,6 +84,7 @@ class CuttingProxy:
         self.refuse = False
         self.connections = 0
         self._open = set()
+        self._passing = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -83,8 +102,10 @@ class CuttingProxy:
             self.connections += 1
             pair = (client, server)
             self._open.update(pair)
-            threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
-            threading.Thread(target=self._pass_back, args=pair, daemon=True).start()
+            self._passing = [thread for thread in self._passing if thread.is_alive()]
+            for way in (self._pass_on, self._pass_back):
+                self._passing.append(threading.Thread(target=way, args=pair, daemon=True))
+                self._passing[-1].start()
 
     def _pass_on(self, client, server):
         with contextlib.suppress(OSError):
@@ -113,6 +134,13 @@ class CuttingProxy:
         self._end(*list(self._open))
 
     def close(self):
+        """Take no more connections, pass on what clients that have left said last, and break what is left.
+
+        A close frame that is cut off here would be a session that waits for its client to come back.
+        """
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        end = time.monotonic() + LAST_WORDS_SECONDS
+        for thread in self._passing:
+            thread.join(max(0.0, end - time.monotonic()))
         self.cut()

@@ -55,7 +55,7 @@ def quick():
 
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch):
-    """Each test begins as a new process would, and leaves no sandbox."""
+    """Each test begins as a new process would, and leaves no sandbox and no session."""
     for name in ("AGENTGYM_SANDBOX", "AGENTGYM_SANDBOXES", "AGENTGYM_SANDBOX_URL", "AGENTGYM_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AGENTGYM_RUN", f"remote-test-{os.getpid()}-{time.monotonic_ns()}")
@@ -64,6 +64,7 @@ def own_process(monkeypatch):
     backends.close_pools(20)
     backends._begin_anew()
     until(lambda: not of_this_run(), "the end of this test's sandboxes")
+    until(lambda: not any(server.sessions() for server in SandboxServer.running), "the end of their sessions")
 
 
 @pytest.fixture
