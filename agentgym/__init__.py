@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+DISTRIBUTION = "agentgym-toolkit"
+"""The name that package installers know. `agentgym` on the package index is another project."""
 
 _HOME = {
     "Env": "core",

@@ -133,7 +133,7 @@ def load(
             rows, source = found
             return TaskSet([parse(row, i) for i, row in enumerate(rows)], name=name, source=source)
     tasks = shipped()
-    on_hub = f", or install agentgym[data] and let it reach {hub.repo} on Hugging Face" if hub else ""
+    on_hub = f", or install agentgym-toolkit[data] and let it reach {hub.repo} on Hugging Face" if hub else ""
     tell_shipped(tasks, f"For the real data, set {FOLDER_VARIABLE} to a folder with {path}{on_hub}.")
     return tasks
 
@@ -202,7 +202,7 @@ def download(hub: HubData, split: str, seconds: float = DOWNLOAD_SECONDS) -> lis
 def no_hub() -> str | None:
     """Why the hub cannot be asked, and what to do about it; None if it can. Takes `PROBE_SECONDS` at most, once per process."""
     if not _installed():
-        return 'the package "datasets" is not installed: pip install "agentgym[data]"'
+        return 'the package "datasets" is not installed: pip install "agentgym-toolkit[data]"'
     if _offline():
         return "HF_HUB_OFFLINE or HF_DATASETS_OFFLINE forbids it: unset it"
     if not _hub_answers(_endpoint()):

@@ -3,7 +3,7 @@
     with McpTools(["python", "server.py"]) as server:          # or McpTools(url="http://127.0.0.1:8000/mcp")
         tools = ToolSet([*server, my_own_tool])
 
-Needs `agentgym[mcp]`. The server is started, or connected to, when its tools are first asked for. Calls block the thread that
+Needs `agentgym-toolkit[mcp]`. The server is started, or connected to, when its tools are first asked for. Calls block the thread that
 makes them, as those of an environment with `def` methods may; the protocol itself runs in one thread for all servers.
 """
 
@@ -235,7 +235,9 @@ class _Connection:
         try:
             from mcp import Client
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError("MCP servers need the package mcp: pip install 'agentgym[mcp]'") from error
+            raise ModuleNotFoundError(
+                "MCP servers need the package mcp: pip install 'agentgym-toolkit[mcp]'"
+            ) from error
 
         if self.command is not None:
             transport: Any = server_process(self.command, self.ending, self.env, self.cwd)

@@ -1,6 +1,6 @@
 """An environment whose tools are those of an MCP server: a shop that the agent may search, and asks a price of.
 
-python examples/mcp_tools.py            plays one episode with a scripted agent; needs agentgym[mcp]
+python examples/mcp_tools.py            plays one episode with a scripted agent; needs agentgym-toolkit[mcp]
 
 The server is this file too, run as a child process with the argument "serve". Any MCP server will do in its place.
 """

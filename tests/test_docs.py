@@ -313,3 +313,18 @@ def test_files_that_are_named_exist(page):
     folders = "agentgym|agentgym_envs|agent_train|configs|examples|benchmarks|tests|docs|scripts"
     for name in re.findall(rf"`((?:{folders})/[\w./-]*)`", page.read_text(encoding="utf-8")):
         assert (ROOT / name).exists() or name in ("agent_train/configs", *MADE_BY_RUNS), f"{page.name}: {name}"
+
+
+def test_nobody_is_told_to_install_the_other_project_that_the_index_calls_agentgym():
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    wrong = re.compile(
+        r"pip install (?:[^\s`]*\s)*?['\"]?agentgym(?![\w-])|\bagentgym\[[a-z]|^ARG AGENTGYM=agentgym$|[\"']agentgym[>=]="
+    )
+    for name in listed.splitlines():
+        path = ROOT / name
+        if path.suffix in {".png", ".svg", ".gz"} or not path.is_file() or path == Path(__file__):
+            continue
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            assert not wrong.search(line), f"{name}: {line.strip()}"

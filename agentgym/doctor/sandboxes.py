@@ -15,7 +15,7 @@ START = "start one, or name it in DOCKER_HOST; bubblewrap does without"
 def docker() -> list[Finding]:
     """The Docker Engine, and which of our images it has."""
     if importlib.util.find_spec("docker") is None:
-        return [Finding("Docker", _lacking("docker"), "no package docker", "pip install 'agentgym[docker]'")]
+        return [Finding("Docker", _lacking("docker"), "no package docker", "pip install 'agentgym-toolkit[docker]'")]
     from agentgym.sandbox import SandboxError, engine, engine_images, images
 
     try:

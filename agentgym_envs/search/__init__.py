@@ -12,5 +12,5 @@ def register_search() -> None:
         entry_point="agentgym_envs.search.env:Search",
         description="Questions over a corpus of passages, with a search tool; scored by exact match or F1.",
         tags=("search", "multi-turn", "tools"),
-        needs=("bm25s:agentgym[search]",),
+        needs=("bm25s:agentgym-toolkit[search]",),
     )

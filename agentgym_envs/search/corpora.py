@@ -61,7 +61,7 @@ def index_of(name: str) -> Index:
 def require_bm25s() -> None:
     """Raises ImportError, which says what to install, where bm25s is not."""
     if importlib.util.find_spec("bm25s") is None:
-        raise ImportError('BM25 in this process needs bm25s: pip install "agentgym[search]"')
+        raise ImportError('BM25 in this process needs bm25s: pip install "agentgym-toolkit[search]"')
 
 
 def corpus_lines(name: str) -> str:

@@ -1,4 +1,4 @@
-"""`pip install agentgym`, and nothing else: a new virtual environment with the wheel of this tree and its light dependencies.
+"""`pip install agentgym-toolkit`, and nothing else: a new virtual environment with the wheel of this tree and its light dependencies.
 
 What people use first and every day must work there: list, evaluate, check, make an environment, look at the run. The environment
 is made once for all tests here. Where no package index answers there is nothing to test, which CI calls an error.
@@ -83,7 +83,7 @@ def fresh(tmp_path_factory):
     made = Fresh(folder)
     try:
         made.pip("wheel", "--quiet", "--no-deps", "--wheel-dir", "dist", str(ROOT))
-        (wheel,) = (folder / "dist").glob("agentgym-*.whl")
+        (wheel,) = (folder / "dist").glob("agentgym_toolkit-*.whl")
         made.pip("install", "--quiet", "--no-compile", str(wheel))
     except (AssertionError, subprocess.TimeoutExpired) as error:
         if IN_CI or "No matching distribution" not in str(error):
@@ -107,8 +107,8 @@ def test_it_is_small_and_holds_nothing_heavy(fresh):
 def test_the_environments_are_listed_with_what_they_lack(fresh):
     rows = {row["id"]: row for row in fresh.json("list")}
     assert {"frozen_lake", "gsm8k", "math_python", "gymnasium:NAME"} <= set(rows)
-    (need,) = [need for need in rows["math_python"]["needs"] if need["what"] == "agentgym[math]"]
-    assert (need["here"], need["remedy"]) == (False, "pip install 'agentgym[math]'")
+    (need,) = [need for need in rows["math_python"]["needs"] if need["what"] == "agentgym-toolkit[math]"]
+    assert (need["here"], need["remedy"]) == (False, "pip install 'agentgym-toolkit[math]'")
     assert "frozen_lake" in fresh.run("agentgym", "list")
 
 
@@ -120,8 +120,8 @@ def test_the_doctor_finds_what_is_needed_and_names_the_rest(fresh):
     seen = {f["name"]: f for f in report["findings"]}
     assert report["ok"] is True
     assert seen["torch"]["state"] == "missing"
-    assert seen["torch"]["todo"] == "pip install 'agentgym[train]'"
-    assert seen["Docker"]["todo"] == "pip install 'agentgym[docker]'"
+    assert seen["torch"]["todo"] == "pip install 'agentgym-toolkit[train]'"
+    assert seen["Docker"]["todo"] == "pip install 'agentgym-toolkit[docker]'"
 
 
 def test_completion_works_there(fresh):
@@ -207,7 +207,7 @@ def test_what_needs_more_says_what_to_install(fresh):
     fresh.run("agentgym", "eval", "search", "--policy", "random", "-n", "1", "--no-store", code=2)
     assert (
         fresh.told
-        == "agentgym eval: search needs agentgym[search], which is not installed: pip install 'agentgym[search]'\n"
+        == "agentgym eval: search needs agentgym-toolkit[search], which is not installed: pip install 'agentgym-toolkit[search]'\n"
     )
 
 
@@ -250,7 +250,7 @@ def base(fresh):
 def test_its_image_is_built_and_checks_itself_with_no_network(fresh, base, tmp_path):
     client, tag = base
     root, _ = scaffold("creek_env", tmp_path)
-    (wheel,) = (fresh.folder / "dist").glob("agentgym-*.whl")
+    (wheel,) = (fresh.folder / "dist").glob("agentgym_toolkit-*.whl")
     shutil.copy(wheel, root)
     built, _ = client.images.build(
         path=str(root),

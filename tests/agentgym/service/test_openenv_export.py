@@ -45,7 +45,7 @@ def test_an_environment_of_ours_is_a_folder_that_requires_agentgym(tmp_path, cap
     assert set(told["files"]) == files_of(tmp_path / "out") == FILES
     project = tomllib.loads((tmp_path / "out/pyproject.toml").read_text())["project"]
     assert project["name"] == "openenv-gsm8k"
-    assert project["dependencies"][:2] == ["openenv>=0.10", f"agentgym[envs]=={agentgym.__version__}"]
+    assert project["dependencies"][:2] == ["openenv>=0.10", f"agentgym-toolkit[envs]=={agentgym.__version__}"]
     manifest = yaml.safe_load((tmp_path / "out/openenv.yaml").read_text())
     assert (manifest["name"], manifest["app"], manifest["port"]) == ("gsm8k", "server.app:app", 8000)
     for file in (tmp_path / "out").rglob("*.py"):
@@ -55,7 +55,7 @@ def test_an_environment_of_ours_is_a_folder_that_requires_agentgym(tmp_path, cap
 
 def test_an_environment_that_no_package_has_is_copied(tmp_path):
     requirements, source = requirements_of(spec("openenv_envs:Sum"))
-    assert requirements == ["openenv>=0.10", f"agentgym=={agentgym.__version__}"]
+    assert requirements == ["openenv>=0.10", f"agentgym-toolkit=={agentgym.__version__}"]
     export_openenv(spec("openenv_envs:Sum"), tmp_path / "out")
     assert (tmp_path / "out/openenv_envs.py").read_text() == source.read_text()
 
@@ -78,7 +78,7 @@ def test_wheels_go_along(tmp_path):
 
 def test_a_build_that_would_ask_an_index_for_an_agentgym_that_is_not_there_is_told(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(openenv_export, "_from_index", lambda package: False)
-    wheel = tmp_path / "agentgym-1-py3-none-any.whl"
+    wheel = tmp_path / "agentgym_toolkit-1-py3-none-any.whl"
     wheel.write_bytes(b"wheel")
     for name, more in (("without", []), ("with", ["--wheel", str(wheel)])):
         assert main(["export", "openenv", "gsm8k", "--out", str(tmp_path / name), *more]) == 0
