@@ -36,7 +36,9 @@ def add_adapters(model: Any, settings: LoraConfig) -> None:
         from peft import LoraConfig as PeftConfig
         from peft import inject_adapter_in_model
     except ImportError as error:
-        raise ValueError(f"lora.rank={settings.rank} needs peft: pip install 'agentgym-toolkit[lora]' ({error})") from error
+        raise ValueError(
+            f"lora.rank={settings.rank} needs peft: pip install 'agentgym-toolkit[lora]' ({error})"
+        ) from error
     names = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     names -= {
         name.rsplit(".", 1)[-1] for name, module in model.named_modules() if module is model.get_output_embeddings()
