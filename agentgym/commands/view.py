@@ -12,6 +12,8 @@ from agentgym.commands.output import print_json
 from agentgym.mistake import Mistake
 
 if TYPE_CHECKING:
+    import asyncio
+
     from agentgym.viewer.runs import Runs
 
 _EPISODES = 200
@@ -85,6 +87,7 @@ def _serve(args: argparse.Namespace, runs: Runs, count: int) -> int:
     async def serving() -> None:
         from agentgym.viewer.server import LOCAL_HOSTS, serve
 
+        ended = _ending()  # before its address is told, and with it that Ctrl-C ends it well
         try:
             served = await serve(runs, args.host, args.port)
         except OSError as error:
@@ -100,7 +103,7 @@ def _serve(args: argparse.Namespace, runs: Runs, count: int) -> int:
                 )
             if not args.no_open and not args.json:
                 await asyncio.to_thread(_open, served.url)
-            await _ended()
+            await ended.wait()
         finally:
             await served.close()
 
@@ -108,8 +111,8 @@ def _serve(args: argparse.Namespace, runs: Runs, count: int) -> int:
     return 0
 
 
-async def _ended() -> None:
-    """Wait for Ctrl-C or SIGTERM: for a server, that is how it ends well."""
+def _ending() -> asyncio.Event:
+    """Is set by Ctrl-C or SIGTERM: for a server, that is how it ends well."""
     import asyncio
     import signal
 
@@ -117,7 +120,7 @@ async def _ended() -> None:
     loop = asyncio.get_running_loop()
     for how in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(how, ended.set)
-    await ended.wait()
+    return ended
 
 
 def _many(count: int, what: str) -> str:
