@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agentgym.checks.findings import NOTE, OK, PROBLEM, Finding, said
-from agentgym.evaluate.statistics import success_interval
+from agentgym.evaluate.statistics import paired_difference, success_interval
 from agentgym.messages import Message
 from agentgym.policy import ExpertPolicy, Policy, RandomPolicy, Reply
 from agentgym.registration import EnvSpec
@@ -26,6 +26,8 @@ from agentgym.trajectory import Trajectory
 SPLITS = ("train", "validation", "test")
 READ, READ_SECONDS = 20_000, 10.0  # tasks of each split that are compared, and how long they are read
 REPLAYED = 10  # episodes of each player that are played again
+_FEWEST = 5  # tasks that two players must both have played before a difference of theirs is called one
+_CHARGE = "a reply that cannot be read must cost at least what a bad one does, or take a step in its place"
 _NAMED = 3  # tasks that a finding names
 # What tells tasks apart without being part of the problem.
 _BESIDE_THE_PROBLEM = frozenset({"split", "source", "index", "id"})
@@ -132,6 +134,7 @@ async def validate(
         found.scores.append(score_of(player, played[player]))
     found.findings += _failures(played)
     found.findings += gold_is_best(played)
+    found.findings += silence_pays_least(played, has["random_action"])
     found.findings += floor_is_low({score.player: score for score in found.scores}, floor, has["random_action"])
     found.findings += await _repeats(spec, played, {task.id: task for task in tasks}, limits, concurrency, say)
     found.seconds = time.perf_counter() - started
@@ -225,6 +228,37 @@ def gold_is_best(played: dict[str, list[Trajectory]]) -> list[Finding]:
     rewards = [t.reward for t in gold.values()]
     spread = f"{min(rewards):g}" if min(rewards) == max(rewards) else f"{min(rewards):g} to {max(rewards):g}"
     return [Finding("gold", OK, f"succeeds on all {len(gold)} tasks, reward {spread}"), *found]
+
+
+def silence_pays_least(played: dict[str, list[Trajectory]], own_random: bool) -> list[Finding]:
+    """Null play earns less than gold on the whole, and no more than random play; nothing is found where this is so.
+
+    Silence that pays teaches silence: a policy that does badly learns to say nothing.
+    """
+    found = []
+    null, random_play = played["null"], played["random"]
+    if any(not t.failed for t in played.get("gold", ())) and any(not t.failed for t in null):
+        silent, best = _mean(null), _mean(played["gold"])
+        if silent >= best - 1e-9:
+            text = f"null play earns {silent:.4g} a task, and expert_action no more ({best:.4g})"
+            found.append(Finding("floor", PROBLEM, f"{text}: {_CHARGE}"))
+    tasks = {t.task_id: t.reward for t in random_play if not t.failed}
+    pairs = [(tasks[t.task_id], t.reward) for t in null if not t.failed and t.task_id in tasks]
+    if not pairs or (difference := paired_difference(pairs)).mean <= 1e-9:
+        return found
+    text = f"null play earns {difference.b:.4g} a task, random play {difference.a:.4g} on the same {len(pairs)}"
+    if not own_random:
+        text += " with random words, as there is no random_action(rng)"
+    # Two interval widths from 0, not one: of environments where silence is as good as random play, one in 40 would fail.
+    if (
+        difference.low is not None
+        and len(pairs) >= _FEWEST
+        and difference.mean > 2 * (difference.mean - difference.low)
+    ):
+        found.append(Finding("floor", PROBLEM, f"{text}: {_CHARGE}"))
+    else:
+        found.append(Finding("floor", NOTE, f"{text}: that may be chance; play more tasks (-n)"))
+    return found
 
 
 def _mean(trajectories: Sequence[Trajectory]) -> float:

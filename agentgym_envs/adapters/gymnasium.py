@@ -38,7 +38,8 @@ class GymnasiumEnv(Env):
     """An environment of Gymnasium, or of any package that registers with it.
 
     A reply is an action, as the environment's opening message says: a number or a JSON list, alone or in
-    `<action>...</action>`. A reply that is none is answered with what is wrong, takes a turn and does nothing.
+    `<action>...</action>`. A reply that is none is answered with what is wrong, and a random action is taken in its place. Its
+    reward counts where it is a cost and is 0 otherwise, so that silence earns no more than random play, and wins nothing.
 
     Args:
         name: the id, "FrozenLake-v1", or "module:Name-v0" where a module has to be imported first.
@@ -75,6 +76,7 @@ class GymnasiumEnv(Env):
         self._instruction = instruction
         self._inner: gymnasium.Env[Any, Any] | None = None
         self._mask: Any = None
+        self._stray = random.Random()
 
     @classmethod
     def default_tasks(cls, split: str = "train", name: str = "") -> TaskSet:
@@ -99,32 +101,38 @@ class GymnasiumEnv(Env):
         task_seed = self.task.seed if self.task is not None else None
         observation, info = inner.reset(seed=seed if task_seed is None else task_seed)
         self._mask = info.get("action_mask")
+        self._stray = random.Random(f"{task_seed} {seed}")
         form = form_of(inner.action_space, self._actions)
         text = f"{self._told(inner)}\n\nAnswer with {form}.\n\n{self._shown(observation)}"
         return [user(text.strip())], plain_info(info)
 
     def step(self, action: Action) -> Step:
-        """Take an action. `info` is the environment's own, with `invalid` true where the reply was no action."""
+        """Take an action. `info` is the environment's own, with `invalid` true where the reply was no action.
+
+        The random action taken in place of such a reply follows from the task, the reset's seed and the replies before it.
+        """
         text = self.read(action)
         inner = self._opened()
         try:
-            value = action_of(inner.action_space, text, self._actions)
+            value, wrong = action_of(inner.action_space, text, self._actions), ""
         except Unreadable as error:
-            return self.outcome(f"{error}.", invalid=True)
-        observation, reward, terminated, truncated, info = inner.step(value)
-        self._mask = info.get("action_mask")
-        shown, reward, terminated, cut, _ = self.outcome(self._shown(observation), float(reward), bool(terminated))
+            value = self._sampled(self._stray)
+            wrong = f"{error}. A random action was taken in its place: {written(value)}.\n\n"
+        observation, reward, terminated, truncated, given = inner.step(value)
+        self._mask = given.get("action_mask")
+        info = plain_info(given)
+        if wrong:
+            reward = min(float(reward), 0.0)
+            info |= {"invalid": True, **({"success": False} if "success" in info else {})}
+        shown, reward, terminated, cut, _ = self.outcome(wrong + self._shown(observation), reward, bool(terminated))
         truncated = cut or bool(truncated and not terminated)
         self.running = not (terminated or truncated)
-        return shown, reward, terminated, truncated, plain_info(info)
+        return shown, reward, terminated, truncated, info
 
     def random_action(self, rng: random.Random) -> str:
         """A random action; where the environment tells which are possible, one of those."""
-        space = self._opened().action_space
-        space.seed(rng.getrandbits(31))
-        masked = isinstance(space, spaces.Discrete) and self._mask is not None
-        value = space.sample(self._mask) if masked else space.sample()
-        return str(value) if isinstance(space, spaces.Text) else written(value)
+        value = self._sampled(rng)
+        return value if isinstance(value, str) else written(value)
 
     def close(self) -> None:
         """Close the environment."""
@@ -132,6 +140,13 @@ class GymnasiumEnv(Env):
         if self._inner is not None:
             self._inner.close()
             self._inner = None
+
+    def _sampled(self, rng: random.Random) -> Any:
+        """A value of the action space; where the environment tells which are possible, one of those."""
+        space = self._opened().action_space
+        space.seed(rng.getrandbits(31))
+        masked = isinstance(space, spaces.Discrete) and self._mask is not None
+        return space.sample(self._mask) if masked else space.sample()
 
     def _opened(self) -> gymnasium.Env[Any, Any]:
         if self._inner is None:

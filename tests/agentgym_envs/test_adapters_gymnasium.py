@@ -4,6 +4,7 @@ import asyncio
 import json
 import pickle
 import random
+import re
 from dataclasses import replace
 
 import gymnasium
@@ -102,14 +103,70 @@ def test_actions_may_have_names_and_the_instruction_another_text():
 @pytest.mark.parametrize(
     "reply", ["", "left", "4", "-1", "1.0", "true", "[1]", "1 2", "NaN", "1" * 400, "[" * 5000, "🙂"]
 )
-def test_what_is_no_action_is_told_and_takes_a_turn(reply):
+def test_what_is_no_action_is_told_and_a_random_one_is_taken(reply):
     env = agentgym.make("gymnasium:FrozenLake-v1", max_turns=2)
     env.reset(seed=0)
     said, reward, terminated, truncated, info = env.step(reply)
     assert "is no action" in text(said)
     assert "a whole number from 0 to 3" in text(said)
-    assert (reward, terminated, truncated, info) == (0.0, False, False, {"invalid": True})
+    assert "A random action was taken in its place: " in text(said)
+    assert text(said).splitlines()[-1].startswith("Observation: ")
+    assert (reward, terminated, truncated, info["invalid"]) == (0.0, False, False, True)
     assert env.step(reply)[3]
+
+
+def silent_episode(env, task):
+    """The told actions and the rewards of an episode without a word."""
+    env.init(task)
+    env.reset(seed=0)
+    taken, rewards, over = [], [], False
+    while not over:
+        said, reward, ended, cut, _ = env.step("")
+        taken.append(re.search(r"taken in its place: (.*)\.\n", text(said))[1])
+        rewards.append(reward)
+        over = ended or cut
+    return taken, rewards
+
+
+@pytest.mark.parametrize("name", ["CliffWalking-v1", "Taxi-v4", "Blackjack-v1", "Pendulum-v1", "CartPole-v1"])
+def test_silence_earns_what_the_actions_taken_in_its_place_cost_and_no_more(name):
+    env = agentgym.make(f"gymnasium:{name}")
+    for task in TaskSet.load(f"gymnasium:{name}", split="test").take(5):
+        taken, rewards = silent_episode(env, task)
+        assert (taken, rewards) == silent_episode(env, task)
+        direct = gymnasium.make(name)
+        direct.reset(seed=task.seed)
+        played = [float(direct.step(action_of(direct.action_space, action))[1]) for action in taken]
+        assert rewards == pytest.approx([min(reward, 0.0) for reward in played], rel=1e-2)  # as told: six digits
+
+
+def test_silence_never_beats_good_play_where_every_step_costs():
+    env = agentgym.make("gymnasium:CliffWalking-v1")
+    task = TaskSet.load("gymnasium:CliffWalking-v1", split="test")[0]
+    env.init(task)
+    env.reset(seed=0)
+    good = sum(env.step(action)[1] for action in ["0", *["1"] * 11, "2"])
+    assert good == -13
+    assert not env.running
+    assert sum(silent_episode(env, task)[1]) < 5 * good
+    pendulum = agentgym.make("gymnasium:Pendulum-v1")
+    assert sum(silent_episode(pendulum, Task("t", seed=0))[1]) < -200
+
+
+def test_what_replies_that_are_no_action_reach_by_chance_is_no_success(odd_env):
+    env = agentgym.make(odd_env(spaces.Discrete(2), spaces.MultiDiscrete([2, 2])))
+    env.reset(seed=0)
+    _, reward, terminated, _, info = env.step("hm")
+    assert (reward, terminated, info["success"], info["invalid"]) == (0.0, True, False, True)
+
+
+def test_random_actions_in_place_of_none_keep_to_the_mask():
+    env = agentgym.make("gymnasium:Taxi-v4")
+    _, info = env.reset(seed=0)
+    for _ in range(40):
+        mask = info["action_mask"]
+        said, _, _, _, info = env.step("")
+        assert mask[int(re.search(r"in its place: (\d)", text(said))[1])] == 1
 
 
 def test_random_actions_keep_to_the_mask():

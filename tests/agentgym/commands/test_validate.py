@@ -60,6 +60,25 @@ class Leaking(Doubling):
         return TaskSet([Task("renamed", answer=tasks[0].answer - 200), *tasks[1:]] if split == "test" else tasks)
 
 
+class FreeSilence(Doubling):
+    """Guesses cost something, and saying nothing does not."""
+
+    def step(self, action):
+        wrong = self.read(action) not in ("", str(self.task.answer))
+        right = not wrong and action != ""
+        return self.outcome("Well.", -float(wrong), terminated=True, success=right)
+
+
+class BarelyFree(Doubling):
+    """As `FreeSilence`, for two of the tasks only: too few to tell from chance."""
+
+    def step(self, action):
+        said = self.read(action)
+        right = said == str(self.task.answer)
+        cost = self.task.id in ("101", "102") and said != ""
+        return self.outcome("Well.", float(right) - float(cost and not right), terminated=True, success=right)
+
+
 class Lottery(Doubling):
     def step(self, action):
         *rest, info = super().step(action)
@@ -108,6 +127,16 @@ def test_a_sound_environment_is_proved(capsys):
     [
         (WrongKey, "gold", "does not succeed on 1 of 10 tasks (103)"),
         (Generous, "floor", "an empty reply should earn nothing"),
+        (
+            FreeSilence,
+            "floor",
+            "null play earns 0 a task, random play -1 on the same 10: a reply that cannot be read must",
+        ),
+        (
+            FreeSilence,
+            "floor",
+            "null play earns 0 a task, and expert_action no more (0): a reply that cannot be read must",
+        ),
         (Leaking, "splits", "1 task(s) of test are tasks of train too (0 = renamed)"),
         (Lottery, "repeats", "episodes differ played again"),
         (Lottery, "other process", "episodes differ in another process"),
@@ -119,6 +148,13 @@ def test_what_is_not_so_is_a_problem_and_exit_code_1(env_class, check, words, ca
     assert code == 1
     texts = [f["text"] for f in result["findings"] if f["check"] == check and f["state"] == "problem"]
     assert any(words in text for text in texts), result["findings"]
+
+
+def test_silence_that_beats_random_play_by_chance_is_a_note(capsys):
+    code, result = validated(BarelyFree, capsys)
+    assert code == 0
+    [text] = [f["text"] for f in result["findings"] if f["check"] == "floor" and f["state"] == "note"]
+    assert "null play earns 0 a task, random play -0.2 on the same 10: that may be chance" in text
 
 
 def test_an_error_is_no_score_of_zero(capsys):
