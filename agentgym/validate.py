@@ -134,8 +134,10 @@ async def validate(
         found.scores.append(score_of(player, played[player]))
     found.findings += _failures(played)
     found.findings += gold_is_best(played)
-    found.findings += silence_pays_least(played, has["random_action"])
-    found.findings += floor_is_low({score.player: score for score in found.scores}, floor, has["random_action"])
+    scores = {score.player: score for score in found.scores}
+    if floor is None or not scores["null"].success or scores["null"].success > floor:
+        found.findings += silence_pays_least(played, has["random_action"])
+    found.findings += floor_is_low(scores, floor, has["random_action"])
     found.findings += await _repeats(spec, played, {task.id: task for task in tasks}, limits, concurrency, say)
     found.seconds = time.perf_counter() - started
     return found

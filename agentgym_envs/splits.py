@@ -16,7 +16,9 @@ from agentgym.tasks import Task, TaskSet
 
 SEEDS = {"train": range(100_000), "test": range(1_000_000, 1_001_000)}
 HELD_OUT = 8  # one level in this many belongs to the test split
+IsTaken = Callable[[str], bool]
 MAX_TRIES = 20_000
+MAX_REPEATS = 200  # draws of levels that the split has already, after which it is taken to have all
 
 
 def split_of(content: str) -> str:
@@ -25,30 +27,50 @@ def split_of(content: str) -> str:
     return "test" if int.from_bytes(digest[:8], "big") % HELD_OUT == 0 else "train"
 
 
+def never(level: str) -> bool:
+    """No level is taken."""
+    return False
+
+
 def draw(
     seed: int,
     split: str,
     propose: Callable[[random.Random], str | None],
-    fixed_part: Callable[[str], str],
+    content: Callable[[str], str],
     accept: Callable[[str], bool] = lambda level: True,
+    is_taken: IsTaken = never,
 ) -> str:
-    """The level of a seed: the first proposal that belongs to `split` and is accepted.
+    """The level of a seed: the first proposal that belongs to `split`, is not taken, and is accepted.
 
     Args:
         seed: seeds the proposals.
         split: "train" or "test".
         propose: draws a level, or None where the draw came to nothing.
-        fixed_part: what of a level is hashed; see the module.
+        content: what of a level is hashed; see the module.
         accept: the costly check, asked last.
+        is_taken: whether the split has such a level already. One is given again where `MAX_REPEATS` draws or all of
+            `MAX_TRIES` find no other: small levels may be fewer than the tasks of a split.
 
     Raises:
         ValueError: no such level in `MAX_TRIES` proposals: the settings leave none.
     """
     rng = random.Random(seed)
+    repeats, again = 0, None
     for _ in range(MAX_TRIES):
         level = propose(rng)
-        if level is not None and split_of(fixed_part(level)) == split and accept(level):
-            return level
+        if level is None or split_of(content(level)) != split:
+            continue
+        if not is_taken(level):
+            if accept(level):
+                return level
+            continue
+        repeats += 1
+        if again is None and accept(level):
+            again = level
+        if repeats >= MAX_REPEATS and again is not None:
+            break
+    if again is not None:
+        return again
     raise ValueError(
         f"seed {seed}: no {split} level in {MAX_TRIES} draws; choose easier settings (see the game's README)"
     )
@@ -75,23 +97,56 @@ def seeds_of(split: str, game: str) -> range:
 
 
 def generated_tasks(
-    game: str, split: str, make_level: Callable[[int], str], rate: Callable[[str], int] | None = None
+    game: str,
+    split: str,
+    make_level: Callable[[int, IsTaken], str],
+    identity: Callable[[str], str],
+    rate: Callable[[str], int] | None = None,
 ) -> TaskSet:
-    """100,000 train or 1,000 test tasks; `metadata["level"]` holds what `make_level(seed)` drew, made when asked for.
+    """100,000 train or 1,000 test tasks, each made when it is asked for; `metadata["level"]` holds the level.
 
-    `metadata["difficulty"]` is what `rate(level)` says, where it is given.
+    No test level comes twice, so that of a task depends on those before it, which are made first.
+
+    Args:
+        game: for ids and names.
+        split: "train" or "test".
+        make_level: the level of a seed, given `is_taken` of `draw`.
+        identity: what two levels have in common that are the same, turned or mirrored, say.
+        rate: what `metadata["difficulty"]` says of a level; default: there is none.
 
     Raises:
         ValueError: no such split.
     """
     seeds = seeds_of(split, game)
+    made = without_repeats(seeds, make_level, identity) if split == "test" else lambda seed: make_level(seed, never)
 
     def make(seed: int) -> Task:
-        level = make_level(seed)
+        level = made(seed)
         metadata = {"split": split, "level": level, **({} if rate is None else {"difficulty": rate(level)})}
         return Task(id=f"{game}-{split}-{seed - seeds.start}", seed=seed, metadata=metadata)
 
     return TaskSet.generate(make, seeds, name=f"{game}/{split}")
+
+
+def without_repeats(
+    seeds: range, make: Callable[[int, IsTaken], str], identity: Callable[[str], str]
+) -> Callable[[int], str]:
+    """A function from a seed to its level, in which no two seeds have the same level by `identity`, while there are others."""
+    known: dict[int, tuple[str, str]] = {}
+
+    def level(seed: int) -> str:
+        # No lock: threads that make a level at once make the same one, and sets of tasks can be sent to other processes.
+        if seed not in known:
+            taken: set[str] = set()
+            for earlier in range(seeds.start, seed + 1):
+                if earlier not in known:
+                    all_known = len(taken) < earlier - seeds.start  # one has come twice: do not look for others again
+                    found = make(earlier, never if all_known else lambda level: identity(level) in taken)
+                    known[earlier] = found, identity(found)
+                taken.add(known[earlier][1])
+        return known[seed][0]
+
+    return level
 
 
 def level_of(task: Task, game: str) -> str:

@@ -118,11 +118,12 @@ class GymnasiumEnv(Env):
         except Unreadable as error:
             value = self._sampled(self._stray)
             wrong = f"{error}. A random action was taken in its place: {written(value)}.\n\n"
-        observation, reward, terminated, truncated, given = inner.step(value)
+        observation, earned, terminated, truncated, given = inner.step(value)
+        reward = float(earned)
         self._mask = given.get("action_mask")
         info = plain_info(given)
         if wrong:
-            reward = min(float(reward), 0.0)
+            reward = min(reward, 0.0)
             info |= {"invalid": True, **({"success": False} if "success" in info else {})}
         shown, reward, terminated, cut, _ = self.outcome(wrong + self._shown(observation), reward, bool(terminated))
         truncated = cut or bool(truncated and not terminated)

@@ -16,6 +16,7 @@ from agentgym_envs.games.frozen_lake.levels import (
     ICE,
     PLAYER,
     check_settings,
+    content,
     distances,
     make_level,
     neighbours,
@@ -80,13 +81,15 @@ class FrozenLake(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", size: int = 4, holes: float = 0.25) -> TaskSet:
-        """100,000 train and 1,000 test lakes; no test map is a train map.
+        """100,000 train and 1,000 test lakes; no test map is a train map or another test map, turned or mirrored.
 
         Raises:
             ValueError: no such split, or a setting out of range.
         """
         check_settings(size, holes)
-        return generated_tasks("frozen_lake", split, lambda seed: make_level(seed, split, size, holes))
+        return generated_tasks(
+            "frozen_lake", split, lambda seed, is_taken: make_level(seed, split, size, holes, is_taken), content
+        )
 
     def init(self, task: Task) -> None:
         """Read the task's level.

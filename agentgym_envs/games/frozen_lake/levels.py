@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from agentgym_envs.splits import draw
+from agentgym_envs.games.symmetry import least_form
+from agentgym_envs.splits import IsTaken, draw, never
 
 PLAYER, GOAL, HOLE, ICE = "PGO_"
 EDGE = "#"
@@ -72,8 +73,8 @@ def parse_level(level: str) -> tuple[int, int, str]:
     return len(rows), len(rows[0]), cells
 
 
-def make_level(seed: int, split: str, size: int, holes: float) -> str:
-    """The level of a seed: P in a corner, G at least 2 and at most 2 * size safe moves away.
+def make_level(seed: int, split: str, size: int, holes: float, is_taken: IsTaken = never) -> str:
+    """The level of a seed: P in a corner, G at least 2 and at most 2 * size safe moves away; none that `is_taken`.
 
     Raises:
         ValueError: the settings leave no such level.
@@ -82,20 +83,22 @@ def make_level(seed: int, split: str, size: int, holes: float) -> str:
     corners = (0, size - 1, total - size, total - 1)
     steps = neighbours(size, size)
 
-    def propose(rng: random.Random) -> str:
+    def propose(rng: random.Random) -> str | None:
         start, goal = rng.choice(corners), rng.randrange(total)
         signs = [HOLE if rng.random() < holes else ICE for _ in range(total)]
+        if start == goal:
+            return None
         signs[start] = PLAYER
         signs[goal] = GOAL
-        return "".join(signs)
+        return "\n".join("".join(signs[i : i + size]) for i in range(0, total, size))
 
-    def accept(cells: str) -> bool:
-        return PLAYER in cells and 2 <= distances(cells, steps)[cells.index(PLAYER)] <= 2 * size
+    def accept(level: str) -> bool:
+        cells = level.replace("\n", "")
+        return 2 <= distances(cells, steps)[cells.index(PLAYER)] <= 2 * size
 
-    cells = draw(seed, split, propose, fixed_part, accept)
-    return "\n".join(cells[i : i + size] for i in range(0, total, size))
+    return draw(seed, split, propose, content, accept, is_taken)
 
 
-def fixed_part(level: str) -> str:
-    """The map without the player."""
-    return level.replace(PLAYER, ICE).replace("\n", "")
+def content(level: str) -> str:
+    """The map without the player, in one form for all that are turned or mirrored."""
+    return least_form(level.replace(PLAYER, ICE))

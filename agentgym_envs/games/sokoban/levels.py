@@ -8,9 +8,10 @@ from pathlib import Path
 
 from agentgym.datasets import FOLDER_VARIABLE
 from agentgym.tasks import Task, TaskSet
-from agentgym_envs.games.sokoban.room import BOX, FLOOR, PLAYER, TARGET, WALL, fixed_part, parse_level
+from agentgym_envs.games.sokoban.room import BOX, FLOOR, PLAYER, TARGET, WALL, content, parse_level
 from agentgym_envs.games.sokoban.solver import solve
-from agentgym_envs.splits import draw, generated_tasks, seeds_of, split_of
+from agentgym_envs.games.symmetry import least_form
+from agentgym_envs.splits import IsTaken, draw, generated_tasks, never, seeds_of, split_of
 
 SHORTEST = 4  # moves; what is nearer is no puzzle
 
@@ -36,8 +37,8 @@ def longest(size: int, boxes: int) -> int:
     return (size - 2) * (4 + 2 * boxes)
 
 
-def make_level(seed: int, split: str, size: int, boxes: int, walls: float) -> str:
-    """The level of a seed; the solver has found its shortest plan, of 4 to `longest` moves.
+def make_level(seed: int, split: str, size: int, boxes: int, walls: float, is_taken: IsTaken = never) -> str:
+    """The level of a seed, with none that `is_taken`; the solver has found its shortest plan, of 4 to `longest` moves.
 
     Raises:
         ValueError: the settings leave no such level.
@@ -63,16 +64,24 @@ def make_level(seed: int, split: str, size: int, boxes: int, walls: float) -> st
         plan = solve(*parse_level(level), limit=2_000)
         return plan is not None and SHORTEST <= len(plan) <= longest(size, boxes)
 
-    return draw(seed, split, propose, fixed_part, accept)
+    return draw(seed, split, propose, content, accept, is_taken)
 
 
 def generated_levels(split: str, size: int, boxes: int, walls: float) -> TaskSet:
-    """100,000 train and 1,000 test levels; no test room (walls and targets) is a train room.
+    """100,000 train and 1,000 test levels; no test room (walls and targets) is a train room, and no test level is another.
+
+    Rooms and levels that are turned or mirrored count as one.
 
     `metadata["difficulty"]` is the number of moves of the shortest solution.
     """
     check_settings(size, boxes, walls)
-    return generated_tasks("sokoban", split, lambda seed: make_level(seed, split, size, boxes, walls), _moves)
+    return generated_tasks(
+        "sokoban",
+        split,
+        lambda seed, is_taken: make_level(seed, split, size, boxes, walls, is_taken),
+        least_form,
+        _moves,
+    )
 
 
 def _moves(level: str) -> int:
@@ -85,7 +94,8 @@ def boxoban_levels(levels: str, split: str) -> TaskSet:
 
     Args:
         levels: "boxoban:medium", "boxoban:unfiltered" or "boxoban:hard".
-        split: "train" or "test", by the hash of each room; the files' own splits are not used.
+        split: "train" or "test", by the hash of each room; the files' own splits are not used. Of levels that are the same,
+            turned or mirrored, the first counts.
 
     Raises:
         ValueError: another name, or a file that holds something else than levels.
@@ -105,10 +115,11 @@ def boxoban_levels(levels: str, split: str) -> TaskSet:
             f"sokoban: levels={levels!r} needs files sokoban/{difficulty}*.txt: set {FOLDER_VARIABLE} to the folder "
             f"that holds them (now {folder or 'not set'})"
         )
-    tasks = []
+    tasks, seen = [], set()
     for file in files:
         for name, level in _read_levels(file):
-            if split_of(fixed_part(level)) == split:
+            if split_of(content(level)) == split and (form := least_form(level)) not in seen:
+                seen.add(form)
                 about = {"split": split, "level": level, "difficulty": difficulty}
                 tasks.append(Task(f"sokoban-{difficulty}-{file.stem}-{name}", metadata=about))
     return TaskSet(tasks, name=f"sokoban/{levels}/{split}", source=", ".join(str(file) for file in files))

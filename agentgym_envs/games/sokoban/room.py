@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agentgym_envs.games.symmetry import least_form
+
 WALL, FLOOR, TARGET, BOX, BOX_HOME, PLAYER, PLAYER_HOME = "#_.$*@+"
 
 
@@ -53,10 +55,10 @@ def parse_level(level: str) -> tuple[Room, int, frozenset[int]]:
     return Room(columns, tuple(sign == WALL for sign in cells), targets), players[0], boxes
 
 
-def fixed_part(level: str) -> str:
-    """Walls and targets alone: the level without what moves."""
+def content(level: str) -> str:
+    """Walls and targets, in one form for all that are turned or mirrored: the level without what moves."""
     moving = str.maketrans({" ": FLOOR, BOX: FLOOR, PLAYER: FLOOR, BOX_HOME: TARGET, PLAYER_HOME: TARGET})
-    return level.translate(moving)
+    return least_form(level.translate(moving))
 
 
 def moved(room: Room, player: int, boxes: frozenset[int], step: int) -> tuple[int, frozenset[int]] | None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import random
 from functools import cache
 
-from agentgym_envs.splits import draw
+from agentgym_envs.games.symmetry import orders
+from agentgym_envs.splits import IsTaken, draw, never
 
 AGENT, OPPONENT, FREE = "XO_"
 EMPTY = FREE * 9
@@ -79,12 +80,22 @@ def parse_opponent(level: str) -> tuple[str, tuple[int, ...], tuple[bool, ...]]:
     return parts[0], tuple(int(digit) for digit in parts[1]), tuple(digit == "1" for digit in parts[2])
 
 
-def make_opponent(seed: int, split: str, opponent: str) -> str:
-    """The opponent of a seed, of a kind that `OPPONENTS` names."""
+def make_opponent(seed: int, split: str, opponent: str, is_taken: IsTaken = never) -> str:
+    """The opponent of a seed, of a kind that `OPPONENTS` names, with none that `is_taken`."""
     care = OPPONENTS[opponent]
 
     def propose(rng: random.Random) -> str:
         order = "".join(rng.sample("123456789", 9))
         return f"{rng.choice('XO')} {order} {''.join(str(int(rng.random() < care)) for _ in range(5))}"
 
-    return draw(seed, split, propose, fixed_part=str)
+    return draw(seed, split, propose, content, is_taken=is_taken)
+
+
+def content(level: str) -> str:
+    """An opponent in one form for all that play alike on a board that is turned or mirrored.
+
+    Where X begins, O moves four times at most, and the care of a fifth move is none.
+    """
+    starter, order, care = level.split(" ")
+    forms = ("".join(str(way[int(cell) - 1] + 1) for cell in order) for way, _ in orders(3, 3))
+    return f"{starter} {min(forms)} {care if starter == OPPONENT else care[:4]}"

@@ -17,6 +17,7 @@ from agentgym_envs.games.tic_tac_toe.board import (
     OPPONENTS,
     PREFERRED,
     best_cell,
+    content,
     free_cells,
     make_opponent,
     parse_opponent,
@@ -62,13 +63,17 @@ class TicTacToe(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", opponent: str = "random") -> TaskSet:
-        """100,000 train and 1,000 test opponents; no test opponent is a train opponent.
+        """100,000 train and 1,000 test opponents; no test opponent is a train opponent or another test opponent.
+
+        Opponents that play alike on a turned or mirrored board count as one.
 
         Raises:
             ValueError: no such split or opponent.
         """
         _check_opponent(opponent)
-        return generated_tasks("tic_tac_toe", split, lambda seed: make_opponent(seed, split, opponent))
+        return generated_tasks(
+            "tic_tac_toe", split, lambda seed, is_taken: make_opponent(seed, split, opponent, is_taken), content
+        )
 
     def init(self, task: Task) -> None:
         """Read the task's opponent.

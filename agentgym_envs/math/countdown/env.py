@@ -13,8 +13,8 @@ from agentgym.messages import Action, Observation, user
 from agentgym.tasks import Task, TaskSet
 from agentgym.text_forms import spoken
 from agentgym_envs.math.arithmetic import ArithmeticProblem, compute, numbers_of, parse, written
-from agentgym_envs.math.countdown.rounds import Difficulty, draw_round, random_expression, solve
-from agentgym_envs.splits import seeds_of
+from agentgym_envs.math.countdown.rounds import Difficulty, draw_round, parse_round, random_expression, solve
+from agentgym_envs.splits import IsTaken, never, seeds_of, without_repeats
 
 OPERATORS = frozenset("+-*/")
 
@@ -63,7 +63,7 @@ class Countdown(Env):
     def default_tasks(
         cls, split: str = "train", min_count: int = 3, max_count: int = 4, max_number: int = 20, max_target: int = 100
     ) -> TaskSet:
-        """Rounds drawn by seed, made when asked for. No round, whatever the settings, is in both splits.
+        """Rounds drawn by seed, made when asked for. No round, whatever the settings, is in both splits or twice in test.
 
         Raises:
             ValueError: no such split, or a setting out of range.
@@ -71,8 +71,13 @@ class Countdown(Env):
         settings = Difficulty(min_count, max_count, max_number, max_target)
         seeds = seeds_of(split, "countdown")
 
+        def made(seed: int, is_taken: IsTaken = never) -> str:
+            return draw_round(seed, split, settings, is_taken)
+
+        text_of_seed = without_repeats(seeds, made, str) if split == "test" else made
+
         def make(seed: int) -> Task:
-            numbers, target = draw_round(seed, split, settings)
+            numbers, target = parse_round(text_of_seed(seed))
             return Task(
                 f"countdown-{split}-{seed - seeds.start}",
                 answer=target,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from agentgym_envs.splits import draw
+from agentgym_envs.splits import IsTaken, draw, never
 
 FEWEST, MOST = 2, 5  # numbers in a round; the solver tries everything, which takes a second for five
 
@@ -48,9 +48,13 @@ class Difficulty:
                 raise ValueError(f"countdown: {name} must be from 10 to 1000, not {value}")
 
 
-def draw_round(seed: int, split: str, difficulty: Difficulty) -> tuple[list[int], int]:
-    """The numbers and the target of a seed's round in a split. It has a solution, which uses two numbers at least."""
-    text = draw(seed, split, lambda rng: _propose(rng, difficulty), fixed_part=str)
+def draw_round(seed: int, split: str, difficulty: Difficulty, is_taken: IsTaken = never) -> str:
+    """The text of a seed's round, none that `is_taken`. It has a solution, which uses two numbers at least."""
+    return draw(seed, split, lambda rng: _propose(rng, difficulty), content=str, is_taken=is_taken)
+
+
+def parse_round(text: str) -> tuple[list[int], int]:
+    """The numbers and the target of a round's text."""
     numbers, _, target = text.partition(" -> ")
     return [int(n) for n in numbers.split()], int(target)
 
