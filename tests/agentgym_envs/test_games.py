@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,7 @@ from hypothesis import strategies as st
 import agentgym
 from agentgym.tasks import Task
 from agentgym_envs import games as games_package
-from agentgym_envs.games.frozen_lake.levels import fixed_part as lake_map
-from agentgym_envs.games.sokoban.room import fixed_part as sokoban_map
+from agentgym_envs.games.symmetry import least_form
 
 GAMES = ("frozen_lake", "sokoban", "wordle", "tic_tac_toe")
 games_package.register_games()
@@ -177,23 +177,83 @@ class TestContract:
             agentgym.make(game, max_turns=0)
 
 
-def content(game, task):
-    """What of a task must not be in both splits."""
-    if game == "wordle":
-        return task.answer
-    level = task.metadata["level"]
-    return {"frozen_lake": lake_map, "sokoban": sokoban_map, "tic_tac_toe": str}[game](level)
+def forms(board):
+    """The eight ways to turn and mirror a board; rows are lines."""
+    rows, found = board.split("\n"), set()
+    for _ in range(4):
+        rows = ["".join(column) for column in zip(*rows[::-1], strict=True)]
+        found |= {"\n".join(rows), "\n".join(row[::-1] for row in rows)}
+    return found
 
 
-@pytest.mark.parametrize("game", GAMES)
-def test_splits_share_no_content(game):
-    train, test = (agentgym.spec(game).tasks(split) for split in ("train", "test"))
-    held_out = {content(game, task) for task in test}
-    seen = {content(game, task) for task in train.take(4000)}
-    assert len(held_out) > min(500, len(test) // 2)
-    assert len(seen) > 600
-    assert not held_out & seen
-    assert not {task.id for task in test} & {task.id for task in train.take(4000)}
+def opponents_alike(level):
+    """The texts of the opponents that play as this one does on a board that is turned or mirrored."""
+    starter, order, care = level.split(" ")
+    boards = [form.replace("\n", "") for form in forms("123\n456\n789")]
+    return {f"{starter} {''.join(board[int(cell) - 1] for cell in order)} {care}" for board in boards}
+
+
+# Of a level: what play cannot change of it, and all that are the same.
+FIXED = {
+    "frozen_lake": lambda level: level.replace("P", "_"),
+    "sokoban": lambda level: level.translate(str.maketrans("$@*+", "__..")),
+    "tic_tac_toe": str,
+}
+ALIKE = {"frozen_lake": forms, "sokoban": forms, "tic_tac_toe": opponents_alike}
+
+
+def levels_of(game, split, count):
+    return [task.metadata["level"] for task in agentgym.spec(game).tasks(split).take(count)]
+
+
+@pytest.mark.parametrize(("game", "distinct"), [("frozen_lake", 500), ("sokoban", 250), ("tic_tac_toe", 1000)])
+class TestSplits:
+    def test_no_test_level_is_a_train_level_turned_or_mirrored(self, game, distinct):
+        alike, fixed = ALIKE[game], FIXED[game]
+        held_out = [min(alike(fixed(level))) for level in levels_of(game, "test", 1000)]
+        seen = {form for level in levels_of(game, "train", 4000) for form in alike(fixed(level))}
+        assert len(set(held_out)) >= distinct
+        assert len(seen) > 600
+        assert not seen & set(held_out)
+
+    def test_no_test_level_comes_twice_turned_or_mirrored(self, game, distinct):
+        found = [min(ALIKE[game](level)) for level in levels_of(game, "test", 1000)]
+        assert len(set(found)) == len(found) == 1000
+
+    def test_a_level_is_the_same_whichever_were_asked_for_before(self, game, distinct):
+        tasks, again = (agentgym.spec(game).tasks("test") for _ in range(2))
+        assert tasks[150] == list(again.take(151))[150]
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=st.integers(1, 5), columns=st.integers(1, 5), data=st.data())
+def test_the_least_form_is_one_of_the_eight_and_the_same_for_all(rows, columns, data):
+    row = st.text("_OG#", min_size=columns, max_size=columns)
+    board = "\n".join(data.draw(st.lists(row, min_size=rows, max_size=rows)))
+    assert least_form(board) in forms(board)
+    assert {least_form(form) for form in forms(board)} == {least_form(board)}
+
+
+def test_where_settings_leave_few_levels_these_come_first_and_then_again():
+    tasks = replace(agentgym.spec("frozen_lake"), kwargs={"size": 3}).tasks("test")
+    found = [min(forms(task.metadata["level"])) for task in tasks]
+    different = len(set(found))
+    assert 15 < different < 1000
+    assert len(set(found[:different])) == different
+
+
+def test_wordle_and_countdown_share_nothing_between_splits_and_repeat_nothing():
+    words = {split: [task.answer for task in agentgym.spec("wordle").tasks(split)] for split in ("train", "test")}
+    rounds = {
+        split: [
+            (*sorted(task.metadata["numbers"]), task.answer)
+            for task in agentgym.spec("countdown").tasks(split).take(4000)
+        ]
+        for split in ("train", "test")
+    }
+    for found in (words, rounds):
+        assert not set(found["train"]) & set(found["test"])
+        assert len(set(found["test"])) == len(found["test"])
 
 
 def test_seeds_make_different_levels():

@@ -11,7 +11,7 @@ from agentgym.tasks import Task
 from agentgym_envs.games.directions import DIRECTIONS
 from agentgym_envs.games.sokoban import Sokoban
 from agentgym_envs.games.sokoban.levels import longest, make_level
-from agentgym_envs.games.sokoban.room import drawn, fixed_part, moved, parse_level
+from agentgym_envs.games.sokoban.room import content, drawn, moved, parse_level
 from agentgym_envs.games.sokoban.solver import solve
 
 CORRIDOR = Task("corridor", metadata={"level": "######\n#_@$.#\n######"})
@@ -201,7 +201,7 @@ def test_missing_boxoban_files_are_told_how_to_get(tmp_path, monkeypatch):
 def test_the_expert_solves_real_boxoban_rooms(difficulty):
     levels = f"boxoban:{difficulty}"
     train, test = (Sokoban.default_tasks(split, levels=levels) for split in ("train", "test"))
-    rooms = [{fixed_part(task.metadata["level"]) for task in tasks} for tasks in (train, test)]
+    rooms = [{content(task.metadata["level"]) for task in tasks} for tasks in (train, test)]
     assert not rooms[0] & rooms[1]
     assert len(train) + len(test) >= 1000
     env = Sokoban(levels=levels)

@@ -70,7 +70,7 @@ def make_level(seed: int, split: str, size: int, boxes: int, walls: float, is_ta
 def generated_levels(split: str, size: int, boxes: int, walls: float) -> TaskSet:
     """100,000 train and 1,000 test levels; no test room (walls and targets) is a train room, and no test level is another.
 
-    Rooms and levels that are turned or mirrored count as one.
+    Those that are turned or mirrored count as one. Rooms of size 5 leave fewer than 1,000 test levels, which then come again.
 
     `metadata["difficulty"]` is the number of moves of the shortest solution.
     """
