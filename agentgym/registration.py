@@ -25,6 +25,8 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from agentgym.mistake import nearest
+
 if TYPE_CHECKING:
     from agentgym.core import Env
     from agentgym.tasks import TaskSet
@@ -116,11 +118,16 @@ class EnvSpec:
         found = (need.partition(":") for need in self.needs)
         return [what for module, _, what in found if module != "sandbox" and not is_here(module)]
 
-    def tasks(self, split: str = "train") -> TaskSet:
-        """The task set of a split. The spec's kwargs that the task function accepts are passed to it.
+    def tasks(self, split: str = "train", **settings: Any) -> TaskSet:
+        """The task set of a split. Those of the spec's kwargs and the settings that the task function accepts are passed to it.
+
+        Args:
+            split: which.
+            settings: as `make` takes them, over the spec's kwargs.
 
         Raises:
             ValueError: no such split, or the environment has no tasks of its own.
+            TypeError: a setting that the environment does not take; names the nearest.
         """
         source: Any = self.task_source
         if isinstance(source, str):
@@ -129,8 +136,11 @@ class EnvSpec:
             source = getattr(self.load(), "default_tasks", None)
         if source is None:
             raise ValueError(f"environment {self.id!r} has no tasks of its own: register it with tasks=")
-        accepted = inspect.signature(source).parameters
-        return source(split, **{k: v for k, v in self.kwargs.items() if k in accepted and k != "split"})
+        accepted = [name for name in inspect.signature(source).parameters if name != "split"]
+        if settings:
+            made_with = [p.name for p in parameters(self.load())[0] if p.name != "tasks"]
+            _refuse_unknown(self, settings, list(dict.fromkeys([*accepted, *made_with])))
+        return source(split, **{k: v for k, v in {**self.kwargs, **settings}.items() if k in accepted})
 
     def to_json(self) -> dict[str, Any]:
         """The spec as a JSON object.
@@ -445,16 +455,25 @@ def check_kwargs(spec: EnvSpec, factory: Callable[..., Env], kwargs: Mapping[str
         TypeError: it does not; names the argument.
     """
     valid, takes_any = parameters(factory)
-    names = ", ".join(p.name for p in valid) or "none"
-    unknown = [name for name in kwargs if name not in {p.name for p in valid}]
-    if unknown and not takes_any:
-        raise TypeError(f"environment {spec.id!r} takes no argument {unknown[0]!r}; it takes {names}")
+    if not takes_any:
+        _refuse_unknown(spec, kwargs, [p.name for p in valid])
     # Only its own arguments: a class may itself give those of the class above.
     own = inspect.signature(factory).parameters.values()
     named = [p for p in own if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     missing = [p.name for p in named if p.default is p.empty and p.name not in kwargs]
     if missing:
+        names = ", ".join(p.name for p in valid)
         raise TypeError(f"environment {spec.id!r} needs the argument {missing[0]!r}; it takes {names}")
+
+
+def _refuse_unknown(spec: EnvSpec, kwargs: Mapping[str, Any], known: list[str]) -> None:
+    for name in kwargs:
+        if name not in known:
+            near = nearest(name, known)
+            names = ", ".join(known) or "none"
+            raise TypeError(
+                f"environment {spec.id!r} takes no argument {name!r}{near}{' It' if near else '; it'} takes {names}"
+            )
 
 
 def _check_is_env(spec: EnvSpec, env: object) -> None:

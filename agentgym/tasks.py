@@ -185,11 +185,22 @@ class TaskSet(Sequence[Task]):
                 out.write(line_of(task.to_json()))
 
     @classmethod
-    def load(cls, env_id: str, split: str = "train") -> TaskSet:
-        """The task set of a registered environment: `TaskSet.load("gsm8k", split="test")`."""
+    def load(cls, env_id: str, split: str = "train", **settings: Any) -> TaskSet:
+        """The task set of a registered environment: `TaskSet.load("wordle", split="test", words="data")`.
+
+        Args:
+            env_id: as `agentgym.make` takes it.
+            split: "train", "test", or another that the environment has.
+            settings: the environment's own, as `agentgym.make` takes them. Those that its tasks do not depend on change nothing.
+
+        Raises:
+            UnknownEnvError: no such environment; names the nearest.
+            TypeError: a setting that the environment does not take; names the nearest.
+            ValueError: no such split, or a setting out of range.
+        """
         from agentgym.registration import spec
 
-        return spec(env_id).tasks(split)
+        return spec(env_id).tasks(split, **settings)
 
 
 def _of_seed(make: Callable[[int], Task], seeds: Sequence[int], index: int) -> Task:

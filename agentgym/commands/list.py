@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import Requirement
 
 from agentgym.commands.output import print_json, print_table
 from agentgym.mistake import Mistake, instead
@@ -125,13 +126,21 @@ def _env_row(spec: EnvSpec) -> Row:
 
 def _adapter_row(adapter: Adapter) -> Row:
     example = f"{adapter.prefix}:{adapter.example}"
-    package = re.split(r"[^\w.-]", adapter.install, maxsplit=1)[0]
-    try:
-        metadata.distribution(package)
-        need = Need(adapter.install, True)
-    except metadata.PackageNotFoundError:
-        need = Need(adapter.install, False, f"pip install {adapter.install!r}")
+    need = _package(adapter.install)
     return Row(f"{adapter.prefix}:NAME", "adapter", adapter.description, (), [need], example)
+
+
+def _package(requirement: str) -> Need:
+    """Whether a package is installed, in a version that will do."""
+    wanted = Requirement(requirement)
+    remedy = f"pip install {requirement!r}"
+    try:
+        found = metadata.version(wanted.name)
+    except metadata.PackageNotFoundError:
+        return Need(requirement, False, remedy)
+    if wanted.specifier.contains(found, prereleases=True):
+        return Need(requirement, True)
+    return Need(f"{requirement} (here is {found})", False, remedy)
 
 
 def _need(need: str) -> Need:

@@ -185,6 +185,7 @@ class CellResult:
         by_difficulty: the part of each difficulty, easiest first; many different numbers are put together in ranges.
         rewards: their histogram; None if no episode ended.
         seconds: wall time.
+        asked: tasks that were asked for (`-n`), of which the split may have fewer; None: all of it, or nobody wrote it down.
     """
 
     env: str
@@ -217,6 +218,7 @@ class CellResult:
     by_difficulty: dict[str, Part] = field(default_factory=dict)
     rewards: Histogram | None = None
     seconds: float = 0.0
+    asked: int | None = None
 
     @property
     def name(self) -> str:
@@ -290,6 +292,7 @@ def results_of(
     samples: int = 1,
     planned: int | None = None,
     seconds: float = 0.0,
+    asked: int | None = None,
 ) -> CellResult:
     """The result of a cell. Trajectories may come one by one from a file: only their numbers are kept.
 
@@ -299,6 +302,7 @@ def results_of(
         samples: episodes of each task that were asked for.
         planned: episodes that were asked for; None: those that there are.
         seconds: wall time.
+        asked: tasks that were asked for; None: all of the split.
     """
     numbers = [e if isinstance(e, EpisodeNumbers) else numbers_of(e) for e in episodes]
     played = [e for e in numbers if not e.failed]
@@ -332,6 +336,7 @@ def results_of(
         by_difficulty={name: _part(alike) for name, alike in _by_difficulty(numbers).items()},
         rewards=_histogram([e.reward for e in played]),
         seconds=seconds,
+        asked=asked,
     )
 
 

@@ -97,7 +97,7 @@ async def evaluate(
         return next(found for found in results.cells if (found.env, found.split, found.agent) == asked)
     await run.play(part)
     seconds = time.monotonic() - run.tally.begun
-    return results_of(run.numbers, **_named(cell), samples=k, planned=part.total, seconds=seconds)
+    return results_of(run.numbers, **_named(cell), samples=k, planned=part.total, seconds=seconds, asked=cell.n)
 
 
 async def run_plan(
@@ -170,7 +170,9 @@ def results_in(path: Path, stopped: str | None = None, seconds: Mapping[str, flo
         planned = stored["tasks"] * cell.k
         episodes = effective(file)
         time_of_it = took.get(cell.name, 0.0)
-        cells.append(results_of(episodes, **_named(cell), samples=cell.k, planned=planned, seconds=time_of_it))
+        cells.append(
+            results_of(episodes, **_named(cell), samples=cell.k, planned=planned, seconds=time_of_it, asked=cell.n)
+        )
     return Results(record["name"], cells, stopped, sum(took.values()))
 
 

@@ -42,6 +42,7 @@ def results_table(results: Results, parts: bool = False) -> RenderableType:
     shown: list[RenderableType] = [table_of(results.cells)]
     if parts:
         shown += [part_tables(cell) for cell in results.cells]
+    shown += [Text(text, style="yellow") for text in _smaller_splits(results.cells)]
     missing = sum(cell.planned - cell.episodes - cell.errors for cell in results.cells)
     if results.stopped or missing > 0:
         why = f"stopped: {one_line(results.stopped)}; " if results.stopped else ""
@@ -52,6 +53,16 @@ def results_table(results: Results, parts: bool = False) -> RenderableType:
             )
         )
     return Group(*shown, *_errors(results.cells))
+
+
+def _smaller_splits(cells: Cells) -> list[str]:
+    """Which environments have fewer tasks than were asked for."""
+    told = {
+        f"{_name_lines(cell)[0]}: {cell.planned // cell.samples:,} of {cell.asked:,} tasks asked: the split has no more": None
+        for cell in cells
+        if cell.asked is not None and cell.planned // cell.samples < cell.asked
+    }
+    return list(told)
 
 
 def table_of(cells: Cells) -> RenderableType:

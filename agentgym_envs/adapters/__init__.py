@@ -49,7 +49,7 @@ def register_adapters() -> None:
         Adapter(
             "verifiers",
             f"{here}.verifiers:VerifiersEnv",
-            install="verifiers<0.4",
+            install="verifiers>=0.1.14,<0.4",
             description="environments of verifiers that have load_environment",
             example="wordle",
         )

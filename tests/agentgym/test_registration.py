@@ -125,8 +125,32 @@ def test_bad_entry_points_are_named(entry, error, words):
 
 
 def test_wrong_arguments_name_the_valid_ones():
-    with pytest.raises(TypeError, match="takes no argument 'sise'; it takes tasks, max_turns, render_mode, size"):
+    with pytest.raises(TypeError, match=r"takes no argument 'sise': did you mean size\? It takes tasks, max_turns"):
         make(f"{__name__}:Guess", sise=3)
+    with pytest.raises(TypeError, match="takes no argument 'colour'; it takes tasks, max_turns, render_mode, size"):
+        make(f"{__name__}:Guess", colour=3)
+
+
+def test_a_task_set_is_loaded_with_the_environments_own_settings():
+    lake = TaskSet.load("frozen_lake", "test", size=6, view="near")[0]
+    assert len(lake.metadata["level"].split("\n")) == 6
+    assert TaskSet.load("countdown", min_count=2, max_count=2)[0].metadata["difficulty"] == 2
+    register("test/large", "agentgym_envs.games.frozen_lake:FrozenLake", kwargs={"size": 7, "holes": 0.1})
+    assert TaskSet.load("test/large", size=5)[0] == TaskSet.load("frozen_lake", size=5, holes=0.1)[0]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "settings", "words"),
+    [
+        ("wordle", {"word": "own"}, r"'wordle' takes no argument 'word': did you mean words\? It takes words, strict"),
+        ("frozen_lake", {"tasks": []}, "'frozen_lake' takes no argument 'tasks'; it takes size, holes"),
+        ("gymnasium:Taxi-v4", {"setings": {}}, "takes no argument 'setings': did you mean settings"),
+        ("http://127.0.0.1:9/sokoban", {"size": 5}, "takes no argument 'size'; it takes url, token_file"),
+    ],
+)
+def test_a_task_set_refuses_settings_that_the_environment_does_not_take(env_id, settings, words):
+    with pytest.raises(TypeError, match=words):
+        TaskSet.load(env_id, "test", **settings)
 
 
 def test_specs_are_picklable_and_json():

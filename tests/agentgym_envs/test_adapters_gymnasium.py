@@ -243,7 +243,7 @@ def test_unknown_names_and_prefixes_name_the_nearest(env_id, words):
     [
         ("reasoning_gym:chain_sum", "pip install 'reasoning-gym'"),
         ("skyrl_gym:gsm8k", "pip install 'skyrl-gym'"),
-        ("verifiers:wordle", "pip install 'verifiers<0.4'"),
+        ("verifiers:wordle", "pip install 'verifiers>=0.1.14,<0.4'"),
     ],
 )
 def test_a_package_that_is_missing_is_named_with_what_to_install(env_id, install, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.tasks import Task
+from agentgym.tasks import Task, TaskSet
 from agentgym_envs.games.wordle import Wordle
 from agentgym_envs.games.wordle.env import read_word
 from agentgym_envs.games.wordle.words import best_guess, consistent, feedback, word_list
@@ -138,6 +138,7 @@ def test_a_list_of_the_users(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENTGYM_DATA", str(tmp_path))
     answers = {task.answer for split in ("train", "test") for task in Wordle.default_tasks(split, words="data")}
     assert answers == {"aback", "abbey", *word_list("own")}
+    assert {t.answer for split in ("train", "test") for t in TaskSet.load("wordle", split, words="data")} == answers
     assert begin(Task("a", answer="aback"), words="data", strict=True).step("abbey")[4]["invalid"] == 0
 
 

@@ -116,3 +116,15 @@ def test_needs_travel_as_json():
     spec = registry["math_python"]
     assert spec.needs
     assert registration.EnvSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+@pytest.mark.parametrize(("version", "here"), [("0.3.1", True), ("0.4.0", False), ("0.1.9.post3", False)])
+def test_a_package_in_a_version_that_will_not_do_is_missing(version, here, tmp_path, monkeypatch, capsys):
+    installed = tmp_path / f"verifiers-{version}.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: verifiers\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    wanted = "verifiers>=0.1.14,<0.4"
+    [need] = listed(capsys)["verifiers:NAME"]["needs"]
+    missing = {"what": f"{wanted} (here is {version})", "here": False, "remedy": f"pip install {wanted!r}"}
+    assert need == ({"what": wanted, "here": True, "remedy": None} if here else missing)

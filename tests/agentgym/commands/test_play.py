@@ -74,7 +74,7 @@ def test_the_users_own_agent_plays_and_its_failure_names_the_place(play, tmp_pat
         "def down(messages, word='down'):\n    return word\n\ndef broken(messages):\n    return {}['no']\n"
     )
     monkeypatch.chdir(tmp_path)
-    own = ("frozen_lake", "--seed", "3", "--max-turns", "2")
+    own = ("frozen_lake", "--task", "frozen_lake-test-0", "--seed", "3", "--max-turns", "2")
     code, out, _ = play(*own, "--agent", "agents_of_play:down", "--agent-kwargs", '{"word": "left"}')
     assert code == 0
     assert out.count("left\n") >= 2

@@ -64,9 +64,9 @@ class FreeSilence(Doubling):
     """Guesses cost something, and saying nothing does not."""
 
     def step(self, action):
-        wrong = self.read(action) not in ("", str(self.task.answer))
-        right = not wrong and action != ""
-        return self.outcome("Well.", -float(wrong), terminated=True, success=right)
+        said = self.read(action)
+        right = said == str(self.task.answer)
+        return self.outcome("Well.", -float(said != "" and not right), terminated=True, success=right)
 
 
 class BarelyFree(Doubling):
@@ -130,7 +130,7 @@ def test_a_sound_environment_is_proved(capsys):
         (
             FreeSilence,
             "floor",
-            "null play earns 0 a task, random play -1 on the same 10: a reply that cannot be read must",
+            "on the same 10: a reply that cannot be read must cost at least what a bad one does",
         ),
         (
             FreeSilence,
@@ -154,7 +154,7 @@ def test_silence_that_beats_random_play_by_chance_is_a_note(capsys):
     code, result = validated(BarelyFree, capsys)
     assert code == 0
     [text] = [f["text"] for f in result["findings"] if f["check"] == "floor" and f["state"] == "note"]
-    assert "null play earns 0 a task, random play -0.2 on the same 10: that may be chance" in text
+    assert "null play earns 0 a task, random play -0.1 on the same 10: that may be chance" in text
 
 
 def test_an_error_is_no_score_of_zero(capsys):
