@@ -92,6 +92,16 @@ def test_errors_are_told_by_cause_and_what_was_not_played():
     assert "errors" not in whole
 
 
+def test_a_split_with_fewer_tasks_than_were_asked_for_is_told():
+    def told(asked, samples=1):
+        played = [trajectory(task, sample) for task in "abc" for sample in range(samples)]
+        return printed(results_table(Results("r", [result(played, samples=samples, asked=asked)])))
+
+    for samples in (1, 4):
+        assert "e: 3 of 100 tasks asked: the split has no more" in told(100, samples)
+    assert "asked" not in told(3) + told(None)
+
+
 def test_parts_are_shown_when_they_are_asked_for():
     results = Results("r", [full_cell(), result([trajectory("a")])])
     assert "difficulty" not in printed(results_table(results))

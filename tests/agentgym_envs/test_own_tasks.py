@@ -1,0 +1,34 @@
+"""The tasks that the package ships: as many as README says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from agentgym.tasks import TaskSet
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+PUBLISHED = ("gsm8k", "gsm8k_tool", "gsm8k_python", "math_python", "code_mbpp", "code_humaneval", "sql", "search")
+
+
+@pytest.fixture(autouse=True)
+def no_data(monkeypatch):
+    monkeypatch.setenv("AGENTGYM_DATA", "")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.mark.filterwarnings("ignore:.*using the project's own")
+def test_readme_says_how_many_tasks_there_are_without_published_data():
+    sizes = {env: [len(TaskSet.load(env, split)) for split in ("train", "test")] for env in PUBLISHED}
+    whole, test = [sum(pair) for pair in sizes.values()], [test for _, test in sizes.values()]
+    prose = " ".join(README.split())
+    assert f"they have {min(whole)} to {max(whole)} problems of the project's own" in prose
+    assert f"of which {min(test)} to {max(test)} are the test split" in prose
+
+
+def test_readme_says_how_many_words_wordle_has():
+    found = re.search(r"`wordle` has (\d+) train and (\d+) test words", README)
+    assert found is not None
+    assert [int(n) for n in found.groups()] == [len(TaskSet.load("wordle", split)) for split in ("train", "test")]
