@@ -6,17 +6,25 @@ message, or just its text. A `Task` says which problem an episode poses.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
+import logging
+import numbers
 import random
+from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
 import gymnasium
 
+from agentgym import agent_failure
 from agentgym.messages import Action, Observation, assistant, text_of, user
 from agentgym.spaces import ActionSpace, MessagesSpace
 from agentgym.tasks import Task, TaskSet
 
 Step = tuple[Observation, float, bool, bool, dict[str, Any]]
+
+_log = logging.getLogger("agentgym.env")
 
 
 class Env(gymnasium.Env[Observation, Action]):
@@ -24,6 +32,10 @@ class Env(gymnasium.Env[Observation, Action]):
 
     A subclass writes `reset` and `step`, and `init` and `close` if it holds a sandbox, a database or an index. Each may be
     `def` or `async def`. The same task, seed and actions give the same observations and rewards in any process.
+
+    A `step` from which an error comes that the agent's own programs can have brought about (see `agentgym.agent_failure`) raises
+    nothing: it ends the episode as terminated, with the reward that brings the episode's sum to `floor`, and with the cause as
+    `info["agent_failure"]`. This holds for every subclass's `step` without further ado.
 
     Args:
         tasks: what `reset()` draws from when no task is bound. Default: the set that `default_tasks` returns.
@@ -35,12 +47,22 @@ class Env(gymnasium.Env[Observation, Action]):
         tools: OpenAI tool schemas that the policy may call; empty where the env has none.
         sandbox_image: image of the sandboxes that it acquires, None where it has none. An env that sets it takes the keyword
             `sandbox`, the back end, which command lines and training runs pass on.
+        floor: the least reward of an episode, and that of one which the agent's own programs broke. 0 by default; an env with
+            penalties says its least sum.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - declared so by Gymnasium
     max_turns: int = 1
     tools: ClassVar[list[dict[str, Any]]] = []
     sandbox_image: str | None = None
+    floor: float = 0.0
+    _stepping = False  # whether a step of this or of a subclass runs
+    _earned = 0.0  # in this episode
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "step" in vars(cls):
+            cls.step = _ended_by_agent(cls.step)  # type: ignore[assignment, method-assign]
 
     def __init__(self, tasks: TaskSet | None = None, max_turns: int | None = None, render_mode: str | None = None):
         if max_turns is not None:
@@ -123,6 +145,7 @@ class Env(gymnasium.Env[Observation, Action]):
             self._drawn = draw
         self.turn = 0
         self.running = True
+        self._earned = 0.0
         return [], {}
 
     def _draw(self, seed: int | None) -> Task:
@@ -162,6 +185,66 @@ class Env(gymnasium.Env[Observation, Action]):
         self.running = not (terminated or truncated)
         messages = [user(observation)] if isinstance(observation, str) else observation
         return messages, float(reward), terminated, truncated, info
+
+    def hung_by_agent(self) -> bool:
+        """Whether a step that does not return can be the agent's doing, where that is not known of a sandbox. May take seconds."""
+        return False
+
+    def agent_failed(self, cause: str) -> Step:
+        """End the episode at the floor: what the agent did has broken it. `cause` is a word of `agentgym.agent_failure`."""
+        self.running = False
+        return failed_step(cause, self.floor - self._earned)
+
+
+def failed_step(cause: str, reward: float) -> Step:
+    """The last step of an episode that the agent's own programs broke."""
+    told = f"Error: what you ran has broken the episode ({cause}). It ends here, and counts as failed."
+    return [user(told)], reward, True, False, {"success": False, agent_failure.KEY: cause}
+
+
+def _ended_by_agent(step: Callable[[Any, Action], Any]) -> Callable[[Any, Action], Any]:
+    """A `step` in which what the agent's programs broke ends the episode. One that a subclass's `step` calls is left alone."""
+
+    def counted(env: Env, outcome: Any) -> Any:
+        if type(outcome) is tuple and len(outcome) == 5 and isinstance(outcome[1], numbers.Real):
+            env._earned += float(outcome[1])
+        return outcome
+
+    def ended(env: Env, cause: str, error: Exception) -> Step:
+        _log.info("%s: the agent's failure, %s: %s: %s", type(env).__name__, cause, type(error).__name__, error)
+        return env.agent_failed(cause)
+
+    async def awaited(env: Env, outcome: Awaitable[Any]) -> Any:
+        env._stepping = True
+        try:
+            return counted(env, await outcome)
+        except Exception as error:
+            if (cause := await asyncio.to_thread(agent_failure.cause_of, error)) is None:
+                raise
+            return ended(env, cause, error)
+        finally:
+            env._stepping = False
+
+    @functools.wraps(step)
+    def taken(self: Env, action: Action) -> Any:
+        if self._stepping:
+            return step(self, action)
+        self._stepping = True
+        try:
+            outcome = step(self, action)
+        except Exception as error:
+            if (cause := agent_failure.cause_of(error)) is None:
+                raise
+            return ended(self, cause, error)
+        finally:
+            self._stepping = False
+        return awaited(self, outcome) if inspect.isawaitable(outcome) else counted(self, outcome)
+
+    @functools.wraps(step)
+    async def taken_async(self: Env, action: Action) -> Any:
+        return await (step(self, action) if self._stepping else awaited(self, step(self, action)))
+
+    return taken_async if inspect.iscoroutinefunction(step) else taken
 
 
 class Wrapper(gymnasium.Wrapper[Observation, Action, Observation, Action]):

@@ -47,6 +47,7 @@ class Lane:
 
     def __init__(self, name: str):
         self.name = name
+        self.thread: int | None = None  # its ident, once it has started
         self._thread_calls: queue.SimpleQueue[tuple[_Call, _Inbox] | None] | None = None
         self._task_calls: asyncio.Queue[_Call] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -86,7 +87,9 @@ class Lane:
     def _in_thread(self, call: _Call) -> None:
         if self._thread_calls is None:
             self._thread_calls = queue.SimpleQueue()
-            threading.Thread(target=_serve, args=(self._thread_calls,), name=self.name, daemon=True).start()
+            thread = threading.Thread(target=_serve, args=(self._thread_calls,), name=self.name, daemon=True)
+            thread.start()
+            self.thread = thread.ident
         self._last_in_thread = call.returned
         self._thread_calls.put((call, _inbox_of(call.outcome.get_loop())))
 

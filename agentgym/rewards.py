@@ -35,7 +35,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from agentgym.core import Env, Wrapper
+from agentgym.agent_failure import cause_of
+from agentgym.core import Env, Wrapper, failed_step
 from agentgym.isolate import NoWorker, call_isolated, reference
 from agentgym.lanes import Lane
 from agentgym.messages import Action, Observation, assistant, text_of
@@ -276,18 +277,21 @@ class Rewarded(Wrapper):
     there they become metrics of the trajectory. The environment's own reward is left out, unless `env_reward` is in the
     rubric. An episode that the environment itself ends, by `terminated` or `truncated`, is scored; one that the loop cuts off
     before (`Limits`, a full context) is not, and keeps 0, as with any environment whose reward comes at the end. Where a rubric
-    goes below 0, to be cut off would pay: bound the turns by the environment's own `max_turns`.
+    goes below 0, to be cut off would pay: bound the turns by the environment's own `max_turns`, and say `floor`. An episode that the
+    agent's own programs broke, or for which they break a reward function, gets the floor; its rubric is not computed.
 
     The last `step` returns an awaitable where the environment or a function of the rubric is async; `run_episode` awaits it.
 
     Args:
         env: the environment.
         rubric: what to reward.
+        floor: the least that the rubric gives; see `Env.floor`.
     """
 
-    def __init__(self, env: Env, rubric: Rubric):
+    def __init__(self, env: Env, rubric: Rubric, floor: float = 0.0):
         super().__init__(env)
         self.rubric = rubric
+        self.floor = floor
         self._episode = Trajectory(id="", env="", task_id="")
         self._shown: Observation = []
 
@@ -314,9 +318,16 @@ class Rewarded(Wrapper):
             return observation, 0.0, terminated, truncated, info
         self._episode.end = "terminated" if terminated else "truncated"
         self._episode.final_observation = observation
+        if self._episode.agent_failure is not None:
+            return observation, self.floor, terminated, truncated, info
 
         async def scored() -> Any:
-            score = await self.rubric.score(self._episode, self.task)
+            try:
+                score = await self.rubric.score(self._episode, self.task)
+            except Exception as error:
+                if (cause := await asyncio.to_thread(cause_of, error)) is None:
+                    raise
+                return failed_step(cause, self.floor)
             return observation, score.total, terminated, truncated, {**info, **score.metrics}
 
         return scored() if self.rubric.is_async or _in_event_loop() else asyncio.run(scored())

@@ -1,7 +1,8 @@
 """The agent loop: an environment, a policy, and what comes of it. The only such loop in the project.
 
 `run_episode` reads top to bottom: init, reset, then act and step until the episode ends. `run_many` runs many episodes,
-some at a time. A failure of an environment or a policy ends its own trajectory with an error, and nothing else.
+some at a time. A failure of an environment or a policy ends its own trajectory with an error, and nothing else. What the agent's
+own programs broke is no such failure: see `agentgym.agent_failure`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from agentgym.agent_failure import STEP_TIMEOUT
 from agentgym.bounded import CallFailed, CallTimeout, Parts, bounded, bounded_parts
-from agentgym.core import Env
+from agentgym.core import Env, failed_step
 from agentgym.lanes import Lane
 from agentgym.messages import Message, Observation, assistant, problem_of
 from agentgym.policy import EndEpisode, Policy, Reply
@@ -108,6 +110,7 @@ async def run_episode(
         trajectory.end = end.reason
     except CallFailed as error:
         trajectory.end = "error"
+        trajectory.metadata["floor"] = float(env.get_wrapper_attr("floor"))
         trajectory.error = f"{trajectory.env}, task {trajectory.task_id!r}, turn {len(trajectory.turns)}: {error}"
     trajectory.id = id or f"{trajectory.task_id}/{sample}"
     trajectory.metrics = _numbers(trajectory.turns[-1].info) if trajectory.turns else {}
@@ -117,7 +120,7 @@ async def run_episode(
 
 async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Trajectory, limits: Limits) -> None:
     """Fill the trajectory as the episode goes, so that what happened before a failure is kept."""
-    lane = _lane_of(env)
+    lane, began = _lane_of(env), time.monotonic()
     if lane.busy:
         raise CallFailed("the environment is still in an earlier call that took too long; make a new one")
     deadline = None if limits.episode_timeout is None else time.perf_counter() + limits.episode_timeout
@@ -142,7 +145,12 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
         trajectory.turns.append(turn)
         trajectory.final_observation = []
         step = lane.start(env.step, reply.message)
-        outcome = await bounded("step", step, limits.step_timeout, _checked_step)
+        try:
+            outcome = await bounded("step", step, limits.step_timeout, _checked_step)
+        except CallTimeout:
+            if not await _hung_by_agent(env, lane, began):
+                raise
+            outcome = failed_step(STEP_TIMEOUT, float(env.get_wrapper_attr("floor")) - trajectory.reward)
         observation, turn.reward, terminated, truncated, turn.info = outcome
         if reply.finish_reason == "length":  # an answer that was cut explains much of what comes of it
             turn.info["finish_reason"] = "length"
@@ -152,6 +160,14 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
             trajectory.final_observation = observation
             trajectory.end = "terminated" if terminated else "truncated"
             return
+
+
+async def _hung_by_agent(env: Env, lane: Lane, began: float) -> bool:
+    """Whether a step that takes too long is the agent's doing: its programs have run in the episode, and their back end is up."""
+    from agentgym.sandbox.lease import program_since  # here: most episodes need no sandbox
+
+    up = program_since(lane.thread, began) or env.get_wrapper_attr("hung_by_agent")
+    return await asyncio.to_thread(up)
 
 
 async def _begin(env: Env, lane: Lane, task: Task | None, seed: int | None, limits: Limits) -> Observation:
@@ -416,7 +432,7 @@ class _Place:
         trajectory = await run_episode(
             env, policy, task, seed=episode.seed, limits=self.limits, env_id=self.env_id, sample=episode.sample
         )
-        if trajectory.failed:
+        if trajectory.failed or _lane_of(env).busy:  # busy: in a step that the agent has hung
             self.env = None
             self.closing.append(asyncio.create_task(close_env(env, self.limits.close_timeout)))
         return trajectory

@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,13 +105,21 @@ class ToolSet:
         tools: tools, or functions of which `tool` makes some.
         fenced: the tool that a fenced block of a language calls, with the block's text as its one argument:
             `{"python": "python", "py": "python"}`. Default: fenced blocks call nothing.
+        seconds: calls that come when the earlier ones of their message took so long are not run, and are answered so. What a
+            step may take is bounded by this and one more call. Default: all are run.
 
     Raises:
         ValueError: two tools of one name; `fenced` names a tool that is not there, or one that does not take one text.
         TypeError: a function that makes no tool.
     """
 
-    def __init__(self, tools: Iterable[Tool | Callable[..., Any]], fenced: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        tools: Iterable[Tool | Callable[..., Any]],
+        fenced: Mapping[str, str] | None = None,
+        seconds: float = math.inf,
+    ):
+        self._seconds = seconds
         self._tools: dict[str, Tool] = {}
         for item in tools:
             made = item if isinstance(item, Tool) else tool(item)
@@ -163,19 +173,26 @@ class ToolSet:
         one per call. Calls written in the text are answered by one `user` message with a `<tool_response>` for each;
         where one of them is malformed none is run.
         """
+        until = time.monotonic() + self._seconds
+
+        def in_time(call: ToolCall) -> str:
+            if time.monotonic() >= until:
+                return _error(
+                    f"not run: the calls before it took {self._seconds:g} seconds. Call again in the next reply"
+                )
+            return self.call(call.name, call.arguments)
+
         native = message.get("tool_calls")
         if native:
             read = zip(_native_items(native), self._read(message), strict=True)
             return [
-                tool_result(
-                    _id_of(raw, place), _error(call) if isinstance(call, str) else self.call(call.name, call.arguments)
-                )
+                tool_result(_id_of(raw, place), _error(call) if isinstance(call, str) else in_time(call))
                 for place, (raw, call) in enumerate(read)
             ]
         calls = self.calls_of(message)
         if isinstance(calls, str):
             return [user(_error(calls))]
-        results = [f"<tool_response>\n{self.call(c.name, c.arguments)}\n</tool_response>" for c in calls]
+        results = [f"<tool_response>\n{in_time(call)}\n</tool_response>" for call in calls]
         return [user("\n".join(results))] if results else []
 
     def _read(self, message: Message) -> list[ToolCall | str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentgym import agent_failure
 from agentgym.jsonl import line_of, mend
 from agentgym.messages import Message
 
@@ -84,8 +85,14 @@ class Trajectory:
 
     @property
     def failed(self) -> bool:
-        """Whether the environment, sandbox or endpoint failed; such a trajectory has no reward."""
+        """Whether the environment, the sandboxes' back end or the endpoint failed; such a trajectory has no reward."""
         return self.end == "error"
+
+    @property
+    def agent_failure(self) -> str | None:
+        """The cause where the agent's own programs broke the episode: it was played, and its reward is the environment's floor."""
+        cause = self.turns[-1].info.get(agent_failure.KEY) if self.turns and not self.failed else None
+        return cause if isinstance(cause, str) else None
 
     @property
     def success(self) -> float:

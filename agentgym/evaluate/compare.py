@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agentgym.evaluate.compared_runs import MEASURES, ComparedCell, ComparedRun, read_compared
+from agentgym.evaluate.compared_runs import MEASURES, WITH_ERRORS, ComparedCell, ComparedRun, read_compared
 from agentgym.evaluate.formats import cut, one_line
 from agentgym.evaluate.statistics import Difference, paired_difference
 
@@ -33,7 +33,8 @@ class CellComparison:
         env, split: what was played; the split is "" where nobody wrote it down.
         agent_a, agent_b: what played; they may differ.
         measures: the paired difference, b minus a, of "success", "reward", "turns" and "tokens" (written by the agent),
-            of those that both have; empty where no task was played in both.
+            of those that both have; empty where no task was played in both. Where there are errors, also "success_with_errors"
+            and "reward_with_errors", for which an error counts as the environment's least reward.
         episodes_a, episodes_b: played to an end, over all tasks of the run.
         errors_a, errors_b: episodes that failed; they are in no mean.
         only_a, only_b: tasks that were played to an end in one run only.
@@ -128,12 +129,9 @@ def _alike(a: ComparedCell, b: ComparedCell) -> bool:
 def _compared(a: ComparedCell, b: ComparedCell) -> CellComparison:
     played_a, played_b = ({task for task, means in cell.tasks.items() if means.episodes} for cell in (a, b))
     both = [task for task in a.tasks if task in played_a and task in played_b]
-    measures = {}
-    for measure in MEASURES:
-        means = [(a.tasks[task].mean(measure), b.tasks[task].mean(measure)) for task in both]
-        pairs = [(x, y) for x, y in means if x is not None and y is not None]
-        if pairs:
-            measures[measure] = paired_difference(pairs)
+    measures = _measured(a, b, both, MEASURES)
+    if measures and any(means.errors for cell in (a, b) for means in cell.tasks.values()):
+        measures |= _measured(a, b, [task for task in a.tasks if task in b.tasks], WITH_ERRORS)
     return CellComparison(
         env=a.env,
         split=a.split or b.split,
@@ -149,6 +147,17 @@ def _compared(a: ComparedCell, b: ComparedCell) -> CellComparison:
         changed=_most_changed(a, b, both),
         notes=_notes(a, b, both),
     )
+
+
+def _measured(a: ComparedCell, b: ComparedCell, both: Sequence[str], names: Sequence[str]) -> dict[str, Difference]:
+    """The paired differences of some measures, of those that both have."""
+    found = {}
+    for name in names:
+        means = [(a.tasks[task].mean(name), b.tasks[task].mean(name)) for task in both]
+        pairs = [(x, y) for x, y in means if x is not None and y is not None]
+        if pairs:
+            found[name] = paired_difference(pairs)
+    return found
 
 
 def _most_changed(a: ComparedCell, b: ComparedCell, both: Sequence[str]) -> list[TaskChange]:

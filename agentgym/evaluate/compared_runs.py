@@ -12,11 +12,12 @@ from agentgym.evaluate.store import effective, read_run
 from agentgym.trajectory import Trajectory, read_jsonl
 
 MEASURES = ("success", "reward", "turns", "tokens")
+WITH_ERRORS = ("success_with_errors", "reward_with_errors")  # each error counted as the environment's least reward
 
 
 @dataclass
 class TaskMeans:
-    """Sums over the episodes of one task that were played, and how many failed."""
+    """Sums over the episodes of one task that were played, and how many failed. Those of `WITH_ERRORS` are over both."""
 
     episodes: int = 0
     errors: int = 0
@@ -25,6 +26,8 @@ class TaskMeans:
 
     def add(self, e: EpisodeNumbers) -> None:
         """One more episode."""
+        for name, value in zip(WITH_ERRORS, (0.0, e.floor) if e.failed else (e.success, e.reward), strict=True):
+            self.sums[name] = self.sums.get(name, 0.0) + value
         if e.failed:
             self.errors += 1
             return
@@ -39,6 +42,7 @@ class TaskMeans:
     def mean(self, measure: str) -> float | None:
         """Of an episode; None where none was played, or nobody counted tokens."""
         episodes = self.counted if measure == "tokens" else self.episodes
+        episodes += self.errors if measure in WITH_ERRORS else 0
         return self.sums[measure] / episodes if episodes else None
 
 

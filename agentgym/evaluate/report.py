@@ -46,7 +46,7 @@ def _headline(results: Results) -> str:
     costs = [c.cost for c in cells if c.cost is not None]
     cards = [
         ("episodes", f"{sum(c.episodes for c in cells):,}", f"of {sum(c.planned for c in cells):,}"),
-        ("errors", f"{errors:,}", "in no mean" if errors else "none"),
+        ("errors", f"{errors:,}", _errors_told(cells) if errors else "none"),
         ("time", duration(results.seconds), f"{len(cells)} cell{'s' * (len(cells) != 1)}"),
     ]
     if len(cells) == 1 and cells[0].success is not None:
@@ -64,6 +64,13 @@ def _headline(results: Results) -> str:
     return f'<section class="cards">{"".join(card(*one) for one in cards)}</section>'
 
 
+def _errors_told(cells: list[CellResult]) -> str:
+    """That errors are in no mean, and what they would make of the success."""
+    if len(cells) > 1:
+        return "in no mean"
+    return f"in no mean; success {percent(cells[0].success_with_errors)} with them as zeros"
+
+
 def _stopped(results: Results) -> str:
     missing = sum(c.planned - c.episodes - c.errors for c in results.cells)
     if results.stopped is None and missing <= 0:
@@ -74,6 +81,7 @@ def _stopped(results: Results) -> str:
 
 def _overview(results: Results) -> str:
     headings = ["environment", "agent", "episodes", "errors", "success", "95%", "reward", "±95%"]
+    headings += ["success, err=0", "reward, err=0"]
     headings += ["pass@k", "pass^k", "turns", "tokens in", "out", "retries", "cost", "time"]
     rows = [_row(cell) for cell in results.cells]
     kept = [i for i in range(len(headings)) if i < 2 or any(row[i] != NOTHING for row in rows)]
@@ -96,6 +104,7 @@ def _row(cell: CellResult) -> list[str]:
         f"{cell.episodes:,}",
         f"{cell.errors:,}",
         *_means(cell),
+        *_with_errors(cell),
         *passes,
         number(cell.turns),
         count(cell.tokens.get("prompt_tokens")),
@@ -115,6 +124,11 @@ def _means(part: CellResult | Part) -> list[str]:
     ]
 
 
+def _with_errors(cell: CellResult) -> list[str]:
+    """The means with errors counted as zeros."""
+    return [percent(cell.success_with_errors), number(cell.reward_with_errors)]
+
+
 def _cell(cell: CellResult, file: Path | None, opened: bool) -> str:
     """All about one cell, to unfold."""
     charts = [*_pass_chart(cell), *_histogram(cell), *_part_charts(cell)]
@@ -123,6 +137,7 @@ def _cell(cell: CellResult, file: Path | None, opened: bool) -> str:
         f'<div class="charts">{"".join(f"<figure>{svg}</figure>" for svg in charts)}</div>' if charts else "",
         *(_parts(kind, parts) for kind, parts in (("tag", cell.by_tag), ("difficulty", cell.by_difficulty)) if parts),
         _counts("How episodes ended", cell.ends),
+        _counts("Agent failures by cause", cell.agent_failures),
         _counts("Errors by cause", cell.error_texts),
         _counts("Requests sent again, by cause", cell.retries),
         f"<h3>Some episodes</h3>{episodes_html(shown)}" if shown else "",

@@ -41,6 +41,8 @@ class EpisodeNumbers:
         usage: tokens by kind, of all tries; `prompt_tokens` and `completion_tokens` where anybody counted.
         retries: requests that were sent again, by cause.
         cause: of the error, without its task, turn and time; None where the episode was played.
+        agent_failure: the cause where the agent's own programs broke the episode, which was played.
+        floor: what an error would be counted as: the environment's least reward.
     """
 
     task: str
@@ -58,10 +60,12 @@ class EpisodeNumbers:
     cost: float | None
     tags: tuple[str, ...]
     difficulty: str | float | None
+    agent_failure: str | None = None
+    floor: float = 0.0
 
     @property
     def failed(self) -> bool:
-        """Whether the environment, sandbox or endpoint failed."""
+        """Whether the environment, the sandboxes' back end or the endpoint failed."""
         return self.cause is not None
 
 
@@ -92,6 +96,8 @@ def numbers_of(trajectory: Trajectory) -> EpisodeNumbers:
         cost=metadata.get("cost"),
         tags=tuple(intern(str(tag)) for tag in (tags if isinstance(tags, list | tuple) else [tags])),
         difficulty=difficulty,
+        agent_failure=trajectory.agent_failure,
+        floor=metadata.get("floor", 0.0),
     )
 
 
@@ -127,6 +133,8 @@ class Part:
         tasks, episodes, errors: how many; `episodes` are those that were played to an end.
         reward, success: means; None if no episode ended.
         reward_low, reward_high, success_low, success_high: 95% intervals, as for a whole cell.
+        reward_with_errors, success_with_errors: means with every error counted as the environment's least reward and as no
+            success; None where there is no error.
     """
 
     tasks: int
@@ -138,6 +146,8 @@ class Part:
     success: float | None
     success_low: float | None
     success_high: float | None
+    reward_with_errors: float | None = None
+    success_with_errors: float | None = None
 
 
 @dataclass(frozen=True)
@@ -181,6 +191,8 @@ class CellResult:
         waited: seconds between the tries of requests, summed over episodes.
         ends: how many episodes ended how.
         error_texts: the commonest errors, at most ten, and how often each came.
+        agent_failures: episodes that the agent's own programs broke, by cause; they were played, and are in every mean.
+        reward_with_errors, success_with_errors: means with errors counted; see `Part`.
         by_tag: the part with each tag, by name.
         by_difficulty: the part of each difficulty, easiest first; many different numbers are put together in ranges.
         rewards: their histogram; None if no episode ended.
@@ -214,6 +226,9 @@ class CellResult:
     waited: float = 0.0
     ends: dict[str, int] = field(default_factory=dict)
     error_texts: dict[str, int] = field(default_factory=dict)
+    agent_failures: dict[str, int] = field(default_factory=dict)
+    reward_with_errors: float | None = None
+    success_with_errors: float | None = None
     by_tag: dict[str, Part] = field(default_factory=dict)
     by_difficulty: dict[str, Part] = field(default_factory=dict)
     rewards: Histogram | None = None
@@ -332,6 +347,7 @@ def results_of(
         waited=math.fsum(e.waited for e in numbers),
         ends=dict(Counter(e.end for e in numbers)),
         error_texts=dict(Counter(e.cause for e in numbers if e.cause is not None).most_common(COMMONEST_ERRORS)),
+        agent_failures=dict(Counter(e.agent_failure for e in played if e.agent_failure is not None)),
         by_tag={tag: _part(tagged) for tag, tagged in sorted(_tagged(numbers).items())},
         by_difficulty={name: _part(alike) for name, alike in _by_difficulty(numbers).items()},
         rewards=_histogram([e.reward for e in played]),
@@ -348,6 +364,7 @@ def _part(numbers: Sequence[EpisodeNumbers]) -> Part:
             success.add(e.task, e.success)
     reward_low, reward_high = reward.interval() or (None, None)
     success_low, success_high = success.share_interval() or (None, None)
+    failed = reward.count < len(numbers)
     return Part(
         tasks=len({e.task for e in numbers}),
         episodes=reward.count,
@@ -358,6 +375,8 @@ def _part(numbers: Sequence[EpisodeNumbers]) -> Part:
         success=success.mean,
         success_low=success_low,
         success_high=success_high,
+        reward_with_errors=_mean([e.floor if e.failed else e.reward for e in numbers]) if failed else None,
+        success_with_errors=_mean([0.0 if e.failed else e.success for e in numbers]) if failed else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -52,7 +52,9 @@ def results_table(results: Results, parts: bool = False) -> RenderableType:
                 style="yellow",
             )
         )
-    return Group(*shown, *_errors(results.cells))
+    failures = [cell.agent_failures for cell in results.cells]
+    shown += _by_cause("agent failures (played, at the environment's least reward)", results.cells, failures)
+    return Group(*shown, *_by_cause("errors by cause", results.cells, [cell.error_texts for cell in results.cells]))
 
 
 def _smaller_splits(cells: Cells) -> list[str]:
@@ -102,6 +104,7 @@ def _columns(cells: Cells) -> list[_Column]:
         ("err", "", lambda cell: (str(cell.errors) if cell.errors else NOTHING, "")),
         ("success", "95%", _success),
         ("reward", "±95%", _reward),
+        ("err=0", "reward", _with_errors),
         (f"pass@{k}", f"pass^{k}", lambda cell: _pass(cell, told=len(ks) == 1)),
         ("turns", "", lambda cell: (NOTHING if cell.turns is None else f"{cell.turns:.1f}", "")),
         ("tok in", "out", _tokens),
@@ -125,6 +128,11 @@ def _success(cell: CellResult | Part) -> _Lines:
 
 def _reward(cell: CellResult | Part) -> _Lines:
     return number(cell.reward), half_width(cell.reward_low, cell.reward_high)
+
+
+def _with_errors(cell: CellResult | Part) -> _Lines:
+    """The success, and under it the reward, with errors counted as zeros; nothing where there are none."""
+    return (percent(cell.success_with_errors), number(cell.reward_with_errors)) if cell.errors else (NOTHING, "")
 
 
 def _pass(cell: CellResult, told: bool) -> _Lines:
@@ -168,12 +176,12 @@ def _two(lines: Sequence[str]) -> Text:
     return Text("\n".join(lines).rstrip("\n"))
 
 
-def _errors(cells: Cells) -> list[RenderableType]:
-    """Errors by cause, the commonest of each cell first."""
+def _by_cause(title: str, cells: Cells, counts: Sequence[Mapping[str, int]]) -> list[RenderableType]:
+    """What went wrong in each cell, by cause, the commonest first."""
     several = len(cells) > 1
     lines = [
         f"{f'{one_line(cell.name)}: ' if several else ''}{times:,} x {one_line(text)}"
-        for cell in cells
-        for text, times in cell.error_texts.items()
+        for cell, causes in zip(cells, counts, strict=True)
+        for text, times in sorted(causes.items(), key=lambda item: -item[1])
     ]
-    return [Text("\nerrors by cause", style="bold"), *(Text(line, overflow="fold") for line in lines)] if lines else []
+    return [Text(f"\n{title}", style="bold"), *(Text(line, overflow="fold") for line in lines)] if lines else []

@@ -4,6 +4,7 @@ from agentgym.sandbox.backends import acquire, choose, describe
 from agentgym.sandbox.core import (
     PRIVATE,
     WORKSPACE,
+    BackendDown,
     Command,
     ExecResult,
     Sandbox,
@@ -16,6 +17,7 @@ from agentgym.sandbox.core import (
 __all__ = [
     "PRIVATE",
     "WORKSPACE",
+    "BackendDown",
     "Command",
     "ExecResult",
     "Sandbox",

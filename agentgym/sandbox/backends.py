@@ -13,11 +13,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentgym.sandbox.core import Sandbox, SandboxError, SandboxSpec
+from agentgym.sandbox.health import PROBE_SECONDS, Health
 from agentgym.sandbox.pool import Places, SandboxPool
 
 if TYPE_CHECKING:
@@ -230,11 +231,13 @@ def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
             threading.Thread(target=remove_dead, name="sandbox cleanup", daemon=True).start()
         if key not in _process.pools:
             opener, run = _opener(name), run_label()
+            probe = replace(spec, start_timeout=PROBE_SECONDS)
             _process.pools[key] = SandboxPool(
                 lambda: opener(spec, run),
                 _process.places,
                 name=f"{name} {spec.image!r}",
                 idle_seconds=REMOTE_IDLE_SECONDS if _is_url(name) else IDLE_SECONDS,
+                up_since=_health(name, lambda: opener(probe, run)).up_since,
             )
         return _process.pools[key]
 
@@ -251,6 +254,14 @@ def _opener(name: str) -> Callable[[SandboxSpec, str], GuestSandbox]:
     from agentgym.sandbox.bubblewrap import open_bubblewrap
 
     return open_bubblewrap
+
+
+def _health(name: str, open: Callable[[], GuestSandbox]) -> Health:
+    if name != "docker":
+        return Health(open)
+    from agentgym.sandbox import engine
+
+    return Health(open, engine.unbroken_since)
 
 
 def _limit() -> int:

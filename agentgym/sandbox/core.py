@@ -23,10 +23,15 @@ Command = Sequence[str] | str
 
 
 class SandboxError(RuntimeError):
-    """The sandbox itself failed: no daemon, no image, no answer. Never the fault of the program in it.
+    """The sandbox itself failed: no daemon, no image, no answer.
 
-    The step that meets it has no result: it is repeated on a fresh sandbox where that is safe, else its episode fails.
+    The step that meets it has no result: it is repeated on a fresh sandbox where that is safe. Else its episode ends: as the
+    agent's failure where its programs had run and the back end is up, as an error otherwise; see `agentgym.agent_failure`.
     """
+
+
+class BackendDown(SandboxError):
+    """The back end is known to be down, or to have been since the sandbox was made. Never the agent's failure."""
 
 
 class SandboxSpoiled(SandboxError):

@@ -57,6 +57,7 @@ def open_docker(spec: SandboxSpec, run: str) -> GuestSandbox:
     custom = "/" in spec.image or ":" in spec.image
     image = spec.image if custom else images.image_tag(spec.image)
     api = engine.client()
+    engine.hold()
     name = f"agentgym-{secrets.token_hex(6)}"
     try:
         path = _path(api, image) if custom else None

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +79,49 @@ def unavailable() -> str | None:
     except SandboxError as error:
         return str(error)
     return None
+
+
+@dataclass
+class _Held:
+    """A connection to an engine that ends only when the engine does."""
+
+    key: tuple[int, str]
+    since: float
+    broken: bool = False
+
+
+_holding = threading.Lock()
+_held: _Held | None = None
+
+
+def hold() -> None:
+    """Keep a connection to the engine, by whose end a restart is known; quick where there is one. It may fail silently."""
+    global _held  # noqa: PLW0603 - one for the process
+    key = (os.getpid(), address())
+    with _holding:
+        if _held is not None and _held.key == key and not _held.broken:
+            return
+        made = _Held(key, time.monotonic())
+        try:
+            with failures("connecting"):
+                events = client().events(filters={"type": ["daemon"]})
+        except SandboxError:
+            return
+        made.since = time.monotonic()
+        _held = made
+
+    def wait() -> None:
+        with suppress(Exception):  # however it ends, it has ended
+            deque(events, maxlen=0)
+        made.broken = True
+
+    threading.Thread(target=wait, name="docker engine", daemon=True).start()
+
+
+def unbroken_since(then: float) -> bool:
+    """Whether the engine answers, and has not been restarted since a moment of `time.monotonic`."""
+    held = _held
+    return held is not None and held.since <= then and unavailable() is None and not held.broken
 
 
 @contextmanager

@@ -1,12 +1,40 @@
-"""A sandbox that a pool lent: it does what the sandbox does, and `close` gives it back."""
+"""A sandbox that a pool lent: it does what the sandbox does, and `close` gives it back.
+
+Its errors, once a program has run in it, are marked with the question whether that program can have brought them about; see
+`agentgym.agent_failure`.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from agentgym.sandbox.core import MEGABYTE, WORKSPACE, Command, ExecResult, Sandbox, SandboxError, Session
+from agentgym.agent_failure import SANDBOX_LOST, SANDBOX_SPOILED, blame
+from agentgym.sandbox.core import (
+    MEGABYTE,
+    WORKSPACE,
+    BackendDown,
+    Command,
+    ExecResult,
+    Sandbox,
+    SandboxError,
+    SandboxSpoiled,
+    Session,
+)
+
+Up = Callable[[], bool]
+_begun: dict[int, tuple[float, Up]] = {}  # by thread: when it last began a program, and how to ask for its back end
+
+
+def program_since(thread: int | None, then: float) -> Up | None:
+    """How to ask whether the back end is up in which a thread began a program since `then` (`time.monotonic`); None: it did not."""
+    begun, up = _begun.get(thread or 0, (0.0, None))
+    return up if up is not None and begun >= then else None
 
 
 class Lease:
@@ -17,15 +45,25 @@ class Lease:
         give_back: called once, by `close`.
         drop: called instead where nobody closed and the lease is garbage; it must take no lock, since garbage is collected
             at any moment.
+        up_since: whether the back end is up, and was never down since a moment of `time.monotonic`; may take seconds.
     """
 
-    def __init__(self, box: Sandbox, give_back: Callable[[], None], drop: Callable[[], None]):
+    def __init__(
+        self,
+        box: Sandbox,
+        give_back: Callable[[], None],
+        drop: Callable[[], None],
+        up_since: Callable[[float], bool] = lambda then: False,
+    ):
         self.id = box.id
         self.spec = box.spec
         self._box: Sandbox | None = box
         self._give_back = give_back
         self._drop = drop
         self._pid = os.getpid()
+        self._up: Up = partial(up_since, time.monotonic())
+        self._used = False  # whether a program has run in it
+        self._lost = False
 
     @property
     def alive(self) -> bool:
@@ -42,27 +80,34 @@ class Lease:
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
         """See `Sandbox.exec`."""
-        return self._here().exec(command, stdin=stdin, timeout=timeout, cwd=cwd, env=env)
+        with self._told_apart(program=True, values=True) as box:
+            return box.exec(command, stdin=stdin, timeout=timeout, cwd=cwd, env=env)
 
     def session(self, command: Sequence[str] | str = "python") -> Session:
         """See `Sandbox.session`."""
-        return _LentSession(self, self._here().session(command))
+        with self._told_apart() as box:
+            return _LentSession(self, box.session(command))
 
     def read(self, path: str, limit: int = 16 * MEGABYTE) -> bytes:
         """See `Sandbox.read`."""
-        return self._here().read(path, limit)
+        with self._told_apart(values=True) as box:
+            return box.read(path, limit)
 
     def write(self, path: str, data: bytes | str, mode: int = 0o644) -> None:
         """See `Sandbox.write`."""
-        self._here().write(path, data, mode)
+        with self._told_apart() as box:
+            box.write(path, data, mode)
 
     def upload(self, source: Path, path: str = WORKSPACE) -> None:
         """See `Sandbox.upload`."""
-        self._here().upload(source, path)
+        with self._told_apart() as box:
+            box.upload(source, path)
 
     def reset(self) -> None:
         """See `Sandbox.reset`."""
-        self._here().reset()
+        with self._told_apart() as box:
+            box.reset()
+        self._used = False
 
     def close(self) -> None:
         """Give it back; the pool resets it. May be called twice."""
@@ -74,6 +119,32 @@ class Lease:
         box = getattr(self, "_box", None)
         if box is not None and os.getpid() == self._pid:
             self._drop()
+
+    @contextmanager
+    def _told_apart(self, program: bool = False, values: bool = False) -> Iterator[Sandbox]:
+        """The sandbox, for one call, whose errors are marked.
+
+        Args:
+            program: whether the call runs one.
+            values: whether a ValueError is about what a program left, and not about what the host asks for.
+        """
+        box = self._here()
+        alive = box.alive or self._lost  # one that the host closed was not lost by a program
+        if program:
+            self._used = True
+            _begun[threading.get_ident()] = time.monotonic(), self._up
+        try:
+            yield box
+        except SandboxError as error:
+            if self._used and alive and not isinstance(error, BackendDown):
+                self._lost = True
+                spoiled, up = isinstance(error, SandboxSpoiled), self._up
+                blame(error, lambda: SANDBOX_SPOILED if spoiled else SANDBOX_LOST if up() else None)
+            raise
+        except (OSError, ValueError) as error:
+            if self._used and (values or isinstance(error, OSError)):
+                blame(error, lambda: SANDBOX_SPOILED)
+            raise
 
     def _here(self) -> Sandbox:
         if self._box is None:
@@ -99,8 +170,8 @@ class _LentSession:
 
     def run(self, text: str, timeout: float = 10.0) -> ExecResult:
         """See `Session.run`."""
-        self._loan._here()
-        return self._session.run(text, timeout)
+        with self._loan._told_apart(program=True, values=True):
+            return self._session.run(text, timeout)
 
     def close(self) -> None:
         """See `Session.close`."""

@@ -92,6 +92,7 @@ class SandboxPool:
         name: what it is called in errors.
         at_once: how many may be in the making at a time.
         idle_seconds: after which one that nobody wanted is closed.
+        up_since: whether the back end is up, and was never down since a moment of `time.monotonic`; see `Lease`.
     """
 
     def __init__(
@@ -102,8 +103,10 @@ class SandboxPool:
         name: str = "sandbox",
         at_once: int = 4,
         idle_seconds: float = 300.0,
+        up_since: Callable[[float], bool] = lambda then: False,
     ):
         self.name = name
+        self._up_since = up_since
         self._open = open
         self._places = places
         self._at_once = at_once
@@ -142,7 +145,7 @@ class SandboxPool:
             box = self._wait(waiter, timeout)
             try:
                 box.ping(SIGN_SECONDS)
-                return Lease(box, partial(self._give_back, box), partial(self._dropped.append, box))
+                return Lease(box, partial(self._give_back, box), partial(self._dropped.append, box), self._up_since)
             except SandboxError:  # it died while nobody used it; whoever met it stays first in the row
                 waiter = _Waiter(waiter.since)
                 with self._changed:

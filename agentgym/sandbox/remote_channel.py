@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentgym.sandbox.channel import Header
-from agentgym.sandbox.core import SandboxError
+from agentgym.sandbox.core import BackendDown, SandboxError
 from agentgym.service.address import Address, RemoteError
 from agentgym.service.blocking_websocket import BlockingWebSocket, HandshakeRefused
 from agentgym.service.frames import RESUME_HEADER, Refused, ServiceLimits
@@ -237,7 +237,8 @@ class RemoteChannel:
             if not self.alive:
                 raise SandboxError(f"{self.name} was closed during {call!r}") from error
             self.close()
-            raise SandboxError(f"{self.name} failed in {call!r}: {_said(error)}") from error
+            kind = BackendDown if isinstance(error, _Gone | OSError | EOFError) else SandboxError
+            raise kind(f"{self.name} failed in {call!r}: {_said(error)}") from error
         except BaseException:  # interrupted half way: the rest of the answer would be taken for the next call's
             self.close()
             raise

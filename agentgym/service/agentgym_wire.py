@@ -73,6 +73,8 @@ class AgentgymWire:
                     "nondeterministic": spec.nondeterministic,
                     "max_turns": getattr(env.unwrapped, "max_turns", None),
                     "tools": self._tools,
+                    "floor": env.get_wrapper_attr("floor"),
+                    "runs_programs": getattr(env.unwrapped, "sandbox_image", None) is not None,
                     "kwargs": made_with(spec),
                     "methods": [name for name in _METHODS if env.has_wrapper_attr(name)],
                 },

@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium
 
+from agentgym.agent_failure import SESSION_LOST, STEP_TIMEOUT, AgentFailure
 from agentgym.core import Env, Step
 from agentgym.messages import Action, Observation, assistant
 from agentgym.service import frames, lookup, opening
@@ -23,6 +24,12 @@ from agentgym.service.expected import difference
 from agentgym.tasks import Task, TaskSet
 
 _METHODS = ("expert_action", "random_action")
+# What the server says of a session that ended in a step, where the agent's programs can have brought it about.
+_AGENTS = {
+    frames.DEADLINE: STEP_TIMEOUT,
+    frames.OUT_OF_MEMORY: SESSION_LOST,
+    frames.WORKER_DIED: SESSION_LOST,
+}
 # How often the beginning of an episode moves to another session before it counts as failed.
 MOVES = 8
 
@@ -32,7 +39,9 @@ class RemoteEnv(Env):
 
     One session serves many episodes. At the beginning of one, it may move to a server with more room. What ends a session
     (a limit on the server, a process that died, a connection that could not be opened again) raises `SessionLost` and costs
-    that episode; the next `init` or `reset` opens another. What the environment itself raises is `RemoteEnvError`.
+    that episode; the next `init` or `reset` opens another. Where the environment runs the agent's programs, a step that took too
+    long, or in which the session's process ran out of memory or died, is the agent's failure instead; see `agentgym.core.Env`.
+    What the environment itself raises is `RemoteEnvError`.
 
     Args:
         url: `http://HOST:PORT/ENV`, several joined by commas, or a list.
@@ -64,6 +73,7 @@ class RemoteEnv(Env):
         self.patience = patience
         self._place: _Place | None = None
         self._methods: tuple[str, ...] = ()
+        self._runs_programs = False  # of the agent's
         record = lookup.record_of(self.address)
         if wrong := difference(expects or {}, record.get("kwargs")):
             raise ValueError(f"{self.address}: {wrong}")
@@ -117,11 +127,18 @@ class RemoteEnv(Env):
             self._drawn = True
         self.turn = 0
         self.running = True
+        self._earned = 0.0
         return observation, info
 
     async def step(self, action: Action) -> Step:  # type: ignore[override]
         """One step on the server; never run twice, also where a connection drops."""
-        return (await self.steps([action]))[0]
+        try:
+            return (await self.steps([action]))[0]
+        except SessionLost as lost:
+            cause = _AGENTS.get(lost.code)
+            if cause is None or not self._runs_programs:
+                raise
+            raise AgentFailure(cause, str(lost)) from lost
 
     async def steps(self, actions: Sequence[Action]) -> list[Step]:
         """Several steps in one message: for actions that are known before. Ends at the episode's last step.
@@ -146,6 +163,13 @@ class RemoteEnv(Env):
         self.running = False
         place, self._place = self._place, None
         return None if place is None or place.session.lost else _closed(place)
+
+    def hung_by_agent(self) -> bool:
+        """See `Env.hung_by_agent`: it runs the agent's programs, and the server answers."""
+        try:
+            return self._runs_programs and bool(lookup.ask(self.address, "/health"))
+        except (RemoteError, ValueError):
+            return False
 
     async def _expert_action(self) -> Action:
         result = await self._call("expert_action")
@@ -211,6 +235,10 @@ class RemoteEnv(Env):
             self.tools = record["tools"]  # type: ignore[misc]  # a class variable where they are always the same
         if type(record.get("max_turns")) is int:
             self.max_turns = record["max_turns"]
+        if isinstance(record.get("floor"), int | float):
+            self.floor = float(record["floor"])
+        if type(record.get("runs_programs")) is bool:
+            self._runs_programs = record["runs_programs"]
         if isinstance(record.get("methods"), list):
             self._methods = tuple(name for name in _METHODS if name in record["methods"])
 

@@ -80,7 +80,7 @@ class CodeEnv(Env):
         """Run or judge code. `info`: `success`; at the end also `verdict` and how many assertions `passed`, of how many.
 
         Raises:
-            agentgym.sandbox.SandboxError: two sandboxes failed in a row.
+            agentgym.sandbox.SandboxError: two sandboxes failed in a row, and their back end is down.
         """
         self.read(action)
         attempt = self._attempt

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 SPEC = SandboxSpec(image="python")
 MEMORY = 320 * MEGABYTE  # address space of a submission; an interpreter begins with about 30 MiB
 LONGEST_CODE = 100_000  # characters
+WAIT = 30.0  # seconds for a sandbox: it is taken within a step
 
 _PACKAGE = "agentgym_envs.code.inside"
 _MODULES = ("values", "candidate", "link", "grader")  # each imports only those before it
@@ -83,7 +84,8 @@ def grade(
 ) -> Report:
     """Run code against some of a problem's tests, in a sandbox that nothing else is in.
 
-    Nothing of it stays in the sandbox, so a sandbox that fails is replaced by a fresh one, once.
+    Nothing of it stays in the sandbox, so a sandbox that fails is replaced by a fresh one, once. Where that fails too and the back
+    end is up, it is the code's doing; see `agentgym.agent_failure`.
 
     Args:
         problem: what the code is to solve.
@@ -93,7 +95,7 @@ def grade(
         limits: of seconds.
 
     Raises:
-        SandboxError: two sandboxes failed in a row.
+        SandboxError: two sandboxes failed in a row, or there was none.
     """
     if len(code) > LONGEST_CODE:
         return Report("error", total=len(tests), error=f"The code is longer than {LONGEST_CODE:,} characters.")
@@ -107,14 +109,14 @@ def grade(
         "budget": limits.total,
     }
     for final in (False, True):
-        try:
-            with contextlib.closing(sandboxes.acquire(SPEC, backend=backend)) as box:
+        with contextlib.closing(sandboxes.acquire(SPEC, backend, WAIT)) as box:
+            try:
                 report = _run(box, json.dumps(request), len(tests), limits)
-        except SandboxError as error:
-            if final:
-                raise
-            log.warning("a sandbox failed while it graded, trying a fresh one: %s", error)
-            continue
+            except SandboxError as error:
+                if final:
+                    raise
+                log.warning("a sandbox failed while it graded, trying a fresh one: %s", error)
+                continue
         if report is not None:
             return report
     return Report("ended", total=len(tests), error="The code ended the process that tests it.")

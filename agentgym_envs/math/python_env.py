@@ -38,15 +38,16 @@ class PythonEnv(ProblemEnv):
     reward 1.0 for the right one, 0.0 otherwise. Any other reply gets a hint. Every reply takes a turn.
 
     Code runs in one Python process for the whole episode, in a sandbox that `init` takes (or `reset`, for the episodes after
-    the first) and that is given back at the episode's end. A sandbox that fails ends the episode with `SandboxError`, unless no code has run yet: then a fresh one
-    is tried once.
+    the first) and that is given back at the episode's end. Where the first code of an episode meets a sandbox that fails, a fresh one
+    is tried once. Otherwise the loss of the sandbox ends the episode: as the agent's failure, reward 0.0, where the back end is up,
+    else with `SandboxError`.
 
     Args:
         tasks: see `agentgym.Env`.
         max_turns: replies that the agent has, 8 by default.
         sandbox: "docker", "bubblewrap" or "auto"; None for what `AGENTGYM_SANDBOX` says, else "auto".
         image: of the sandbox.
-        timeout: seconds for one call.
+        timeout: seconds for one call. Calls that come when the earlier ones of their reply took twice that are not run.
         max_output: characters that one call returns of each of stdout and stderr.
         render_mode: unused, as in every text environment.
     """
@@ -72,7 +73,9 @@ class PythonEnv(ProblemEnv):
         super().__init__(tasks=tasks, max_turns=max_turns, render_mode=render_mode)
         self.sandbox_image = image
         self._session = PythonSession(sandbox, image, timeout, max_output)
-        self._tools = ToolSet([Tool("python", _DESCRIPTION, _PARAMETERS, self._session.run)], fenced=FENCED)
+        self._tools = ToolSet(
+            [Tool("python", _DESCRIPTION, _PARAMETERS, self._session.run)], fenced=FENCED, seconds=2 * timeout
+        )
 
     @abstractmethod
     def stated(self, text: str) -> FinalAnswer | None:
@@ -118,7 +121,7 @@ class PythonEnv(ProblemEnv):
         """Run the calls, or judge the answer. `info`: `success`; after an answer also the texts `answer` and `expected`.
 
         Raises:
-            SandboxError: the sandbox failed; see the class.
+            SandboxError: the sandboxes' back end failed; see the class.
         """
         result = self._step(action)
         if not self.running:

@@ -52,15 +52,20 @@ class PythonSession:
 
         Raises:
             SandboxError: the sandbox failed, and either code had run in it before or a fresh one failed too.
+            OSError, ValueError: what had run in it leaves no process for the code.
         """
         try:
-            result = self._run(code)
-        except SandboxError:
-            if self._used:
-                raise
-            self.close()
-            self.open(RETRY_SECONDS)
-            result = self._run(code)
+            try:
+                result = self._run(code)
+            except SandboxError:
+                if self._used:
+                    raise
+                self.close()
+                self.open(RETRY_SECONDS)
+                result = self._run(code)
+        except (SandboxError, OSError, ValueError):
+            self.close()  # nobody can use it any more
+            raise
         return self._told(result)
 
     def close(self) -> None:

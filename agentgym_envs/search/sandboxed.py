@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentgym.agent_failure import SANDBOX_SPOILED, blame
 from agentgym_envs.search import bm25
 from agentgym_envs.search.corpora import Passage, corpus_lines
 from agentgym_envs.search.retrievers import passages_in
@@ -69,7 +70,7 @@ class SandboxRetriever:
         A sandbox that fails is replaced once, since a search changes nothing.
 
         Raises:
-            SandboxError: so did its replacement.
+            SandboxError: so did its replacement. Where the query ended its program both times, it is the agent's failure.
         """
         answer = self._service.ask({"queries": [query], "topk": topk}, self._timeout)
         return passages_in(answer, topk)
@@ -159,8 +160,11 @@ def _exchange(session: Session | None, request: dict[str, Any], timeout: float) 
         raise SandboxError(f"the search program did not answer within {timeout:g} s")
     if done.exit_code is not None or not done.reply:
         why = "was killed for want of memory" if done.oom_killed else f"ended with exit code {done.exit_code}"
-        raise SandboxError(
+        error = SandboxError(
             f"the search program {why}: {done.stderr.strip()[-500:] or 'no message'}"
             ' (it needs numpy and bm25s: "agentgym sandbox build search" makes an image that has them)'
         )
+        if request["queries"]:  # it had answered before: where it ends twice, the query does it
+            blame(error, lambda: SANDBOX_SPOILED)
+        raise error
     return json.loads(done.reply)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Callable
@@ -43,7 +44,7 @@ SELECT ...
 _STATED = re.compile(r"answer:[*_\s]*```(?:sql(?:ite)?)?[ \t]*\n(.*?)```", re.IGNORECASE | re.DOTALL)
 
 
-def _tools(look: Callable[[str], str], settle: Callable[[str], str]) -> ToolSet:
+def _tools(look: Callable[[str], str], settle: Callable[[str], str], seconds: float = math.inf) -> ToolSet:
     def sql(query: str) -> str:
         """Run one read-only SQLite query and see its rows.
 
@@ -60,7 +61,7 @@ def _tools(look: Callable[[str], str], settle: Callable[[str], str]) -> ToolSet:
         """
         return settle(query)
 
-    return ToolSet([sql, answer])
+    return ToolSet([sql, answer], seconds=seconds)
 
 
 class SQL(Env):
@@ -76,7 +77,7 @@ class SQL(Env):
         schema: "full" shows tables and columns, "names" the tables' names alone.
         rows: rows of a result that are shown.
         cell: characters of a value that are shown.
-        seconds: how long a query may take.
+        seconds: how long a query may take. Those that come when the earlier ones of their reply took four times that are not run.
         sandbox: "docker", "bubblewrap" or "auto"; None: what AGENTGYM_SANDBOX says.
         tasks: see `agentgym.Env`; each needs `messages`, gold queries as `answer`, and `database` in its metadata.
         max_turns: replies that the agent has, 8 by default.
@@ -110,7 +111,7 @@ class SQL(Env):
         self.schema = schema
         self.bounds = Bounds(rows=int(rows), bytes=REPLY_BYTES, cell=int(cell), seconds=float(seconds))
         self.sandbox = sandbox
-        self._toolset = _tools(self._look, self._settle)
+        self._toolset = _tools(self._look, self._settle, 4 * self.bounds.seconds)
         self._database: Database | None = None
         self._queries: Queries | None = None
         self._verdict: dict[str, Any] | None = None
@@ -163,7 +164,7 @@ class SQL(Env):
         answer's rows could not be had.
 
         Raises:
-            SandboxError: two sandboxes failed; the step has no result.
+            SandboxError: two sandboxes failed, and their back end is down; the step has no result.
             ValueError: a gold query of the task does not run.
         """
         text = self.read(action)

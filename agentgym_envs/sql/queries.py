@@ -105,7 +105,11 @@ class Queries:
                 raise
             log.warning("a sandbox failed in a query, trying a fresh one: %s", error)
             self.close()
+        try:
             return self._once(request, bounds.seconds)
+        except SandboxError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Give the sandbox back. May be called twice; a later query acquires another."""
