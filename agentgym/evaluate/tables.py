@@ -132,7 +132,9 @@ def _reward(cell: CellResult | Part) -> _Lines:
 
 def _with_errors(cell: CellResult | Part) -> _Lines:
     """The success, and under it the reward, with errors counted as zeros; nothing where there are none."""
-    return (percent(cell.success_with_errors), number(cell.reward_with_errors)) if cell.errors else (NOTHING, "")
+    if not (cell.errors and cell.episodes):
+        return NOTHING, ""
+    return percent(cell.success_with_errors), number(cell.reward_with_errors)
 
 
 def _pass(cell: CellResult, told: bool) -> _Lines:

@@ -109,7 +109,7 @@ def grade(
         "budget": limits.total,
     }
     for final in (False, True):
-        with contextlib.closing(sandboxes.acquire(SPEC, backend, WAIT)) as box:
+        with contextlib.closing(sandboxes.acquire(SPEC, backend=backend, timeout=WAIT)) as box:
             try:
                 report = _run(box, json.dumps(request), len(tests), limits)
             except SandboxError as error:
