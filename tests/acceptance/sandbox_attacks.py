@@ -1,5 +1,9 @@
 """Programs that try to turn their own failure into an error of the sandbox; and an agent that plays them. For `--agent`."""
 
+import itertools
+
+from agentgym.messages import text_of
+
 ATTACKS = {
     "threads that outlive their leader": """
 import ctypes, threading, time
@@ -98,3 +102,35 @@ for name in os.listdir('/proc'):
 while True: pass
 """,
 }
+
+
+def solutions():
+    """The answers of the project's own word problems, by the end of what an agent is shown of them."""
+    from agentgym_envs.math.word_problems import load_word_problems
+
+    return {text_of(task.messages[-1]): task.answer for task in load_word_problems("test")}
+
+
+class Player:
+    """Right in every second task; in the others it answers wrongly, and before that attacks its sandbox where it is told to.
+
+    Args:
+        attack: whether it does.
+    """
+
+    attacks = itertools.count()
+
+    def __init__(self, attack: bool):
+        self.attack = attack
+        self.replies: list[str] | None = None
+
+    def act(self, messages, tools):
+        if self.replies is None:
+            known = solutions()
+            question = next(q for q in known if q in text_of(messages[-1]))
+            if list(known).index(question) % 2:
+                self.replies = [f"#### {known[question]}"]
+            else:
+                programs = ["x = 1", list(ATTACKS.values())[next(self.attacks) % len(ATTACKS)], "print(x)"]
+                self.replies = [f"```python\n{code}\n```" for code in programs if self.attack] + ["#### -12345"]
+        return self.replies.pop(0)
