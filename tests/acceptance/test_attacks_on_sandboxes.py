@@ -19,7 +19,16 @@ SAMPLES = 3  # so that the five tasks in which it attacks see every attack
 def play(out: Path, backend: str, attack: bool) -> dict[str, object]:
     """The results of an evaluation in which a program has 2 s, and no episode is given a second try."""
     env = ("gsm8k_python", "-k", str(SAMPLES), "--kwargs", json.dumps({"sandbox": backend, "timeout": 2.0}))
-    agent = ("--agent", "sandbox_attacks:Player", "--agent-kwargs", json.dumps({"attack": attack}), "--concurrency", "4", "--retries", "0")
+    agent = (
+        "--agent",
+        "sandbox_attacks:Player",
+        "--agent-kwargs",
+        json.dumps({"attack": attack}),
+        "--concurrency",
+        "4",
+        "--retries",
+        "0",
+    )
     run = Evaluation(out, *env, *agent)
     assert run.ends() == 0, run.told()
     return results(out)["cells"][0]

@@ -290,12 +290,12 @@ class TestSandboxFailure:
             grade(SQUARE, RIGHT, SQUARE.tests)
         assert len(acquired) == 2
 
-    def test_an_episode_ends_with_an_error_and_not_with_a_reward(self, losing):
+    def test_two_in_a_row_are_the_codes_doing_where_the_back_end_is_up(self, losing):
         env = agentgym.make("code_humaneval", data="own")
         env.reset(seed=0)
         losing(2)
-        with pytest.raises(SandboxError):
-            env.step(env.unwrapped.expert_action())
+        _, reward, terminated, _, info = env.step(env.unwrapped.expert_action())
+        assert (reward, terminated, info) == (0.0, True, {"success": False, "agent_failure": "sandbox_lost"})
         env.reset(seed=0)
         assert env.step(env.unwrapped.expert_action())[1] == 1.0
 
@@ -304,6 +304,20 @@ class TestSandboxFailure:
         report = grade(SQUARE, "import os\nos.kill(-1, 9)\n", SQUARE.tests)
         assert (report.verdict, report.passed, report.total) == ("ended", 0, 1)
         assert len(acquired) == 2
+
+    def test_an_episode_ends_with_an_error_and_no_reward_where_there_is_no_sandbox(self, monkeypatch):
+        env = agentgym.make("code_humaneval", data="own")
+        env.reset(seed=0)
+
+        def none(*args, **kwargs):
+            raise SandboxError("no sandbox within 30 s")
+
+        monkeypatch.setattr(sandboxes, "acquire", none)
+        with pytest.raises(SandboxError, match="within 30 s"):
+            env.step(env.unwrapped.expert_action())
+        monkeypatch.undo()
+        env.reset(seed=0)
+        assert env.step(env.unwrapped.expert_action())[1] == 1.0
 
     def test_a_sandbox_that_cannot_run_the_grader_is_an_error(self, monkeypatch):
         monkeypatch.setattr(grading, "_program", lambda: f"raise SystemExit({values.NOT_STARTED})")

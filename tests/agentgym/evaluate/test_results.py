@@ -27,6 +27,26 @@ def test_failed_episodes_are_errors_and_not_zeros():
     assert found.ends == {"terminated": 3, "error": 2}
 
 
+def test_beside_the_means_stand_those_with_every_error_as_the_environments_least_reward():
+    played = [trajectory("a", 0, 1.0), trajectory("a", 1, 0.0), trajectory("b", 0, 1.0)]
+    failed = [trajectory("b", 1, error="e: no", tags="x"), trajectory("c", error="e: no", floor=-1.0)]
+    found = cell([*played, *failed], samples=2)
+    assert (found.reward, found.reward_with_errors) == (pytest.approx(2 / 3), pytest.approx((2 + 0 - 1) / 5))
+    assert (found.success, found.success_with_errors) == (pytest.approx(2 / 3), pytest.approx(2 / 5))
+    assert found.by_tag["x"].success_with_errors == 0.0
+    assert cell(played).success_with_errors is None, "only where there are errors"
+    assert CellResult.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_an_agent_failure_is_played_counted_by_its_cause_and_in_every_mean():
+    broken = trajectory("b")
+    broken.turns[-1].info["agent_failure"] = "sandbox_lost"
+    found = cell([trajectory("a", reward=1.0), broken])
+    assert (found.episodes, found.errors, found.agent_failures) == (2, 0, {"sandbox_lost": 1})
+    assert found.reward == found.success == 0.5
+    assert found.pass_at == {1: 0.5}
+
+
 @pytest.mark.parametrize("episodes", [[], [trajectory("a", error="e: gone")]])
 def test_where_nothing_was_played_there_are_no_means(episodes):
     found = cell(episodes)

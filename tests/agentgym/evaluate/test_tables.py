@@ -41,6 +41,14 @@ def test_a_full_table_fits_eighty_columns_and_says_everything():
     assert lines[1].split() == ["@agent", "n", "err", "95%", "±95%", "reward", "pass^4", "turns", "out", "cost", "time"]
 
 
+def test_agent_failures_stand_under_the_table_by_their_cause():
+    broken = [trajectory(str(i)) for i in range(3)]
+    for episode in broken:
+        episode.turns[-1].info["agent_failure"] = "sandbox_lost"
+    lines = printed(results_table(Results("run", [result([trajectory("a", reward=1.0), *broken])]))).splitlines()
+    assert lines[-2:] == ["agent failures (played, at the environment's least reward)", "3 x sandbox_lost"]
+
+
 def test_names_lose_their_middle_and_keep_both_ends():
     text = printed(table_of([full_cell()]))
     assert "reas" in text

@@ -10,6 +10,7 @@ import agentgym
 from agentgym.messages import assistant, text_of
 from agentgym.policy import ExpertPolicy, Reply
 from agentgym.rollout import Episode, Limits, run_many
+from agentgym.sandbox import engine
 from agentgym.sandbox.backends import close_pools
 from agentgym.sandbox.docker import docker_sandboxes
 
@@ -51,7 +52,7 @@ class Worker(ExpertPolicy):
         self._env = env
 
 
-def play(count, concurrency, between, on_end=lambda trajectory: None):
+def play(count, concurrency, between, on_end=lambda trajectory: None, retries=0):
     tasks = agentgym.spec(ENV).tasks("train")
     episodes = [Episode(tasks[i % len(tasks)], i // len(tasks), seed=i) for i in range(count)]
     return asyncio.run(
@@ -61,7 +62,7 @@ def play(count, concurrency, between, on_end=lambda trajectory: None):
             episodes,
             concurrency=concurrency,
             limits=LIMITS,
-            retries=0,
+            retries=retries,
             on_end=on_end,
         )
     )
@@ -111,3 +112,29 @@ def test_a_killed_engine_fails_the_episodes_that_it_ran_and_no_others(own_engine
     while docker_sandboxes() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert [box.id for box in docker_sandboxes() if box.alive] == []
+
+
+def test_an_engine_that_was_restarted_while_the_agent_thought_is_an_error_and_the_episode_is_played_again(own_engine):
+    """It is up when the loss is noticed, and the programs of the agent had run: but nothing that they did has stopped it."""
+    restarted = []
+
+    async def restart(step):
+        if step == 1 and not restarted:
+            restarted.append(True)
+            await asyncio.to_thread(own_engine.kill)
+            await asyncio.to_thread(own_engine.start)
+
+    (played,) = play(1, 1, restart, retries=1)
+    assert (played.reward, played.agent_failure) == (1.0, None)
+    assert "SandboxError" in played.metadata["errors"][0]
+
+
+def test_a_sandbox_that_is_lost_while_the_engine_is_up_is_the_agents_failure(own_engine):
+    async def lose(step):
+        if step == 1:
+            for box in docker_sandboxes():
+                await asyncio.to_thread(engine.client().kill, box.id)
+
+    (played,) = play(1, 1, lose, retries=1)
+    assert (played.end, played.reward, played.agent_failure) == ("terminated", 0.0, "sandbox_lost")
+    assert "errors" not in played.metadata
