@@ -3,7 +3,8 @@
 Each WebSocket text message is one JSON value. The server begins every connection with a hello:
 
     {"session": id, "resume": token, "protocol": 1, "last": id of the last request that was run, 0 for none,
-     "env": {"id", "description", "tags", "nondeterministic", "max_turns", "tools", "methods"}, "limits": {...}}
+     "env": {"id", "description", "tags", "nondeterministic", "max_turns", "tools", "methods", "floor",
+     "runs_programs"}, "limits": {...}}
 
 A request is an object with an `id` that rises by one, from 1; several in a list are answered by a list:
 
