@@ -166,3 +166,15 @@ def test_progress_of_another_version_is_refused():
 
 def test_groups_that_are_empty_are_left_out():
     assert choose([Group("t", [])], algorithm(chosen={"name": "spread"}), 1).groups == []
+
+
+def test_an_agent_failure_is_in_the_baseline_and_is_trained_on_and_an_error_is_not():
+    whole = rewarded("t", 1.0, 0.0, 0.0)
+    broken, failed = whole.trajectories[1:]
+    broken.turns[-1].info["agent_failure"] = "sandbox_lost"
+    failed.end, failed.error = "error", "e, task 't', turn 1: step failed"
+    assert [(o.score, o.trained) for o in outcomes_of(whole, OverlongConfig())] == [
+        (1.0, True),
+        (0.0, True),
+        (None, False),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any, Literal, Optional
 
 import pytest
@@ -264,6 +265,25 @@ class TestCalls:
                 "content": "<tool_response>\nnoon\n</tool_response>\n<tool_response>\n0.25\n</tool_response>",
             }
         ]
+
+    @pytest.mark.parametrize(
+        "form", [lambda n: native(*((str(i), "wait", {}) for i in range(n))), lambda n: said(text_call("wait", {}) * n)]
+    )
+    def test_calls_that_come_after_the_time_of_their_message_are_not_run(self, form):
+        ran = []
+
+        def wait() -> str:
+            """Wait."""
+            ran.append(1)
+            time.sleep(0.06)
+            return "done"
+
+        answer = ToolSet([wait], seconds=0.1).answer(form(4))
+        assert len(ran) == 2
+        assert (
+            "".join(message["content"] for message in answer).count("not run: the calls before it took 0.1 seconds")
+            == 2
+        )
 
 
 class TestCall:
