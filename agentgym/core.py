@@ -206,8 +206,10 @@ def _ended_by_agent(step: Callable[[Any, Action], Any]) -> Callable[[Any, Action
     """A `step` in which what the agent's programs broke ends the episode. One that a subclass's `step` calls is left alone."""
 
     def counted(env: Env, outcome: Any) -> Any:
-        if type(outcome) is tuple and len(outcome) == 5 and isinstance(outcome[1], numbers.Real):
-            env._earned += float(outcome[1])
+        if type(outcome) is tuple and len(outcome) == 5:  # what else there is, others refuse
+            reward = outcome[1]
+            if type(reward) is float or isinstance(reward, numbers.Real):
+                env._earned += float(reward)
         return outcome
 
     def ended(env: Env, cause: str, error: Exception) -> Step:
@@ -238,7 +240,9 @@ def _ended_by_agent(step: Callable[[Any, Action], Any]) -> Callable[[Any, Action
             return ended(self, cause, error)
         finally:
             self._stepping = False
-        return awaited(self, outcome) if inspect.isawaitable(outcome) else counted(self, outcome)
+        if type(outcome) is not tuple and inspect.isawaitable(outcome):
+            return awaited(self, outcome)
+        return counted(self, outcome)
 
     @functools.wraps(step)
     async def taken_async(self: Env, action: Action) -> Any:

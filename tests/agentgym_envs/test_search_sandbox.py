@@ -7,6 +7,7 @@ import threading
 import pytest
 
 import agentgym
+from agentgym.agent_failure import cause_of
 from agentgym.sandbox import SandboxError
 from agentgym_envs import register_all
 from agentgym_envs.search import sandboxed
@@ -66,6 +67,26 @@ class TestRetriever:
         retriever._service.close()
         with pytest.raises(SandboxError, match="No module named 'pytest'"):
             retriever.search("otter", 1)
+        monkeypatch.undo()
+        assert retriever.search("otter", 1)[0]["id"] == "corrin-glass"
+
+    def test_a_query_that_ends_the_program_twice_is_the_agents_doing(self, retriever, monkeypatch, tmp_path):
+        """The program is a double, which answers nothing and dies of any query."""
+        program = tmp_path / "dies.py"
+        reply = "{'results': [[]]}"
+        program.write_text(
+            "import json, os, struct, sys\n"
+            "while True:\n"
+            "    size = struct.unpack('>I', sys.stdin.buffer.read(4))[0]\n"
+            "    if json.loads(sys.stdin.buffer.read(size))['queries']: os._exit(3)\n"
+            f"    body = json.dumps({reply}).encode()\n"
+            "    os.write(3, struct.pack('>I', len(body)) + body)\n"
+        )
+        monkeypatch.setattr(sandboxed.bm25, "__file__", str(program))
+        retriever._service.close()
+        with pytest.raises(SandboxError, match="ended with exit code 3") as raised:
+            retriever.search("otter", 1)
+        assert cause_of(raised.value) == "sandbox_spoiled"
         monkeypatch.undo()
         assert retriever.search("otter", 1)[0]["id"] == "corrin-glass"
 

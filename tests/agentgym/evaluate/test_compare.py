@@ -1,15 +1,18 @@
 """Which of two runs is better: by hand-made run folders, and by the command."""
 
+import io
 import json
 import random
 from dataclasses import replace
 
 import pytest
 from numbers_cases import cell, trajectory
+from rich.console import Console
 
 from agentgym.cli import main
 from agentgym.evaluate import compare_runs
 from agentgym.evaluate.compare import MOST_CHANGED
+from agentgym.evaluate.comparison_table import comparison_table
 from agentgym.files import write_json
 from agentgym.trajectory import write_jsonl
 
@@ -89,6 +92,13 @@ def test_failed_episodes_are_in_no_mean_and_a_task_of_only_those_is_not_compared
     assert (found.measures["success"].tasks, found.measures["success"].b) == (1, 1.0)
     assert (found.errors_a, found.errors_b, found.only_a) == (0, 3, 1)
     assert found.notes == ["1 task of a has only failed episodes in b"]
+    counted = found.measures["success_with_errors"]
+    assert (counted.tasks, counted.a, counted.b) == (2, 1.0, 0.25), "beside them, with each error as a zero"
+    printed = io.StringIO()
+    Console(file=printed, width=80).print(comparison_table(compare_runs(a, b)))
+    assert "errors as zeros" in printed.getvalue()
+    (same,) = compare_runs(a, a).cells
+    assert "success_with_errors" not in same.measures, "only where there are errors"
 
 
 def test_an_episode_that_failed_and_was_played_again_counts_once(tmp_path):
