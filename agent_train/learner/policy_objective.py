@@ -28,7 +28,7 @@ from agent_train.algorithms.corrections import NAMED, Gap, check_one_weight, cor
 from agent_train.algorithms.kl import estimator, kl_loss
 from agent_train.algorithms.losses import entropy_bonus, keep, weighted_sum
 from agent_train.algorithms.policy_loss import LossInputs, PolicyLoss, policy_loss
-from agent_train.algorithms.policy_losses import m2po_limit
+from agent_train.algorithms.policy_losses import m2po_drift, m2po_limit
 from agent_train.config import AlgorithmConfig
 from agent_train.learner.measures import Contribute, PolicyTerms, policy_sums
 from agent_train.packing import MicroBatch, Share
@@ -155,10 +155,12 @@ class PolicyObjective:
             n_tokens: sampled tokens of the step over all ranks.
             group: the ranks that hold different tokens; None is all.
         """
-        own = [(p_T - batch.behaviour_logprobs_T)[batch.mask_T] for batch, p_T in zip(batches, logprobs, strict=True)]
-        own_N = torch.cat(own)
-        # What a rank has fewer than there are: infinite drift is always dropped and lets no other be.
-        padded_N = torch.nn.functional.pad(own_N, (0, n_tokens - len(own_N)), value=math.inf)
+        given = [(batch, p_T[batch.mask_T]) for batch, p_T in zip(batches, logprobs, strict=True)]
+        own_N = torch.cat(
+            [m2po_drift(p_N, b.behaviour_logprobs_T[b.mask_T], b.advantages_T[b.mask_T]) for b, p_N in given]
+        )
+        # The ranks gather tensors of one length: a drift of 0 does not count.
+        padded_N = torch.nn.functional.pad(own_N, (0, n_tokens - len(own_N)))
         everyone = [torch.empty_like(padded_N) for _ in range(dist.get_world_size(group))]
         dist.all_gather(everyone, padded_N, group=group)
         budget = self.loss.settings.get("budget")

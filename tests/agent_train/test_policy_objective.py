@@ -405,10 +405,14 @@ def test_no_loss_and_no_reduction_sees_the_order_or_the_micro_batches(worker, lo
 
 def test_the_limit_of_m2po_is_of_the_whole_step_and_not_of_a_micro_batch(worker):
     drifts = [0.5, 0.1, 0.05, 0.3, 0.0, 0.2]
+    # The last two have moved against their advantage: neither counts, and neither is dropped.
     rows = [row_of([-1.0 - drift], [1.0], first=1 + i) for i, drift in enumerate(drifts)]
+    rows += [row_of([-3.0], [-1.0], first=7), row_of([0.0], [1.0], first=8)]
     limit = m2po_limit(torch.tensor(drifts), 0.02)
-    found = learn(worker, rows, [-1.0] * 6, settings("m2po", loss_settings={"budget": 0.02}), budget=2)
-    assert [grad != 0 for grad in found.grads[0]] == [drift < limit for drift in drifts] != [True] * 6
+    found = learn(worker, rows, [-1.0] * 8, settings("m2po", loss_settings={"budget": 0.02}), budget=2)
+    stay = [drift < limit for drift in drifts]
+    assert [grad != 0 for grad in found.grads[0]] == [*stay, True, True]
+    assert not all(stay)
 
 
 def test_the_loss_is_imported_once_for_a_worker_and_may_be_ones_own(worker, monkeypatch):
