@@ -93,6 +93,15 @@ def test_losses_of_two_tokens_with_ratios_2_and_0605(worker, loss, advantages, v
     assert found.grads[0] == pytest.approx(grads, abs=2e-6)
 
 
+@pytest.mark.parametrize("loss", ["gspo", "gmpo"])
+def test_a_loss_of_whole_rows_refuses_credit_that_it_would_average_away(worker, loss):
+    """Else the gradient of these advantages is 0, and nobody is told."""
+    row, trained = row_of([-1.0] * 4, [1.0, 1.0, -1.0, -1.0]), [-1.0] * 4
+    with pytest.raises(ValueError, match=f"'{loss}' needs one advantage .* gspo_token"):
+        learn(worker, [row], trained, settings(loss))
+    assert learn(worker, [row], trained, settings("gspo_token")).grads[0] == pytest.approx([-0.25] * 2 + [0.25] * 2)
+
+
 def test_dppo_drops_by_the_change_of_probability(worker):
     trained, sampled = logs(0.5, 0.3, 0.2), logs(0.4, 0.3, 0.5)
     algorithm = settings("dppo", reduction="seq-mean-token-sum", loss_settings={"low": 0.2, "high": 0.2, "tau": 1e-3})
