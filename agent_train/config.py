@@ -62,7 +62,8 @@ class ModelConfig:
 class EngineConfig:
     """What samples. `vllm` starts servers; `embedded` runs in this process.
 
-    `port` 0 takes a free one. Times are seconds, `kv_cache_bytes` is for CPU engines.
+    `port` 0 takes a free one. Times are seconds, `kv_cache_bytes` is for CPU engines. `batch_wait` is how long a batch of the
+    embedded engine waits for episodes that have not asked; with `trainer.deterministic` it waits for all of them, however long.
     """
 
     name: str = "vllm"
@@ -70,6 +71,7 @@ class EngineConfig:
     tensor_parallel: int = 1
     max_model_len: int = 1024
     max_concurrent: int = 64
+    batch_wait: float = 10.0
     port: int = 0
     kv_cache_bytes: int = 268435456
     gpu_memory_utilization: float = 0.85

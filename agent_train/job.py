@@ -173,7 +173,10 @@ class Job:
 
     @property
     def _limits(self) -> Limits:
-        return Limits(step_timeout=self.config.env.step_timeout, act_timeout=self.config.engine.request_timeout)
+        engine, step_timeout = self.config.engine, self.config.env.step_timeout
+        # Whoever waits for a batch that waits for all is bound by the limits of the others' calls.
+        waits_for_all = engine.name == "embedded" and self.config.trainer.deterministic
+        return Limits(step_timeout=step_timeout, act_timeout=None if waits_for_all else engine.request_timeout)
 
     @property
     def _concurrency(self) -> int:
@@ -255,6 +258,7 @@ async def _start_parts(
             dtype=config.model.dtype,
             seed=config.trainer.seed,
             adapter_rank=config.lora.rank,
+            deterministic=config.trainer.deterministic,
             on_progress=lambda line, seconds: tracker.phase("starting the engine", f"{seconds:.0f} s: {line}"),
         )
         stack.push_async_callback(_close_in_time, engine)

@@ -38,7 +38,7 @@ MAY_CHANGE = (
     ),
     *("learner.microbatch_tokens", "learner.head_chunk", "learner.vocab_chunk", "learner.gradient_checkpointing"),
     *("learner.offload", "learner.compile", "learner.shared_prefix"),
-    *("engine.port", "engine.replicas", "engine.tensor_parallel", "engine.max_concurrent", "engine.kv_cache_bytes"),
+    *("engine.port", "engine.replicas", "engine.tensor_parallel", "engine.max_concurrent", "engine.batch_wait", "engine.kv_cache_bytes"),
     *("engine.gpu_memory_utilization", "engine.start_timeout", "engine.request_timeout"),
     *("sandbox", "env.url", "env.placement", "env.workers", "env.cpus", "env.step_timeout"),
 )
