@@ -236,13 +236,15 @@ class AlgorithmConfig:
 class LearnerConfig:
     """The FSDP2 workers and their optimizer, of every role. `microbatch_tokens` bounds one forward pass.
 
-    After `warmup_steps` the learning rate stays (`schedule` constant) or falls in a line to 0 at the last step (linear).
+    With `schedule` constant the learning rate stays. With linear it falls in a line from the whole rate at the first of N steps to
+    1/N of it at the last, so that no step is made at rate 0. The warm-up over `warmup_steps` multiplies either.
 
     Attributes:
         workers: ranks of each role.
         tensor_parallel, sequence_parallel: ranks that share the layers of one replica, or the tokens of one micro-batch; both
             divide `workers`.
         optimizer: adamw, or adamw8bit (needs torchao).
+        weight_decay: of matrices; norms, biases and other parameters of one dimension are left alone.
         offload: whether parameters and optimizer lie in host memory between uses.
         compile: whether blocks are compiled.
         shared_prefix: whether the prompt of a group is computed once.

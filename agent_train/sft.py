@@ -178,7 +178,7 @@ async def warm_start(
     on_progress: Callable[[SftProgress], None] | None = None,
     seed: int = 0,
 ) -> SftUpdate:
-    """Train on the rows: `config.epochs` times over, in batches of `config.batch_rows`, the rate falling linearly to 0.
+    """Train on the rows: `config.epochs` times over, in batches of `config.batch_rows`, the rate falling linearly to 1/steps of it at the last.
 
     Args:
         learner: takes the steps.
