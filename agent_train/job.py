@@ -205,7 +205,7 @@ async def open_job(
     train_tasks, test_tasks = spec.tasks(config.env.train_split), spec.tasks(config.env.test_split)
     model_dir = await asyncio.to_thread(find_model, config, folder, tracker)
     await asyncio.to_thread(check_vocabularies, config, model_dir)
-    renderer = Renderer(await asyncio.to_thread(_tokenizer, model_dir))
+    renderer = await asyncio.to_thread(Renderer.of_folder, model_dir)
     async with AsyncExitStack() as stack:
         tracker.phase("starting Ray")
         await start_ray(own_ray_cpus(config), stack)
@@ -315,8 +315,3 @@ async def _close_in_time(engine: VllmEngine | EmbeddedEngine) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(engine.close(), CLOSE_SECONDS)
 
-
-def _tokenizer(model_dir: Path):  # type: ignore[no-untyped-def]  # transformers has no types
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(model_dir))
