@@ -314,4 +314,3 @@ async def _close_in_time(engine: VllmEngine | EmbeddedEngine) -> None:
     """Close the engine, but not for longer than a stop may take: Ray's end takes its processes too."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(engine.close(), CLOSE_SECONDS)
-

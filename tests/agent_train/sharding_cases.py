@@ -92,7 +92,12 @@ def measure(worker, case, config, folder):
         worker.update([share], lr_scale=0.1)
         after = worker.logprobs(share)
     later = save_state(worker, folder / f"{case.name} state") if case.state else None
-    mine = {"held": held, "decays": decaying(worker, config), "metrics": dataclasses.asdict(metrics), "manifest": worker.manifest()}
+    mine = {
+        "held": held,
+        "decays": decaying(worker, config),
+        "metrics": dataclasses.asdict(metrics),
+        "manifest": worker.manifest(),
+    }
     return mine | {"weights": weights, "gradients": gradients, "said": said, "after": after, "later": later}
 
 

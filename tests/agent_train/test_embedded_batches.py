@@ -80,7 +80,9 @@ def test_a_session_that_does_not_ask_holds_nobody_up_for_long(model_dir) -> None
     assert 0.3 <= asyncio.run(run()) < 5
 
 
-def test_without_a_bound_a_batch_waits_for_every_session_and_longer_than_an_answer_may_take(model_dir, batch_sizes) -> None:
+def test_without_a_bound_a_batch_waits_for_every_session_and_longer_than_an_answer_may_take(
+    model_dir, batch_sizes
+) -> None:
     async def run() -> None:
         engine = EmbeddedEngine(model_dir, 256, batch_wait=None, request_timeout=0.4)
         engine.open_session(2)
