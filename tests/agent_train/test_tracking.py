@@ -10,8 +10,8 @@ from rich.console import Console
 from run_cases import clock, episode, group, learned, new_run
 
 from agent_train.config import Config, TrainerConfig
-from agent_train.run_folder import RunFolder
 from agent_train.metrics_file import broken_lines, read_metrics
+from agent_train.run_folder import RunFolder
 from agent_train.tracking import Clock, Tracker, eval_metrics, step_metrics
 from agentgym.trajectory import Group
 
