@@ -293,7 +293,7 @@ def test_maxrl_refuses_rewards_below_nought():
 TURNS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=3)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(sorted(set(ADVANTAGES) - {"prime", "distill"})),
     groups=st.lists(st.lists(TURNS, min_size=1, max_size=3), min_size=1, max_size=4),
