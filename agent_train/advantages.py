@@ -221,8 +221,16 @@ def _gigpo(asked: Asked) -> Tensor:
 
 
 def _states(trajectory: Trajectory) -> list[str]:
-    """What the agent was shown before each turn in which it sampled."""
-    return [state_key(turn.observation) for turn in trajectory.turns if turn.tokens and turn.tokens.completion_ids]
+    """What identifies the state before each turn in which the agent sampled.
+
+    The environment's own key where it gives one, as `info["state"]` of the `reset` or `step` before; else what the agent was shown.
+    """
+    own = [trajectory.metadata.get("state"), *(turn.info.get("state") for turn in trajectory.turns)]
+    return [
+        state_key(turn.observation if state is None else [{"state": state}])
+        for turn, state in zip(trajectory.turns, own, strict=False)
+        if turn.tokens and turn.tokens.completion_ids
+    ]
 
 
 def _reinforce_pp(asked: Asked) -> Tensor:

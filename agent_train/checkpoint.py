@@ -33,7 +33,7 @@ MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
 _EXPORT = ".export"
 _UNFINISHED = ".unfinished-"
-_REPLACED = ".replaced-"
+REPLACED = ".replaced-"
 _REMOVED = ".removed-"
 _BLOCK = 1 << 22
 # The end of a run that is stopped has to come within seconds.
@@ -202,7 +202,7 @@ def commit(run: RunFolder, folder: Path, step: int, keep: int) -> None:
         _to_disk(path)
     _to_disk(run.metrics)
     final = run.checkpoints / _name(step)
-    replaced = run.checkpoints / f"{_REPLACED}{_name(step)}"
+    replaced = run.checkpoints / f"{REPLACED}{_name(step)}"
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
@@ -232,10 +232,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
             if not (path / name).is_file() or _sum(path / name) != said:
                 raise CheckpointError(f"{path}: not whole: {name} is not as it was written")
         record = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
-        progress = Progress.from_json(record["progress"])
+        found = Checkpoint(path, Progress.from_json(record["progress"]), record["metrics_bytes"], record["elapsed"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: not whole: {error or type(error).__name__}") from error
-    return Checkpoint(path, progress, record["metrics_bytes"], record["elapsed"])
+    return found
 
 
 def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[CheckpointError]]:
@@ -243,8 +243,8 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[CheckpointErro
 
     One that was being replaced when the machine stopped has its name back afterwards.
     """
-    for replaced in run.checkpoints.glob(f"{_REPLACED}*"):
-        final = run.checkpoints / replaced.name.removeprefix(_REPLACED)
+    for replaced in run.checkpoints.glob(f"{REPLACED}*"):
+        final = run.checkpoints / replaced.name.removeprefix(REPLACED)
         if final.exists():
             shutil.rmtree(replaced)
         else:

@@ -1,4 +1,4 @@
-"""`agent-train`: settings in, a trained policy out. Everything that can be refused is refused before torch is imported."""
+"""`agent-train`: settings in, a trained policy out. Everything that can be refused is refused before anything starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from agentgym import __version__
@@ -48,6 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"agentgym {__version__}")
     arguments = parser.parse_intermixed_args(argv)
+    with _ends_at_once():
+        return _refuse_or_run(arguments)
+
+
+def _refuse_or_run(arguments: argparse.Namespace) -> int:
     try:
         from agent_train.compose import compose, to_yaml
         from agent_train.config import ConfigError
@@ -68,12 +73,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(BrokenPipeError):  # the reader of our output, `head` say, has left
             print(f"Would run:\n{as_text(plan(config))}\n\nSettings:\n{to_yaml(config).rstrip()}", flush=True)
         return 0
-    # The imports take seconds, and some of them swallow a KeyboardInterrupt. `run` sets handlers of its own.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _end_at_once)
     from agent_train.run import run
 
     return run(config)
+
+
+@contextlib.contextmanager
+def _ends_at_once() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the process: torch's import takes seconds, and swallows a KeyboardInterrupt. `run` sets handlers of its own."""
+    before = {number: signal.signal(number, _end_at_once) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _end_at_once(number: int, _: object) -> NoReturn:

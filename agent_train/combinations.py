@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent_train.algorithms.registry import loss_path, losses
+from agent_train.algorithms.registry import loss_path, losses, of_whole_rows
 from agent_train.config import Config
 from agent_train.roles import WITH_CRITIC
 from agentgym.service.address import is_url
@@ -34,6 +34,10 @@ BANDED = ("icepop", "seq-mask-tis", "sequence-mask", "geometric-mask")
 # Compared inside a group, so that one episode alone teaches nothing.
 IN_GROUPS = ("rloo", "opo", "maxrl", "best_of", "reinforce_pp_baseline", "turn", "gigpo", "prime")
 MAX_LORA_RANK = 512  # of vLLM
+# One number for all tokens of an episode, whatever its rewards and settings; the others may differ from turn to turn.
+OF_EPISODES = ("group", "rloo", "opo", "maxrl", "best_of", "reinforce_pp_baseline", "constant")
+# Each row weighs the same, or each trajectory, however long it is.
+OF_ROWS = ("seq-mean-token-mean", "trajectory-mean")
 WITHOUT_REWARDS = ("distill", "constant")
 
 
@@ -44,6 +48,7 @@ def wrong_combinations(config: Config) -> Iterator[str]:
     if config.algorithm.advantage.name not in ADVANTAGES:
         return
     yield from _wrong_advantage(config)
+    yield from _wrong_for_whole_rows(config)
     yield from _wrong_groups(config)
     yield from _wrong_kl(config)
     yield from _wrong_overlong(config)
@@ -132,6 +137,19 @@ def _wrong_advantage(config: Config) -> Iterator[str]:
     ):
         cause = "algorithm.overlong.length" if algorithm.overlong.length else "algorithm.kl.place=reward"
         yield f"{name}: needs rewards of at least 0, and {cause} takes from them: leave one of the two out"
+
+
+def _wrong_for_whole_rows(config: Config) -> Iterator[str]:
+    """Credit that differs inside a row, or weights by its length, with a loss that is of whole rows."""
+    algorithm = config.algorithm
+    if algorithm.loss not in of_whole_rows:
+        return
+    if algorithm.advantage.name not in OF_EPISODES:
+        instead = "algorithm.loss=gspo_token" if algorithm.loss == "gspo" else "algorithm.loss=gspo_token or ppo"
+        yield f"algorithm.loss={algorithm.loss}: its ratio is of a whole sequence, and would average the credit of advantage {algorithm.advantage.name} away, which differs inside a sequence: set {instead}"
+    if algorithm.reduction not in OF_ROWS:
+        instead = " (or algorithm.loss=gspo_token)" if algorithm.loss == "gspo" else ""
+        yield f"algorithm.reduction={algorithm.reduction}: loss {algorithm.loss} is one number for a whole sequence, and this would weigh it by its length: set algorithm.reduction=seq-mean-token-mean{instead}"
 
 
 def _wrong_groups(config: Config) -> Iterator[str]:

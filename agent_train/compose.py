@@ -157,6 +157,8 @@ def _compose_again(settings: Path, overrides: Sequence[Override]) -> Config:
         merged = OmegaConf.structured(config_from_yaml(settings.read_text(encoding="utf-8")))
     except ConfigError as error:
         raise ConfigError([f"{settings}: {problem}" for problem in error.problems]) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{settings} cannot be read: {error}"]) from error
     try:
         for override in overrides:
             free = any(override.key_or_group.startswith(f"{key}.") for key in FREE_KEYS)

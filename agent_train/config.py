@@ -62,7 +62,8 @@ class ModelConfig:
 class EngineConfig:
     """What samples. `vllm` starts servers; `embedded` runs in this process.
 
-    `port` 0 takes a free one. Times are seconds, `kv_cache_bytes` is for CPU engines.
+    `port` 0 takes a free one. Times are seconds, `kv_cache_bytes` is for CPU engines. `batch_wait` is how long a batch of the
+    embedded engine waits for episodes that have not asked; with `trainer.deterministic` it waits for all of them, however long.
     """
 
     name: str = "vllm"
@@ -70,6 +71,7 @@ class EngineConfig:
     tensor_parallel: int = 1
     max_model_len: int = 1024
     max_concurrent: int = 64
+    batch_wait: float = 10.0
     port: int = 0
     kv_cache_bytes: int = 268435456
     gpu_memory_utilization: float = 0.85
@@ -234,13 +236,15 @@ class AlgorithmConfig:
 class LearnerConfig:
     """The FSDP2 workers and their optimizer, of every role. `microbatch_tokens` bounds one forward pass.
 
-    After `warmup_steps` the learning rate stays (`schedule` constant) or falls in a line to 0 at the last step (linear).
+    With `schedule` constant the learning rate stays. With linear it falls in a line from the whole rate at the first of N steps to
+    1/N of it at the last, so that no step is made at rate 0. The warm-up over `warmup_steps` multiplies either.
 
     Attributes:
         workers: ranks of each role.
         tensor_parallel, sequence_parallel: ranks that share the layers of one replica, or the tokens of one micro-batch; both
             divide `workers`.
         optimizer: adamw, or adamw8bit (needs torchao).
+        weight_decay: of matrices; norms, biases and other parameters of one dimension are left alone.
         offload: whether parameters and optimizer lie in host memory between uses.
         compile: whether blocks are compiled.
         shared_prefix: whether the prompt of a group is computed once.

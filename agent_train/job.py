@@ -173,7 +173,10 @@ class Job:
 
     @property
     def _limits(self) -> Limits:
-        return Limits(step_timeout=self.config.env.step_timeout, act_timeout=self.config.engine.request_timeout)
+        engine, step_timeout = self.config.engine, self.config.env.step_timeout
+        # Whoever waits for a batch that waits for all is bound by the limits of the others' calls.
+        waits_for_all = engine.name == "embedded" and self.config.trainer.deterministic
+        return Limits(step_timeout=step_timeout, act_timeout=None if waits_for_all else engine.request_timeout)
 
     @property
     def _concurrency(self) -> int:
@@ -202,7 +205,7 @@ async def open_job(
     train_tasks, test_tasks = spec.tasks(config.env.train_split), spec.tasks(config.env.test_split)
     model_dir = await asyncio.to_thread(find_model, config, folder, tracker)
     await asyncio.to_thread(check_vocabularies, config, model_dir)
-    renderer = Renderer(await asyncio.to_thread(_tokenizer, model_dir))
+    renderer = await asyncio.to_thread(Renderer.of_folder, model_dir)
     async with AsyncExitStack() as stack:
         tracker.phase("starting Ray")
         await start_ray(own_ray_cpus(config), stack)
@@ -255,6 +258,7 @@ async def _start_parts(
             dtype=config.model.dtype,
             seed=config.trainer.seed,
             adapter_rank=config.lora.rank,
+            deterministic=config.trainer.deterministic,
             on_progress=lambda line, seconds: tracker.phase("starting the engine", f"{seconds:.0f} s: {line}"),
         )
         stack.push_async_callback(_close_in_time, engine)
@@ -310,9 +314,3 @@ async def _close_in_time(engine: VllmEngine | EmbeddedEngine) -> None:
     """Close the engine, but not for longer than a stop may take: Ray's end takes its processes too."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(engine.close(), CLOSE_SECONDS)
-
-
-def _tokenizer(model_dir: Path):  # type: ignore[no-untyped-def]  # transformers has no types
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(model_dir))

@@ -76,7 +76,7 @@ def _model(config: Config) -> tuple[str, str]:
 def _file_learner(config: Config) -> str:
     learner = config.learner
     device = "CUDA, NCCL" if visible_gpus() else "CPU, gloo"
-    falling = ", falling to 0 at the last step" if learner.schedule == "linear" else ""
+    falling = ", falling in a line to 1/N of it at the last of N steps" if learner.schedule == "linear" else ""
     return (
         f"{_count(learner.workers, 'FSDP2 worker')} ({device}), learning rate {learner.lr:g} after "
         f"{_count(learner.warmup_steps, 'warm-up step')}{falling}"

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym.messages import Message, assistant, text_of, tool_result, user
@@ -48,15 +49,17 @@ class Renderer:
 
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.
+        eos_ids: further ids that end an answer, those of the model's generation config.
 
     Attributes:
-        stop_token_ids: the eos token and the token with which the template ends an assistant turn.
+        end_of_turn: the token with which the template ends an assistant turn; the eos token where that is no special one.
+        stop_token_ids: that token, the eos token and `eos_ids`.
 
     Raises:
         RendererError: no chat template, a template that cannot write an assistant turn, or no stop token.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int] = ()):
         if not getattr(tokenizer, "chat_template", None):
             name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
             raise RendererError(
@@ -66,7 +69,18 @@ class Renderer:
         self._anchor_ids, self._lead = self._probe_answer()
         self._anchor = self._decode(self._anchor_ids)
         self._plain_arguments = self._takes_argument_text()
-        self.stop_token_ids = self._find_stop_tokens()
+        self.end_of_turn, self.stop_token_ids = self._find_stop_tokens(eos_ids)
+
+    @classmethod
+    def of_folder(cls, model_dir: str | Path) -> Renderer:
+        """For the tokenizer of a model folder; `generation_config.json` says what else ends an answer, as it does to vLLM.
+
+        Raises:
+            RendererError: as above, or that file cannot be read.
+        """
+        from transformers import AutoTokenizer
+
+        return cls(AutoTokenizer.from_pretrained(str(model_dir)), eos_ids_of(model_dir))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens of the tokenizer's own; those written out in the text become ids."""
@@ -196,21 +210,20 @@ class Renderer:
         lead = answered[len(prompt) :].partition(_PROBE)[0] if answered.startswith(prompt) else ""
         return self.encode(prompt)[-8:], "" if lead.strip() else lead
 
-    def _find_stop_tokens(self) -> tuple[int, ...]:
-        """The eos token, and the special token right behind an assistant's text: an end of turn, or the next role's."""
+    def _find_stop_tokens(self, eos_ids: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        """The special token right behind an assistant's text (an end of turn, or the next role's), and all that stop an answer."""
         stops: list[int] = [] if self.tokenizer.eos_token_id is None else [int(self.tokenizer.eos_token_id)]
         _, found, behind = self.text([user("."), assistant(_PROBE), user(".")], answering=False).rpartition(_PROBE)
         if not found:
             raise RendererError("the chat template leaves out what the assistant says")
         ids = self.encode(behind)
         special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
-        if ids and ids[0] in special and ids[0] not in stops:
-            stops.append(ids[0])
-        if not stops:
+        end_of_turn = ids[0] if ids and ids[0] in special else next(iter(stops), None)
+        if end_of_turn is None:
             raise RendererError(
                 "the tokenizer has no eos token and the chat template ends an assistant turn with no special token: nothing would stop the model"
             )
-        return tuple(stops)
+        return end_of_turn, tuple(dict.fromkeys([*stops, end_of_turn, *eos_ids]))
 
     def _takes_argument_text(self) -> bool:
         """Whether the template writes the text of a tool call's arguments as it is, and does not quote it once more."""
@@ -222,6 +235,25 @@ class Renderer:
             )
         except RendererError:
             return False
+
+
+def eos_ids_of(model_dir: str | Path) -> list[int]:
+    """`eos_token_id` of a model folder's `generation_config.json`, which may be one id, several, or none.
+
+    Raises:
+        RendererError: the file cannot be read, or holds something else there.
+    """
+    path = Path(model_dir) / "generation_config.json"
+    if not path.is_file():
+        return []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError) as error:
+        raise RendererError(f"{path} cannot be read: {error}") from error
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
+        raise RendererError(f"{path}: eos_token_id is {found!r}, not a token id or a list of them")
+    return ids
 
 
 def _readings(text: str, turn: int) -> Iterator[Message]:

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_train.metrics_file import broken_lines, read_metrics
 from agent_train.modes import charts as of_files
 from agent_train.report_trajectories import trajectories_html
 from agent_train.run_folder import RunFolder
-from agent_train.tracking import read_metrics
 from agentgym.charts import Frame, Series, line_chart, stacked_bars
 from agentgym.files import write_json, write_text
 from agentgym.page import PAGE, PRINT, card, document, folded, table
@@ -29,13 +29,15 @@ Record = dict[str, Any]
 def write_report(run_folder: RunFolder | Path | str) -> Path:
     """Write `report.html`: one file that needs no other and no network.
 
+    What a crash has left of a line of metrics or trajectories is named on the page and left out.
+
     Raises:
         FileNotFoundError: the run has no metrics.jsonl.
-        ValueError: metrics or trajectories are broken; the message names file and line.
     """
     run = run_folder if isinstance(run_folder, RunFolder) else RunFolder(Path(run_folder))
     records = read_metrics(run.metrics)
     parts = [
+        _left_out(run),
         _headline(records),
         f'<section class="charts">{"".join(f"<figure>{svg}</figure>" for svg in _charts(records))}</section>',
         _evaluations(records),
@@ -132,6 +134,14 @@ def draw_curves(records: Sequence[Record], path: str | Path, title: str | None =
 
 def _of_kind(records: Sequence[Record], kind: str) -> list[Record]:
     return [record for record in records if record["kind"] == kind]
+
+
+def _left_out(run: RunFolder) -> str:
+    """How many lines of the metrics are no records."""
+    if not (broken := broken_lines(run.metrics)):
+        return ""
+    lines = f"{len(broken)} line{'s' * (len(broken) > 1)} of {run.metrics.name}"
+    return f'<p class="note">{lines} cannot be read and are left out; the first is line {broken[0]}.</p>'
 
 
 def _headline(records: Sequence[Record]) -> str:
@@ -252,7 +262,7 @@ def _evaluations(records: Sequence[Record]) -> str:
 
 def _settings(run: RunFolder) -> str:
     files = (("Settings", run.config), ("Versions and command", run.versions))
-    parts = [folded(name, path.read_text(encoding="utf-8")) for name, path in files if path.is_file()]
+    parts = [folded(name, path.read_text(encoding="utf-8", errors="replace")) for name, path in files if path.is_file()]
     return f"<section><h2>Settings</h2>{''.join(parts)}</section>" if parts else ""
 
 

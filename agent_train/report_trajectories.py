@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
 
 from agent_train.run_folder import RunFolder
@@ -44,4 +45,8 @@ def _file_html(path: Path, decode: Decode | None) -> str:
         if kind == "eval"
         else f"step {int(step)}"
     )
-    return f"<h3>{where}, {when}</h3>{episodes_html(examples(read_jsonl(path)), decode)}"
+    try:
+        shown = episodes_html(examples(read_jsonl(path)), decode)
+    except ValueError as error:  # a crash has left half of a line
+        shown = f'<p class="note">{escape(str(error))}</p>'
+    return f"<h3>{where}, {when}</h3>{shown}"

@@ -17,9 +17,10 @@ from typing import Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from agent_train.checkpoint import Checkpoint, newest_whole
+from agent_train.checkpoint import REPLACED, Checkpoint, newest_whole
 from agent_train.compose import config_from_yaml, settings_keys, to_yaml
 from agent_train.config import Config, ConfigError
+from agent_train.metrics_file import record_of
 from agent_train.run_folder import RunFolder, run_name, versions
 from agentgym.files import write_json, write_text
 from agentgym.locks import hold
@@ -38,7 +39,14 @@ MAY_CHANGE = (
     ),
     *("learner.microbatch_tokens", "learner.head_chunk", "learner.vocab_chunk", "learner.gradient_checkpointing"),
     *("learner.offload", "learner.compile", "learner.shared_prefix"),
-    *("engine.port", "engine.replicas", "engine.tensor_parallel", "engine.max_concurrent", "engine.kv_cache_bytes"),
+    *(
+        "engine.port",
+        "engine.replicas",
+        "engine.tensor_parallel",
+        "engine.max_concurrent",
+        "engine.batch_wait",
+        "engine.kv_cache_bytes",
+    ),
     *("engine.gpu_memory_utilization", "engine.start_timeout", "engine.request_timeout"),
     *("sandbox", "env.url", "env.placement", "env.workers", "env.cpus", "env.step_timeout"),
 )
@@ -91,6 +99,9 @@ def refusals(config: Config) -> Iterator[str]:
         yield f"{key}: {path} already holds a run that is being written ({writer}): wait for it, or choose another name"
         return
     yield from _differences(config, run, key)
+    if problem := _wrong_latest(run):
+        yield f"{key}: {problem}"
+        return
     if (run.path / "result.json").is_file() and (step := _last_step(run)) >= trainer.steps:
         yield f"{key}: {path} already holds a run that is done with {step} steps: choose another name, or a larger trainer.steps"
 
@@ -121,10 +132,10 @@ def open_run(config: Config, command: Sequence[str] = ()) -> OpenRun:
             [f"trainer.steps={config.trainer.steps}: {run.path} is at step {checkpoint.step} already: take more steps"]
         )
     number = _next_number(run)
-    _set_aside(run, checkpoint, number)
+    lost = _set_aside(run, checkpoint, number)
     _write_settings_again(run, config, command, checkpoint, number)
     where = f"from step {checkpoint.step}" if checkpoint else "from the beginning: it has no whole checkpoint"
-    return OpenRun(run, checkpoint, [*map(str, torn), f"going on with {run.path.name} {where}"], lock)
+    return OpenRun(run, checkpoint, [*map(str, torn), *lost, f"going on with {run.path.name} {where}"], lock)
 
 
 def resume_command(run: RunFolder) -> list[str]:
@@ -143,7 +154,7 @@ def _holds_something(entry: Path) -> bool:
 def _differences(config: Config, run: RunFolder, key: str) -> Iterator[str]:
     try:
         old = config_from_yaml(run.config.read_text(encoding="utf-8"))
-    except (OSError, ConfigError) as error:
+    except (OSError, ValueError) as error:  # a ConfigError is one, and so is what is no UTF-8
         yield f"{key}: the settings of the run there cannot be read: {error}"
         return
     there, here = _flat(old), _flat(config)
@@ -171,8 +182,19 @@ def _get(config: Any, key: str) -> Any:
     return config
 
 
+def _wrong_latest(run: RunFolder) -> str | None:
+    """Why `checkpoints/latest` cannot be believed: it names no checkpoint, or one that is not there."""
+    named, saved = run.named_latest(), run.saved_checkpoints()
+    # One that was being replaced when the machine stopped gets its name back when the run is opened.
+    if named is None or named in [path.name for path in saved] or (run.checkpoints / f"{REPLACED}{named}").is_dir():
+        return None
+    what = "which is not there" if re.fullmatch(r"step-\d{6,}", named) else "which is no name of a checkpoint"
+    newest = f"from the newest there, {saved[-1].name}" if saved else "from the beginning: there is no checkpoint"
+    return f"{run.checkpoints / 'latest'} names {named[:40]!r}, {what}: delete that file to go on {newest}"
+
+
 def _last_step(run: RunFolder) -> int:
-    newest = run.latest_checkpoint()
+    newest = run.latest_checkpoint() or next(iter(run.saved_checkpoints()[::-1]), None)
     return int(newest.name.removeprefix("step-")) if newest else 0
 
 
@@ -181,9 +203,18 @@ def _next_number(run: RunFolder) -> int:
     return 1 + max(found, default=0)
 
 
-def _set_aside(run: RunFolder, checkpoint: Checkpoint | None, number: int) -> None:
-    """Move what the run wrote after the checkpoint to other names. A crash in between is made good by the next call."""
+def _set_aside(run: RunFolder, checkpoint: Checkpoint | None, number: int) -> list[str]:
+    """Move what the run wrote after the checkpoint to other names. A crash in between is made good by the next call.
+
+    Returns:
+        What people should know of the metrics that are left, a line each.
+    """
     step = checkpoint.step if checkpoint else -1
+    # First, so that it never names what was moved away.
+    if checkpoint is not None:
+        write_text(run.checkpoints / "latest", checkpoint.path.name + "\n")
+    else:
+        (run.checkpoints / "latest").unlink(missing_ok=True)
     for path in sorted(run.trajectories.iterdir()):
         named = _STEP_FILE.fullmatch(path.name)
         if named and int(named[1]) > step:
@@ -194,25 +225,32 @@ def _set_aside(run: RunFolder, checkpoint: Checkpoint | None, number: int) -> No
     for path in (run.path / "result.json", *([] if checkpoint else [run.start])):
         if path.exists():
             _aside(path, number)
-    if checkpoint is not None:
-        write_text(run.checkpoints / "latest", checkpoint.path.name + "\n")
-    else:
-        (run.checkpoints / "latest").unlink(missing_ok=True)
-    _cut(run.metrics, checkpoint.metrics_bytes if checkpoint else 0, number)
+    return _cut(run.metrics, checkpoint.metrics_bytes if checkpoint else 0, number)
 
 
 def _aside(path: Path, number: int) -> None:
     path.rename(path.with_name(f"{path.name}{_ASIDE}{number}"))
 
 
-def _cut(metrics: Path, size: int, number: int) -> None:
-    """Move what a file has after so many bytes into another one. What is left is a new file: who reads along begins again."""
-    if not metrics.is_file() or metrics.stat().st_size <= size:
-        return
-    whole = metrics.read_bytes()
+def _cut(metrics: Path, size: int, number: int) -> list[str]:
+    """Move what a file has after so many bytes into another one, and the lines before that are no records. Says what was wrong.
+
+    What is left is a new file: who reads along begins again.
+    """
+    whole = metrics.read_bytes() if metrics.is_file() else b""
+    lines = whole[:size].splitlines(keepends=True)
+    broken = [line for line in lines if record_of(line) is None]
+    kept = b"".join(line.rstrip(b"\n") + b"\n" for line in lines if record_of(line) is not None)
     rest = metrics.with_name(f"{metrics.name}{_ASIDE}{number}")
-    write_text(rest, whole[size:].decode("utf-8", errors="replace"))
-    write_text(metrics, whole[:size].decode())
+    if kept != whole:
+        write_text(rest, b"".join([*broken, whole[size:]]).decode("utf-8", errors="replace"))
+        write_text(metrics, kept.decode())
+    told = []
+    if broken:
+        told.append(f"{metrics.name}: {len(broken)} of its lines were no records: they are in {rest.name}")
+    if len(kept) < size:
+        told.append(f"{metrics.name}: {size - len(kept)} of the {size} bytes that it had at the checkpoint are lost")
+    return told
 
 
 def _write_settings_again(

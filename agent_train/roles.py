@@ -75,5 +75,8 @@ def learning_rate(config: Config, role: str) -> tuple[float, int]:
 
 
 def lr_scale(config: Config, step: int, steps: int) -> float:
-    """Share of the learning rate that step `step` of `steps`, from 1, takes by `learner.schedule`; the warm-up comes on top."""
+    """Share of the learning rate that step `step` of `steps`, from 1, takes by `learner.schedule`; the warm-up comes on top.
+
+    Linear: 1 at step 1 and 1 / steps at the last one, so that every step learns something; 0 would come after it.
+    """
     return 1.0 if config.learner.schedule == "constant" else 1 - (step - 1) / steps

@@ -96,7 +96,10 @@ def run(config: Config) -> int:
         summary = tracker.finish({0: "finished", 1: "failed"}.get(code, "interrupted"))
     if code:
         tracker.note(f"to go on: {shlex.join(resume_command(folder))}")
-    write_report(folder)
+    try:
+        write_report(folder)
+    except OSError as failure:  # the disk is full, say
+        tracker.note(f"{folder.report} was not written: {failure}")
     stop.done()
     for record in _records(config, folder) if code == 0 else []:
         _write_record(record, config, summary, command)

@@ -99,11 +99,14 @@ class RunFolder:
         return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
     def latest_checkpoint(self) -> Path | None:
-        """The checkpoint that `latest` names; None before the first one."""
+        """The checkpoint that `latest` names; None before the first one, and where it names none that is there."""
+        named = self.named_latest()
+        return next((path for path in self.saved_checkpoints() if path.name == named), None)
+
+    def named_latest(self) -> str | None:
+        """What is written in `latest`, whether it is the name of a checkpoint or not; None where there is no such file."""
         pointer = self.checkpoints / "latest"
-        if not pointer.is_file():
-            return None
-        return self.checkpoints / pointer.read_text(encoding="utf-8").strip()
+        return pointer.read_text(encoding="utf-8", errors="replace").strip() if pointer.is_file() else None
 
 
 def run_name(config: Config) -> str:

@@ -74,15 +74,13 @@ async def expert_trajectories(
 
 async def demonstrations(config: Config, env_spec: EnvSpec, model_dir: str | Path) -> list[Row]:
     """The rows of the warm start that `config.sft` asks for. Runs in any process that can read the model folder."""
-    from transformers import AutoTokenizer
-
     sft = config.sft
     seed = derive_seed(config.trainer.seed, "sft")
     played = await expert_trajectories(env_spec, config.env.train_split, sft.episodes, sft.mistakes, seed)
     env = env_spec.make()
     tools = env.get_wrapper_attr("tools")
     env.close()
-    return sft_rows(played, Renderer(AutoTokenizer.from_pretrained(str(model_dir))), tools)
+    return sft_rows(played, Renderer.of_folder(model_dir), tools)
 
 
 def sft_rows(trajectories: Sequence[Trajectory], renderer: Renderer, tools: Sequence[dict[str, Any]] = ()) -> list[Row]:
@@ -132,7 +130,7 @@ def _completion(
     A reply that is more than text is what the template writes of it.
     """
     # The template's own end of an assistant turn comes last among the stop tokens.
-    end = renderer.stop_token_ids[-1]
+    end = renderer.end_of_turn
     thought = (reply.get("reasoning_content") or "").strip()
     calls = reply.get("tool_calls") or []
     if not calls and not thought:
@@ -178,7 +176,7 @@ async def warm_start(
     on_progress: Callable[[SftProgress], None] | None = None,
     seed: int = 0,
 ) -> SftUpdate:
-    """Train on the rows: `config.epochs` times over, in batches of `config.batch_rows`, the rate falling linearly to 0.
+    """Train on the rows: `config.epochs` times over, in batches of `config.batch_rows`, the rate falling linearly to 1/steps of it at the last.
 
     Args:
         learner: takes the steps.

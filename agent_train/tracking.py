@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +20,7 @@ from rich.console import Console
 
 from agent_train.algorithms.collapse import Health, Sample, health
 from agent_train.display import Display
+from agent_train.metrics_file import read_metrics
 from agent_train.modes.metrics import HELD_OUT, FileStep, HeldOut, closing
 from agent_train.run_folder import RunFolder
 from agentgym.evaluate import success_interval
@@ -385,25 +385,6 @@ def eval_metrics(step: int, trajectories: Sequence[Trajectory]) -> EvalMetrics:
         episodes=len(played),
         failed=len(trajectories) - len(played),
     )
-
-
-def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl`, in order. A last line that a crash cut off is left out.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a line other than the last is broken; the message names file and line.
-    """
-    records = []
-    with Path(path).open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                records.append(json.loads(line))
-            except ValueError as error:
-                if not line.endswith("\n"):
-                    break
-                raise ValueError(f"{path}:{number}: not a record of metrics: {error}") from error
-    return records
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,6 +1,6 @@
 """Is this config one that can run here? Every problem is found before anything starts.
 
-Nothing here imports torch, ray, transformers or vllm: what they would say is read from files instead.
+Nothing here imports ray, transformers or vllm, nor torch before all else is right: what they would say is read from files instead.
 """
 
 from __future__ import annotations
@@ -94,16 +94,23 @@ INTERVALS = {
 def validate(config: Config) -> None:
     """Refuse a config that cannot run on this machine.
 
-    The environment's tasks are looked at last and only when nothing else is wrong, since that may read data.
+    What takes longer is done last, and only when nothing else is wrong: the formulas of the algorithm are tried, which imports
+    torch, and then the environment's tasks are looked at, which may read data.
 
     Raises:
         ConfigError: with one line for every problem found.
     """
     problems = list(_wrong_for_files(config) if config.mode != "rl" else _wrong_for_episodes(config))
     if config.mode == "rl":
-        problems = problems or list(_wrong_splits(config))
+        problems = problems or _wrong_formulas(config) or list(_wrong_splits(config))
     if problems:
         raise ConfigError(problems)
+
+
+def _wrong_formulas(config: Config) -> list[str]:
+    from agent_train.trial import wrong_formulas
+
+    return list(wrong_formulas(config))
 
 
 def _wrong_for_episodes(config: Config) -> Iterator[str]:

@@ -127,7 +127,9 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
 
     if hasattr(policy, "attach"):
         policy.attach(env, lane.call)
-    observation = await _begin(env, lane, task, trajectory.seed, limits)
+    observation, info = await _begin(env, lane, task, trajectory.seed, limits)
+    if info.get("state") is not None:  # of the first turn; those of the others are in their turns' info
+        trajectory.metadata["state"] = info["state"]
     trajectory.task_id = _task_id(env) or trajectory.task_id
     tools = env.get_wrapper_attr("tools")
     conversation = list(observation)
@@ -170,7 +172,9 @@ async def _hung_by_agent(env: Env, lane: Lane, began: float) -> bool:
     return await asyncio.to_thread(up)
 
 
-async def _begin(env: Env, lane: Lane, task: Task | None, seed: int | None, limits: Limits) -> Observation:
+async def _begin(
+    env: Env, lane: Lane, task: Task | None, seed: int | None, limits: Limits
+) -> tuple[Observation, dict[str, Any]]:
     """`init`, where there is a task to bind, and `reset`. Both go to the thread at once: changing threads takes time."""
     init = env.get_wrapper_attr("init")
     parts = Parts(init=limits.init_timeout, reset=limits.reset_timeout)
@@ -188,9 +192,9 @@ async def _begin(env: Env, lane: Lane, task: Task | None, seed: int | None, limi
     if task is not None and inspect.iscoroutinefunction(init):
         await bounded("init", lane.start(init, task), limits.init_timeout)
     elif task is not None:
-        observation = await bounded_parts(parts, lane.start(both), check)
+        begun = await bounded_parts(parts, lane.start(both), check)
         if parts.what == "reset":
-            return observation
+            return begun
     return await bounded("reset", lane.start(env.reset, seed=seed), limits.reset_timeout, _checked_reset)
 
 
@@ -260,10 +264,11 @@ def _checked_observation(observation: Any, call: str) -> Observation:
     return list(observation)
 
 
-def _checked_reset(result: Any) -> Observation:
+def _checked_reset(result: Any) -> tuple[Observation, dict[str, Any]]:
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(f"reset must return (observation, info), not {result!r:.200}")
-    return _checked_observation(result[0], "reset")
+    observation, info = result
+    return _checked_observation(observation, "reset"), dict(info) if isinstance(info, dict) else {}
 
 
 def _checked_step(result: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from agent_train.algorithms.advantages import group_advantages
 from agent_train.algorithms.turn_rewards import turn_returns
+from agentgym.jsonl import plain
 
 
 def gigpo_advantages(
@@ -60,5 +61,5 @@ def gigpo_advantages(
 
 def state_key(observation: Sequence[Mapping[str, Any]]) -> str:
     """A short key of what an agent was shown: equal for equal messages, whatever the order of their fields."""
-    text = json.dumps(list(observation), sort_keys=True, ensure_ascii=False)
+    text = json.dumps(list(observation), sort_keys=True, ensure_ascii=False, default=plain)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -106,35 +106,45 @@ def aipo(logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor, *, cap: 
     return -weight_T * advantages_T * single(logprobs_T)
 
 
+def m2po_drift(logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor) -> Tensor:
+    """How far each token has moved the way its advantage pushes, `|log(p / behaviour)|`; 0 where it moved the other way or A is 0.
+
+    These are the tokens on which a clip could act: A > 0 and p > behaviour, or A < 0 and p < behaviour.
+    """
+    moved_T = (single(logprobs_T) - single(behaviour_T)).detach()
+    return (moved_T * advantages_T.sign()).clamp(min=0.0)
+
+
 def m2po_limit(drift_N: Tensor, budget: float = 0.04) -> Tensor:
-    """From which |drift| on `m2po` drops tokens, so that the mean square of those that stay is at most `budget`.
+    """From which drift on `m2po` drops tokens, so that the mean square of those that count and stay is at most `budget`.
 
     Args:
-        drift_N: log(p / behaviour) of the N sampled tokens of the whole optimizer step, over all micro-batches and ranks: a limit of
-            a micro-batch's own would change with the split.
+        drift_N: from `m2po_drift`, of the N sampled tokens of the whole optimizer step, over all micro-batches and ranks: a limit of
+            a micro-batch's own would change with the split. Those with drift 0 do not count.
         budget: the second moment that stays, 0.04 in arXiv 2510.01161.
 
     Returns:
-        A scalar on the device: the smallest |drift| that is dropped, infinity where all stay. Of tokens with the same drift all are
+        A scalar on the device: the smallest drift that is dropped, infinity where all stay. Of tokens with the same drift all are
         dropped or none, so that their order does not matter.
     """
-    sizes_N = single(drift_N).abs().sort().values
-    counts_N = torch.arange(1, len(sizes_N) + 1, dtype=torch.float64, device=sizes_N.device)
+    counted_N = single(drift_N)[drift_N > 0].sort().values
+    counts_N = torch.arange(1, len(counted_N) + 1, dtype=torch.float64, device=counted_N.device)
     # The mean of the n smallest never falls as n grows, so those within the budget come first.
-    within_N = sizes_N.double().square().cumsum(0) / counts_N <= budget
-    none = torch.full((1,), torch.inf, dtype=sizes_N.dtype, device=sizes_N.device)
-    return torch.cat([sizes_N.masked_fill(within_N, torch.inf), none]).min()
+    within_N = counted_N.double().square().cumsum(0) / counts_N <= budget
+    none = torch.full((1,), torch.inf, dtype=counted_N.dtype, device=counted_N.device)
+    return torch.cat([counted_N.masked_fill(within_N, torch.inf), none]).min()
 
 
 def m2po(
     logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor, drift_limit: Tensor, *, budget: float = 0.04
 ) -> Tensor:
-    """`-A * p / behaviour` on the tokens that drifted less than `drift_limit`, 0 on the rest (M2PO, arXiv 2510.01161).
+    """`-A * p / behaviour` on the tokens whose `m2po_drift` is below `drift_limit`, 0 on the rest (M2PO, arXiv 2510.01161).
+
+    By Algorithm 1 only tokens that have moved the way their advantage pushes are counted and dropped. One that moved the other
+    way keeps the gradient that brings it back, however far it is.
 
     `m2po_limit` makes the limit from all tokens of the optimizer step, with `budget`, which is a setting of the loss and not read
-    here. There is no clip: a few far outliers are dropped, and all others keep their gradient. The dropped tokens stay in the
-    denominator.
+    here. There is no clip. The dropped tokens stay in the denominator.
     """
-    change_T = log_ratio(logprobs_T, behaviour_T)
-    drift_T = (single(logprobs_T) - single(behaviour_T)).detach().abs()
-    return -keep(change_T.exp() * advantages_T, drift_T < drift_limit)
+    keeps_T = m2po_drift(logprobs_T, behaviour_T, advantages_T) < drift_limit
+    return -keep(log_ratio(logprobs_T, behaviour_T).exp() * advantages_T, keeps_T)

@@ -33,6 +33,9 @@ losses: Mapping[str, str] = MappingProxyType(
     }
 )
 
+# One ratio for all tokens of a row, times one advantage: what differs inside a row would be averaged away.
+of_whole_rows = frozenset({"gspo", "gmpo"})
+
 
 def loss_path(name: str) -> str:
     """Where the function of a loss is: by its name, or the name itself where that is `"package.module:function"`.

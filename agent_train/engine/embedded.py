@@ -35,8 +35,11 @@ from agent_train.weights.collective import (
 
 @dataclass(eq=False)
 class _Waiting:
+    """A prompt, its answer, and that its batch has begun to be computed."""
+
     request: Request
     answer: asyncio.Future[Completion]
+    begun: asyncio.Event
 
 
 class EmbeddedEngine(Sessions):
@@ -48,8 +51,9 @@ class EmbeddedEngine(Sessions):
         dtype: of the weights; log-probabilities are float32 in any case.
         device: "cuda", "cpu"; None takes the first GPU if there is one.
         max_concurrent: most prompts in one forward pass; more are answered in parts.
-        batch_wait: seconds without a new prompt after which a batch starts although a session does not wait.
-        request_timeout: seconds one `generate` may take, waiting included.
+        batch_wait: seconds without a new prompt after which a batch starts although a session does not wait. None waits for all
+            sessions, however long, so that no clock decides what a batch holds.
+        request_timeout: seconds one `generate` may take: waiting included, but for the wait without end of `batch_wait` None.
 
     On a CPU torch's threads are set to one unless OMP_NUM_THREADS says otherwise.
     """
@@ -64,7 +68,7 @@ class EmbeddedEngine(Sessions):
         dtype: str = "float32",
         device: str | None = None,
         max_concurrent: int = 64,
-        batch_wait: float = 10.0,
+        batch_wait: float | None = 10.0,
         request_timeout: float = 120.0,
     ):
         from transformers import AutoModelForCausalLM
@@ -104,11 +108,14 @@ class EmbeddedEngine(Sessions):
         """
         check_request(prompt_ids, sampling, self.max_model_len)
         self._check_open()
-        waiting = _Waiting(Request(list(prompt_ids), sampling), asyncio.get_running_loop().create_future())
+        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(Request(list(prompt_ids), sampling), answer, asyncio.Event())
         self._waiting.append(waiting)
         self._consider()
         try:
-            return await asyncio.wait_for(waiting.answer, self._request_timeout)
+            if self._batch_wait is None:
+                await waiting.begun.wait()
+            return await asyncio.wait_for(answer, self._request_timeout)
         except TimeoutError as error:
             raise EngineError(
                 f"generate: the embedded engine did not answer within {self._request_timeout:g} s"
@@ -152,6 +159,7 @@ class EmbeddedEngine(Sessions):
         for waiting in self._waiting:
             if not waiting.answer.done():
                 waiting.answer.set_exception(EngineError("generate: the embedded engine was closed"))
+                waiting.begun.set()
         if self._timer is not None:
             self._timer.cancel()
         if self._batch is not None:
@@ -172,7 +180,7 @@ class EmbeddedEngine(Sessions):
         if self.live_sessions <= len(self._waiting):
             # One pass of the loop lets those who ask at the same time come in too.
             self._timer = loop.call_soon(self._start)
-        else:
+        elif self._batch_wait is not None:
             self._timer = loop.call_later(self._batch_wait, self._start)
 
     def _start(self) -> None:
@@ -186,6 +194,8 @@ class EmbeddedEngine(Sessions):
             for start in range(0, len(waiting), self._max_concurrent):
                 part = waiting[start : start + self._max_concurrent]
                 requests = [each.request for each in part]
+                for each in part:
+                    each.begun.set()
                 completions = await self._in_thread(
                     lambda requests=requests: decode(self._model, requests, self.version)
                 )
@@ -196,6 +206,7 @@ class EmbeddedEngine(Sessions):
             for each in waiting:
                 if not each.answer.done():
                     each.answer.set_exception(EngineError(f"generate: the embedded engine failed: {error!r}"))
+                each.begun.set()
         finally:
             self._batch = None
             if self._waiting:

@@ -18,9 +18,13 @@ async def start_engine(
     dtype: str = "float32",
     seed: int = 0,
     adapter_rank: int = 0,
+    deterministic: bool = False,
     on_progress: Progress | None = None,
 ) -> VllmEngine | EmbeddedEngine:
     """Start it and return when it answers. See `VllmEngine.start` for `logs`, `adapter_rank` (vLLM alone) and `on_progress`; vLLM needs Ray running.
+
+    Args:
+        deterministic: whether a batch of the embedded engine waits for every session that is announced, not for `config.batch_wait`.
 
     Raises:
         EngineError: it did not start.
@@ -37,6 +41,7 @@ async def start_engine(
             config.max_model_len,
             dtype=dtype,
             max_concurrent=config.max_concurrent,
+            batch_wait=None if deterministic else config.batch_wait,
             request_timeout=config.request_timeout,
         )
     raise ValueError(f"engine.name is {config.name!r}: it must be vllm or embedded")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib.util import find_spec
+from typing import Any
 
 from torch import Tensor, nn, optim
 from torch.distributed.tensor import DTensor
@@ -13,8 +14,10 @@ from agent_train.config import LearnerConfig
 NAMES = ("adamw", "adamw8bit")
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], settings: LearnerConfig) -> optim.Optimizer:
-    """The optimizer that `learner.optimizer` names, over those parameters that are trained.
+def make_optimizer(parameters: Iterable[tuple[str, nn.Parameter]], settings: LearnerConfig) -> optim.Optimizer:
+    """The optimizer that `learner.optimizer` names, over those named parameters that are trained.
+
+    `learner.weight_decay` is of matrices: norms, biases and all else of one dimension keep their size.
 
     `adamw` keeps two fp32 averages for each weight; `adamw8bit` keeps them in 8 bits with an fp32 scale for each block of 256, and
     in fp32 for tensors of less than 4096 weights.
@@ -22,8 +25,8 @@ def make_optimizer(parameters: Iterable[nn.Parameter], settings: LearnerConfig) 
     Raises:
         ValueError: no optimizer of that name, or its package is not installed.
     """
-    common = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2), "weight_decay": settings.weight_decay}
-    groups = _by_mesh(parameter for parameter in parameters if parameter.requires_grad)
+    common = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2)}
+    groups = _groups(((name, p) for name, p in parameters if p.requires_grad), settings.weight_decay)
     if settings.optimizer == "adamw":
         return optim.AdamW(groups, fused=True, **common)
     if settings.optimizer != "adamw8bit":
@@ -67,10 +70,12 @@ def _packed(local: Tensor) -> bool:
     return type(local) not in (Tensor, nn.Parameter)
 
 
-def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[dict[str, list[nn.Parameter]]]:
-    """A group for each device mesh: a fused step takes tensors of one mesh only."""
-    groups: dict[object, list[nn.Parameter]] = {}
-    for parameter in parameters:
+def _groups(parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> list[dict[str, Any]]:
+    """A group for each device mesh, since a fused step takes tensors of one mesh only; those that decay and those that do not."""
+    groups: dict[tuple[object, bool], list[nn.Parameter]] = {}
+    for name, parameter in parameters:
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        groups.setdefault(mesh, []).append(parameter)
-    return [{"params": own} for own in groups.values()]
+        # A sharded parameter has the dimensions of the whole one. The biases of experts lie in one matrix.
+        decays = parameter.ndim > 1 and not name.endswith("bias")
+        groups.setdefault((mesh, decays), []).append(parameter)
+    return [{"params": own, "weight_decay": weight_decay * decays} for (_, decays), own in groups.items()]

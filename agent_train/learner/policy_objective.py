@@ -28,11 +28,14 @@ from agent_train.algorithms.corrections import NAMED, Gap, check_one_weight, cor
 from agent_train.algorithms.kl import estimator, kl_loss
 from agent_train.algorithms.losses import entropy_bonus, keep, weighted_sum
 from agent_train.algorithms.policy_loss import LossInputs, PolicyLoss, policy_loss
-from agent_train.algorithms.policy_losses import m2po_limit
+from agent_train.algorithms.policy_losses import m2po_drift, m2po_limit
+from agent_train.algorithms.registry import of_whole_rows
 from agent_train.config import AlgorithmConfig
 from agent_train.learner.measures import Contribute, PolicyTerms, policy_sums
 from agent_train.packing import MicroBatch, Share
 from agent_train.rows import Row
+
+ROUNDING = 1e-5  # of fp32 numbers that were computed in another order
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,10 @@ class PolicyObjective:
                 raise ValueError(
                     f"{where}: algorithm.kl needs its log-probabilities under the reference, and it has none"
                 )
+            if self.loss.name in of_whole_rows and _differ(row):
+                raise ValueError(
+                    f"{where}: loss {self.loss.name!r} needs one advantage for all its sampled tokens, and they differ: take gspo_token"
+                )
             versions = row.versions or [-1] * len(row.ids)
             if interpolated and any(on and v < 0 for on, v in zip(row.mask, versions, strict=True)):
                 raise ValueError(f"{where}: algorithm.proximal=interpolated needs the version that sampled each token")
@@ -155,10 +162,12 @@ class PolicyObjective:
             n_tokens: sampled tokens of the step over all ranks.
             group: the ranks that hold different tokens; None is all.
         """
-        own = [(p_T - batch.behaviour_logprobs_T)[batch.mask_T] for batch, p_T in zip(batches, logprobs, strict=True)]
-        own_N = torch.cat(own)
-        # What a rank has fewer than there are: infinite drift is always dropped and lets no other be.
-        padded_N = torch.nn.functional.pad(own_N, (0, n_tokens - len(own_N)), value=math.inf)
+        given = [(batch, p_T[batch.mask_T]) for batch, p_T in zip(batches, logprobs, strict=True)]
+        own_N = torch.cat(
+            [m2po_drift(p_N, b.behaviour_logprobs_T[b.mask_T], b.advantages_T[b.mask_T]) for b, p_N in given]
+        )
+        # The ranks gather tensors of one length: a drift of 0 does not count.
+        padded_N = torch.nn.functional.pad(own_N, (0, n_tokens - len(own_N)))
         everyone = [torch.empty_like(padded_N) for _ in range(dist.get_world_size(group))]
         dist.all_gather(everyone, padded_N, group=group)
         budget = self.loss.settings.get("budget")
@@ -242,6 +251,12 @@ def referenced(share: Share) -> list[bool]:
     """For each micro-batch whether every row with sampled tokens has log-probabilities of the reference, and there is one."""
     live = [[row for row in rows if row.sampled] for rows in share.micro_batches]
     return [bool(rows) and all(row.reference for row in rows) for rows in live]
+
+
+def _differ(row: Row) -> bool:
+    """Whether the advantages of the sampled tokens differ by more than rounding."""
+    own = [a for a, on in zip(row.advantages, row.mask, strict=False) if on]
+    return bool(own) and max(own) - min(own) > ROUNDING * max(map(abs, own))
 
 
 def _summed(loss_T: Tensor | None, batch: MicroBatch) -> Tensor:

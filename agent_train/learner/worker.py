@@ -119,7 +119,7 @@ class LearnerWorker:
         self._phase, self._steps = "", 0
         self._optimizer = None
         if learns(self.config, self.role):
-            self._optimizer = make_optimizer(self.module.parameters(), self.config.learner)
+            self._optimizer = make_optimizer(self.module.named_parameters(), self.config.learner)
         return self.manifest()
 
     def update(

@@ -120,7 +120,6 @@ async def _refer(config: Config, learner: Learner, samples: list[Sample], tracke
 
 def _read(config: Config, folder: RunFolder, tracker: Tracker) -> tuple[list[Sample], list[Sample], Path]:
     """The samples to train on and those held out, and the model's folder."""
-    from transformers import AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
     from agent_train.renderer import Renderer
@@ -133,7 +132,7 @@ def _read(config: Config, folder: RunFolder, tracker: Tracker) -> tuple[list[Sam
     model_dir = _model(config, folder, examples, tracker)
     if config.reference.path and form in ("dpo", "kto"):
         check_folder(Path(config.reference.path).expanduser(), model_dir, "reference.path")
-    renderer = Renderer(AutoTokenizer.from_pretrained(str(model_dir)))
+    renderer = Renderer.of_folder(model_dir)
     longest = longest_row(config)
     found = []
     for name, path, read in (("data.train", data.train, examples), ("data.test", data.test, held_out)):

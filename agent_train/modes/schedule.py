@@ -27,6 +27,6 @@ def batch_of_step(samples: Sequence[T], size: int, seed: int, step: int) -> list
 
 
 def learning_rate(config: Config, step: int, steps: int) -> float:
-    """The learning rate of step `step`, from 1: the warm-up, then constant or falling in a line towards 0."""
+    """The learning rate of step `step`, from 1: constant, or falling in a line to 1/steps of it at the last, times the warm-up."""
     settings = config.learner
     return settings.lr * lr_scale(config, step, steps) * min(1.0, step / max(settings.warmup_steps, 1))

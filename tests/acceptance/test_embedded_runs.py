@@ -147,6 +147,9 @@ def test_one_learner_rank_and_two_learn_the_same(finished, first) -> None:
 
 
 GUESS = '''
+import os
+import time
+
 from agentgym import Env, Task, TaskSet
 from agentgym.messages import user
 
@@ -167,26 +170,36 @@ class Guess(Env):
         return [user(f"Say a word with a vowel, as {self.task.answer} has.")], {}
 
     def step(self, action):
+        if self.task.id == os.environ.get("SLOW_TASK"):
+            time.sleep(1.5)
         right = any(letter in self.vowels for letter in self.read(action))
         return self.outcome("Good." if right else "Again.", float(right), right, success=right)
 '''
 
 
-def test_an_environment_in_a_users_own_file_trains(finished, tmp_path: Path) -> None:
+def test_an_environment_in_a_users_own_file_trains_alike_however_long_its_steps_take(finished, tmp_path: Path) -> None:
     (tmp_path / "my_module.py").write_text(GUESS)
-    run = finished(
+    settings = (
         "+env=my_module:Guess",
         "env.kwargs.vowels=aeiouy",
         "engine=embedded",
+        "engine.batch_wait=0.3",
         "model.tiny.layers=1",
+        "trainer.deterministic=true",
         "trainer.steps=1",
         "trainer.groups_per_step=4",
         "algorithm.group_size=4",
         "trainer.eval_episodes=4",
-        env={"PYTHONPATH": str(tmp_path)},
     )
+    run = finished(*settings, env={"PYTHONPATH": str(tmp_path)})
     (record,) = run.of_kind("train")
     assert (record["episodes"], record["failed"]) == (16, 0)
     assert record["update"]["tokens"] == record["sampled_tokens"] > 0
     assert json.loads((run.folder / "result.json").read_text())["env"] == "my_module:Guess"
-    assert all(t.env == "my_module:Guess" for t in read_jsonl(run.folder / "trajectories" / "train-000001.jsonl"))
+    episodes = list(read_jsonl(run.folder / "trajectories" / "train-000001.jsonl"))
+    assert all(t.env == "my_module:Guess" for t in episodes)
+    # The same run where each step of one task takes longer than a batch would wait for it.
+    slow = finished(*settings, env={"PYTHONPATH": str(tmp_path), "SLOW_TASK": "train-2"})
+    assert_equal_runs(slow, run)
+    waited = [n.step_seconds for t in read_jsonl(slow.folder / "trajectories" / "train-000001.jsonl") for n in t.turns]
+    assert sum(seconds > 1.0 for seconds in waited) >= 4

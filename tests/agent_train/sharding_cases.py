@@ -14,6 +14,7 @@ from learner_cases import gradients_of, make_config, make_rows, recorded
 from torch.distributed.tensor import DTensor
 
 import agent_train.learner.fsdp as fsdp
+from agent_train.learner.optimizers import make_optimizer
 from agent_train.learner.parallel import rank_shares
 from agent_train.learner.worker import LearnerWorker
 
@@ -91,8 +92,21 @@ def measure(worker, case, config, folder):
         worker.update([share], lr_scale=0.1)
         after = worker.logprobs(share)
     later = save_state(worker, folder / f"{case.name} state") if case.state else None
-    mine = {"held": held, "metrics": dataclasses.asdict(metrics), "manifest": worker.manifest()}
+    mine = {
+        "held": held,
+        "decays": decaying(worker, config),
+        "metrics": dataclasses.asdict(metrics),
+        "manifest": worker.manifest(),
+    }
     return mine | {"weights": weights, "gradients": gradients, "said": said, "after": after, "later": later}
+
+
+def decaying(worker, config):
+    """The names of what an optimizer with weight decay makes smaller."""
+    settings = dataclasses.replace(config.learner, weight_decay=0.1)
+    groups = make_optimizer(worker.module.named_parameters(), settings).param_groups
+    shrinks = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    return {name for name, p in worker.module.named_parameters() if id(p) in shrinks}
 
 
 def save_state(worker, folder):

@@ -35,6 +35,7 @@ BAD = {
     "no environment": ([], "+env="),
     "no model folder": ([*QUICK, "model.path=/nowhere"], "model.path"),
     "size": ([*QUICK, "trainer.groups_per_step=0"], "trainer.groups_per_step"),
+    "setting of a loss": ([*QUICK, "algorithm.loss_settings.dual_clip=0.5"], "dual_clip must be above 1"),
     "group of one": ([*QUICK, "algorithm.group_size=1"], "algorithm.group_size"),
     "run folder": ([*QUICK, "trainer.runs_dir=/proc/runs"], "trainer.runs_dir"),
     "unknown mode": (["mode=sfft"], "did you mean mode=sft?"),
@@ -61,9 +62,13 @@ def test_bad_input_is_exit_code_2_and_one_line_that_names_it(name, capsys, tmp_p
 
 
 def test_what_is_slow_to_import_is_not_imported_to_refuse_or_to_plan(tmp_path):
-    seen = in_new_process(*(argv for argv, _ in BAD.values()), [*QUICK, "--dry-run"], ["--list"], cwd=tmp_path)
-    assert seen["codes"] == [2] * len(BAD) + [0, 0]
+    quick = [argv for name, (argv, _) in BAD.items() if name != "setting of a loss"]
+    seen = in_new_process(*quick, ["--list"], cwd=tmp_path)
+    assert seen["codes"] == [2] * len(quick) + [0]
     assert seen["heavy"] == []
+    # The formulas are tried once all else is right, and they are torch's.
+    planned = in_new_process([*QUICK, "--dry-run"], cwd=tmp_path)
+    assert (planned["codes"], planned["heavy"]) == ([0], ["torch"])
     assert "Traceback" not in seen["stderr"]
     assert list(tmp_path.iterdir()) == []
 

@@ -44,6 +44,10 @@ OWN_LOSS = "algorithm.loss=agent_train.algorithms.losses:entropy_bonus"
         (["algorithm=icepop", "algorithm.correction.low=9"], ["correction.low=9", "correction.high=5"]),
         (["algorithm.reduction=constant"], ["reduction=constant", "reduction_length"]),
         (["algorithm.reduction_length=5"], ["reduction=token-mean", "reduction_length"]),
+        (["algorithm=gspo", "algorithm.advantage.name=gigpo"], ["loss=gspo", "advantage gigpo", "loss=gspo_token"]),
+        (["algorithm=gmpo", "algorithm.advantage.name=turn"], ["loss=gmpo", "advantage turn", "gspo_token or ppo"]),
+        (["algorithm=gspo", "algorithm.reduction=token-mean"], ["reduction=token-mean", "seq-mean", "gspo_token"]),
+        (["algorithm=gmpo", "algorithm.reduction=prompt-mean"], ["reduction=prompt-mean", "seq-mean-token-mean"]),
         (["algorithm.group_size=1"], ["group_size=1", "at least 2"]),
         (["algorithm=rloo", "algorithm.group_size=1"], ["group_size=1", "advantage rloo", "at least 2"]),
         (["algorithm=remax", "algorithm.filter.name=spread"], ["filter.name=spread", "never differ"]),
@@ -82,6 +86,21 @@ def test_what_does_not_go_together_is_refused_with_what_to_do(overrides, words):
     assert found
     assert any(all(word in text for word in words) for text in found), found
     assert all("\n" not in text for text in found)
+
+
+DIFFERING = ("gae", "bilevel_gae", "turn", "gigpo", "prime", "distill", "remax", "reinforce_pp")
+
+
+@pytest.mark.parametrize("loss", sorted(registry.of_whole_rows))
+@pytest.mark.parametrize("name", [*DIFFERING, *combinations.OF_EPISODES])
+def test_a_loss_of_whole_rows_takes_one_advantage_for_an_episode(loss, name):
+    told = [text for text in problems(f"algorithm={loss}", f"algorithm.advantage.name={name}") if "credit" in text]
+    assert bool(told) == (name in DIFFERING)
+    assert problems("algorithm=gspo_token", "algorithm.advantage.name=gigpo") == []
+
+
+def test_every_advantage_is_said_to_be_of_episodes_or_not():
+    assert {*DIFFERING, *combinations.OF_EPISODES} == set(combinations.ADVANTAGES)
 
 
 def test_the_names_are_those_of_the_formulas():

@@ -80,6 +80,27 @@ def test_a_session_that_does_not_ask_holds_nobody_up_for_long(model_dir) -> None
     assert 0.3 <= asyncio.run(run()) < 5
 
 
+def test_without_a_bound_a_batch_waits_for_every_session_and_longer_than_an_answer_may_take(
+    model_dir, batch_sizes
+) -> None:
+    async def run() -> None:
+        engine = EmbeddedEngine(model_dir, 256, batch_wait=None, request_timeout=0.4)
+        engine.open_session(2)
+        first = asyncio.ensure_future(engine.generate([5, 6], Sampling(2, seed=0)))
+        await asyncio.sleep(0.8)
+        assert not first.done()
+        await asyncio.gather(first, engine.generate([5, 7], Sampling(2, seed=1)))
+        # Who waits without end is told when the engine closes.
+        waits = asyncio.ensure_future(engine.generate([5, 6], Sampling(2, seed=0)))
+        await asyncio.sleep(0.05)
+        await engine.close()
+        with pytest.raises(EngineError, match="closed"):
+            await asyncio.wait_for(waits, 5)
+
+    asyncio.run(run())
+    assert batch_sizes == [2]
+
+
 def test_closing_the_session_that_others_wait_for_starts_the_batch(model_dir) -> None:
     async def run() -> None:
         engine = EmbeddedEngine(model_dir, 256, batch_wait=60)

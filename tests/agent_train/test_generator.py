@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -12,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_train.config import TinyConfig
+from agent_train.config import EngineConfig, TinyConfig
 from agent_train.engine.base import EngineError, Sampling
 from agent_train.engine.embedded import EmbeddedEngine
+from agent_train.engine.start import start_engine
 from agent_train.generator import admit, collect, evaluate_policy, pick_tasks, play_greedily
 from agent_train.renderer import Renderer
 from agent_train.rows import rows_of
@@ -24,6 +26,7 @@ from agentgym.messages import user
 from agentgym.policy import EndEpisode
 from agentgym.registration import make, spec
 from agentgym.tasks import Task, TaskSet
+from agentgym_envs.games.frozen_lake.env import FrozenLake
 
 SAMPLING = Sampling(max_tokens=6, temperature=0.8)
 
@@ -85,6 +88,37 @@ def test_every_sample_has_a_seed_of_its_own_and_samples_its_own_way(engine, rend
     assert len({str(ids) for ids in sampled(groups)}) == 6
     assert not {t.seed for g in play(engine, renderer, tasks(2), step=1) for t in g.trajectories} & set(seeds)
     assert not {t.seed for g in play(engine, renderer, tasks(2), seed=12) for t in g.trajectories} & set(seeds)
+
+
+def test_deterministic_rollouts_are_equal_to_the_last_bit_however_long_a_step_takes(folder, renderer):
+    settings = EngineConfig("embedded", max_model_len=512, batch_wait=0.1, request_timeout=0.5)
+
+    def played(deterministic: bool, *slow: tuple[str, int]):
+        """Tokens and log-probabilities; steps of these tasks and turns take a second."""
+
+        class Slow(FrozenLake):
+            def step(self, action):
+                if (self.task.id, self.turn) in slow:
+                    slow_steps.append(self.task.id)
+                    time.sleep(1.0)
+                return super().step(action)
+
+        async def play():
+            engine = await start_engine(settings, folder, folder, deterministic=deterministic)
+            given = {"group_size": 3, "sampling": SAMPLING, "step": 0, "seed": 11}
+            groups = await collect(Slow, engine, renderer, tasks(2), **given)
+            await engine.close()
+            return [[t.error, [vars(turn.tokens) for turn in t.turns]] for group in groups for t in group.trajectories]
+
+        return asyncio.run(play())
+
+    slow_steps: list[str] = []
+    one = tasks(2)[1].id
+    undisturbed = played(True)
+    assert played(True, (one, 1)) == undisturbed
+    assert len(slow_steps) == 3
+    # Where the batch does not wait, the others go on without them: this could fail.
+    assert played(False, (one, 1)) != undisturbed
 
 
 def test_a_second_rollout_of_a_step_counts_on(engine, renderer):

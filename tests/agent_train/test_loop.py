@@ -57,7 +57,7 @@ def job_of(**roles):
     return SimpleNamespace(**{"learner": Role(), **dict.fromkeys(("reference", "critic", "prm", "teacher")), **roles})
 
 
-def test_a_linear_schedule_falls_from_one_to_almost_nothing():
+def test_a_linear_schedule_falls_from_one_to_a_last_step_that_still_learns():
     config = Config()
     assert [lr_scale(config, step, 50) for step in (1, 50)] == [1.0, 1.0]
     config.learner.schedule = "linear"

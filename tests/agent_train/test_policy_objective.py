@@ -93,6 +93,15 @@ def test_losses_of_two_tokens_with_ratios_2_and_0605(worker, loss, advantages, v
     assert found.grads[0] == pytest.approx(grads, abs=2e-6)
 
 
+@pytest.mark.parametrize("loss", ["gspo", "gmpo"])
+def test_a_loss_of_whole_rows_refuses_credit_that_it_would_average_away(worker, loss):
+    """Else the gradient of these advantages is 0, and nobody is told."""
+    row, trained = row_of([-1.0] * 4, [1.0, 1.0, -1.0, -1.0]), [-1.0] * 4
+    with pytest.raises(ValueError, match=f"'{loss}' needs one advantage .* gspo_token"):
+        learn(worker, [row], trained, settings(loss))
+    assert learn(worker, [row], trained, settings("gspo_token")).grads[0] == pytest.approx([-0.25] * 2 + [0.25] * 2)
+
+
 def test_dppo_drops_by_the_change_of_probability(worker):
     trained, sampled = logs(0.5, 0.3, 0.2), logs(0.4, 0.3, 0.5)
     algorithm = settings("dppo", reduction="seq-mean-token-sum", loss_settings={"low": 0.2, "high": 0.2, "tau": 1e-3})
@@ -405,10 +414,14 @@ def test_no_loss_and_no_reduction_sees_the_order_or_the_micro_batches(worker, lo
 
 def test_the_limit_of_m2po_is_of_the_whole_step_and_not_of_a_micro_batch(worker):
     drifts = [0.5, 0.1, 0.05, 0.3, 0.0, 0.2]
+    # The last two have moved against their advantage: neither counts, and neither is dropped.
     rows = [row_of([-1.0 - drift], [1.0], first=1 + i) for i, drift in enumerate(drifts)]
+    rows += [row_of([-3.0], [-1.0], first=7), row_of([0.0], [1.0], first=8)]
     limit = m2po_limit(torch.tensor(drifts), 0.02)
-    found = learn(worker, rows, [-1.0] * 6, settings("m2po", loss_settings={"budget": 0.02}), budget=2)
-    assert [grad != 0 for grad in found.grads[0]] == [drift < limit for drift in drifts] != [True] * 6
+    found = learn(worker, rows, [-1.0] * 8, settings("m2po", loss_settings={"budget": 0.02}), budget=2)
+    stay = [drift < limit for drift in drifts]
+    assert [grad != 0 for grad in found.grads[0]] == [*stay, True, True]
+    assert not all(stay)
 
 
 def test_the_loss_is_imported_once_for_a_worker_and_may_be_ones_own(worker, monkeypatch):

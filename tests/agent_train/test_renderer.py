@@ -174,6 +174,26 @@ def test_stop_tokens_are_the_end_of_text_and_the_end_of_turn():
     assert Renderer(tokenizer).stop_token_ids == (tokenizer.convert_tokens_to_ids("<|pad|>"), end)
 
 
+def test_what_the_generation_config_says_stops_an_answer_too(tmp_path):
+    """As Qwen3's, whose template ends a turn with one token, and whose generation config also has that of the end of text."""
+    tokenizer = train_tokenizer(["x"], 300, 64)
+    tokenizer.save_pretrained(tmp_path)
+    end, text_end = tokenizer.convert_tokens_to_ids(["<|end|>", "<|pad|>"])
+    for eos, stops in ((None, (end,)), (text_end, (end, text_end)), ([end, text_end], (end, text_end))):
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+        render = Renderer.of_folder(tmp_path)
+        assert (render.stop_token_ids, render.end_of_turn) == (stops, end)
+    assert render.parse([*render.encode("up"), text_end]) == assistant("up")
+
+
+@pytest.mark.parametrize("text", ['{"eos_token_id": "<|end|>"}', "{", "[]"])
+def test_a_generation_config_that_is_none_is_named(tmp_path, text):
+    train_tokenizer(["x"], 300, 64).save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(RendererError, match=r"generation_config\.json"):
+        Renderer.of_folder(tmp_path)
+
+
 def test_a_tokenizer_without_a_template_is_refused():
     tokenizer = train_tokenizer(["x"], 300, 64)
     tokenizer.chat_template = None

@@ -170,6 +170,18 @@ def test_a_run_without_evaluation_or_with_a_cut_file_has_a_page(tmp_path):
     assert "nan" not in words
 
 
+def test_what_a_crash_has_left_of_lines_is_named_and_the_rest_is_shown(tmp_path):
+    run = a_run(tmp_path)
+    lines = run.metrics.read_bytes().splitlines(keepends=True)
+    run.metrics.write_bytes(b"".join([*lines[:2], lines[2][:30], *lines[3:]]))
+    file = sorted(run.trajectories.iterdir())[0]
+    file.write_text("{\n" + file.read_text())
+    words = " ".join(Page(text_of(run)).words)
+    assert "1 line of metrics.jsonl cannot be read and are left out; the first is line 3" in words
+    assert f"{file.name}:1: not a trajectory" in words
+    assert "Held-out evaluations" in words
+
+
 def test_a_folder_that_is_no_run_is_exit_code_2(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert "metrics.jsonl" in capsys.readouterr().err

@@ -151,6 +151,70 @@ def test_a_torn_checkpoint_is_named_and_moved_aside(config):
     assert [path.name for path in folder.saved_checkpoints()] == ["step-000002", "step-000004"]
 
 
+@pytest.mark.parametrize("cut", [20, 700])
+def test_metrics_that_end_before_the_checkpoint_cost_their_lines_and_nothing_else(config, cut):
+    """The machine stopped before the disk had them. What is written afterwards must not hang on to half a line."""
+    folder = trained(config, range(1, 3)).folder
+    whole = folder.metrics.read_bytes()
+    folder.metrics.write_bytes(whole[:-cut])
+    run = trained(config, range(3, 5))
+    assert steps_of(run.folder)[-2:] == [3, 4]
+    assert run.told[0] == "metrics.jsonl: 1 of its lines were no records: they are in metrics.jsonl.before-resume-1"
+    assert f"of the {len(whole)} bytes that it had at the checkpoint are lost" in run.told[1]
+    viewed = Run("one", run.folder.path, "training")
+    assert [r["step"] for r in viewed.metrics.update() if r["kind"] == "train"][-2:] == [3, 4]
+    assert viewed.problems == []
+    assert "cannot be read" not in write_report(run.folder).read_text()
+
+
+def test_a_torn_line_before_the_checkpoint_goes_aside(config):
+    folder = trained(config, range(1, 3)).folder
+    lines = folder.metrics.read_bytes().splitlines(keepends=True)
+    lines[1] = b"\0" * (len(lines[1]) - 1) + b"\n"
+    folder.metrics.write_bytes(b"".join(lines))
+    run = trained(config, range(3, 4))
+    assert [(r["kind"], r["step"]) for r in read_metrics(run.folder.metrics)][:3] == [
+        ("train", 1),
+        ("train", 2),
+        ("eval", 2),
+    ]
+    assert "metrics.jsonl.before-resume-1" in run.told[0]
+    write_report(run.folder)
+
+
+@pytest.mark.parametrize(
+    ("latest", "words"),
+    [
+        (b"\xff\0garbage", "which is no name of a checkpoint"),
+        (b"", "which is no name of a checkpoint"),
+        (b"../../etc\n", "which is no name of a checkpoint"),
+        (b"step-000099\n", "which is not there"),
+    ],
+)
+@pytest.mark.parametrize("done", [True, False])
+def test_a_pointer_that_names_no_checkpoint_is_refused_with_what_to_do(config, latest, words, done):
+    folder = trained(config, range(1, 11)).folder
+    (folder.checkpoints / "latest").write_bytes(latest)
+    if done:
+        (folder.path / "result.json").write_text("{}")
+    problem = refused(config)
+    assert words in problem
+    assert "latest names" in problem
+    assert "delete that file to go on from the newest there, step-000010" in problem
+    write_report(folder)
+    (folder.checkpoints / "latest").unlink()
+    if done:
+        assert "done with 10 steps" in refused(config)
+    else:
+        assert opened(config).checkpoint.step == 10
+
+
+def test_settings_that_cannot_be_read_are_refused(config):
+    folder = trained(config, range(1, 3)).folder
+    folder.config.write_bytes(b"\xff\xfe")
+    assert "the settings of the run there cannot be read" in refused(config)
+
+
 def test_a_last_line_that_was_cut_off_goes_aside_too(config):
     folder = trained(config, range(1, 3)).folder
     with folder.metrics.open("a") as file:

@@ -169,6 +169,14 @@ def test_an_optimizer_step_leads_to_the_same_policy(case, found, on_one_rank):
 
 
 @named
+def test_weight_decay_is_of_the_same_matrices_on_every_rank(case, found, on_one_rank):
+    expected = on_one_rank(case)["decays"]
+    assert all(rank["decays"] == expected for rank in found[case.name])
+    assert expected
+    assert all("lora_" in name if case.lora else "norm" not in name and "bias" not in name for name in expected)
+
+
+@named
 def test_no_rank_holds_more_than_its_share(case, found, on_one_rank):
     """Within the rounding of uneven rows: norms of 32 and 8 numbers are cut by tensors' rows too."""
     whole = on_one_rank(case)["held"]

@@ -20,8 +20,21 @@ def settings_of(**learner):
 def test_frozen_weights_have_no_place_in_the_optimizer():
     layer = nn.Linear(2, 3)
     layer.bias.requires_grad_(False)
-    optimizer = make_optimizer(layer.parameters(), settings_of())
+    optimizer = make_optimizer(layer.named_parameters(), settings_of())
     assert [len(group["params"]) for group in optimizer.param_groups] == [1]
+
+
+def test_weight_decay_leaves_norms_and_biases_alone():
+    """Biases of experts too, which lie in one matrix. Without a gradient, decay is all that a step does."""
+    model = nn.ModuleDict({"layer": nn.Linear(2, 3), "norm": nn.LayerNorm(3)})
+    model.register_parameter("experts_bias", nn.Parameter(torch.ones(2, 3)))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = make_optimizer(model.named_parameters(), settings_of(weight_decay=0.1))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert {name for name, p in model.named_parameters() if not torch.equal(p, before[name])} == {"layer.weight"}
+    torch.testing.assert_close(model["layer"].weight, before["layer.weight"] * (1 - 0.5 * 0.1))
 
 
 def test_the_learning_rate_is_set_also_where_the_optimizer_keeps_it_as_a_tensor():
@@ -35,7 +48,7 @@ def test_the_learning_rate_is_set_also_where_the_optimizer_keeps_it_as_a_tensor(
 
 
 def test_a_name_that_is_none_and_a_package_that_is_missing_are_said(monkeypatch):
-    weight = [nn.Parameter(torch.ones(2))]
+    weight = [("weight", nn.Parameter(torch.ones(2)))]
     with pytest.raises(ValueError, match=r"learner.optimizer=lion: there are adamw, adamw8bit"):
         make_optimizer(weight, settings_of(optimizer="lion"))
     monkeypatch.setattr("agent_train.learner.optimizers.find_spec", lambda name: None)

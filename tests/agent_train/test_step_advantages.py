@@ -127,6 +127,23 @@ def test_gigpo_by_the_states_that_agents_were_shown(rows):
     assert [*found["t/0"], *found["t/1"]] == pytest.approx([1.414212, 0.707106, -1.414212, -0.707106], abs=4e-6)
 
 
+@pytest.mark.parametrize("first", [{"cell": [0, 0]}, (0, 0)])
+def test_gigpo_by_the_states_that_the_environment_names(first):
+    """No two observations are equal here, as where they count the turns."""
+    two = [
+        episode("t", 0, [(1, 0.0), (1, 1.0)], states=["turn 1 of a", "turn 2 of a"]),
+        episode("t", 1, [(1, 0.0), (1, 0.0)], states=["turn 1 of b", "turn 2 of b"]),
+    ]
+    found, _ = advantages([Group("t", two)], algorithm("gigpo", std_level="none"))
+    assert [*found["t/0"], *found["t/1"]] == pytest.approx([0.5, 0.5, -0.5, -0.5])
+    for trajectory, second in zip(two, ("left", "right"), strict=True):
+        trajectory.metadata["state"] = first
+        # That of the last turn is where the episode ended: no turn began there.
+        trajectory.turns[0].info["state"], trajectory.turns[1].info["state"] = second, "end"
+    found, _ = advantages([Group("t", two)], algorithm("gigpo", std_level="none"))
+    assert [*found["t/0"], *found["t/1"]] == pytest.approx([0.975, 0.5, -0.975, -0.5])
+
+
 def test_turns_are_supervised_by_their_own_and_later_rewards():
     two = [episode("t", 0, [(1, 1.0), (2, 0.0)]), episode("t", 1, [(2, 0.0), (1, 1.0)])]
     found, _ = advantages([Group("t", two)], algorithm("turn", std="population", eps=0.0))
@@ -276,7 +293,7 @@ def test_maxrl_refuses_rewards_below_nought():
 TURNS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=3)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(sorted(set(ADVANTAGES) - {"prime", "distill"})),
     groups=st.lists(st.lists(TURNS, min_size=1, max_size=3), min_size=1, max_size=4),

@@ -10,8 +10,9 @@ from rich.console import Console
 from run_cases import clock, episode, group, learned, new_run
 
 from agent_train.config import Config, TrainerConfig
+from agent_train.metrics_file import broken_lines, read_metrics
 from agent_train.run_folder import RunFolder
-from agent_train.tracking import Clock, Tracker, eval_metrics, read_metrics, step_metrics
+from agent_train.tracking import Clock, Tracker, eval_metrics, step_metrics
 from agentgym.trajectory import Group
 
 
@@ -97,10 +98,11 @@ def test_a_last_line_that_a_crash_cut_off_is_left_out(run):
     assert [r["step"] for r in read_metrics(run.metrics)] == [1]
 
 
-def test_a_broken_line_in_the_middle_is_an_error_that_names_it(run):
-    run.metrics.write_text('{"step": 1}\n{"ste\n{"step": 3}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl:2"):
-        read_metrics(run.metrics)
+@pytest.mark.parametrize("torn", [b'{"kind": "tr', b"\0\0\0", b"\xff\xfe", b"7", b"{}", b'{"step": 3}'])
+def test_a_broken_line_in_the_middle_is_left_out_and_counted(run, torn):
+    run.metrics.write_bytes(b'{"kind": "a", "step": 1}\n' + torn + b'\n{"kind": "a", "step": 3}\n{"ki')
+    assert [record["step"] for record in read_metrics(run.metrics)] == [1, 3]
+    assert broken_lines(run.metrics) == [2]
 
 
 def test_off_a_terminal_each_step_is_one_line(run):
@@ -176,6 +178,7 @@ def test_the_closing_table_and_the_summary(run):
         for step, rewards in ((0, [1.0, 0.0]), (2, [1.0, 1.0]), (3, [1.0, 1.0, 1.0, 0.0])):
             track.evaluation(step, [episode(f"t{i}", reward=r) for i, r in enumerate(rewards)])
         track.train_step(1, [group("a", [1.0, 0.0])], learned(), clock(), checksum=0)
+        (run.checkpoints / "step-000001").mkdir()
         (run.checkpoints / "latest").write_text("step-000001\n")
         summary = track.finish("interrupted")
     assert (summary.start, summary.end, summary.best) == (0.5, 0.75, 1.0)

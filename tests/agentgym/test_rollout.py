@@ -94,6 +94,22 @@ def test_an_episode_leaves_turns_rewards_and_numbers():
     assert trajectory.error is None
 
 
+@pytest.mark.parametrize("task", [TASK, None])
+def test_the_state_that_a_reset_names_is_kept_with_the_episode(task):
+    """That of each step is in its turn's info."""
+
+    class Named(Echo):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed, options=options or {"task": TASK})[0], {"state": [0, 0], "other": 1}
+
+        def step(self, action):
+            return [user("on")], 0.0, True, False, {"state": [0, 1]}
+
+    trajectory = asyncio.run(run_episode(Named(), ScriptedPolicy(["go"]), task))
+    assert trajectory.metadata == {"state": [0, 0]}
+    assert trajectory.turns[0].info == {"state": [0, 1]}
+
+
 def test_the_policy_sees_the_whole_conversation_and_the_tools():
     seen = []
 

@@ -14,6 +14,7 @@ from agent_train.algorithms.policy_losses import (
     dppo_keeps,
     kimi,
     m2po,
+    m2po_drift,
     m2po_limit,
     raft_pp,
     reinforce,
@@ -110,29 +111,41 @@ def test_aipo_caps_the_weight_and_keeps_the_gradient():
     assert gradient(loss_T.sum(), logprobs_T) == numbers(-4.0, 0.5)
 
 
-def test_m2po_drops_the_farthest_tokens_until_the_rest_is_near():
-    # Squares .01 .04 .09 1: means of the smallest .01 .025 .0467; two stay within .04.
-    behaviour_T = torch.full((4,), -1.0)
-    logprobs_T = torch.tensor([-0.7, -1.1, 0.0, -0.8], requires_grad=True)
-    limit = m2po_limit(logprobs_T.detach() - behaviour_T)
+def test_m2po_drops_the_farthest_of_the_tokens_that_a_clip_could_hold():
+    # Counted are the first four: squares .09 .01 1 .04, means of the smallest .01 .025 .0467. Two of them stay within .04.
+    behaviour_T = torch.full((6,), -1.0)
+    logprobs_T = torch.tensor([-0.7, -0.9, 0.0, -1.2, -3.0, 0.0], requires_grad=True)
+    advantages_T = torch.tensor([1.0, 1.0, 1.0, -2.0, 1.0, -1.0])
+    limit = m2po_limit(m2po_drift(logprobs_T, behaviour_T, advantages_T))
     assert limit.item() == pytest.approx(0.3)
-    loss_T = m2po(logprobs_T, behaviour_T, torch.tensor([1.0, 1.0, 1.0, -2.0]), drift_limit=limit)
-    assert loss_T.tolist() == numbers(0.0, -math.exp(-0.1), 0.0, 2 * math.exp(0.2))
-    assert gradient(loss_T.sum(), logprobs_T) == numbers(0.0, -math.exp(-0.1), 0.0, 2 * math.exp(0.2))
+    loss_T = m2po(logprobs_T, behaviour_T, advantages_T, drift_limit=limit)
+    expected = numbers(0.0, -math.exp(0.1), 0.0, 2 * math.exp(-0.2), -math.exp(-2.0), math.e)
+    assert loss_T.tolist() == expected
+    assert gradient(loss_T.sum(), logprobs_T) == expected
+
+
+def test_m2po_keeps_what_brings_the_policy_back_however_far_it_has_gone():
+    behaviour_T, advantages_T = torch.full((2,), -4.0), torch.tensor([1.0, -1.0])
+    logprobs_T = torch.tensor([-9.0, -0.5], requires_grad=True)
+    limit = m2po_limit(m2po_drift(logprobs_T, behaviour_T, advantages_T))
+    assert limit.item() == math.inf
+    # Far tokens that do not count leave no more room, or less, for those that do.
+    assert m2po_limit(torch.tensor([0.0] * 50 + [0.3])) == m2po_limit(torch.tensor([0.3])) == torch.tensor(0.3)
+    loss_T = m2po(logprobs_T, behaviour_T, advantages_T, drift_limit=torch.tensor(0.1))
+    assert gradient(loss_T.sum(), logprobs_T) == numbers(-math.exp(-5.0), math.exp(3.5))
 
 
 def test_m2po_drops_nothing_near_and_everything_far():
-    assert m2po_limit(torch.tensor([0.19, -0.2])).item() == math.inf
-    assert m2po_limit(torch.tensor([0.5, -0.6])).item() == 0.5
+    assert m2po_limit(torch.tensor([0.19, 0.2])).item() == math.inf
+    assert m2po_limit(torch.tensor([0.5, 0.6])).item() == 0.5
     assert m2po_limit(torch.tensor([])).item() == math.inf
 
 
-@given(st.lists(st.floats(-2.0, 2.0, width=32), min_size=1, max_size=30), st.randoms(use_true_random=False))
+@given(st.lists(st.floats(0.0, 2.0, width=32), min_size=1, max_size=30), st.randoms(use_true_random=False))
 def test_what_m2po_keeps_is_within_the_budget_as_large_as_possible_and_blind_to_order(drift, random):
-    drift_N = torch.tensor(drift)
-    limit = m2po_limit(drift_N)
-    kept = [d for d in drift if abs(d) < limit]
-    dropped = sorted(abs(d) for d in drift if not abs(d) < limit)
+    limit = m2po_limit(torch.tensor(drift))
+    kept = [d for d in drift if 0 < d < limit]
+    dropped = sorted(d for d in drift if not d < limit)
     assert math.fsum(d * d for d in kept) <= 0.04 * len(kept) * (1 + 1e-9) + 1e-12
     if dropped:
         ties = [d for d in dropped if d == dropped[0]]

@@ -1,0 +1,88 @@
+"""The formulas of an algorithm are tried before anything starts: what they refuse is refused at validation."""
+
+import pytest
+from recipe_cases import settings_of
+
+from agent_train import combinations, trial
+from agent_train.compose import choices
+from agent_train.trial import wrong_formulas
+from agent_train.validation import CHOICES
+
+
+def problems(*overrides):
+    return list(wrong_formulas(settings_of(*overrides)))
+
+
+@pytest.mark.parametrize("name", choices("algorithm"))
+def test_every_recipe_computes(name):
+    assert problems(f"algorithm={name}") == []
+
+
+@pytest.mark.parametrize("name", [name for name in combinations.ADVANTAGES if name != "maxrl"])
+def test_every_advantage_computes_with_the_kl_in_the_reward(name):
+    assert problems(f"algorithm.advantage.name={name}", "algorithm.kl.coef=0.1", "algorithm.kl.place=reward") == []
+
+
+@pytest.mark.parametrize("name", [*combinations.CAPPED, *combinations.BANDED])
+@pytest.mark.parametrize("proximal", ["recomputed", "interpolated"])
+def test_every_correction_computes(name, proximal):
+    band = ["algorithm.correction.low=0.5", "algorithm.correction.high=2", "algorithm.correction.drift=0.1"]
+    given = [f"algorithm.correction.name={name}", f"algorithm.proximal={proximal}", "algorithm.correction.cap=2", *band]
+    assert problems(*given) == []
+
+
+@pytest.mark.parametrize("value", CHOICES["algorithm.kl.value"])
+@pytest.mark.parametrize("importance", CHOICES["algorithm.kl.importance"])
+def test_every_kl_computes(value, importance):
+    assert (
+        problems("algorithm.kl.coef=0.1", f"algorithm.kl.value={value}", f"algorithm.kl.importance={importance}") == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["algorithm.loss_settings.dual_clip=0.5"], "algorithm.loss=ppo: dual_clip must be above 1"),
+        (["algorithm.loss_settings.clip_low=null"], "clip_low must be a number"),
+        (["algorithm=sapo", "algorithm.loss_settings.tau_positive=0"], "not all finite"),
+        (["algorithm=sapo", "algorithm.loss_settings.tau_negative=0"], "not all finite"),
+        (["algorithm=aipo", "algorithm.loss_settings.cap=0"], "no gradient"),
+        (["algorithm=kimi", "algorithm.loss_settings.tau=1.0e+38"], "where the policy has moved"),
+        (["algorithm=gspo", "algorithm.advantage.name=turn"], "needs one advantage"),
+        (["algorithm.kl.coef=1.0e+38"], "not all finite"),
+        (["algorithm.correction.name=tis", "algorithm.correction.cap=0"], "need a positive cap"),
+        (
+            ["algorithm.correction.name=icepop", "algorithm.correction.low=3", "algorithm.correction.high=2"],
+            "low < high",
+        ),
+        (["algorithm.advantage.name=bilevel_gae", "algorithm.advantage.lam_alpha=1"], "turn_lam"),
+        (["algorithm.reduction=constant"], "max_length"),
+        (["algorithm=topr", "algorithm.loss=test_trial:of_gains"], "RuntimeError: no gains below 0"),
+    ],
+)
+def test_what_a_formula_refuses_is_refused_with_its_key(overrides, words):
+    (problem,) = problems(*overrides)
+    assert problem.startswith("algorithm.")
+    assert words in problem
+    assert "\n" not in problem
+
+
+def of_gains(logprobs_T, old_T, advantages_T):
+    """A loss of one's own that fails where the policy has moved and the advantage is negative."""
+    if ((advantages_T < 0) & (logprobs_T < old_T)).any():
+        raise RuntimeError("no gains below 0")
+    return -logprobs_T * advantages_T
+
+
+def test_advantages_of_both_signs_meet_ratios_on_both_sides(monkeypatch):
+    seen = set()
+
+    def told(self, step, index, logprobs_T, entropy_T):
+        batch = step.batches[index]
+        moved_T = (logprobs_T - step.start[index]).detach()[batch.mask_T]
+        seen.update(zip((batch.advantages_T[batch.mask_T] > 0).tolist(), moved_T.sign().tolist(), strict=True))
+        return (logprobs_T * 1.0).sum(), None
+
+    monkeypatch.setattr(trial.PolicyObjective, "terms", told)
+    assert problems() == []
+    assert seen == {(positive, side) for positive in (True, False) for side in (-1.0, 0.0, 1.0)}
