@@ -68,7 +68,9 @@ def main() -> None:
                 print(f"{name:12} not measured: {error}")
                 break
             right = sum(case["right"] for case in chosen_cases)
-            print(f"{name:12} {part:9} {len(chosen_cases):5} {right:6} {len(accepts):14} {len(refusals):15}", flush=True)
+            print(
+                f"{name:12} {part:9} {len(chosen_cases):5} {right:6} {len(accepts):14} {len(refusals):15}", flush=True
+            )
             if name == "ours" and part in chosen.wrong:
                 for case in accepts + refusals:
                     kind = "refused" if case["right"] else "ACCEPTED"
