@@ -61,7 +61,7 @@ _WORDS = re.compile(
 )
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*\{(\d+)\}")
 _NUMBER = re.compile(r"(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+(?![A-Za-z]))?")
-_TRAILING_DOT = re.compile(r"(?<=\d)\.(?!\d)")
+_TRAILING_DOT = re.compile(r"(?<=\d)\.(?!\d|\\overline)")
 _COMMAND = re.compile(r"\\([A-Za-z]+|.)", re.DOTALL)
 _RUN = re.compile(r"[A-Za-z]+")
 _SUBSCRIPT = re.compile(r"\s*_\s*(?:\{([^{}]*)\}|([A-Za-z0-9]))")
@@ -132,8 +132,18 @@ def tokens(text: str) -> list[Token]:
 
 def _spaced(text: str) -> str:
     """The text without what only spaces and sizes it, and with numbers in one piece."""
-    text = _GROUPED.sub(lambda m: m[1] + re.sub(r"\D", "", m[2]), text)
+    text = _GROUPED.sub(lambda m: m[0] if _is_list(m) else m[1] + re.sub(r"\D", "", m[2]), text)
     return _TRAILING_DOT.sub(" ", text).replace("**", "^")
+
+
+def _is_list(group: re.Match[str]) -> bool:
+    """Whether the commas of "12,102" stand between the numbers of a point, an interval or a set, as in (12,102)."""
+    if not re.fullmatch(r"(?:,\d{3})+", group[2]):
+        return False
+    before = group.string[: group.start()]
+    return any(
+        before.count(opened) > before.count(closed) for opened, closed in (("(", ")"), ("[", "]"), ("\\{", "\\}"))
+    )
 
 
 def _read(text: str, place: int, spaced: bool, found: list[Token]) -> int:
@@ -198,7 +208,7 @@ def _words(content: str, bold: bool) -> list[Token]:
     content = " ".join(_spaced(content).split())
     if re.fullmatch(r"[-\d.,/ ]+", content) or (re.fullmatch("[A-Za-z]", content) and (bold or not content.islower())):
         return [token for token in tokens(content) if token.kind != "end"]
-    if content in FUNCTIONS or content in ("e", "i"):
+    if content in FUNCTIONS or content in ("e", "i", "infinity"):
         return [token for token in tokens(content) if token.kind != "end"]
     return [Token("words", content.lower(), spaced=True)] if content else []
 

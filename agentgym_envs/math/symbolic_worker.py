@@ -83,6 +83,8 @@ def _same(gold: Node, answer: Node) -> bool:
     if is_region(gold) and is_region(answer) and not alike:
         return same_region(gold, answer)
     golds, answers = _items(gold), _items(answer)
+    if len(golds) != len(answers):
+        golds, answers = _once_each(golds), _once_each(answers)
     pair = _point(gold, answers) if len(golds) == 1 else _point(answer, golds)
     if pair is not None:
         point, row = pair
@@ -104,10 +106,20 @@ def _items(node: Node) -> list[Node]:
             return [node]
         return _bounded([item for part in node.args for item in _items(part)])
     if node.op == "set":
-        return _bounded([item for part in node.args for item in _signs(part)]) if node.args else [node]
+        nested = not node.args or any(part.op == "set" for part in node.args)  # the set of the empty set is not empty
+        return [node] if nested else _bounded([item for part in node.args for item in _signs(part)])
     if node.op == "relation" and node.name == "in" and node.args[1].op == "set" and is_name(node.args[0]):
         return _items(node.args[1])
     return _signs(node)
+
+
+def _once_each(items: list[Node]) -> list[Node]:
+    """The items without repetitions: 3, 3, 5 is 3, 5."""
+    kept: list[Node] = []
+    for item in items:
+        if not any(_same_item(other, item) for other in kept):
+            kept.append(item)
+    return kept
 
 
 def _bounded(items: list[Node]) -> list[Node]:
