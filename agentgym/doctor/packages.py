@@ -20,7 +20,7 @@ OPTIONAL = (
     ("datasets", "agentgym-toolkit[data]", "data sets from the Hugging Face hub"),
     ("pyarrow", "agentgym-toolkit[data]", "tasks in Parquet files"),
     ("docker", "agentgym-toolkit[docker]", "sandboxes in a Docker Engine"),
-    ("math_verify", "agentgym-toolkit[math]", "math_python: answers compared symbolically"),
+    ("mpmath", "agentgym-toolkit[math]", "math_python: answers compared symbolically"),
     ("mcp", "agentgym-toolkit[mcp]", "tools of MCP servers"),
     ("bm25s", "agentgym-toolkit[search]", "search: BM25 in this process"),
     ("peft", "agentgym-toolkit[lora]", "training a low-rank adapter (lora.rank)"),

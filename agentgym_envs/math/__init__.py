@@ -32,7 +32,7 @@ def register_math() -> None:
         entry_point=f"{math}.math_python:MathPython",
         description="Harder mathematics with a Python session in a sandbox; answers compared symbolically.",
         tags=("math", "multi-turn", "tools", "sandbox"),
-        needs=("sandbox:python", "math_verify:agentgym-toolkit[math]"),
+        needs=("sandbox:python", "mpmath:agentgym-toolkit[math]"),
     )
     register(
         id="countdown",

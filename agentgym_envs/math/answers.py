@@ -1,16 +1,19 @@
 r"""The answer in a model's text, and whether two answers are the same number.
 
+The answer is the number right behind the last mark (`####`, `\boxed{}`, "answer is", "answer:"), or the last number where there is no
+mark, in what follows the last correction ("wait,", "actually,", "I mean") that has a number; one that is denied, only bounded, or goes on
+as an alternative, a list, a range, a time or an unfinished calculation is no answer.
+
 Numbers are compared exactly, as fractions: 0.5, 1/2, .50 and \frac{1}{2} are one number, 0.33 and 1/3 are two. Units, currency
-and percent signs around a number are left out, so "$1,200 a month" is 1200 and "50%" is 50; a word such as "million" counts
-as a unit. An unfinished calculation such as "3 * 4", a range or a time of day is no number.
+and percent signs around a number are left out, so "$1,200 a month" is 1200 and "50%" is 50; "2 million" is 2000000.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections import deque
 from fractions import Fraction
+from typing import Literal
 
 from agentgym.text_forms import spoken
 
@@ -28,14 +31,47 @@ _UNSIGNED = (
 # In running text the minus of "10 - 3" and of "- 3 apples" in a list is no sign; in front of a stated answer it is one.
 _ANYWHERE = re.compile(rf"(?<![A-Za-z\d])(?:(?<![\d)%])(?<![\d)%]\s)(?P<sign>[-+])[$€£¥]?)?(?<![A-Za-z]){_UNSIGNED}")
 _LEADING = re.compile(rf"[^A-Za-z\d.\n]*?(?:(?P<sign>[-+])\s*(?:[$€£¥]\s*)?)?{_UNSIGNED}")
-# What makes a number only the beginning of something else: "3 * 4", "12-15", "3:30", "10,5", "5 6".
-_GOES_ON = re.compile(r"\s*%?\s*[-+*/^:xX=]\s*[$(]?\.?\d|[, ]\d")
+_UNIT = (
+    r"(?:hours?|hrs?|h|minutes?|mins?|min|feet|foot|ft|inch(?:es)?|in|pounds?|lbs?|ounces?|oz|dollars?|cents?|weeks?|days?|years?"
+    r"|months?|kg|grams?|g|km|meters?|m|cm|yards?|')"
+)
+# What makes a number only the beginning of something else: "3 * 4", "12-15", "3:30", "10,5", "5 6", "5 or 6", "5x", "5 feet 6".
+_GOES_ON = re.compile(
+    r"\s*%?\s*[-+*/^:xX=]\s*[$(]?\.?\d|,\s*\d| \d|\.{1,3}\d|_\d|\)?\(\d|[xX]\b|\s*[+²³⁰¹⁴-⁹π√±;|]|\s*(?:pi|sqrt|if|\+-|pm)\b"
+    r"|[^\n.!]{0,20}?(?:\bor\b|,\s*(?:maybe|perhaps|possibly)\b)|\s*(?:to|and|through)\s+[$]?\d"
+    rf"|\s*{_UNIT}(?:\s*(?:,|and)?\s+|\s*)\d",
+    re.IGNORECASE,
+)
+_MULTIPLE = re.compile(r"\s*(?:(hundred|thousand|million|billion|trillion)\b|(k)\b)", re.IGNORECASE)
+_MULTIPLES = {"hundred": 10**2, "thousand": 10**3, "k": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _UP_TO_EQUALS = re.compile(r"(?:[^A-Za-z\n=]*|[^A-Za-z\d\n=]*[A-Za-z]\s*)=")  # "9 * 2 =", "x ="
+_NOT_EXACT = re.compile(r"\s*(?:!=|[^A-Za-z\d\n]*[<>≤≥≠√±])")
 
 # ---- where a text states its answer
-_HASHES = re.compile(r"####\s*([^\n]*)")
-_SAID = re.compile(r"\banswer\s*(?:is|:|=)\s*:?\s*([^\n]*)", re.IGNORECASE)
-_BOXED = "boxed{"
+_HASHES = re.compile(r"####\s*((?:(?!####)[^\n])*)")
+_MARK = re.compile(
+    r"####|boxed\s*\{|\banswers?\b\**\s*(?:(?:is|are|equals|(?:should|would|must|will) be)\b(?!n't)|[:=])\s*:?",
+    re.IGNORECASE,
+)
+_CORRECTION = re.compile(
+    r"\b(?:(?:wait|actually|sorry|oops)(?=\s*[,.!:—-])|no,|correction\b|i mean\b|scratch that\b|my mistake\b)",
+    re.IGNORECASE,
+)
+_UNSAID = re.compile(r"(?:n't|\bnot|\bnever|\bif|\bunless|\bwhether|\bsuppose)\b[^.!?\n]{0,40}$", re.IGNORECASE)
+_OR = re.compile(r"\b(?:or|either)\W{1,3}(?:(?:maybe|perhaps|the|final|\\)\W*){0,3}$", re.IGNORECASE)
+_DENIED = re.compile(r"(?:n't|\bnot|cannot(?: be)?|rather than|instead of|anything but|except)\s+[$]?$", re.IGNORECASE)
+_BOUNDED = re.compile(
+    r"(?:at least|at most|(?:more|less|fewer|greater) than|up to|\bover|\bunder|\bbetween|\bfrom|\bone of)\s+[$]?$|[<>≤≥]\s*[$]?$",
+    re.IGNORECASE,
+)
+_LABEL = re.compile(r"[A-Za-z ]+[:=]\s*")  # "Total: 5"
+# What makes the last number of a text one of several: "5 or 6", "5 to 6", "between 5 and 6", "4, 5, 6", "4 5 6", "3:30".
+_AFTER_OTHERS = re.compile(
+    r"\d[^\n.\d]{0,25}\bor\b[^\n.\d]{0,25}$|\d\s+to\s+[$]?$|\b(?:between|from)\s[^\n]{1,20}(?:and|to)\s+[$]?$|\d[:/._]$"
+    r"|\d(?:,\s*|\s+)\d[\d.,]*(?:,\s*|\s+)(?:and\s+|or\s+)?[$]?$",
+    re.IGNORECASE,
+)
+_BEFORE = 60  # characters before a number that may say what it is
 
 # ---- other ways of writing the same characters
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
@@ -44,6 +80,7 @@ _THIN_SPACE = re.compile(r"(?<=\d)(?:\\[,!; ]|\{,\}|[\u00a0\u2009\u202f_])(?=\d{
 _WORDS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 _FRAC = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([^{}]{1,40}?)\s*\}|(\d))\s*(?:\{\s*([^{}]{1,40}?)\s*\}|(\d))")
 _LATEX_SPACE = re.compile(r"\\(?:[()\[\],;:! ]|left\b|right\b|quad\b)")
+_NEGATIVE = re.compile(r"(?<![\d)%])(?<![\d)%]\s)\b(?:minus|negative)\s+(?=[$]?\.?\d)", re.IGNORECASE)
 _CURRENCY_CODE = re.compile(r"\b(?:US\$|USD|EUR|GBP|Rs\b\.?)(?=\s?\d)")
 
 
@@ -63,23 +100,21 @@ def number_of(answer: str) -> Fraction | None:
 
 
 def stated_answer(text: str) -> Fraction | None:
-    r"""The number that a text marks as its answer, or None.
-
-    The last `#### x` counts, else the last `\boxed{x}`, else the last "answer is x" or "answer: x". A mark with no number
-    after it is passed over. What is thought and not said is not read; see `spoken`.
-    """
-    stated = _stated(_plain(spoken(text)))
-    return None if stated is None else _number_of(stated)
+    """The number that a text marks as its answer, or None; see the module. What is thought and not said is not read (`spoken`)."""
+    stated = _stated(_last_said(_plain(spoken(text))))
+    return stated if isinstance(stated, Fraction) else None
 
 
 def final_answer(text: str) -> Fraction | None:
     """The number that a text marks as its answer (`stated_answer`), else the last number in it, else None."""
-    text = _plain(spoken(text))
+    text = _last_said(_plain(spoken(text)))
     stated = _stated(text)
     if stated is not None:
-        return _number_of(stated)
-    last = deque(_ANYWHERE.finditer(text), maxlen=1)
-    return _value(last[0]) if last else None
+        return stated if isinstance(stated, Fraction) else None
+    numbers = [m for m in _ANYWHERE.finditer(text) if not _DENIED.search(_before(text, m.start()))][-1:]
+    if not numbers or _one_of_several(text, numbers[0]):
+        return None
+    return _value(numbers[0])
 
 
 def hashes_answer(text: str) -> bool:
@@ -88,26 +123,79 @@ def hashes_answer(text: str) -> bool:
     return bool(found) and _number_of(found[-1]) is not None
 
 
-def _stated(text: str) -> str | None:
-    """The first of the marked answers, best mark first, that begins with a number; text is plain."""
-    hashes, said = _HASHES.findall(text), _SAID.findall(text)
-    candidates = [hashes[-1] if hashes else "", _last_boxed(text)]
-    if said:
-        number = _ANYWHERE.search(said[-1][:LONGEST_ANSWER])
-        candidates += [said[-1], said[-1][number.start() :] if number else ""]
-    return next((c for c in candidates if _leading(c)), None)
+def _last_said(text: str) -> str:
+    """What follows the last correction behind which there is a number, else the whole text."""
+    last_digit = next((place for place in range(len(text) - 1, -1, -1) if text[place].isdigit()), -1)
+    corrections = [found.end() for found in _CORRECTION.finditer(text) if found.end() <= last_digit]
+    return text[corrections[-1] :] if corrections else text
 
 
-def _last_boxed(text: str) -> str:
-    r"""What the last `\boxed{...}` holds, with the braces inside it balanced; "" if there is none."""
-    start = text.rfind(_BOXED) + len(_BOXED)
-    if start < len(_BOXED):
-        return ""
+def _stated(text: str) -> Fraction | Literal[False] | None:
+    """The number behind the last mark; False where it is no answer, None where no mark has a number; text is plain."""
+    end, denied, last_line = len(text), False, text.rstrip().rfind("\n")
+    for mark in reversed(list(_MARK.finditer(text))):
+        start, end_of_mark = mark.start(), mark.end()
+        content = _boxed(text[end_of_mark:end]) if mark[0].endswith("{") else _line(text[end_of_mark:end])
+        before = _before(text, start)
+        end = start
+        if _UNSAID.search(before) and mark[0][0] in "aA":
+            denied = denied or bool(re.search(r"\d", content))
+            continue
+        found = _said(content) if mark[0][0] in "aA" else _marked(content)
+        if found is None and end_of_mark > last_line and content.strip() and mark[0][0] not in "aA":
+            return False
+        if found is not None:
+            return False if _OR.search(before.rstrip("\\")) else found
+    return False if denied else None
+
+
+def _line(text: str) -> str:
+    """The first line that is not blank."""
+    return text.lstrip().partition("\n")[0][:LONGEST_ANSWER]
+
+
+def _marked(content: str) -> Fraction | Literal[False] | None:
+    """The number that a mark is followed by, perhaps with a label; None where it is followed by something else."""
+    label = _LABEL.match(content)
+    content = content[label.end() :] if label else content
+    if _leading(content) is None:
+        return None
+    value = None if _NOT_EXACT.match(content) else _number_of(content)
+    return False if value is None else value
+
+
+def _said(content: str) -> Fraction | Literal[False] | None:
+    """The first number of a sentence that is not denied; None where it has none."""
+    if _leading(content):
+        return _marked(content)
+    for number in _ANYWHERE.finditer(content):
+        before = _before(content, number.start())
+        if _DENIED.search(before):
+            continue
+        if _BOUNDED.search(before) or re.search(r"\beither\b", before):
+            return False
+        value = _number_of(content[number.start() :])
+        return False if value is None else value
+    return False if re.search(r"\d", content) else None
+
+
+def _one_of_several(text: str, number: re.Match[str]) -> bool:
+    """Whether a number in running text is bounded, an alternative, or a part of something longer."""
+    before = _before(text, number.start())
+    return bool(_BOUNDED.search(before) or _AFTER_OTHERS.search(before) or re.search(r"\beither\b[^\n.]*$", before))
+
+
+def _before(text: str, place: int) -> str:
+    return text[max(0, place - _BEFORE) : place]
+
+
+def _boxed(text: str) -> str:
+    r"""What stands up to the brace that closes a `\boxed{`, with the braces inside it balanced; "" if there is none."""
     depth = 1
-    for end in range(start, min(len(text), start + LONGEST_ANSWER)):
+    for end in range(min(len(text), LONGEST_ANSWER)):
         depth += {"{": 1, "}": -1}.get(text[end], 0)
         if depth == 0:
-            return text[start:end]
+            return text[:end]
     return ""
 
 
@@ -121,7 +209,14 @@ def _leading(answer: str) -> re.Match[str] | None:
 
 def _number_of(answer: str) -> Fraction | None:
     match = _leading(answer)
-    return None if match is None or _GOES_ON.match(match.string, match.end()) else _value(match)
+    if match is None:
+        return None
+    multiple = _MULTIPLE.match(match.string, match.end())
+    end = multiple.end() if multiple else match.end()
+    value = None if _GOES_ON.match(match.string, end) else _value(match)
+    if value is None or multiple is None:
+        return value
+    return value * _MULTIPLES[(multiple[1] or multiple[2]).lower()]
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
@@ -149,7 +244,7 @@ def _plain(text: str) -> str:
     """The text with LaTeX, the digits of other scripts and vulgar fractions in ASCII."""
     if not text.isascii():
         text = _NOT_ASCII.sub(_plain_character, text).translate(_CHARACTERS)
-    text = _CURRENCY_CODE.sub("$", _THIN_SPACE.sub("", text))
+    text = _NEGATIVE.sub("-", _CURRENCY_CODE.sub("$", _THIN_SPACE.sub("", text)))
     if "\\" not in text:
         return text
     text = re.sub(r"\\(?:times|cdot)\b", "*", _WORDS.sub(r" \1 ", text))
@@ -161,6 +256,8 @@ def _plain_character(found: re.Match[str]) -> str:
     character = found[0]
     if character.isdecimal():
         return str(unicodedata.decimal(character))
+    if unicodedata.category(character) == "Cf":  # zero-width signs
+        return ""
     parts = unicodedata.decomposition(character).split()
     if parts[:1] == ["<fraction>"]:
         return _gap(found) + "".join(chr(int(code, 16)) for code in parts[1:])

@@ -1,6 +1,6 @@
-r"""Whether two answers in LaTeX are the same, by `math-verify`: \frac12 and 0.5, (1,2] and 1 < x \le 2, {1,2} and 2, 1.
+r"""Whether an answer in LaTeX is the gold one: 0.5 for \frac12, 1 < x \le 2 for (1,2], 2, 1 for \{1,2\}, and not 25 for x^2+y^2=25.
 
-SymPy can compute for ever over a text that a model chose, so the comparison runs in another process (`agentgym.isolate`), which
+A text that a model chose may take long whatever the bounds, so the comparison runs in another process (`agentgym.isolate`), which
 imports `agentgym_envs.math.symbolic_worker`.
 """
 
@@ -17,42 +17,40 @@ SECONDS = 5.0  # for one comparison
 
 _log = logging.getLogger(__name__)
 _WHOLE = re.compile(r"-?\d{1,15}", re.ASCII)
-_PERCENT = re.compile(r"\\?%$")
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 
 
-def require_math_verify() -> None:
+def require_mpmath() -> None:
     """Check that answers can be compared.
 
     Raises:
-        ModuleNotFoundError: the package `math-verify` is not installed.
+        ModuleNotFoundError: the package `mpmath` is not installed.
     """
-    if importlib.util.find_spec("math_verify") is None:
-        raise ModuleNotFoundError("symbolic answers need the package math-verify: pip install 'agentgym-toolkit[math]'")
+    if importlib.util.find_spec("mpmath") is None:
+        raise ModuleNotFoundError("symbolic answers need the package mpmath: pip install 'agentgym-toolkit[math]'")
 
 
-def same_answer(one: str, other: str, seconds: float = SECONDS) -> bool:
-    """Whether two answers are the same value, set, interval, matrix or expression; which is which does not matter.
+def same_answer(gold: str, answer: str, seconds: float = SECONDS) -> bool:
+    """Whether an answer is the gold one, in any form that says the same; see `symbolic_worker`. Which is which matters.
 
-    Decimals agree to 6 places. A percent sign may be there or not. An answer that is too long, that cannot be read, that
-    takes longer than `seconds` to compare, or that crashes the comparison is the same as nothing.
+    An answer that is too long, that cannot be read, that takes longer than `seconds` to compare, or that crashes the comparison
+    is wrong.
 
     Raises:
         agentgym.isolate.NoWorker: the comparison could not be started.
-        agentgym.isolate.IsolatedCallError: `math-verify` cannot be imported.
+        agentgym.isolate.IsolatedCallError: `mpmath` cannot be imported.
     """
-    one, other = plain(one), plain(other)
-    if not one or not other or max(len(one), len(other)) > LONGEST_ANSWER:
+    gold, answer = plain(gold), plain(answer)
+    if not gold or not answer or max(len(gold), len(answer)) > LONGEST_ANSWER:
         return False
-    if one == other:
+    if gold == answer:
         return True
-    if _WHOLE.fullmatch(one) and _WHOLE.fullmatch(other):
-        return int(one) == int(other)
+    if _WHOLE.fullmatch(gold) and _WHOLE.fullmatch(answer):
+        return int(gold) == int(answer)
     try:
-        compare = "agentgym_envs.math.symbolic_worker:same"
-        return bool(call_isolated(compare, _in_dollars(one), _in_dollars(other), timeout=seconds))
+        return bool(call_isolated("agentgym_envs.math.symbolic_worker:same", gold, answer, timeout=seconds))
     except (TimeoutError, WorkerDied) as error:
-        _log.info("counted as different: %r and %r: %s", one, other, error)
+        _log.info("counted as different: %r and %r: %s", gold, answer, error)
         return False
 
 
@@ -64,9 +62,3 @@ def plain(answer: str) -> str:
         if answer == f"{opened}{inner}{closed}" and closed not in inner:
             answer = inner.strip()
     return answer.removesuffix(".").rstrip().replace("**", "^")
-
-
-def _in_dollars(answer: str) -> str:
-    """An answer as math-verify finds it in a text; a percent sign counts only outside the dollars."""
-    bare = _PERCENT.sub("", answer)
-    return f"${bare.rstrip()}$" + ("\\%" if bare != answer else "")

@@ -1,31 +1,276 @@
-"""The part of `symbolic` that runs in a worker process: it alone imports `math-verify`, and with it SymPy."""
+r"""Whether an answer is the gold one, by rules for each form that answers have; runs in a worker process, and imports `mpmath`.
+
+The gold answer says what is asked for: a number, an expression, an equation, a point, an interval, a set, a matrix, a word.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+import re
+from collections import Counter
+from fractions import Fraction
+from itertools import product
 
-from math_verify import parse, verify
-from math_verify.parser import LatexExtractionConfig
+from mpmath import mp
 
-_FORMS = [LatexExtractionConfig()]
-# What it warns of is that nothing but the caller's timeout stops it, which is so on purpose.
-logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
+from agentgym_envs.math.expressions import (
+    DIGITS,
+    ROUNDED_PLACES,
+    Undefined,
+    equal,
+    exact_value,
+    has_i,
+    is_expression,
+    symbols,
+    value,
+)
+from agentgym_envs.math.latex_tokens import Unreadable, characters
+from agentgym_envs.math.latex_tree import Node, tree
+from agentgym_envs.math.regions import is_region, same_region
+from agentgym_envs.math.relations import is_name, named, resolved, same_relation
+
+_log = logging.getLogger(__name__)
+MOST_ITEMS = 40  # of a list or set, signs of \pm counted
+
+_BOX = re.compile(r"\\(?:text(?:bf|it|rm|sf|normal)?|mbox|hbox|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
+_NO_LETTER = re.compile(r"[^\w]+|_")
+_NO_SOLUTION = re.compile(
+    r"(?:there (?:is|are) )?no (?:real |integer |valid |such )*(?:solutions?|values?|roots?)(?: exists?)?|none|empty set"
+)
+_ALL_REALS = re.compile(r"(?:all|any|every) (?:real numbers?|reals?)")
+_MULTIPLES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_UNITS = {
+    "centimeter": "cm", "centimetre": "cm", "meter": "m", "metre": "m", "kilometer": "km", "kilometre": "km", "millimeter": "mm",
+    "millimetre": "mm", "inch": "in", "inche": "in", "foot": "ft", "feet": "ft", "yard": "yd", "mile": "mi", "second": "s", "sec": "s",
+    "minute": "min", "hour": "h", "hr": "h", "kilogram": "kg", "gram": "g", "milligram": "mg", "pound": "lb", "ounce": "oz",
+    "liter": "l", "litre": "l", "milliliter": "ml", "dollar": "usd", "degree": "deg", "sq": "square", "per": "/",
+}  # fmt: skip
 
 
-def same(one: str, other: str) -> bool:
-    """Whether two answers, each between dollar signs, are the same, taken either way round: `verify` is not symmetric."""
+def same(gold: str, answer: str) -> bool:
+    """Whether an answer is the gold one. What cannot be read is the same only if its words are."""
     try:
-        first, second = _read(one), _read(other)
-        return any(
-            verify(gold, given, timeout_seconds=None, allow_set_relation_comp=True)
-            for gold, given in ((first, second), (second, first))
-        )
-    except Exception as error:  # whatever SymPy meets in a text that a model wrote
-        logging.getLogger(__name__).debug("%r, %r: %s", one, other, error)
+        wanted = _read(gold)
+    except (Unreadable, RecursionError):
+        return bool(_wording(gold)) and _wording(gold) == _wording(answer)
+    if wanted.op == "symbol" and _wording(gold) == _wording(answer) and len(wanted.name) == 1:
+        return True
+    try:
+        return _same(wanted, _read(answer))
+    except Exception as error:  # whatever a text that a model wrote brings about: it must not fail the episode
+        _log.debug("%r, %r: %s", gold, answer, error)
         return False
 
 
-def _read(text: str) -> list[Any]:
-    return list(parse(text, _FORMS, parsing_timeout=None))
+def _read(text: str) -> Node:
+    """The tree of an answer; the words for no solution and for all numbers are sets."""
+    words = _wording(text)
+    if _NO_SOLUTION.fullmatch(words):
+        return Node("set")
+    return Node("domain", name="R") if _ALL_REALS.fullmatch(words) else tree(text)
+
+
+def _wording(text: str) -> str:
+    """The words of an answer that is nothing but words, in small letters; "" for one with other commands or signs."""
+    plain = _BOX.sub(r" \1 ", characters(text)).replace("\\ ", " ").replace("$", " ")
+    if "\\" in plain or re.search(r"[=<>^+*/{}|]", plain):
+        return ""
+    return " ".join(_NO_LETTER.sub(" ", plain).lower().split())
+
+
+def _same(gold: Node, answer: Node) -> bool:
+    alike = gold.op == answer.op and gold.op in ("set", "row")
+    if is_region(gold) and is_region(answer) and not alike:
+        return same_region(gold, answer)
+    golds, answers = _items(gold), _items(answer)
+    if len(golds) != len(answers):
+        golds, answers = _once_each(golds), _once_each(answers)
+    pair = _point(gold, answers) if len(golds) == 1 else _point(answer, golds)
+    if pair is not None:
+        point, row = pair
+        return _same_item(row, point) if len(golds) == 1 else _same_item(point, row)
+    if len(golds) != len(answers):
+        return False
+    if len(golds) == 1:
+        return _same_item(golds[0], answers[0])
+    # "a = 2, b = 3" tells more than "2, 3" and may tell it wrongly; x_1 and x_2 are one variable.
+    if len(_variables(answers)) > 1 and not _variables(golds):
+        return False
+    return _matched(golds, answers)
+
+
+def _items(node: Node) -> list[Node]:
+    r"""The answers that a list, a set or a \pm gives; order does not count."""
+    if node.op == "list":
+        if node.name != "," and any(part.op == "relation" and part.name != "=" for part in node.args):
+            return [node]
+        return _bounded([item for part in node.args for item in _items(part)])
+    if node.op == "set":
+        nested = not node.args or any(part.op == "set" for part in node.args)  # the set of the empty set is not empty
+        return [node] if nested else _bounded([item for part in node.args for item in _signs(part)])
+    if node.op == "relation" and node.name == "in" and node.args[1].op == "set" and is_name(node.args[0]):
+        return _items(node.args[1])
+    return _signs(node)
+
+
+def _once_each(items: list[Node]) -> list[Node]:
+    """The items without repetitions: 3, 3, 5 is 3, 5."""
+    kept: list[Node] = []
+    for item in items:
+        if not any(_same_item(other, item) for other in kept):
+            kept.append(item)
+    return kept
+
+
+def _bounded(items: list[Node]) -> list[Node]:
+    if len(items) > MOST_ITEMS:
+        raise Unreadable("a list that is too long")
+    return items
+
+
+def _signs(node: Node) -> list[Node]:
+    r"""The node with each \pm in it once as plus and once as minus."""
+    if node.op == "either":
+        return _bounded([signed for inner in _signs(node.args[0]) for signed in (inner, Node("negative", (inner,)))])
+    if not node.args:
+        return [node]
+    parts = [_signs(part) for part in node.args]
+    if all(len(part) == 1 for part in parts):
+        return [node]
+    return _bounded([Node(node.op, args, node.name, node.value) for args in product(*parts)])
+
+
+def _point(row: Node, items: list[Node]) -> tuple[Node, Node] | None:
+    """ "x = 1, y = 2" as a point beside the row that it is to be compared with; None where these are not such two."""
+    bare = resolved(row)[:1] if row.op == "relation" else [row]
+    if not bare or bare[0].op != "row" or bare[0].name != "()" or len(items) != len(bare[0].args):
+        return None
+    values = {}
+    for item in items:
+        found = named(item) if item.op == "relation" else None
+        if found is None or found[0].op != "symbol":
+            return None
+        values[found[0].name] = found[1]
+    if len(values) < len(items):
+        return None
+    return Node("row", tuple(values[name] for name in sorted(values)), "()"), bare[0]
+
+
+def _variables(items: list[Node]) -> set[str]:
+    """The variables, without subscripts, that items of a list say they are the values of."""
+    names = [named(item) for item in items if item.op == "relation"]
+    return {found[0].name.partition("_")[0] for found in names if found}
+
+
+def _matched(golds: list[Node], answers: list[Node]) -> bool:
+    """Whether each answer can be paired with a gold one of its own. Equality is transitive, so any partner will do."""
+    left = list(answers)
+    for gold in golds:
+        found = next((place for place, answer in enumerate(left) if _same_item(gold, answer)), None)
+        if found is None:
+            return False
+        left.pop(found)
+    return True
+
+
+def _same_item(gold: Node, answer: Node) -> bool:
+    if gold.op == "relation" or answer.op == "relation":
+        return same_relation(gold, answer, _same_item)
+    (gold, gold_unit), (answer, unit) = _measured(gold), _measured(answer)
+    if gold_unit and unit and gold_unit != unit:
+        return False
+    if gold.op == "matrix" and answer.op == "row" and answer.name == "()":
+        return all(len(row.args) == 1 for row in gold.args) and _same_parts([r.args[0] for r in gold.args], answer.args)
+    if gold.op == "row" and answer.op == "matrix" and gold.name == "()":
+        return all(len(row.args) == 1 for row in answer.args) and _same_parts(
+            gold.args, [r.args[0] for r in answer.args]
+        )
+    if gold.op != answer.op and not (is_expression(gold) and is_expression(answer)):
+        return False
+    if gold.op in ("row", "matrix"):
+        return gold.name == answer.name and _same_parts(gold.args, answer.args)
+    if gold.op == "set":
+        return len(gold.args) == len(answer.args) and _matched(list(gold.args), list(answer.args))
+    if is_expression(gold) and is_expression(answer):
+        return _same_quantity(gold, answer)
+    return gold == answer or (is_region(gold) and is_region(answer) and same_region(gold, answer))
+
+
+def _same_parts(golds: tuple[Node, ...] | list[Node], answers: tuple[Node, ...] | list[Node]) -> bool:
+    return len(golds) == len(answers) and all(map(_same_item, golds, answers))
+
+
+def _measured(node: Node) -> tuple[Node, Counter[str]]:
+    """A quantity without its unit, and the words of the unit; a "million" is no unit."""
+    if node.op != "unit":
+        return node, Counter()
+    inner, words = node.args[0], node.name.replace("/", " per ").split()
+    while words and words[0] in _MULTIPLES:
+        factor = Fraction(_MULTIPLES[words.pop(0)])
+        inner = Node("multiply", (inner, Node("number", name=str(factor), value=factor)))
+    unit: Counter[str] = Counter()
+    for word in words:
+        name, _, power = word.strip(".,").partition("^")
+        name = name.removesuffix("s") if len(name) > 2 else name
+        unit.update([_UNITS.get(name, name), *(["square"] * (power == "2")), *(["cubic"] * (power == "3"))])
+    return inner, unit
+
+
+def _same_quantity(gold: Node, answer: Node) -> bool:
+    """Whether two expressions are equal, or say the same of a percentage or an angle whose sign one of them leaves out."""
+    if equal(gold, answer) or _rounds(gold, answer) or _rounds(answer, gold):
+        return True
+    for mark in ("percent", "degrees"):
+        bare_gold, bare_answer = _without(gold, mark), _without(answer, mark)
+        if (bare_gold is None) == (bare_answer is None):
+            continue
+        if bare_gold is not None:
+            return equal(bare_gold, answer)
+        wanted = exact_value(gold)
+        # 0.5 may be a share; whoever says 0.5% of it is wrong.
+        share = mark == "percent" and wanted is not None and abs(wanted) <= 1
+        return bare_answer is not None and not share and equal(gold, bare_answer)
+    return False
+
+
+def _without(node: Node, mark: str) -> Node | None:
+    """What a percent or degree sign stands behind, None where there is none."""
+    if node.op == mark:
+        return node.args[0]
+    if node.op == "negative":
+        inner = _without(node.args[0], mark)
+        return None if inner is None else Node("negative", (inner,))
+    return None
+
+
+def _rounds(exact: Node, decimal: Node) -> bool:
+    """Whether a decimal of six places or more is a value that has no end, cut or rounded there."""
+    bare = decimal.args[0] if decimal.op == "negative" else decimal
+    places = len(bare.name.partition(".")[2]) if bare.op == "number" and bare.name.replace(".", "").isdigit() else 0
+    if places < ROUNDED_PLACES or symbols(exact):
+        return False
+    known = exact_value(exact)
+    if known is not None and all(p in (2, 5) for p in _prime_factors(known.denominator)):
+        return False
+    unit = Fraction(1, 10**places)
+    return _below(exact, decimal, unit)
+
+
+def _prime_factors(n: int) -> list[int]:
+    """2 and 5 as often as they divide n, and what is left of it."""
+    found = []
+    for p in (2, 5):
+        while n % p == 0:
+            n //= p
+            found.append(p)
+    return [*found, n] if n > 1 else found
+
+
+def _below(one: Node, other: Node, bound: Fraction) -> bool:
+    """Whether two constants differ by less than a bound."""
+    with mp.workdps(DIGITS):
+        try:
+            difference = value(one, {}, has_i(one)) - value(other, {})
+        except Undefined:
+            return False
+        return bool(abs(difference) < mp.mpf(bound.numerator) / bound.denominator)

@@ -24,7 +24,7 @@ from agentgym_envs.math.math_python.tasks import own_problems, task_of
 from agentgym_envs.math.symbolic import same_answer
 from agentgym_envs.math.word_problems import own_word_problems
 
-pytest.importorskip("math_verify")
+pytest.importorskip("mpmath")
 pytestmark = pytest.mark.sandbox
 register_all()
 

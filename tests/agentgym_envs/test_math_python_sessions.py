@@ -20,7 +20,7 @@ from agentgym_envs import register_all
 from agentgym_envs.math.math_python.tasks import own_problems
 from agentgym_envs.math.python_session import ENVIRONMENT, PythonSession
 
-pytest.importorskip("math_verify")
+pytest.importorskip("mpmath")
 pytestmark = pytest.mark.sandbox
 register_all()
 

@@ -18,8 +18,10 @@ INSTRUCTION = 'Think step by step. Put the final answer, as a number alone, at t
 class GSM8K(ProblemEnv):
     """A word problem, answered in one message.
 
-    Reward 1.0 for the right number, 0.0 otherwise. The answer is read after the last "####", else from the last `\\boxed{}`,
-    else after "answer is", else it is the last number of the reply.
+    Reward 1.0 for the right number, 0.0 otherwise. The answer is the number right behind the last mark (`####`, `\\boxed{}`,
+    "answer is", "answer:"), or the last number where there is no mark, in what follows the last correction ("wait,", "actually,",
+    "I mean") that has a number; one that is denied, only bounded, or goes on as an alternative, a list, a range, a time or an
+    unfinished calculation is no answer.
 
     Args:
         format_reward: added when the reply ends with "####" and a number, right or wrong.

@@ -8,7 +8,7 @@ from agentgym.tasks import Task, TaskSet
 from agentgym.text_forms import FinalAnswer, answer_in
 from agentgym_envs.math.math_python.tasks import check_problem, load_problems
 from agentgym_envs.math.python_env import PythonEnv
-from agentgym_envs.math.symbolic import require_math_verify, same_answer
+from agentgym_envs.math.symbolic import require_mpmath, same_answer
 
 INSTRUCTION = r"""Solve the problem. You can compute with Python: reply with a block such as
 ```python
@@ -25,8 +25,8 @@ HINT = (
 class MathPython(PythonEnv):
     r"""A problem of mathematics, with Python to compute with on the way.
 
-    The answer is what the last `\boxed{}` holds, of a reply that calls nothing. It is right if `math-verify` finds it equal to
-    the task's, so `\frac{1}{2}`, `1/2` and `0.5` are one answer. A comparison that takes longer than 5 seconds counts as wrong.
+    The answer is what the last `\boxed{}` holds, of a reply that calls nothing. It is right if it says what the task's says, in
+    any form: `\frac{1}{2}`, `1/2` and `0.5` are one answer. A comparison that takes longer than 5 seconds counts as wrong.
 
     See `agentgym_envs.math.python_env.PythonEnv` for the rest, and for the settings. Tasks need `messages` and an `answer` in
     LaTeX, without dollar signs.
@@ -46,9 +46,9 @@ class MathPython(PythonEnv):
 
         Raises:
             ValueError: the task has no question or no answer.
-            ModuleNotFoundError: `math-verify` is not installed.
+            ModuleNotFoundError: `mpmath` is not installed.
         """
-        require_math_verify()
+        require_mpmath()
         check_problem(task)
 
     def stated(self, text: str) -> FinalAnswer | None:

@@ -1,0 +1,306 @@
+"""Whether two expressions are equal: exactly where they are rational numbers, else to 70 digits, at many values of their variables.
+
+Variables are real, and an expression has a value only where every root and logarithm in it is real, unless `i` is in one of the
+two. Two expressions are equal if they agree wherever both have a value. Nothing here takes long: powers, factorials and
+arguments are bounded.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+from mpmath import mp
+
+from agentgym_envs.math.latex_tree import Node
+
+DIGITS = 100
+TOLERANCE = mp.mpf(10) ** -70
+MOST_BITS = 100_000  # of an exact power
+LARGEST_FACTORIAL = 2_000
+LARGEST_ARGUMENT = mp.mpf(10) ** 20
+LARGEST_POWER = 10**7  # bits
+
+ROUNDED_PLACES = 6  # fewest decimal places with which a decimal may stand for a value that has no end
+_TEXT_ARITHMETIC = (
+    "number symbol constant add negative multiply divide power root call factorial binomial percent degrees either"
+)
+ARITHMETIC = frozenset(_TEXT_ARITHMETIC.split())
+
+
+class Undefined(ArithmeticError):
+    """An expression has no value, or one that is out of bounds."""
+
+
+def is_expression(node: Node) -> bool:
+    """Whether a node is a number or formula, and no relation, list, set or point."""
+    return (
+        node.op in ARITHMETIC
+        and all(map(is_expression, node.args))
+        and not (node.op == "constant" and node.name == "infty")
+    )
+
+
+def symbols(node: Node) -> frozenset[str]:
+    """The variables in it."""
+    own = frozenset((node.name,)) if node.op == "symbol" else frozenset()
+    return own.union(*map(symbols, node.args))
+
+
+def equal(one: Node, other: Node) -> bool:
+    """Whether two expressions are equal."""
+    exact = exact_value(one), exact_value(other)
+    if None not in exact:
+        return exact[0] == exact[1]
+    return ratio_at_points(one, other, close)
+
+
+def ratio_at_points(one: Node, other: Node, agree: Callable[[Any, Any], bool]) -> bool:
+    """Whether the values of two expressions agree at every point where both have one, which must be three at least."""
+    names = sorted(symbols(one) | symbols(other))
+    imaginary = has_i(one) or has_i(other)
+    with mp.workdps(DIGITS):
+        found = 0
+        for point in _points(names):
+            try:
+                values = value(one, point, imaginary), value(other, point, imaginary)
+            except Undefined:
+                continue
+            if not agree(*values):
+                return False
+            found += 1
+        return found >= (3 if names else 1)
+
+
+def close(a: Any, b: Any) -> bool:
+    """Whether two values are equal to 70 digits."""
+    return bool(abs(a - b) <= TOLERANCE * max(1, abs(a), abs(b)))
+
+
+def has_i(node: Node) -> bool:
+    """Whether the imaginary unit is in it."""
+    return (
+        (node.op == "constant" and node.name == "i")
+        or (node.op == "call" and node.name == "cis")
+        or any(map(has_i, node.args))
+    )
+
+
+def _points(names: list[str]) -> Iterator[dict[str, Any]]:
+    """Values for the variables: some positive, some of both signs, some small, some whole."""
+    if not names:
+        yield {}
+        return
+    rng = random.Random(17)
+    draws: list[Callable[[], Any]] = [
+        *[lambda: mp.mpf(rng.randrange(10**30, 4 * 10**30)) / 10**30] * 5,
+        *[lambda: mp.mpf(rng.randrange(-3 * 10**30, 3 * 10**30)) / 10**30] * 8,
+        *[lambda: mp.mpf(rng.randrange(1, 10**30)) / 10**30] * 4,
+        *[lambda: mp.mpf(rng.randrange(1, 13))] * 5,
+    ]
+    for draw in draws:
+        yield {name: draw() for name in names}
+
+
+# ---- exact values
+
+
+def exact_value(node: Node) -> Fraction | None:
+    """The value of an expression of rational numbers, None where it is none or is out of bounds."""
+    try:
+        return _exact(node)
+    except (Undefined, ZeroDivisionError):
+        return None
+
+
+def _exact(node: Node) -> Fraction:
+    if node.op == "number":
+        return node.value
+    if node.op == "factorial":
+        n = _exact(node.args[0])
+        if n.denominator != 1 or not 0 <= n <= LARGEST_FACTORIAL:
+            raise Undefined
+        return Fraction(int(mp.factorial(0)) * _factorial(int(n)))
+    parts = [_exact(part) for part in node.args] if node.op in _EXACT else []
+    if not parts:
+        raise Undefined
+    result = _EXACT[node.op](*parts)
+    if max(result.numerator.bit_length(), result.denominator.bit_length()) > MOST_BITS:
+        raise Undefined
+    return result
+
+
+def _factorial(n: int) -> int:
+    product = 1
+    for k in range(2, n + 1):
+        product *= k
+    return product
+
+
+def _exact_power(base: Fraction, power: Fraction) -> Fraction:
+    size = max(base.numerator.bit_length(), base.denominator.bit_length())
+    if power.denominator != 1 or size * abs(power) > MOST_BITS or (base == 0 and power <= 0):
+        raise Undefined
+    return base ** int(power)
+
+
+def _exact_binomial(n: Fraction, k: Fraction) -> Fraction:
+    if n.denominator != 1 or k.denominator != 1 or not 0 <= k <= n <= LARGEST_FACTORIAL:
+        raise Undefined
+    return Fraction(_factorial(int(n)), _factorial(int(k)) * _factorial(int(n - k)))
+
+
+_EXACT: dict[str, Callable[..., Fraction]] = {
+    "add": lambda a, b: a + b,
+    "negative": lambda a: -a,
+    "multiply": lambda a, b: a * b,
+    "divide": lambda a, b: a / b,
+    "percent": lambda a: a / 100,
+    "power": _exact_power,
+    "binomial": _exact_binomial,
+}
+
+
+# ---- values at a point
+
+
+def value(node: Node, point: dict[str, Any], imaginary: bool = False) -> Any:
+    """The value of an expression, to the precision that is set.
+
+    Args:
+        node: the expression.
+        point: the variables' values.
+        imaginary: whether roots and logarithms may be complex.
+
+    Raises:
+        Undefined: it has none.
+    """
+    found = _value(node, point, imaginary)
+    if mp.isnan(found) or mp.isinf(found):
+        raise Undefined
+    return found
+
+
+def _value(node: Node, point: dict[str, Any], imaginary: bool) -> Any:
+    if node.op == "number":
+        return mp.mpf(node.value.numerator) / node.value.denominator
+    if node.op == "symbol":
+        return point[node.name]
+    if node.op == "constant":
+        return {"pi": mp.pi, "e": mp.e, "i": mp.j}[node.name] * 1 if node.name != "infty" else _undefined()
+    parts = [value(part, point, imaginary) for part in node.args]
+    if node.op in ("power", "root"):
+        base, power = parts
+        exponent = exact_value(node.args[1])
+        if node.op == "root":
+            exponent = 1 / exponent if exponent else None
+            power = 1 / power if power else _undefined()
+        return _power(base, power, exponent, imaginary)
+    operate = _OPERATIONS.get(node.name if node.op == "call" else node.op)
+    if operate is None:
+        raise Undefined
+    if any(abs(part) > LARGEST_ARGUMENT for part in parts) and (
+        node.op == "call" and node.name not in ("abs", "ln", "log")
+    ):
+        raise Undefined
+    try:
+        found = operate(*parts)
+    except (ValueError, ZeroDivisionError, TypeError, OverflowError):
+        raise Undefined from None
+    if isinstance(found, mp.mpc) and not imaginary:
+        raise Undefined
+    return found
+
+
+def _undefined() -> Any:
+    raise Undefined
+
+
+def _power(base: Any, power: Any, exponent: Fraction | None, imaginary: bool) -> Any:
+    """Where values are real, a negative number has the roots of odd degree."""
+    if base == 0:
+        real = mp.re(power)
+        return mp.mpf(0) if real > 0 else _undefined()
+    size = abs(mp.log(abs(base), 2)) * abs(power)
+    if size > LARGEST_POWER:
+        raise Undefined
+    if exponent is not None and exponent.denominator == 1:
+        return base ** int(exponent)
+    if not imaginary and base < 0:
+        if exponent is not None and exponent.denominator % 2:
+            sign = -1 if exponent.numerator % 2 else 1
+            return sign * mp.power(-base, power)
+        if power == mp.floor(power):
+            return base ** int(power)
+        raise Undefined
+    return mp.power(base, power)
+
+
+def _logarithm(x: Any, base: Any = 10) -> Any:
+    if x == 0 or base in (0, 1):
+        raise Undefined
+    return mp.log(x) / mp.log(base)
+
+
+def _factorial_value(x: Any) -> Any:
+    return mp.factorial(x) if abs(x) <= LARGEST_FACTORIAL else _undefined()
+
+
+def _binomial_value(n: Any, k: Any) -> Any:
+    return mp.binomial(n, k) if max(abs(n), abs(k)) <= LARGEST_FACTORIAL else _undefined()
+
+
+def _whole(operate: Callable[[int, int], int]) -> Callable[..., Any]:
+    def over(*parts: Any) -> Any:
+        if any(part != mp.floor(part) for part in parts):
+            raise Undefined
+        result = int(parts[0])
+        for part in parts[1:]:
+            result = operate(result, int(part))
+        return mp.mpf(result)
+
+    return over
+
+
+def _gcd(a: int, b: int) -> int:
+    while b:
+        a, b = b, a % b
+    return abs(a)
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "add": lambda a, b: a + b,
+    "negative": lambda a: -a,
+    "multiply": lambda a, b: a * b,
+    "divide": lambda a, b: a / b if b else _undefined(),
+    "percent": lambda a: a / 100,
+    "degrees": lambda a: a * mp.pi / 180,
+    "factorial": _factorial_value,
+    "binomial": _binomial_value,
+    "abs": abs,
+    "floor": mp.floor,
+    "ceil": mp.ceil,
+    "sin": mp.sin,
+    "cos": mp.cos,
+    "tan": mp.tan,
+    "cot": mp.cot,
+    "sec": mp.sec,
+    "csc": mp.csc,
+    "sinh": mp.sinh,
+    "cosh": mp.cosh,
+    "tanh": mp.tanh,
+    "asin": mp.asin,
+    "acos": mp.acos,
+    "atan": mp.atan,
+    "exp": lambda a: mp.exp(a) if abs(a) < LARGEST_POWER else _undefined(),
+    "ln": lambda a: mp.log(a) if a else _undefined(),
+    "lg": _logarithm,
+    "log": _logarithm,
+    "cis": lambda a: mp.exp(mp.j * a),
+    "gcd": _whole(_gcd),
+    "lcm": _whole(lambda a, b: abs(a * b) // _gcd(a, b) if a and b else 0),
+    "max": lambda *parts: max(parts),
+    "min": lambda *parts: min(parts),
+}

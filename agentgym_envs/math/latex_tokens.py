@@ -1,0 +1,271 @@
+r"""An answer in LaTeX, in Unicode or as typed, cut into tokens.
+
+Spacing, sizes and dollar signs are dropped; 1{,}000 and 1\,000 are one number; × and \cdot, ² and ^2, \dfrac and \frac are one sign.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from fractions import Fraction
+
+LONGEST_NUMBER = 400  # characters; and the largest power of ten in one
+
+
+class Unreadable(ValueError):
+    """A text that is no mathematics that can be compared."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """One sign.
+
+    Attributes:
+        kind: "number", "letter" (a variable, with its subscript), "command", "sign", "words" or "end".
+        text: what it says, a command without its backslash; a number as it was written.
+        value: of a number.
+        spaced: whether space stands before it.
+    """
+
+    kind: str
+    text: str
+    value: Fraction = Fraction(0)
+    spaced: bool = False
+
+
+_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n", strict=True))
+_SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
+_RAISED = re.compile(f"[{''.join(_SUPERSCRIPTS)}]+")
+_LOWERED = re.compile(f"[{''.join(_SUBSCRIPTS)}]+")
+_SIGNS = {
+    "−": "-", "–": "-", "‐": "-", "×": r"\cdot ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/", "⁄": "/", "∕": "/",
+    "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "∪": r"\cup ",
+    "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "√": r"\sqrt ", "°": r"^\circ ", "±": r"\pm ", "∓": r"\mp ",
+    "≈": r"\approx ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}",
+    "⟨": r"\langle ", "⟩": r"\rangle ", "∖": r"\setminus ",
+}  # fmt: skip
+_GREEK = {chr(code) for code in range(0x3B1, 0x3CA)}
+
+_TEXT_SPACING = (
+    "left right middle displaystyle textstyle limits mathstrut quad qquad thinspace medspace enspace big Big bigg Bigg bigl bigr "
+    "Bigl Bigr biggl biggr Biggl Biggr angle triangle overline vec hat bar overrightarrow ! , ; : > ( ) $"
+)
+_SPACING = frozenset(_TEXT_SPACING.split()) | {" "}
+_GROUPED = re.compile(
+    r"(?<![\d.])([1-9]\d{0,2})((?:(?:,\\!\s*|\{,\}|\\,|\\!|,|[ \u00a0\u2009\u202f](?=\d))\d{3})+)(?!\d|,\d)"
+)
+_ENVIRONMENT = re.compile(r"\\(begin|end)\s*\{(\w+)\*?\}(?:\{[lcr|]*\})?")
+_WORDS = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|normal)?|mbox|hbox|mathrm|(?P<bold>mathbf|mathit|boldsymbol|bm)|operatorname\*?)\s*\{(?P<said>[^{}]*)\}"
+)
+_REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*\{(\d+)\}")
+_NUMBER = re.compile(r"(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+(?![A-Za-z]))?")
+_TRAILING_DOT = re.compile(r"(?<=\d)\.(?!\d|\\overline)")
+_COMMAND = re.compile(r"\\([A-Za-z]+|.)", re.DOTALL)
+_RUN = re.compile(r"[A-Za-z]+")
+_SUBSCRIPT = re.compile(r"\s*_\s*(?:\{([^{}]*)\}|([A-Za-z0-9]))")
+_COMPARISONS = {"<=": "le", ">=": "ge", "!=": "ne", "=<": "le"}
+_SAME = {
+    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "leq": "le", "leqslant": "le", "geq": "ge", "geqslant": "ge",
+    "neq": "ne", "times": "cdot", "ast": "cdot", "varnothing": "emptyset", "dbinom": "binom", "tbinom": "binom", "lt": "<",
+    "gt": ">", "lvert": "|", "rvert": "|", "vert": "|", "mid": "mid", "land": "and", "lor": "or", "wedge": "and", "vee": "or",
+    "div": "/", "colon": ":", "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]", "operatorname": "",
+    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "degree": "degree", "backslash": "setminus",
+}  # fmt: skip
+_TEXT_FUNCTIONS = "sin cos tan cot sec csc sinh cosh tanh asin acos atan log ln lg exp sqrt gcd lcm max min cis"
+FUNCTIONS = frozenset(_TEXT_FUNCTIONS.split())
+_NAMES = FUNCTIONS | {"pi", "infty", "arcsin", "arccos", "arctan", "cup", "cap"}
+_TEXT_SHORT_WORDS = (
+    "yes no one two six ten odd all any none not the nan inf and or is if of to in at an as by we cm mm km kg mg ml ft yd mi "
+    "hr min sec lb oz mph day out may"
+)
+SHORT_WORDS = frozenset(_TEXT_SHORT_WORDS.split())
+
+
+def characters(text: str) -> str:
+    """The text with every sign in the form that LaTeX has for it in ASCII, as far as it has one."""
+    if text.isascii():
+        return text
+    text = _RAISED.sub(lambda m: "^{" + "".join(_SUPERSCRIPTS[c] for c in m[0]) + "}", text)
+    text = _LOWERED.sub(lambda m: "_{" + "".join(_SUBSCRIPTS[c] for c in m[0]) + "}", text)
+    return "".join(_character(c) for c in text)
+
+
+def _character(c: str) -> str:
+    if c.isascii():
+        return c
+    if c in _SIGNS:
+        return _SIGNS[c]
+    if c in _GREEK:
+        return f"\\{unicodedata.name(c).rpartition(' ')[2].lower()} "
+    if c.isdecimal():
+        return str(unicodedata.decimal(c))
+    kind = unicodedata.category(c)
+    if kind == "Cf":  # zero-width signs
+        return ""
+    if kind == "Zs":
+        return " "
+    plain = unicodedata.normalize("NFKC", c)
+    if "⁄" in plain:
+        return f" {plain.replace('⁄', '/')}"
+    return "".join(_SIGNS.get(p, p) for p in plain)
+
+
+def tokens(text: str) -> list[Token]:
+    """The tokens of an answer, the last of which is its end.
+
+    Raises:
+        Unreadable: a number is too long, or a sign is none of mathematics.
+    """
+    text = _spaced(characters(text))
+    found: list[Token] = []
+    place, spaced = 0, False
+    while place < len(text):
+        if text[place].isspace() or text[place] in "~$":
+            place, spaced = place + 1, True
+            continue
+        place = _read(text, place, spaced, found)
+        spaced = False
+    return [*found, Token("end", "", spaced=spaced)]
+
+
+def _spaced(text: str) -> str:
+    """The text without what only spaces and sizes it, and with numbers in one piece."""
+    text = _GROUPED.sub(lambda m: m[0] if _is_list(m) else m[1] + re.sub(r"\D", "", m[2]), text)
+    return _TRAILING_DOT.sub(" ", text).replace("**", "^")
+
+
+def _is_list(group: re.Match[str]) -> bool:
+    """Whether the commas of "12,102" stand between the numbers of a point, an interval or a set, as in (12,102)."""
+    if not re.fullmatch(r"(?:,\d{3})+", group[2]):
+        return False
+    before = group.string[: group.start()]
+    return any(
+        before.count(opened) > before.count(closed) for opened, closed in (("(", ")"), ("[", "]"), ("\\{", "\\}"))
+    )
+
+
+def _read(text: str, place: int, spaced: bool, found: list[Token]) -> int:
+    """Append the token at a place; returns where it ends."""
+    c = text[place]
+    if match := _REPEATING.match(text, place):
+        found.append(Token("number", match[0], _repeating(match), spaced))
+        return match.end()
+    if match := _NUMBER.match(text, place):
+        found.append(Token("number", match[0], _value(match[0]), spaced))
+        return match.end()
+    if c == "\\":
+        return _read_command(text, place, spaced, found)
+    if match := _RUN.match(text, place):
+        return _read_letters(text, match, spaced, found)
+    if text[place : place + 2] in _COMPARISONS:
+        found.append(Token("command", _COMPARISONS[text[place : place + 2]], spaced=spaced))
+        return place + 2
+    if c in "+-*/^_(){}[]<>=|!,;:%&'":
+        found.append(Token("sign", c, spaced=spaced))
+        return place + 1
+    raise Unreadable(f"{c!r} is no sign of mathematics")
+
+
+def _read_command(text: str, place: int, spaced: bool, found: list[Token]) -> int:
+    if match := _ENVIRONMENT.match(text, place):
+        found.append(Token("command", f"{match[1]} {match[2]}", spaced=spaced))
+        return match.end()
+    if match := _WORDS.match(text, place):
+        found += _words(match["said"], match["bold"] is not None)
+        return match.end()
+    match = _COMMAND.match(text, place)
+    if match is None:
+        raise Unreadable("a backslash at the end")
+    name = _SAME.get(match[1], match[1])
+    if match[1] in _SPACING:
+        return match.end()
+    if name in ("{", "}"):
+        found.append(Token("command", name, spaced=spaced))
+    elif name in ("mathbb", "mathcal"):
+        return _read_letter_set(text, match.end(), spaced, found)
+    elif name in ("<", ">", "|", "/", ":", "[", "]", "%"):
+        found.append(Token("sign", name, spaced=spaced))
+    elif name in _GREEK_NAMES:
+        return _read_variable(text, match.end(), name, spaced, found)
+    elif name in ("and", "or"):
+        found.append(Token("words", name, spaced=True))
+    else:
+        found.append(Token("command", name, spaced=spaced))
+    return match.end()
+
+
+_TEXT_GREEK_NAMES = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi "
+    "varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell"
+)
+_GREEK_NAMES = frozenset(_TEXT_GREEK_NAMES.split())
+
+
+def _words(content: str, bold: bool) -> list[Token]:
+    """What a box of text holds: a name or a number is mathematics, all else words."""
+    content = " ".join(_spaced(content).split())
+    if re.fullmatch(r"[-\d.,/ ]+", content) or (re.fullmatch("[A-Za-z]", content) and (bold or not content.islower())):
+        return [token for token in tokens(content) if token.kind != "end"]
+    if content in FUNCTIONS or content in ("e", "i", "infinity"):
+        return [token for token in tokens(content) if token.kind != "end"]
+    return [Token("words", content.lower(), spaced=True)] if content else []
+
+
+def _read_letters(text: str, match: re.Match[str], spaced: bool, found: list[Token]) -> int:
+    """A run of letters: a function, a word, or variables that are multiplied."""
+    run = match[0]
+    if run.lower() in ("infinity", "inf") and len(run) > 3:
+        found.append(Token("command", "infty", spaced=spaced))
+    elif run in _NAMES:
+        found.append(Token("command", _SAME.get(run, run), spaced=spaced))
+    elif len(run) > 3 or run.lower() in SHORT_WORDS:
+        function = next(
+            (f for f in sorted(_NAMES, key=len, reverse=True) if run.startswith(f) and len(run) == len(f) + 1), ""
+        )
+        if not function:
+            found.append(Token("words", run.lower(), spaced=spaced))
+            return match.end()
+        found.append(Token("command", _SAME.get(function, function), spaced=spaced))
+        return match.start() + len(function)
+    else:
+        if len(run) > 1:
+            for function in _NAMES:
+                if run.endswith(function) and len(run) > len(function):
+                    return _read_variable(text, match.start() + 1, run[0], spaced, found)
+        return _read_variable(text, match.start() + 1, run[0], spaced, found)
+    return match.end()
+
+
+def _read_variable(text: str, place: int, name: str, spaced: bool, found: list[Token]) -> int:
+    """A variable, whose subscript belongs to its name."""
+    if subscript := _SUBSCRIPT.match(text, place):
+        name += "_" + re.sub(r"\s", "", subscript[1] or subscript[2] or "")
+        place = subscript.end()
+    found.append(Token("letter", name, spaced=spaced))
+    return place
+
+
+def _read_letter_set(text: str, place: int, spaced: bool, found: list[Token]) -> int:
+    match = re.compile(r"\s*\{?\s*([A-Z])\s*\}?").match(text, place)
+    if match is None:
+        raise Unreadable("a blackboard letter is missing")
+    found.append(Token("command", f"set {match[1]}", spaced=spaced))
+    return match.end()
+
+
+def _value(digits: str) -> Fraction:
+    mantissa, _, power = digits.lower().partition("e")
+    if len(digits) > LONGEST_NUMBER or abs(int(power or 0)) > LONGEST_NUMBER:
+        raise Unreadable("a number is too long")
+    return Fraction(mantissa) * Fraction(10) ** int(power or 0)
+
+
+def _repeating(match: re.Match[str]) -> Fraction:
+    """The value of 0.1\\overline{6}."""
+    if len(match[0]) > LONGEST_NUMBER:
+        raise Unreadable("a number is too long")
+    whole, fixed, period = match[1] or "0", match[2], match[3]
+    start = Fraction(int(whole + fixed), 10 ** len(fixed))
+    return start + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))

@@ -1,0 +1,428 @@
+r"""The tree of an answer: sums and products below, then relations, then lists, so that "x = 1 or x = 2" is a list of two relations.
+
+list      a relation, or several between commas, "and", "or"
+relation  unions with = < \le \ne \in \approx : between them
+union     sums with \cup \cap \setminus between them
+sum       products with + - \pm between them
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from agentgym_envs.math.latex_tokens import FUNCTIONS, Token, Unreadable, tokens
+
+DEEPEST = 40  # brackets within brackets
+
+
+@dataclass(frozen=True)
+class Node:
+    """A part of an answer.
+
+    Attributes:
+        op: what it is: "number", "symbol", "constant", "add", "multiply", "divide", "power", "call", "list", "relation", ...
+        args: its parts.
+        name: of a symbol or function; the signs of a relation, split by spaces; the brackets of a row; the text of a number.
+        value: of a number.
+    """
+
+    op: str
+    args: tuple[Node, ...] = ()
+    name: str = ""
+    value: Fraction = Fraction(0)
+
+
+_RELATIONS = {
+    "=": "=",
+    "<": "<",
+    ">": ">",
+    "le": "le",
+    "ge": "ge",
+    "ne": "ne",
+    "in": "in",
+    "approx": "approx",
+    ":": ":",
+}
+_SETS = {"cup": "union", "cap": "intersection", "setminus": "without"}
+_MATRICES = ("pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array")
+_STARTS = ("frac", "sqrt", "binom", "pi", "lfloor", "lceil", "imath", "exp")
+_TEXT_NO_UNIT = (
+    "not or and is if than more less least most about except never no none isn't wrong false either maybe perhaps to over under "
+    "above below between fewer greater plus minus times half other but true answer"
+)
+NO_UNIT = frozenset(_TEXT_NO_UNIT.split())
+
+
+def tree(text: str) -> Node:
+    """The tree of an answer.
+
+    Raises:
+        Unreadable: it is none.
+    """
+    reader = _Reader(tokens(text))
+    found = reader.listed()
+    if not reader.at("end"):
+        raise Unreadable(f"{reader.now.text!r} in the middle")
+    return found
+
+
+class _Reader:
+    """A descent through the tokens; `place` is the next one."""
+
+    def __init__(self, found: list[Token]):
+        self.tokens, self.place, self.depth, self.bars = found, 0, 0, 0
+
+    @property
+    def now(self) -> Token:
+        return self.tokens[self.place]
+
+    def at(self, *texts: str) -> bool:
+        """Whether the next token is one of these signs or commands, or the end."""
+        token = self.now
+        return (token.kind in ("sign", "command") and token.text in texts) or (token.kind == "end" and "end" in texts)
+
+    def take(self) -> Token:
+        token = self.now
+        if token.kind == "end":
+            raise Unreadable("it ends too early")
+        self.place += 1
+        return token
+
+    def need(self, *texts: str) -> str:
+        if not self.at(*texts) or "end" in texts:
+            raise Unreadable(f"{texts[0]!r} is missing")
+        return self.take().text
+
+    # ---- lists and relations
+
+    def listed(self) -> Node:
+        """One relation, or several as a "list" whose name is what joins them."""
+        items, joint = [self.relation()], ","
+        while self.joint():
+            while word := self.joint():
+                self.place += 1
+                joint = word if word != "," else joint
+            items.append(self.relation())
+        return items[0] if len(items) == 1 else Node("list", tuple(items), joint)
+
+    def joint(self) -> str:
+        """The comma, "and" or "or" that comes next, else ""."""
+        if self.at(",", ";"):
+            return ","
+        return self.now.text if self.now.kind == "words" and self.now.text in ("and", "or") else ""
+
+    def relation(self) -> Node:
+        parts, signs = [self.union()], []
+        while self.at(*_RELATIONS):
+            signs.append(_RELATIONS[self.take().text])
+            parts.append(self.union())
+        return parts[0] if not signs else Node("relation", tuple(parts), " ".join(signs))
+
+    def union(self) -> Node:
+        found = self.measured()
+        while self.at(*_SETS):
+            found = Node(_SETS[self.take().text], (found, self.measured()))
+        return found
+
+    # ---- sums and products
+
+    def measured(self) -> Node:
+        """A sum, and the unit behind it."""
+        found = self.sum()
+        words: list[str] = []
+        while self.now.kind == "words" and not self.joint():
+            words += self.take().text.split()
+            if self.at("^"):
+                words[-1] += f"^{self._raised().value}"
+        if not words:
+            return found
+        if len(words) > 4 or any(word.strip(".,") in NO_UNIT or any(c.isdigit() for c in word[:1]) for word in words):
+            raise Unreadable("words that are no unit")
+        return Node("unit", (found,), " ".join(words))
+
+    def sum(self) -> Node:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise Unreadable("too deep")
+        found: Node | None = None
+        while found is None or self.at("+", "-", "pm", "mp"):
+            sign = self.take().text if self.at("+", "-", "pm", "mp") else ""
+            term = self.product()
+            if sign == "-":
+                term = Node("negative", (term,))
+            elif sign in ("pm", "mp"):
+                term = Node("either", (term,))
+            found = term if found is None else Node("add", (found, term))
+        self.depth -= 1
+        return found
+
+    def product(self) -> Node:
+        """Factors with * or / or nothing between them; a fraction right behind a whole number is added to it."""
+        found, before = self.factor(), self.tokens[self.place - 1]
+        while True:
+            if self.at("*", "cdot"):
+                self.place += 1
+                found = Node("multiply", (found, self.signed()))
+            elif self.at("/"):
+                self.place += 1
+                found = Node("divide", (found, self.signed()))
+            elif self._is_factor():
+                found = self._beside(found, before)
+            else:
+                return found
+            before = self.tokens[self.place - 1]
+
+    def _beside(self, found: Node, before: Token) -> Node:
+        """The product of what stands side by side, or a mixed number."""
+        whole = found.op == "number" and found.value.denominator == 1 and before.kind == "number"
+        fraction = self.at("frac")
+        factor = self.factor()
+        if whole and fraction and factor.op == "divide" and all(part.op == "number" for part in factor.args):
+            return Node("add", (found, factor))
+        if factor.op == "number" and whole and self.at("/"):
+            self.place += 1
+            below = self.factor()
+            if below.op == "number":
+                return Node("add", (found, Node("divide", (factor, below))))
+            raise Unreadable("two numbers side by side")
+        if factor.op == "number" and self.tokens[self.place - 1].kind == "number":
+            raise Unreadable("a number right behind something else")
+        return Node("multiply", (found, factor))
+
+    def _is_factor(self) -> bool:
+        token = self.now
+        if token.kind in ("number", "letter"):
+            return True
+        if token.kind == "sign":
+            return token.text in ("(", "[", "{") or (token.text == "|" and not self.bars)
+        return token.kind == "command" and (
+            token.text in FUNCTIONS
+            or token.text in _STARTS
+            or token.text in ("{", "infty")
+            or token.text.startswith("begin")
+        )
+
+    def signed(self) -> Node:
+        """A factor that may have a minus."""
+        if self.at("-"):
+            self.place += 1
+            return Node("negative", (self.factor(),))
+        return self.factor()
+
+    def factor(self) -> Node:
+        found = self.atom()
+        while True:
+            if self.at("^"):
+                found = self._power(found)
+            elif self.at("!"):
+                self.place += 1
+                found = Node("factorial", (found,))
+            elif self.at("%"):
+                self.place += 1
+                found = Node("percent", (found,))
+            elif self.at("degree") or (self.now.kind == "words" and self.now.text in ("degrees", "degree", "deg")):
+                self.place += 1
+                found = Node("degrees", (found,))
+            elif self.at("_") and found.op == "number":
+                found = self._based(found)
+            else:
+                return found
+
+    def _power(self, base: Node) -> Node:
+        if self._circle():
+            return Node("degrees", (base,))
+        return Node("power", (base, self._raised()))
+
+    def _circle(self) -> bool:
+        """Step over ^\circ, ^{\circ}."""
+        for form in (("^", "circ"), ("^", "{", "circ", "}")):
+            ahead = self.tokens[self.place : self.place + len(form)]
+            if tuple(token.text for token in ahead) == form:
+                self.place += len(form)
+                return True
+        return False
+
+    def _raised(self) -> Node:
+        """What stands behind ^."""
+        self.need("^")
+        if self.at("-"):
+            self.place += 1
+            return Node("negative", (self._raised_atom(),))
+        return self._raised_atom()
+
+    def _raised_atom(self) -> Node:
+        found = self.atom()
+        return self._power(found) if self.at("^") else found
+
+    def _based(self, number: Node) -> Node:
+        """A number in a base: 101_2, which is told from all others by digits and base."""
+        self.need("_")
+        braced = self.at("{")
+        self.place += braced
+        base = self.take().text
+        if braced:
+            self.need("}")
+        names = {
+            "two": "2",
+            "three": "3",
+            "four": "4",
+            "five": "5",
+            "six": "6",
+            "seven": "7",
+            "eight": "8",
+            "nine": "9",
+        }
+        return Node("based", name=f"{number.name.lstrip('0')}_{names.get(base, base)}")
+
+    # ---- atoms
+
+    def atom(self) -> Node:
+        token = self.now
+        if token.kind == "number":
+            self.place += 1
+            return Node("number", name=token.text, value=token.value)
+        if token.kind == "letter":
+            self.place += 1
+            constant = token.text in ("e", "i")
+            return Node("constant" if constant else "symbol", name=token.text)
+        if token.kind == "words":
+            raise Unreadable("words")
+        if self.at("(", "[", "]"):
+            return self._bracketed()
+        if self.at("|"):
+            return self._absolute()
+        if token.kind == "sign" and token.text == "{":
+            return self._braced()
+        return self._command()
+
+    def _command(self) -> Node:
+        name = self.take().text
+        if name in FUNCTIONS and name != "sqrt":
+            return self._function(name)
+        if name == "sqrt":
+            return self._root()
+        if name in ("frac", "binom"):
+            top, bottom = self._argument(), self._argument()
+            return Node("divide" if name == "frac" else "binomial", (top, bottom))
+        if name in ("pi", "infty"):
+            return Node("constant", name=name)
+        if name in ("lfloor", "lceil"):
+            inside = self.sum()
+            self.need("rfloor" if name == "lfloor" else "rceil")
+            return Node("call", (inside,), "floor" if name == "lfloor" else "ceil")
+        if name == "langle":
+            items = self.listed()
+            self.need("rangle")
+            return Node("row", items.args if items.op == "list" else (items,), "()")
+        if name == "{":
+            return self._set()
+        if name == "emptyset":
+            return Node("set")
+        if name.startswith("set "):
+            return Node("domain", name=name[4:])
+        if name.startswith("begin "):
+            return self._matrix(name[6:])
+        raise Unreadable(f"{name!r} cannot be compared")
+
+    def _bracketed(self) -> Node:
+        """(x), a point, or an interval. The French ]1, 2[ is (1, 2)."""
+        opened, bars = self.take().text, self.bars
+        self.bars = 0
+        inside = self.listed()
+        self.bars = bars
+        closed = self.need(")", "]", "[")
+        kind = {"(": "(", "[": "[", "]": "("}[opened] + {")": ")", "]": "]", "[": ")"}[closed]
+        if inside.op == "list" and inside.name == ",":
+            return Node("row", inside.args, kind)
+        if kind not in ("()", "[]") or inside.op == "list":
+            raise Unreadable("brackets that do not fit")
+        return inside
+
+    def _braced(self) -> Node:
+        """What LaTeX groups; {n \\choose k} too."""
+        self.need("{")
+        bars, self.bars = self.bars, 0
+        inside = self.listed()
+        if self.at("choose"):
+            self.place += 1
+            inside = Node("binomial", (inside, self.sum()))
+        self.bars = bars
+        self.need("}")
+        return inside
+
+    def _set(self) -> Node:
+        if self.at("}"):
+            self.place += 1
+            return Node("set")
+        items = self.listed()
+        if not (self.now.kind == "command" and self.now.text == "}"):
+            raise Unreadable("a set that is not closed")
+        self.place += 1
+        return Node("set", items.args if items.op == "list" else (items,))
+
+    def _absolute(self) -> Node:
+        self.need("|")
+        self.bars += 1
+        inside = self.sum()
+        self.need("|")
+        self.bars -= 1
+        return Node("call", (inside,), "abs")
+
+    def _root(self) -> Node:
+        degree = Node("number", name="2", value=Fraction(2))
+        if self.at("["):
+            self.place += 1
+            degree = self.sum()
+            self.need("]")
+        return Node("root", (self._argument(split=False), degree))
+
+    def _function(self, name: str) -> Node:
+        """A function with its power and base before its argument: \sin^2 x, \log_2 8."""
+        base: tuple[Node, ...] = ()
+        power: Node | None = None
+        while self.at("^", "_"):
+            if self.at("^"):
+                power = self._raised()
+            else:
+                self.place += 1
+                base = (self._argument(),)
+        if self.at("(", "{"):
+            argument = self.atom()
+        else:
+            argument = self._bare_argument()
+        if name in ("sin", "cos", "tan") and power and power.op == "negative" and power.args[0].value == 1:
+            return Node("call", (argument,), f"a{name}")
+        arguments = argument.args if argument.op in ("row", "list") else (argument,)
+        call = Node("call", (*arguments, *base), name)
+        return call if power is None else Node("power", (call, power))
+
+    def _bare_argument(self) -> Node:
+        """2x in \sin 2x\cos x: the factors side by side, up to the next function or bracket."""
+        found = self.factor()
+        while self._is_factor() and not self.at(*FUNCTIONS - {"sqrt"}, "(", "[", "begin"):
+            found = Node("multiply", (found, self.factor()))
+        return found
+
+    def _argument(self, split: bool = True) -> Node:
+        """What follows a command, in braces or one sign; \frac12 is a half."""
+        token = self.now
+        if token.kind == "number" and split and len(token.text) > 1 and token.text.isdigit():
+            self.tokens[self.place] = Token("number", token.text[1:], Fraction(token.text[1:]))
+            return Node("number", name=token.text[0], value=Fraction(token.text[0]))
+        return self.atom()
+
+    def _matrix(self, kind: str) -> Node:
+        if kind not in _MATRICES:
+            raise Unreadable(f"{kind} cannot be compared")
+        rows: list[Node] = []
+        while not self.at(f"end {kind}"):
+            cells = [self.sum()]
+            while self.at("&"):
+                self.place += 1
+                cells.append(self.sum())
+            rows.append(Node("row", tuple(cells), "()"))
+            if self.at("\\"):
+                self.place += 1
+        self.need(f"end {kind}")
+        return Node("matrix", tuple(rows))
