@@ -8,6 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
+from agentgym.service.bodies import body_of
+
 Json = dict[str, Any]
 MOST_LISTED = 1_000  # tasks that one answer holds; `num_tasks` tells how many there are
 _KINDS = ("train", "validation", "test")
@@ -90,7 +92,7 @@ class TaskRoutes:
 
 async def object_of(request: web.Request) -> Json:
     """The body of a request, an object; {} where there is none. Raises 422 where it is something else."""
-    text = await request.read()  # not decoded as its header says: with some encodings that takes hours
+    text = await body_of(request)  # not decoded as its header says: with some encodings that takes hours
     try:
         body = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError) as error:
