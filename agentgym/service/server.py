@@ -19,6 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from agentgym.service import information, sandbox_routes
 from agentgym.service.bodies import body_of
+from agentgym.service.events import Unauthorized
 from agentgym.service.forks import Forks
 from agentgym.service.frames import (
     CAPACITY,
@@ -78,6 +79,7 @@ class Front:
         self._server: asyncio.Server | None = None
         # Fewer than the files that this process may open: accept() without one left would be tried in a loop.
         most = 2 * settings.max_sessions + SPARE_CONNECTIONS
+        self.unauthorized = Unauthorized()
         self.connections = HttpConnections(most, settings.limits.message_seconds)
 
     async def start(self) -> None:
@@ -137,6 +139,7 @@ class Front:
         if self._server is not None:
             self._server.close()
         self.connections.close()
+        self.unauthorized.close()
         self.listing.close()
         await self.forks.close()
         await self.sessions.close()
@@ -164,21 +167,10 @@ class Front:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         open_to_all = request.path in information.OPEN_PATHS
         owner = None if open_to_all else self.owner_of(request)
-        if not open_to_all:
-            if owner is None:
-                why = "this server wants a token: Authorization: Bearer TOKEN"
-                return refusal(401, "UNAUTHORIZED", why, {"WWW-Authenticate": "Bearer"})
-            if wrong := from_elsewhere(request, bool(self._digests), self.settings.allowed_hosts):
-                return refusal(403, "FORBIDDEN", wrong)
+        if not open_to_all and (refused := self._turned_away(request, owner)) is not None:
+            return refused
         try:
-            connection = request.protocol
-            if request.can_read_body and not open_to_all:  # kept for the handler
-                async with asyncio.timeout(self.settings.limits.message_seconds):
-                    await body_of(request)
-                if isinstance(connection, HttpConnection):
-                    connection.body_came()
-            if isinstance(connection, HttpConnection):
-                connection.began(bool(owner))
+            await self._taken(request, owner, and_body=not open_to_all)
             return await handler(request)
         except ConnectionError:
             if request.transport is not None and not request.transport.is_closing():
@@ -196,6 +188,26 @@ class Front:
             if error.status < 400 or error.content_type == "application/json":
                 raise
             return refusal(error.status, error.reason.upper().replace(" ", "_"), error.text or error.reason)
+
+    def _turned_away(self, request: web.Request, owner: str | None) -> web.Response | None:
+        """The answer to who may not ask; None: they may."""
+        if owner is None:
+            self.unauthorized.add(request.remote, request.path, "Authorization" in request.headers)
+            why = "this server wants a token: Authorization: Bearer TOKEN"
+            return refusal(401, "UNAUTHORIZED", why, {"WWW-Authenticate": "Bearer"})
+        wrong = from_elsewhere(request, bool(self._digests), self.settings.allowed_hosts)
+        return refusal(403, "FORBIDDEN", wrong) if wrong else None
+
+    async def _taken(self, request: web.Request, owner: str | None, and_body: bool) -> None:
+        """Wait for the rest of a request, which is kept for its handler, and tell its connection."""
+        connection = request.protocol
+        if request.can_read_body and and_body:
+            async with asyncio.timeout(self.settings.limits.message_seconds):
+                await body_of(request)
+            if isinstance(connection, HttpConnection):
+                connection.body_came()
+        if isinstance(connection, HttpConnection):
+            connection.began(bool(owner))
 
     def owner_of(self, request: web.Request) -> str | None:
         """The name of the token that a request has; "" where none is wanted; None: it has a wrong one or none."""

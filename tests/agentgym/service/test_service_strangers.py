@@ -3,13 +3,11 @@
 import asyncio
 import contextlib
 import gzip
-import os
 import socket
 import time
 import tracemalloc
 import zlib
 
-import aiohttp
 import pytest
 from service_harness import SECONDS, browsing, serving, session, until
 
