@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-# A client whose machine vanished says nothing: its connection is over after so many seconds of silence.
-VANISHED_SECONDS = 30.0
+# A machine from which nothing comes for so much longer than a message may take has vanished. Longer, since who takes nothing for
+# that long but is there is told that it is too slow.
+VANISHED_SECONDS = 2.0
 _ASKED = 3  # times by the kernel before
 
 

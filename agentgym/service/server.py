@@ -120,7 +120,7 @@ class Front:
             # asyncio has one number for both: how many wait in the kernel, and how many are taken before anything else runs.
             with socket.socket(fileno=os.dup(listening.fileno())) as same:
                 same.listen(WAITING_CONNECTIONS)
-                notice_vanished(same, min(VANISHED_SECONDS, limits.resume_seconds))
+                notice_vanished(same, limits.message_seconds + VANISHED_SECONDS)
         self.port = self._server.sockets[0].getsockname()[1]
 
     @property

@@ -272,7 +272,8 @@ class Sessions:
         tally = self._past[session.env]
         reason = _reason(session, clean)
         tally.ended[reason] += 1
-        log_ended(session, None if self._forks is None else self._forks.pid_of(process), reason, message, status)
+        if self._forks is not None and not self._forks.closing:  # else all end with their server
+            log_ended(session, self._forks.pid_of(process), reason, message, status)
         if not clean and (session.ending is not None or not session.killed):
             tally.errors[code] += 1
         client = self._drop_client(session)

@@ -67,8 +67,8 @@ def test_the_slot_of_a_machine_that_vanished_returns(link, tmp_path):
         return process
 
     async def vanish():
-        go = tmp_path / "go"
-        async with serving(host=address, tokens={"ann": TOKEN}, limits={"resume_seconds": 2.0}) as front:
+        go, limits = tmp_path / "go", {"resume_seconds": 1.0, "message_seconds": 1.0}
+        async with serving(host=address, tokens={"ann": TOKEN}, limits=limits) as front:
             # One waits for its agent; one is sent an answer that nobody confirms.
             clients = await asyncio.gather(play(front, ""), play(front, f"until {go}"))
             try:
