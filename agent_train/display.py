@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,8 +55,8 @@ class Display:
         self._phase = self._detail = ""
         self._phase_began = self._printed = self._began = time.monotonic()
         self._first: tuple[int, float] | None = None
-        self._episodes = self._errors = 0
-        self._error = ""
+        self._episodes = self._errors = self._retried = 0
+        self._error = self._before = ""
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
@@ -96,12 +97,15 @@ class Display:
             self._printed = now
             self.say(f"[{now - self._began:6.0f} s] {name}{': ' + detail if detail else ''}")
 
-    def episode_ended(self, error: str | None) -> None:
-        """One episode more; the latest error is shown until the step ends."""
+    def episode_ended(self, error: str | None, before: Sequence[str] = ()) -> None:
+        """One episode more; the latest error is shown until the step ends. `before` are those for which it was run again."""
         self._episodes += 1
         if error is not None:
             self._errors += 1
-            self._error = error.strip().splitlines()[-1][:200] if error.strip() else "no message"
+            self._error = _last_line(error)
+        if before:
+            self._retried += 1
+            self._before = _last_line(before[-1])
 
     def show_sft(self, metrics: SftMetrics) -> None:
         """One optimizer step of the warm start."""
@@ -129,13 +133,19 @@ class Display:
             self.say(
                 f"step {metrics.step}: {metrics.failed} of {of} episodes failed and were left out; the last error: {self._error}"
             )
-        self._episodes = self._errors = 0
+        if metrics.retried:
+            self.say(
+                f"step {metrics.step}: {metrics.retried} of {metrics.episodes + metrics.failed} episodes were run again after an"
+                f" error; the last: {self._before}"
+            )
+        self._episodes = self._errors = self._retried = 0
 
     def show_eval(self, metrics: EvalMetrics) -> None:
         """One evaluation."""
         self._evals[metrics.step] = metrics
-        self._episodes = 0
+        self._episodes = self._errors = self._retried = 0
         failed = f", {metrics.failed} failed" if metrics.failed else ""
+        failed += f", {metrics.retried} run again after an error: {self._before}" if metrics.retried else ""
         line = f"held-out success after step {metrics.step}: {_percent(metrics.success)} ({_percent(metrics.low)} to {_percent(metrics.high)}, {metrics.episodes} episodes{failed})"
         # On a terminal the table shows those that belong to a row; step 0 belongs to none.
         if self._live is None or metrics.step == 0:
@@ -180,6 +190,7 @@ class Display:
         seconds = time.monotonic() - self._phase_began
         episodes = f", {self._episodes} episodes ended" if self._episodes else ""
         failed = f", {self._errors} failed ({self._error})" if self._errors else ""
+        failed += f", {self._retried} run again ({self._before})" if self._retried else ""
         return f"{self._phase} {seconds:.0f} s{': ' + self._detail if self._detail else ''}{episodes}{failed}"
 
     def _table(self) -> Table:
@@ -204,6 +215,10 @@ class Display:
             f"{row.sync_seconds:.2f}",
             *_update_cells(row),
         )
+
+
+def _last_line(error: str) -> str:
+    return error.strip().splitlines()[-1][:200] if error.strip() else "no message"
 
 
 def _why_nothing(selection: Selection) -> str:

@@ -166,10 +166,11 @@ def _headline(records: Sequence[Record]) -> str:
     if steps:
         tokens = sum(s["sampled_tokens"] for s in steps)
         seconds = sum(s["rollout_seconds"] for s in steps)
-        failed = sum(s["failed"] for s in steps)
+        failed, retried = (sum(s.get(key, 0) for s in steps) for key in ("failed", "retried"))
+        again = f", {retried:,} run again" if retried else ""
         gap = [value for _, value in _points_of(steps, "update", "gap_mean")]
         cards += [
-            ("training episodes", f"{sum(s['episodes'] for s in steps):,}", f"{failed:,} failed and left out"),
+            ("training episodes", f"{sum(s['episodes'] for s in steps):,}", f"{failed:,} failed and left out{again}"),
             ("sampled tokens", f"{tokens:,}", f"{tokens / seconds:,.0f} a second" if seconds else ""),
             ("engine gap", f"{max(gap, default=0):.1e}", "largest step mean, nats a token"),
         ]

@@ -72,6 +72,7 @@ class EvalMetrics:
         success: share of the episodes, 0 to 1; `low` and `high` are its 95% interval.
         reward, turns: means.
         episodes: how many were played to an end; `failed` others were not.
+        retried: how many of all were run again after an error, of a lost server for example.
     """
 
     kind: ClassVar[str] = "eval"
@@ -83,6 +84,7 @@ class EvalMetrics:
     turns: float
     episodes: int
     failed: int
+    retried: int
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ class StepMetrics:
     Attributes:
         reward, success, turns: means over episodes; `reward_std` is the spread of the rewards (n, not n-1).
         episodes: how many were played to an end; `failed` others were not.
+        retried: how many of all were run again after an error, of a lost server for example.
         mixed_groups: share of the groups whose rewards differ, which are those that teach.
         truncated: share of the episodes that a limit ended.
         sampled_tokens: tokens that the policy sampled; `tokens_per_second` is these over the rollout's seconds.
@@ -131,6 +134,7 @@ class StepMetrics:
     turns: float
     episodes: int
     failed: int
+    retried: int
     mixed_groups: float
     truncated: float
     sampled_tokens: int
@@ -227,7 +231,7 @@ class Tracker:
 
     def episode_ended(self, trajectory: Trajectory) -> None:
         """Count an episode, so that a long rollout is seen to move."""
-        self._display.episode_ended(trajectory.error)
+        self._display.episode_ended(trajectory.error, trajectory.metadata.get("errors", []))
 
     def sft_step(self, step: int, steps: int, loss: float, tokens: int) -> None:
         """Record one optimizer step of the warm start."""
@@ -299,6 +303,7 @@ class Tracker:
         """Take up what the run measured before it was resumed."""
         if record["kind"] == "eval":
             names = [field.name for field in dataclasses.fields(EvalMetrics)]
+            record = {"retried": 0, **record}  # which runs of before did not count
             values: dict[str, Any] = {n: math.nan if record[n] is None else record[n] for n in names}
             self._evals.append(EvalMetrics(**values))
         elif record["kind"] == HELD_OUT:
@@ -335,6 +340,7 @@ def step_metrics(step: int, groups: Sequence[Group], learned: Learned, clock: Cl
         turns=_mean([len(t.turns) for t in played]),
         episodes=len(played),
         failed=len(trajectories) - len(played),
+        retried=_retried(trajectories),
         mixed_groups=_mean([float(len(spread) > 1) for spread in spreads]),
         truncated=_mean([float(t.end != "terminated") for t in played]),
         sampled_tokens=tokens,
@@ -384,7 +390,12 @@ def eval_metrics(step: int, trajectories: Sequence[Trajectory]) -> EvalMetrics:
         turns=_mean([len(t.turns) for t in played]),
         episodes=len(played),
         failed=len(trajectories) - len(played),
+        retried=_retried(trajectories),
     )
+
+
+def _retried(trajectories: Sequence[Trajectory]) -> int:
+    return sum(bool(trajectory.metadata.get("errors")) for trajectory in trajectories)
 
 
 def _mean(values: Sequence[float]) -> float:

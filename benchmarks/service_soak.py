@@ -27,7 +27,7 @@ WARM = 0.2  # of each part
 SECONDS = 60.0  # by which any answer must have come
 STEPS = 4
 HANDSHAKE = (
-    "GET /envs/{env}/session HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "GET /envs/{env}/session HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
 )
 
@@ -177,7 +177,7 @@ async def _all_gone(port: int) -> None:
     async with asyncio.timeout(SECONDS):
         while True:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET /ready HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
+            writer.write(b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             answer = await reader.read()
             writer.close()
             if b'"sessions": 0' in answer or b'"sessions":0' in answer:

@@ -158,6 +158,7 @@ def _arguments(options: ServerOptions, port: int) -> list[str]:
         "logprobs-mode": "processed_logprobs",
         "worker-extension-cls": _WORKER_EXTENSION,
         "uvicorn-log-level": "warning",
+        "middleware": "agentgym.hosts.NoPages",
     }
     switches = ["--enable-scale-out", "--disable-log-stats"]
     if options.gpu:

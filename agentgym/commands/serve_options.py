@@ -15,6 +15,7 @@ from agentgym.commands import serve_sandboxes
 from agentgym.commands.apart import told_apart
 from agentgym.commands.json_object import json_object
 from agentgym.commands.spec_of import ENVS, spec_of
+from agentgym.hosts import host_name
 from agentgym.mistake import Mistake
 from agentgym.service.frames import ServiceLimits
 
@@ -64,6 +65,14 @@ def _add_served(add: Callable[..., Any]) -> None:
     add("--max-sessions-per-token", type=int, metavar="N", help="open at a time for one token (default: no limit)")
     add(
         "--token-file", type=Path, metavar="FILE", help="bearer tokens that are let in, one a line: TOKEN or NAME TOKEN"
+    )
+    add(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name beside localhost by which a server without tokens may be asked (a proxy's, say); may be repeated."
+        " Requests with another Host header are refused",
     )
     add("--tls-cert", type=Path, metavar="FILE", help="serve over TLS with this certificate chain (PEM)")
     add("--tls-key", type=Path, metavar="FILE", help="its key, if that is in a file of its own")
@@ -145,6 +154,7 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
             max_sessions_per_token=args.max_sessions_per_token,
             workers=args.workers,
             tokens=read_tokens(args.token_file) if args.token_file else {},
+            allowed_hosts=_allowed_hosts(args.allow_host),
             cert=str(args.tls_cert) if args.tls_cert else None,
             key=str(args.tls_key) if args.tls_key else None,
             limits=ServiceLimits(
@@ -156,6 +166,13 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
         )
     except ValueError as error:
         raise Mistake(str(error)) from error
+
+
+def _allowed_hosts(names: Sequence[str]) -> tuple[str, ...]:
+    for name in names:
+        if not name or host_name(name) != name.lower():
+            raise Mistake(f"--allow-host takes a name without scheme, port and path, not {name!r}")
+    return tuple(name.lower() for name in names)
 
 
 def _check_numbers(args: argparse.Namespace) -> None:

@@ -85,7 +85,8 @@ def _serve(args: argparse.Namespace, runs: Runs, count: int) -> int:
     import asyncio
 
     async def serving() -> None:
-        from agentgym.viewer.server import LOCAL_HOSTS, serve
+        from agentgym.hosts import LOCAL_HOSTS
+        from agentgym.viewer.server import serve
 
         ended = _ending()  # before its address is told, and with it that Ctrl-C ends it well
         try:

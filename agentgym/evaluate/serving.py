@@ -140,6 +140,7 @@ def arguments(
 ) -> list[str]:
     """vLLM's arguments for a folder. On a GPU its own defaults; on a CPU what is quick on a few cores."""
     flags: dict[str, Any] = {"model": folder, "served-model-name": folder.name, "host": _HOST, "port": port}
+    flags["middleware"] = "agentgym.hosts.NoPages"
     switches = []
     if tool_parser:
         flags["tool-call-parser"] = tool_parser
@@ -182,6 +183,8 @@ def _environment(gpu: bool) -> dict[str, str]:
     """Ours: nothing is fetched or reported, no key goes to the server, and one thread where there is no GPU."""
     env = {name: value for name, value in os.environ.items() if name not in ("VLLM_API_KEY", "OPENAI_API_KEY")}
     env.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", NO_COLOR="1")
+    root = str(Path(__file__).resolve().parents[2])  # its middleware is ours
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
     if not gpu:
         env.update(OMP_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_ENABLE_V1_MULTIPROCESSING="0")
         env.pop("VLLM_CPU_KVCACHE_SPACE", None)

@@ -6,6 +6,7 @@ asked (`/ready`); in between, sessions that this process opened and closed since
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 FRESH_SECONDS = 2.0
 FIRST_REST, LONGEST_REST = 0.5, 30.0
 NO_ROOM_TOLD = 1_000_000
+_log = logging.getLogger("agentgym.service")
 _dice = random.Random()  # of its own: episodes must not meet another global state for having been remote
 
 
@@ -93,11 +95,15 @@ class Pool:
     def well(self, server: Server) -> None:
         """It opened a session: it is taken back where it had been left out."""
         with self.lock:
-            server.failures, server.broken, server.doubtful, server.why = 0, 0, False, ""
+            self._is_back(server)
+            server.failures, server.broken, server.why = 0, 0, ""
 
     def failed(self, server: Server, why: str, broken: bool = False) -> None:
-        """It cannot be used now: it rests, for longer each time."""
+        """It cannot be used now: it rests, for longer each time. The first time it is logged."""
         with self.lock:
+            if not server.doubtful:
+                others = sum(not s.doubtful for s in self.servers) - 1
+                _log.warning("lost the server %s (%s); %d others of its environment are left", server.url, why, others)
             server.doubtful = True
             server.why = why
             if server.rests_until > time.monotonic():
@@ -122,7 +128,13 @@ class Pool:
     def told(self, server: Server, sessions: int, room: int | None) -> None:
         """It told its load."""
         with self.lock:
+            self._is_back(server)
             server.reported, server.own_then, server.room = sessions, server.own, room
+
+    @staticmethod
+    def _is_back(server: Server) -> None:
+        if server.doubtful:
+            _log.warning("the server %s answers again", server.url)
             server.doubtful = False
 
     def to_ask(self) -> list[Server]:

@@ -116,6 +116,14 @@ class Forks:
         else:
             self._packets.send({**message, "key": key}, fds)
 
+    def pids(self) -> tuple[int | None, dict[str, int]]:
+        """The process ids of the keeper, whose child is the zygote, and of all forks by their keys."""
+        return None if self._process is None else self._process.pid, {key: pid for pid, key in self._keys.items()}
+
+    def pid_of(self, key: str) -> int | None:
+        """The process id of a fork, also while `died` is told of it; None: it never had one."""
+        return next((pid for pid, known in self._keys.items() if known == key), None)
+
     def kill(self, key: str) -> None:
         """Kill a process, or as soon as it is there; `died` follows."""
         handle = self._asked.get(key, -1)
@@ -150,7 +158,8 @@ class Forks:
         elif "failed" in said and self._ready is not None:
             self._ready.set_exception(ZygoteFailed(said["failed"]))
         elif "died" in said:
-            self._end(self._keys.pop(said["died"], ""), said["status"])
+            self._end(self._keys.get(said["died"], ""), said["status"])
+            self._keys.pop(said["died"], None)
         elif "pid" not in said:
             self._end(said["forked"], None)
         else:
@@ -180,9 +189,9 @@ class Forks:
             self._ready.set_exception(ZygoteFailed("the process that imports the environments died"))
             return
         self._setup["died"] = list(self._keys)  # the next one looks after what they have left
-        self._keys.clear()
         for key in list(self._asked):
             self._end(key, None)
+        self._keys.clear()
         if not self.closing:
             self._restarting = asyncio.create_task(self._restart())
 

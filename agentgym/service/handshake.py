@@ -8,13 +8,14 @@ import binascii
 import hashlib
 import os
 import socket
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from agentgym.hosts import is_ours
 from agentgym.service.frames import CAPACITY, Refused
 from agentgym.service.relay import relayed
-from agentgym.service.settings import LOCAL_HOSTS
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
@@ -34,23 +35,24 @@ def check_handshake(request: web.Request) -> str | None:
     return None if len(key) == 16 else "Sec-WebSocket-Key is 16 bytes in base64"
 
 
-def from_elsewhere(request: web.Request, known: bool) -> bool:
-    """Whether a web page of another site asks: browsers open WebSockets to anywhere, and to this machine.
+def from_elsewhere(request: web.Request, known: bool, allowed: Collection[str] = ()) -> str | None:
+    """What is wrong with where a request comes from; None: nothing. Browsers open WebSockets to anywhere, and to this machine.
 
     Args:
         request: any.
-        known: whether it had to have a token, which no such page has.
+        known: whether it had to have a token, which no page of another site has.
+        allowed: names that are ours, beside this machine's own.
     """
-    origin = request.headers.get("Origin")
+    host, origin = request.headers.get("Host"), request.headers.get("Origin")
+    if not known and host is not None and not is_ours(host, allowed):
+        return f"this server is not named {host!r:.100}: ask it as localhost, or start it with --allow-host"
     if origin is None:  # no browser, or one that only reads
-        return False
+        return None
     try:
-        page = urlsplit(origin)
-        host = page.hostname or ""
+        page = urlsplit(origin).netloc
     except ValueError:
-        return True
-    # Whoever owns a name can lead it to this machine, and be of the same origin by that.
-    return page.netloc != request.host or not (known or host in LOCAL_HOSTS or host.endswith(".localhost"))
+        page = ""
+    return None if page and page == request.host else "pages of other sites may not ask"
 
 
 def has_said_more(request: web.Request) -> bool:

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from agentgym.service import schemas
 from agentgym.service.frames import text_of_json
+from agentgym.service.memory import Memory
 from agentgym.service.metrics import CONTENT_TYPE, exposition
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Information:
 
     def __init__(self, front: Front):
         self._front = front
+        self._memory = Memory()
 
     async def health(self, _: web.Request) -> web.Response:
         """`GET /health`: whether the front answers at all."""
@@ -60,7 +62,7 @@ class Information:
 
     async def metrics(self, _: web.Request) -> web.Response:
         """`GET /metrics`, for Prometheus."""
-        text = exposition(self._front.sessions, self._front.served)
+        text = exposition(self._front, await self._memory.look(self._front))
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     async def schema(self, _: web.Request) -> web.Response:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from agentgym import __version__
+from agentgym.service.frames import PROTOCOL
 from agentgym.service.sessions import Sessions
 from agentgym.service.slots import TIME_BOUNDS
-from agentgym.service.tallies import Tally
+from agentgym.service.tallies import LAG_BOUNDS, Tally
+
+if TYPE_CHECKING:
+    from agentgym.service.server import Front
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _COUNTERS = {
@@ -19,21 +26,37 @@ _COUNTERS = {
 }
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 Labels = Mapping[str, str]
+# Name, help, how many took how long, and the counter of their time in all.
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[Tally], list[int]], str], ...] = (
+    ("step_seconds", "Time that environments took for a step.", lambda tally: tally.times, "step_nanoseconds"),
+    ("reset_seconds", "Time that environments took for a reset.", lambda tally: tally.reset_times, "reset_nanoseconds"),
+    (
+        "open_seconds",
+        "From the request for a session to its environment being made.",
+        lambda tally: tally.open_times,
+        "open_nanoseconds",
+    ),
+)
 
 
-def exposition(sessions: Sessions, envs: Iterable[str]) -> str:
+def exposition(front: Front, memory: Mapping[tuple[str, str], int]) -> str:
     """All metrics of a server as text.
 
     Args:
-        sessions: its table.
-        envs: the ids of what it serves; all have their rows from the start.
+        front: the server. All that it serves has its rows from the start.
+        memory: bytes, by what has them: see `memory`.
     """
+    sessions = front.sessions
     counted = sessions.tallies()
-    tallies = {env: counted.get(env, Tally()) for env in envs}
-    lines = [*_of_the_server(sessions), *_of_envs(sessions, tallies)]
+    tallies = {env: counted.get(env, Tally()) for env in front.served}
+    lines = [*_of_the_server(sessions), *_of_the_front(front, memory), *_of_envs(sessions, tallies)]
     for name, help in _COUNTERS.items():
         lines += _family(f"{name}_total", "counter", help, [({"env": e}, t.counters[name]) for e, t in tallies.items()])
-    lines += _step_seconds(tallies)
+    for name, help, times, total in _HISTOGRAMS:
+        lines += _head(name, "histogram", help)
+        for env, tally in tallies.items():
+            seconds = [bound / 1e6 for bound in TIME_BOUNDS]
+            lines += _histogram(name, {"env": env}, seconds, times(tally), tally.counters[total] / 1e9)
     return "\n".join([*lines, ""])
 
 
@@ -69,18 +92,44 @@ def _of_envs(sessions: Sessions, tallies: Mapping[str, Tally]) -> Iterable[str]:
     yield from _family("errors_total", "counter", "Errors that clients were told in sessions, by code.", rows)
 
 
-def _step_seconds(tallies: Mapping[str, Tally]) -> Iterable[str]:
-    yield from _head("step_seconds", "histogram", "Time that environments took for a step.")
-    for env, tally in tallies.items():
-        below = 0
-        for bound, count in zip(TIME_BOUNDS, tally.times, strict=False):
-            below += count
-            yield _sample("step_seconds_bucket", {"env": env, "le": f"{bound / 1e6:g}"}, below)
-        # From the same numbers as the rows above, which a worker may be about to add to.
-        every = sum(tally.times)
-        yield _sample("step_seconds_bucket", {"env": env, "le": "+Inf"}, every)
-        yield _sample("step_seconds_sum", {"env": env}, tally.counters["step_nanoseconds"] / 1e9)
-        yield _sample("step_seconds_count", {"env": env}, every)
+def _of_the_front(front: Front, memory: Mapping[tuple[str, str], int]) -> Iterable[str]:
+    about = {"version": __version__, "python": platform.python_version(), "protocol": str(PROTOCOL)}
+    yield from _family("build_info", "gauge", "1, with the server's version.", [(about, 1)])
+    help = "Requests that were refused for their token."
+    yield from _family("unauthorized_total", "counter", help, [({}, front.unauthorized.count)])
+    help = "HTTP connections: a request runs (busy), or none does and the last had a token or was anonymous."
+    rows = [({"state": state}, count) for state, count in front.connections.states().items()]
+    yield from _family("connections", "gauge", help, rows)
+    yield from _family(
+        "connections_limit", "gauge", "HTTP connections that may be open.", [({}, front.connections.most)]
+    )
+    cut = front.connections.cut
+    help = "HTTP connections that were cut: idle ones to make room (capacity), or with a request that did not come (too slow)."
+    rows = [({"reason": reason}, cut[reason]) for reason in ("capacity", "too slow")]
+    yield from _family("connections_cut_total", "counter", help, rows)
+    help = (
+        "Memory, with shares of what processes share: of the server, of spare workers and of sessions, by environment."
+    )
+    rows = [({"of": of, **({"env": env} if env else {})}, size) for (of, env), size in memory.items()]
+    yield from _family("memory_bytes", "gauge", help, rows)
+    lags = front.sessions.lags
+    yield from _head("front_lag_seconds", "histogram", "By how much the front comes late: so long its requests wait.")
+    yield from _histogram("front_lag_seconds", {}, LAG_BOUNDS, lags.counts, lags.seconds)
+
+
+def _histogram(
+    name: str, labels: Labels, bounds: Sequence[float], counts: Sequence[int], seconds: float
+) -> Iterable[str]:
+    """The rows of a histogram. `counts` has one number for each bound, and one for what was above all of them."""
+    below = 0
+    for bound, count in zip(bounds, counts, strict=False):
+        below += count
+        yield _sample(f"{name}_bucket", {**labels, "le": f"{bound:g}"}, below)
+    # From the same numbers as the rows above, which a worker may be about to add to.
+    every = sum(counts)
+    yield _sample(f"{name}_bucket", {**labels, "le": "+Inf"}, every)
+    yield _sample(f"{name}_sum", labels, seconds)
+    yield _sample(f"{name}_count", labels, every)
 
 
 def _family(name: str, kind: str, help: str, rows: Iterable[tuple[Labels, float]]) -> list[str]:

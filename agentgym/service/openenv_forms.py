@@ -15,6 +15,7 @@ from agentgym.tools import Tool, ToolCall, ToolSet, shortened
 
 Json = dict[str, Any]
 MOST_SHOWN = 50_000  # characters of one observation
+_DEPTH = 3  # of references within references that are looked up
 ACT = "act"  # the tool that takes an action, where the environment has no tools of its own
 _UNSHOWN = ("metadata", "done", "reward")
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -168,21 +169,52 @@ def sole_text(action: Mapping[str, Any]) -> str | None:
 
 
 def _properties(action: Mapping[str, Any]) -> Json:
-    return {name: schema for name, schema in (action.get("properties") or {}).items() if name != "metadata"}
+    """The schemas of an action's fields, without its metadata and with what they refer to in their place."""
+    found = action.get("properties") or {}
+    return {name: _resolved(schema, action) for name, schema in found.items() if name != "metadata"}
+
+
+def _resolved(schema: Any, action: Mapping[str, Any], within: frozenset[str] = frozenset()) -> Any:
+    """A schema with what its references name in their place, which is where Pydantic puts enums and objects. From some
+    depth on, and within itself, a reference is left as it is."""
+    if isinstance(schema, list):
+        return [_resolved(part, action, within) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference not in within and len(within) < _DEPTH:
+        named = action
+        for word in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ("",):
+            named = named.get(word.replace("~1", "/").replace("~0", "~"), {}) if isinstance(named, Mapping) else {}
+        if named:
+            # What stands beside a reference (a description, a default) is of this field.
+            beside = {key: value for key, value in schema.items() if key != "$ref"}
+            return {**_resolved(named, action, within | {reference}), **_resolved(beside, action, within)}
+    return {key: _resolved(value, action, within) for key, value in schema.items()}
 
 
 def _field_line(name: str, schema: Mapping[str, Any], action: Mapping[str, Any]) -> str:
-    options = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
-    kinds = [str(part.get("type")) for part in schema.get("anyOf", []) if part.get("type")]
-    kind = " or ".join(kinds) or str(schema.get("type") or "value")
-    if options:
-        kind = "one of " + ", ".join(json.dumps(option, ensure_ascii=False) for option in options)
     optional = "" if name in (action.get("required") or ()) else ", optional"
     limits = "".join(
         f", {word} {schema[key]}" for key, word in (("minimum", "at least"), ("maximum", "at most")) if key in schema
     )
     described = f": {schema['description']}" if schema.get("description") else ""
-    return f"- {name} ({kind}{limits}{optional}){described}"
+    return f"- {name} ({_kind(schema)}{limits}{optional}){described}"
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """What a value is, in words: its type, or the values that it may have."""
+    options = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
+    if options:
+        return "one of " + ", ".join(json.dumps(option, ensure_ascii=False) for option in options)
+    for key in ("anyOf", "oneOf", "allOf"):
+        kinds = [kind for part in schema.get(key) or [] if (kind := _kind(part)) != "value"]
+        if kinds:
+            return " or ".join(dict.fromkeys(kinds))
+    kind = str(schema.get("type") or "value")
+    items = schema.get("items")
+    within = _kind(items) if kind == "array" and isinstance(items, Mapping) else "value"
+    return kind if within == "value" else f"{kind}, each {within}"
 
 
 def _tool(name: str, description: str, parameters: Any) -> Tool:

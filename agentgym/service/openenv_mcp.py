@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import WSMsgType, web
 
+from agentgym.service.bodies import body_of
 from agentgym.service.frames import Refused
 from agentgym.service.handshake import check_handshake
 from agentgym.service.line import Line
@@ -72,7 +73,7 @@ class McpRoutes:
             return await self._socket(request)
         if request.method != "POST":
             raise web.HTTPMethodNotAllowed(request.method, ["GET", "POST"])
-        asked = _rpc_of(await request.read())
+        asked = _rpc_of(await body_of(request))
         return web.json_response(asked if "error" in asked else await self._rpc(request, asked))
 
     async def _rpc(self, request: web.Request, asked: Json) -> Json:
@@ -140,7 +141,10 @@ class McpRoutes:
 
     async def _opened(self, request: web.Request) -> web.WebSocketResponse:
         limits = self._front.settings.limits
-        socket = web.WebSocketResponse(max_msg_size=limits.message_bytes, receive_timeout=limits.idle_seconds)
+        # Without compression, which would inflate a message before its size is looked at.
+        socket = web.WebSocketResponse(
+            compress=False, max_msg_size=limits.message_bytes, receive_timeout=limits.idle_seconds
+        )
         await socket.prepare(request)
         return socket
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from agentgym.core import Env
 
 Json = dict[str, Any]
+_WHOLE = re.compile(r"[+-]?[0-9]+(_[0-9]+)*(\.0+)?")
 LONGEST_ID = 255  # characters of an episode's id
 _ACTION_KEYS = {"message": ("message",), "call_tool": ("type", "tool_name", "arguments"), "list_tools": ("type",)}
 
@@ -212,9 +214,10 @@ class Play:
             tasks = self._split("train" if split is None else split)
         if index is None:
             index = (self._random if seed is None else random.Random(seed)).randrange(len(tasks))
-        if type(index) is not int or not 0 <= index < len(tasks):
+        place = whole_number(index)
+        if place is None or not 0 <= place < len(tasks):
             raise Invalid("value_error", ("data", "index"), f"a task's index is from 0 to {len(tasks) - 1}", index)
-        task: Task = tasks[index]
+        task: Task = tasks[place]
         return task
 
     def _split(self, split: Any) -> TaskSet:
@@ -230,11 +233,33 @@ class Play:
 
 
 def _seed(given: Any) -> int | None:
-    if given is not None and type(given) is not int:
-        raise Invalid("int_type", ("data", "seed"), "Input should be a valid integer", given)
-    if given is not None and given < 0:
+    if given is None:
+        return None
+    seed = whole_number(given)
+    if seed is None:
+        kind, words = (
+            ("int_from_float", ", got a number with a fractional part") if isinstance(given, float) else ("", "")
+        )
+        if isinstance(given, str):
+            kind, words = "int_parsing", ", unable to parse string as an integer"
+        raise Invalid(kind or "int_type", ("data", "seed"), f"Input should be a valid integer{words}", given)
+    if seed < 0:
         raise Invalid("greater_than_equal", ("data", "seed"), "Input should be greater than or equal to 0", given)
-    return given
+    return seed
+
+
+def whole_number(given: Any) -> int | None:
+    """The whole number that OpenEnv's server takes a JSON value for: 7, 7.0, "7", " 7.0 " and true are ones; None: it is none."""
+    if isinstance(given, int):
+        return int(given)
+    if isinstance(given, float):
+        return int(given) if given.is_integer() and abs(given) < 1 << 63 else None
+    if not isinstance(given, str) or not _WHOLE.fullmatch(text := given.strip()):
+        return None
+    try:
+        return int(text.partition(".")[0])
+    except ValueError:  # thousands of digits
+        return None
 
 
 def _kind(action: Mapping[str, Any]) -> str:

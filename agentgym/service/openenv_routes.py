@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from agentgym.service.server import Front
 
 Json = dict[str, Any]
+REFUSED_BYTES = 1 << 16  # that are read of a client that is refused
 
 
 def add_routes(app: web.Application, front: Front) -> None:
@@ -137,7 +138,7 @@ class OpenEnvRoutes:
             return await self._front.open_session(request, self.env, WIRE)
         except Refused as refused:
             # OpenEnv's clients want to be told by a frame; a status of HTTP they only report.
-            socket = web.WebSocketResponse()
+            socket = web.WebSocketResponse(compress=False, max_msg_size=REFUSED_BYTES)
             await socket.prepare(request)
             await socket.send_str(error_frame("CAPACITY_REACHED", str(refused), **counts(self._front)))
             await socket.close()

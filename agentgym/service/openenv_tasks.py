@@ -8,6 +8,9 @@ from typing import Any
 
 from aiohttp import web
 
+from agentgym.service.bodies import body_of
+from agentgym.service.openenv_play import whole_number
+
 Json = dict[str, Any]
 MOST_LISTED = 1_000  # tasks that one answer holds; `num_tasks` tells how many there are
 _KINDS = ("train", "validation", "test")
@@ -48,9 +51,9 @@ class TaskRoutes:
     async def task(self, request: web.Request) -> web.Response:
         """`POST /{env_name}/task`."""
         env, body, page = await self._asked(request, ("index",), 0, 0)
-        index = body.get("index")
-        if type(index) is not int:
-            return answer_422("int_type", "index", index)
+        index = whole_number(body.get("index"))
+        if index is None:
+            return answer_422("int_type", "index", body.get("index"))
         if not 0 <= index < page["size"]:
             return answered(400, "Invalid task index")
         page = await self._ask({"env": env, "split": body["split"], "start": index, "stop": index + 1})
@@ -59,10 +62,11 @@ class TaskRoutes:
     async def task_range(self, request: web.Request) -> web.Response:
         """`POST /{env_name}/task_range`: at most `MOST_LISTED`, counted from `start`."""
         env, body, page = await self._asked(request, ("start", "stop"), 0, 0)
-        for name in ("start", "stop"):
-            if type(body.get(name)) not in (int, type(None)):
+        ends = {name: whole_number(body.get(name)) for name in ("start", "stop")}
+        for name, end in ends.items():
+            if end is None and body.get(name) is not None:
                 return answer_422("int_type", name, body.get(name))
-        start, stop, _ = slice(body.get("start"), body.get("stop")).indices(page["size"])
+        start, stop, _ = slice(ends["start"], ends["stop"]).indices(page["size"])
         stop = max(start, min(stop, start + MOST_LISTED))
         page = await self._ask({"env": env, "split": body["split"], "start": start, "stop": stop})
         return web.json_response({"tasks": page["tasks"]})
@@ -90,7 +94,7 @@ class TaskRoutes:
 
 async def object_of(request: web.Request) -> Json:
     """The body of a request, an object; {} where there is none. Raises 422 where it is something else."""
-    text = await request.read()  # not decoded as its header says: with some encodings that takes hours
+    text = await body_of(request)  # not decoded as its header says: with some encodings that takes hours
     try:
         body = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError) as error:

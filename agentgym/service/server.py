@@ -18,6 +18,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from agentgym.service import information, sandbox_routes
+from agentgym.service.bodies import body_of
+from agentgym.service.events import Unauthorized
 from agentgym.service.forks import Forks
 from agentgym.service.frames import (
     CAPACITY,
@@ -28,6 +30,13 @@ from agentgym.service.frames import (
     text_of_json,
 )
 from agentgym.service.handshake import check_handshake, from_elsewhere, hand_over, has_said_more
+from agentgym.service.http_connections import (
+    VANISHED_SECONDS,
+    HttpConnection,
+    HttpConnections,
+    TlsArrival,
+    notice_vanished,
+)
 from agentgym.service.line import Line
 from agentgym.service.listing import Listing
 from agentgym.service.sandbox_frames import SERVED
@@ -68,7 +77,10 @@ class Front:
         self._digests = {name: _digest(token) for name, token in settings.tokens.items()}
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
-        self._silent: dict[Any, asyncio.TimerHandle] = {}  # new connections that have made no request yet
+        # Fewer than the files that this process may open: accept() without one left would be tried in a loop.
+        most = 2 * settings.max_sessions + SPARE_CONNECTIONS
+        self.unauthorized = Unauthorized()
+        self.connections = HttpConnections(most, settings.limits.message_seconds)
 
     async def start(self) -> None:
         """Import the environments, then listen. Raises `ZygoteFailed` or `OSError`, and then nothing is left of it."""
@@ -78,8 +90,7 @@ class Front:
             self.sessions.start(self.forks, self.settings.workers)
             app = web.Application(middlewares=[self._guard], client_max_size=self.settings.limits.message_bytes)
             self._add_routes(app)
-            settings: dict[str, Any] = {"access_log": None, "logger": _log, "keepalive_timeout": KEEPALIVE_SECONDS}
-            self._runner = web.AppRunner(app, shutdown_timeout=1.0, **settings)
+            self._runner = web.AppRunner(app, shutdown_timeout=1.0)
             await self._runner.setup()
             await self._listen(tls)
         except BaseException:
@@ -87,42 +98,30 @@ class Front:
             raise
 
     async def _listen(self, tls: ssl.SSLContext | None) -> None:
-        """Take connections; one from which no whole request comes in time is closed."""
+        """Take connections."""
         loop = asyncio.get_running_loop()
-        seconds = self.settings.limits.message_seconds
-        runner = self._runner
-        if runner is None or runner.server is None:
+        limits = self.settings.limits
+        if self._runner is None or self._runner.server is None:
             raise RuntimeError("set the runner up first")
-        make = runner.server
-        make.request_handler = _expecting_little(make.request_handler)
-
-        # Fewer than the files that this process may open: accept() without one left would be tried in a loop.
-        most = 2 * self.settings.max_sessions + SPARE_CONNECTIONS
+        server = self._runner.server
+        server.request_handler = _told_apart(server.request_handler)
+        # Nothing is inflated before it is known who asks: see `bodies`.
+        http: dict[str, Any] = {"access_log": None, "logger": _log, "auto_decompress": False}
+        http |= {"loop": loop, "keepalive_timeout": KEEPALIVE_SECONDS}
 
         def made() -> asyncio.BaseProtocol:
-            protocol = make()
-            if len(make.connections) >= most:
-                loop.call_later(0, _abort, protocol)  # not yet: it hears of its connection in the next round
-            self._silent[protocol] = loop.call_later(seconds, self._close_if_silent, protocol)
-            return protocol
+            return HttpConnection(server, self.connections, **http)
 
-        self._server = await loop.create_server(
-            made,
-            self.settings.host,
-            self.settings.port,
-            ssl=tls,
-            backlog=ACCEPT_AT_ONCE,
-            ssl_handshake_timeout=None if tls is None else seconds,
-        )
+        def arrived() -> asyncio.BaseProtocol:
+            return made() if tls is None else TlsArrival(self.connections, tls, made, limits.message_seconds)
+
+        self._server = await loop.create_server(arrived, self.settings.host, self.settings.port, backlog=ACCEPT_AT_ONCE)
         for listening in self._server.sockets:
             # asyncio has one number for both: how many wait in the kernel, and how many are taken before anything else runs.
             with socket.socket(fileno=os.dup(listening.fileno())) as same:
                 same.listen(WAITING_CONNECTIONS)
+                notice_vanished(same, limits.message_seconds + VANISHED_SECONDS)
         self.port = self._server.sockets[0].getsockname()[1]
-
-    def _close_if_silent(self, protocol: Any) -> None:
-        del self._silent[protocol]
-        _abort(protocol)
 
     @property
     def url(self) -> str:
@@ -139,6 +138,8 @@ class Front:
         self.sessions.draining = True
         if self._server is not None:
             self._server.close()
+        self.connections.close()
+        self.unauthorized.close()
         self.listing.close()
         await self.forks.close()
         await self.sessions.close()
@@ -164,17 +165,12 @@ class Front:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if (silent := self._silent.pop(request.protocol, None)) is not None:
-            silent.cancel()  # which would hold the connection's memory until then
-        if request.path not in information.OPEN_PATHS and self.owner_of(request) is None:
-            why = "this server wants a token: Authorization: Bearer TOKEN"
-            return refusal(401, "UNAUTHORIZED", why, {"WWW-Authenticate": "Bearer"})
-        if from_elsewhere(request, known=bool(self._digests)):
-            return refusal(403, "FORBIDDEN", "pages of other sites may not ask")
+        open_to_all = request.path in information.OPEN_PATHS
+        owner = None if open_to_all else self.owner_of(request)
+        if not open_to_all and (refused := self._turned_away(request, owner)) is not None:
+            return refused
         try:
-            if request.can_read_body:  # kept by aiohttp for the handler
-                async with asyncio.timeout(self.settings.limits.message_seconds):
-                    await request.read()
+            await self._taken(request, owner, and_body=not open_to_all)
             return await handler(request)
         except ConnectionError:
             if request.transport is not None and not request.transport.is_closing():
@@ -192,6 +188,26 @@ class Front:
             if error.status < 400 or error.content_type == "application/json":
                 raise
             return refusal(error.status, error.reason.upper().replace(" ", "_"), error.text or error.reason)
+
+    def _turned_away(self, request: web.Request, owner: str | None) -> web.Response | None:
+        """The answer to who may not ask; None: they may."""
+        if owner is None:
+            self.unauthorized.add(request.remote, request.path, "Authorization" in request.headers)
+            why = "this server wants a token: Authorization: Bearer TOKEN"
+            return refusal(401, "UNAUTHORIZED", why, {"WWW-Authenticate": "Bearer"})
+        wrong = from_elsewhere(request, bool(self._digests), self.settings.allowed_hosts)
+        return refusal(403, "FORBIDDEN", wrong) if wrong else None
+
+    async def _taken(self, request: web.Request, owner: str | None, and_body: bool) -> None:
+        """Wait for the rest of a request, which is kept for its handler, and tell its connection."""
+        connection = request.protocol
+        if request.can_read_body and and_body:
+            async with asyncio.timeout(self.settings.limits.message_seconds):
+                await body_of(request)
+            if isinstance(connection, HttpConnection):
+                connection.body_came()
+        if isinstance(connection, HttpConnection):
+            connection.began(bool(owner))
 
     def owner_of(self, request: web.Request) -> str | None:
         """The name of the token that a request has; "" where none is wanted; None: it has a wrong one or none."""
@@ -278,11 +294,6 @@ class Front:
         return Line(ours)
 
 
-def _abort(protocol: Any) -> None:
-    if protocol.transport is not None:
-        protocol.transport.abort()
-
-
 def _is_own(record: logging.LogRecord) -> bool:
     """Whether an error is this server's, and not a stranger's who sends what is no HTTP: that has been answered by 400."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
@@ -312,13 +323,21 @@ def refusal(status: int, code: str, message: str, headers: Mapping[str, str] | N
     return answer
 
 
-def _expecting_little(handle: BaseHandler) -> BaseHandler:
-    """The handler, but for requests that expect what is not known: aiohttp says an unknown expectation back, as text that it may not be."""
+def _told_apart(handle: BaseHandler) -> BaseHandler:
+    """The handler, which tells each connection of its requests, and refuses those that expect what is not known: aiohttp says an
+    unknown expectation back, as text that it may not be."""
 
     async def handled(request: web.BaseRequest) -> web.StreamResponse:
-        if request.headers.get("Expect", "100-continue").lower() != "100-continue":
-            return refusal(417, "EXPECTATION_FAILED", "Expect can only be 100-continue")
-        return await handle(request)
+        connection = request.protocol
+        if not isinstance(connection, HttpConnection):  # it is over
+            return await handle(request)
+        connection.came(request.can_read_body)
+        try:
+            if request.headers.get("Expect", "100-continue").lower() != "100-continue":
+                return refusal(417, "EXPECTATION_FAILED", "Expect can only be 100-continue")
+            return await handle(request)
+        finally:
+            connection.ended()
 
     return handled
 

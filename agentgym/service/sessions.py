@@ -14,6 +14,7 @@ from typing import Any
 
 from agentgym.service import slots
 from agentgym.service.deadlines import overdue
+from agentgym.service.events import CLOSED, LEFT, log_ended
 from agentgym.service.farewells import Farewells
 from agentgym.service.forks import Forks
 from agentgym.service.frames import (
@@ -29,7 +30,7 @@ from agentgym.service.frames import (
 from agentgym.service.session import Session
 from agentgym.service.slots import Slot
 from agentgym.service.spares import Spares
-from agentgym.service.tallies import Returns, Tally
+from agentgym.service.tallies import Lags, Returns, Tally
 from agentgym.service.websocket import CLOSE, TEXT, close_frame, encoded
 from agentgym.service.wires import wire_class
 from agentgym.service.worker import ENDED, NOT_MADE
@@ -61,6 +62,7 @@ class Sessions:
         self.draining = False
         self.refused: Counter[str] = Counter()
         self.returns = Returns()
+        self.lags = Lags()
         self._past: dict[str, Tally] = {}
         self._gone = select.epoll()
         self._by_client: dict[int, Session] = {}
@@ -136,6 +138,7 @@ class Sessions:
             "wire": session.wire,
             "resume": session.new_token(),
             "slot": session.slot,
+            "token": session.owner,
         }
         session.process, session.control = spares.take()
         if not self._tell(session, {"start": start}, [client]):
@@ -215,8 +218,10 @@ class Sessions:
     async def _look_on(self) -> None:
         filled = time.monotonic()
         while True:
+            due = time.monotonic() + LOOK_SECONDS
             await asyncio.sleep(LOOK_SECONDS)
             now = time.monotonic()
+            self.lags.add(max(0.0, now - due))
             for session in list(self.open.values()):
                 self._look(session, now)
             if self._spares is not None and now > filled + FILL_SECONDS:
@@ -265,7 +270,10 @@ class Sessions:
         clean = status is not None and os.waitstatus_to_exitcode(status) in (ENDED, NOT_MADE)
         state, _ = session.words.look()
         tally = self._past[session.env]
-        tally.ended[_reason(session, clean)] += 1
+        reason = _reason(session, clean)
+        tally.ended[reason] += 1
+        if self._forks is not None and not self._forks.closing:  # else all end with their server
+            log_ended(session, self._forks.pid_of(process), reason, message, status)
         if not clean and (session.ending is not None or not session.killed):
             tally.errors[code] += 1
         client = self._drop_client(session)
@@ -301,6 +309,10 @@ class Sessions:
         for one in self.tallies().values():
             total = total.and_those(one)
         return total
+
+    def envs_by_process(self) -> dict[str, str]:
+        """The environments of the open sessions, by the keys of their processes."""
+        return {process: session.env for process, session in self._by_process.items()}
 
     def open_by_env(self) -> dict[str, int]:
         """How many sessions are open, by environment."""
@@ -352,8 +364,8 @@ def _reason(session: Session, clean: bool) -> str:
     if session.ending is not None:
         return session.ending[0]
     if clean:
-        return "closed"
-    return "left" if session.killed else WORKER_DIED
+        return CLOSED
+    return LEFT if session.killed else WORKER_DIED
 
 
 def _took_leave(sock: socket.socket) -> bool:

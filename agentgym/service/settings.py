@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentgym.hosts import LOCAL_HOSTS
 from agentgym.registration import EnvSpec
 from agentgym.service.bounds import Bounds
 from agentgym.service.frames import ServiceLimits
-
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,7 @@ class ServeSettings:
         max_sessions_per_token: at a time; None: as many as there are.
         workers: processes that are forked ahead, and kept ready for the next sessions.
         tokens: by a name for each; none: anybody may come, from this machine.
+        allowed_hosts: names beside this machine's own that a `Host` header may have where no token is asked for.
         cert, key: files of TLS; none: no TLS.
         limits: of a session.
         bounds: of its process.
@@ -38,6 +38,7 @@ class ServeSettings:
     max_sessions_per_token: int | None = None
     workers: int = 2
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
+    allowed_hosts: tuple[str, ...] = ()
     cert: str | None = None
     key: str | None = None
     limits: ServiceLimits = field(default_factory=ServiceLimits)

@@ -26,8 +26,9 @@ WHY = 8
 # Which of its connections the worker serves, counted from 1, and what REQUESTS was when that began.
 CONNECTION, REQUESTS_THEN = 9, 10
 # A word for each code: errors that were answered. Then one for each bound of a step's time: how many took as long, or less
-# but longer than the bound before; the last is for what took longer than all of them.
-ERRORS, TIMES = 11, 27
+# but longer than the bound before; the last is for what took longer than all of them. Then as many for resets, their time in
+# all, and how long the session took to open.
+ERRORS, TIMES, RESET_TIMES, RESET_NS, OPEN_NS = 11, 27, 42, 57, 58
 TIME_BOUNDS = (
     100,
     250,
@@ -52,9 +53,11 @@ COUNTERS = {
     "received_bytes": BYTES_IN,
     "sent_bytes": BYTES_OUT,
     "step_nanoseconds": STEP_NS,
+    "reset_nanoseconds": RESET_NS,
+    "open_nanoseconds": OPEN_NS,
 }
 _PLACES = {code: place for place, code in enumerate(CODES)}
-_WORDS = 48  # whole cache lines, so that no two workers write to one
+_WORDS = 64  # whole cache lines, so that no two workers write to one
 _BYTES = 8 * _WORDS
 
 
@@ -91,6 +94,10 @@ class Slot:
         state = self.words[_STATE]
         return state, (time.monotonic_ns() - self.words[_SINCE]) / 1e9
 
+    def since(self) -> int:
+        """When it began what it does, in nanoseconds of the monotonic clock."""
+        return self.words[_SINCE]
+
     def clear(self) -> None:
         """Make it free, all counters 0."""
         for word in range(_WORDS):
@@ -101,7 +108,12 @@ class Slot:
         words = self.words
         words[STEPS] += 1
         words[STEP_NS] += nanoseconds
-        words[TIMES + bisect_left(TIME_BOUNDS, -(-nanoseconds // 1000))] += 1
+        words[TIMES + _place(nanoseconds)] += 1
+
+    def count_reset(self, nanoseconds: int) -> None:
+        """A reset was made, and took so long."""
+        self.words[RESET_NS] += nanoseconds
+        self.words[RESET_TIMES + _place(nanoseconds)] += 1
 
     def count_error(self, code: str) -> None:
         """An error was answered."""
@@ -120,3 +132,19 @@ class Slot:
     def times(self) -> list[int]:
         """How many steps took how long: one number for each of `TIME_BOUNDS`, and one for what took longer."""
         return list(self.words[TIMES : TIMES + len(TIME_BOUNDS) + 1])
+
+    def reset_times(self) -> list[int]:
+        """How many resets took how long, as `times` says it."""
+        return list(self.words[RESET_TIMES : RESET_TIMES + len(TIME_BOUNDS) + 1])
+
+    def open_times(self) -> list[int]:
+        """How long the session took to open, as `times` says it: a single 1, or none where it is not open yet."""
+        found = [0] * (len(TIME_BOUNDS) + 1)
+        if taken := self.words[OPEN_NS]:
+            found[_place(taken)] = 1
+        return found
+
+
+def _place(nanoseconds: int) -> int:
+    """Which of `TIME_BOUNDS` a time is below, or how many there are."""
+    return bisect_left(TIME_BOUNDS, -(-nanoseconds // 1000))

@@ -10,12 +10,14 @@ from __future__ import annotations
 import _thread
 import asyncio
 import atexit
+import contextlib
 import inspect
 import json
 import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +26,7 @@ from agentgym.lanes import Lane
 from agentgym.registration import EnvSpec
 from agentgym.service import slots
 from agentgym.service.bounds import why_no_memory
+from agentgym.service.events import EnvErrors
 from agentgym.service.frames import CODES, DRAINING, ENV_ERROR, NORMAL_CLOSE, OUT_OF_MEMORY, Refused, ServiceLimits
 from agentgym.service.slots import Slot
 from agentgym.service.websocket import Connection
@@ -47,6 +50,7 @@ class SessionStart:
         wire: a name of `agentgym.service.wires.WIRES`.
         resume: the token with which the client may come back, once.
         slot: the index of its slot.
+        token: the name of the token that opened it, for logs.
     """
 
     session: str
@@ -54,6 +58,7 @@ class SessionStart:
     wire: str
     resume: str
     slot: int
+    token: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,8 +104,9 @@ class Calls:
     """Runs the environment's functions, and writes into the slot what runs. `def` runs in the main thread, what is to be
     awaited in one task of a loop in a thread of its own."""
 
-    def __init__(self, slot: Slot):
+    def __init__(self, slot: Slot, raised: Callable[[str, BaseException], None] = lambda call, error: None):
         self._slot = slot
+        self._raised = raised  # told of what the environment raises, and in which call
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lane = Lane("agentgym async calls")
 
@@ -118,9 +124,11 @@ class Calls:
             if type(result) is not tuple and inspect.isawaitable(result):
                 result = self._awaited(result)
         except MemoryError as error:  # whatever the environment was about, it is half done
+            self._raised(name, error)
             raise Refused(OUT_OF_MEMORY, f"{name} ran out of memory: {why_no_memory()}", fatal=True) from error
-        except BaseException:
+        except BaseException as error:
             slot.count_error(ENV_ERROR)
+            self._raised(name, error)
             raise
         finally:
             now = slot.enter(slots.WRITING)
@@ -128,6 +136,8 @@ class Calls:
             slot.count_step(now - begun)
             if type(result) is tuple and len(result) == 5 and (result[2] or result[3]):
                 slot.words[slots.EPISODES] += 1
+        elif name == "reset":
+            slot.count_reset(now - begun)
         return result
 
     def count_error(self, code: str) -> None:
@@ -230,10 +240,11 @@ def work(
         The exit code.
     """
     slot = Slot(memory, start.slot)
+    asked = slot.since()
     slot.enter(slots.INIT)
     front = _Front(control, slot, limits.message_bytes)
     front.offer(Connection(client, slot, limits.message_bytes), start.resume)
-    calls = Calls(slot)
+    calls = Calls(slot, EnvErrors(start.env, start.session, start.token).log)
     try:
         env = calls.call("init", getattr(wire_class, "make", _make), spec, tasks)
     except (Exception, SystemExit) as error:
@@ -243,6 +254,7 @@ def work(
             _say_last(connection, slot, wire_class, code, f"making the environment failed: {described(error)}")
         return NOT_MADE
     wire = wire_class(env, calls, SessionInfo(start.session, start.env, spec, limits))
+    slot.words[slots.OPEN_NS] = time.monotonic_ns() - asked
     front.wire = wire
     wire.draining = front.draining
     try:
@@ -297,10 +309,8 @@ def _say_last(connection: Connection, slot: Slot, wire_class: Any, code: str, me
 
 def _close(env: Env, calls: Calls) -> None:
     """Close the environment, and let its libraries clean up. Whoever fails here has nobody to tell."""
-    try:
+    with contextlib.suppress(Exception, SystemExit):  # it is in the log
         calls.call("close", env.close)
-    except (Exception, SystemExit) as error:
-        os.write(2, f"agentgym serve: close failed: {described(error)}\n".encode(errors="replace"))
     atexit._run_exitfuncs()
 
 

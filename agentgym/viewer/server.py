@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from agentgym.hosts import LOCAL_HOSTS, is_ours
 from agentgym.viewer import answers
 from agentgym.viewer.answers import BadRequest
 from agentgym.viewer.index import NotServed
@@ -25,7 +26,6 @@ from agentgym.viewer.lines import finite
 if TYPE_CHECKING:
     from agentgym.viewer.runs import Runs
 
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 POLL_SECONDS = 0.5
 # A proxy that hears nothing closes the connection; a comment tells it that the server is there.
 HEARTBEAT_SECONDS = 15.0
@@ -88,7 +88,8 @@ async def serve(runs: Runs, host: str = "127.0.0.1", port: int = 0) -> Served:
     app = web.Application(middlewares=[guarded(bool(token))])
     prefix = f"/{token}" if token else ""
     _add_routes(app, prefix, runs, closing)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
+    # Bodies, which nothing here reads, are thrown away as they come: inflated, one megabyte of them is a thousand.
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0, auto_decompress=False)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
@@ -124,7 +125,7 @@ def guarded(has_token: bool) -> Any:
 
     @web.middleware
     async def middleware(request: web.Request, handler: Answer) -> web.StreamResponse:
-        if not has_token and not _is_local(request.headers.get("Host", "")):
+        if not has_token and not is_ours(request.headers.get("Host", "")):
             # A name of somebody else that leads to this machine: their page would read ours.
             response: web.StreamResponse = _error(403, "this page is served as 127.0.0.1 or localhost only")
         else:
@@ -151,12 +152,6 @@ async def _answered(request: web.Request, handler: Answer) -> web.StreamResponse
     except Exception as error:
         _log.exception("%s %s", request.method, request.path)
         return _error(500, f"the viewer failed: {type(error).__name__}: {error}")
-
-
-def _is_local(host: str) -> bool:
-    """Whether a Host header names this machine. Any port: it may be forwarded (`ssh -L`)."""
-    name = host.partition("]")[0].lstrip("[") if host.startswith("[") else host.rpartition(":")[0] or host
-    return name.lower() in LOCAL_HOSTS
 
 
 def _error(status: int, text: str) -> web.Response:

@@ -146,6 +146,34 @@ def test_a_failed_episode_is_told_with_its_error(run):
     )
 
 
+def test_an_episode_that_was_run_again_is_counted_and_told(run):
+    track, screen = tracker(run)
+    again = episode("a", 1)
+    again.metadata["errors"] = ["frozen_lake at http://there:8000: the session is lost"]
+    for one in (episode("a"), again):
+        track.episode_ended(one)
+    step = track.train_step(1, [Group("a", [episode("a"), again])], learned(), clock(), checksum=0)
+    track.episode_ended(again)
+    track.evaluation(1, [again])
+    track.close()
+    assert (step.episodes, step.failed, step.retried) == (2, 0, 1)
+    assert [record["retried"] for record in read_metrics(run.metrics)] == [1, 1]
+    told = "run again after an error; the last: frozen_lake at http://there:8000: the session is lost"
+    assert f"step 1: 1 of 2 episodes were {told}" in screen.getvalue()
+    assert "1 episodes, 1 run again after an error" in screen.getvalue()
+
+
+def test_a_run_of_before_is_resumed_without_a_count_of_those_run_again(run):
+    track, _ = tracker(run)
+    track.evaluation(1, [episode("a")])
+    track.close()
+    [record] = read_metrics(run.metrics)
+    del record["retried"]
+    run.metrics.write_text(json.dumps(record) + "\n")
+    track, _ = tracker(run)
+    track.close()
+
+
 @pytest.mark.parametrize("width", [80, 160])
 def test_on_a_terminal_a_table_of_the_last_steps_lives(run, width):
     track, screen = tracker(run, terminal=True, width=width)

@@ -220,6 +220,9 @@ def test_a_real_server_answers_whole_streamed_and_with_tools_and_is_gone_at_the_
     with serve_model(tiny_model, log=log, timeout=240) as (url, model):
         assert model == "tiny"
         whole, streamed, with_tools, calls = asyncio.run(all_of(url, model))
+        for header in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(urllib.request.Request(f"{url}/models", headers=header), timeout=20)
         process = psutil.Process()
         started = [p.pid for p in process.children(recursive=True) if "tied" in words_of(p)]
         below = [p.pid for pid in started for p in psutil.Process(pid).children(recursive=True)]

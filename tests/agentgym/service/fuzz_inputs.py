@@ -202,7 +202,7 @@ _BODIES = (
 
 def _http(method, path, query, version, headers, body, honest):
     if honest:
-        headers = {**headers, "Host": "a", "Content-Length": str(len(body)), "Connection": "close"}
+        headers = {**headers, "Host": "localhost", "Content-Length": str(len(body)), "Connection": "close"}
         headers.pop("Transfer-Encoding", None)
     lines = [f"{method} {path}{query} {version}", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
     return "\r\n".join(lines).encode("latin-1", "replace") + body

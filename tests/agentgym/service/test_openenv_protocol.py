@@ -74,6 +74,15 @@ def test_a_reset_draws_the_task_that_a_reset_here_draws():
         assert ask(session, "reset", {"seed": seed})["data"]["metadata"]["task_id"] == local.task.id
 
 
+@pytest.mark.parametrize("seed", ["7", 7.0, " 7.0 ", "+7", "07"])
+def test_a_seed_is_whatever_openenv_takes_for_a_whole_number(seed):
+    session = wire(Sum())
+    plain = ask(session, "reset", {"seed": 7})["data"]["metadata"]["task_id"]
+    assert ask(session, "reset", {"seed": seed})["data"]["metadata"]["task_id"] == plain
+    drawn = ask(session, "reset", {"seed": True})["data"]["metadata"]["task_id"]
+    assert ask(session, "reset", {"seed": 1})["data"]["metadata"]["task_id"] == drawn
+
+
 def test_an_episode_id_has_at_most_255_characters():
     session = wire(Sum())
     assert ask(session, "reset", {"episode_id": "e" * 255})["type"] == "observation"
@@ -109,7 +118,11 @@ def test_turns_that_are_used_up_are_told_as_truncated():
         ('{"type": "state", "id": 1}', "VALIDATION_ERROR"),
         ('{"type": "reset", "data": 3}', "VALIDATION_ERROR"),
         ('{"type": "reset", "data": {"seed": -1}}', "VALIDATION_ERROR"),
-        ('{"type": "reset", "data": {"seed": true}}', "VALIDATION_ERROR"),
+        ('{"type": "reset", "data": {"seed": 7.5}}', "VALIDATION_ERROR"),
+        ('{"type": "reset", "data": {"seed": "7.5"}}', "VALIDATION_ERROR"),
+        ('{"type": "reset", "data": {"seed": "-7"}}', "VALIDATION_ERROR"),
+        ('{"type": "reset", "data": {"seed": [7]}}', "VALIDATION_ERROR"),
+        ('{"type": "reset", "data": {"seed": 1e30}}', "VALIDATION_ERROR"),
         (f'{{"type": "reset", "data": {{"episode_id": "{"e" * 256}"}}}}', "VALIDATION_ERROR"),
         ('{"type": "reset", "data": {"index": 99}}', "VALIDATION_ERROR"),
         ('{"type": "reset", "data": {"split": "none"}}', "VALIDATION_ERROR"),

@@ -292,7 +292,9 @@ def test_a_dead_server_costs_its_episodes_and_is_taken_back(monkeypatch: pytest.
         asyncio.run(play(stay.url, leave.url, stack, leave.port))
 
 
-def test_a_run_goes_on_when_a_server_dies_in_its_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_when_a_server_dies_in_its_middle(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("agentgym.service.client.RECONNECT_SECONDS", 0.3)
     with served("sokoban") as stay, contextlib.ExitStack() as stack:
         leave = stack.enter_context(served("sokoban"))
@@ -313,6 +315,10 @@ def test_a_run_goes_on_when_a_server_dies_in_its_middle(monkeypatch: pytest.Monk
             ours = asyncio.run(run_episode(local, ExpertPolicy(), episode.task, seed=episode.seed))
             assert trajectory.error is None
             assert [turn.reward for turn in trajectory.turns] == [turn.reward for turn in ours.turns]
+    said = [record.getMessage() for record in caplog.records if "lost the server" in record.getMessage()]
+    assert said, "nobody was told"
+    assert all(f"lost the server {leave.url} (" in one and "1 others" in one for one in said)
+    assert any(trajectory.metadata.get("errors") for trajectory in played)
 
 
 def test_a_full_server_sends_its_clients_to_the_other() -> None:

@@ -323,7 +323,7 @@ async def handshakes(command, gate):
     hanging = [
         b"",
         b"G",
-        b"GET /envs HTTP/1.1\r\nHost: a",
+        b"GET /envs HTTP/1.1\r\nHost: localhost",
         b"\x16\x03\x01 TLS?",
         b"PRI * HTTP/2.0\r\n\r\n",
         b"\0" * 9000,

@@ -13,7 +13,7 @@ from chaos_harness import SECONDS, files_of, quiet, serving_command, settled, un
 from agentgym.service.websocket import TEXT, encoded
 
 UPGRADE = (
-    b"GET /envs/Chaos/session HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"GET /envs/Chaos/session HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
 )
 

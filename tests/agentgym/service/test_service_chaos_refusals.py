@@ -43,7 +43,7 @@ def test_a_wrong_token_opens_no_door():
     async def knock(front, door, given):
         method, _, path = door.partition(" ")
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
-        lines = [f"{method} {path} HTTP/1.1", "Host: here", "Upgrade: websocket", "Connection: Upgrade"]
+        lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Upgrade: websocket", "Connection: Upgrade"]
         lines += ["Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="]
         lines += [f"Authorization: {given}"] if given else []
         writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
@@ -124,8 +124,8 @@ def _dripped(port, at_once, then):
     return b"all was taken"
 
 
-HEAD = f"GET {SESSION} HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\n".encode()
-BODY = b"POST /reset HTTP/1.1\r\nHost: here\r\nContent-Length: 9000\r\n\r\n"
+HEAD = f"GET {SESSION} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n".encode()
+BODY = b"POST /reset HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n\r\n"
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def raw(front):
     """A client that may do anything, past its handshake and the hello."""
     sock = socket.create_connection(("127.0.0.1", front.port), timeout=SECONDS)
     sock.sendall(
-        b"GET /envs/faulty/session HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"GET /envs/faulty/session HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
     )
     head = b""
@@ -163,9 +163,9 @@ def test_a_request_that_does_not_arrive_is_not_waited_for():
             for head, told in [
                 (b"GET /envs HT", b""),
                 (b"", b""),
-                (b"GET /envs HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nx", b"HTTP/1.1 408"),
+                (b"GET /envs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nx", b"HTTP/1.1 408"),
                 (
-                    b"GET /envs HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n" + b"x" * 9_000_000,
+                    b"GET /envs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n" + b"x" * 9_000_000,
                     b"HTTP/1.1 413",
                 ),
             ]:

@@ -173,6 +173,27 @@ def test_over_tls_it_is_the_same(certificate):
     asyncio.run(play())
 
 
+def test_connections_that_shake_no_hands_make_room_too(certificate):
+    cert, key = certificate
+    settings = {"cert": cert, "key": key, "tokens": {"ann": "a" * 20}, "max_sessions": 1}
+
+    async def knock():
+        async with serving(**settings) as front:
+            connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=cert))
+            most, silent = front.connections.most, []
+            async with aiohttp.ClientSession(front.url, connector=connector) as http:
+                for _ in range(most + 20):
+                    silent.append(await asyncio.open_connection("127.0.0.1", front.port))
+                await until(lambda: front.connections.cut["capacity"] >= 20)
+                assert (await http.get("/health")).status == 200
+                assert len(front.connections) <= most
+            for _, writer in silent:
+                writer.transport.abort()
+            await until(lambda: not len(front.connections))
+
+    asyncio.run(knock())
+
+
 def test_it_does_not_listen_to_other_machines_without_a_token():
     with pytest.raises(ValueError, match="token"):
         ServeSettings(envs={"faulty": spec("service_faults:Faulty")}, host="0.0.0.0")
@@ -220,6 +241,7 @@ def test_tokens_have_names(tmp_path):
         (["--tls-cert", "nowhere.pem"], "--tls-cert nowhere.pem"),
         (["--tls-cert", __file__, "--port", "0"], "--tls-key"),
         (["--tls-key", "k"], "--tls-cert"),
+        (["--allow-host", "http://our.example"], "--allow-host"),
         (["--token-file", "nowhere"], "nowhere"),
         (["service_faults:Faulty"], "twice"),
     ],

@@ -1,0 +1,59 @@
+"""Names of this machine, as a `Host` header or a listening address has them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from typing import Any
+
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+_Scope = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+def is_ours(host: str, allowed: Collection[str] = ()) -> bool:
+    """Whether a `Host` header names this machine, by any port: it may be forwarded (`ssh -L`).
+
+    A web page whose name was led to this machine (DNS rebinding) is of the same origin as this server, and its browser sends that
+    name. So a server that asks for no token answers under names alone that nobody else can lead elsewhere.
+
+    Args:
+        host: the header.
+        allowed: further names that are ours, in lower case.
+    """
+    name = host_name(host)
+    return name in LOCAL_HOSTS or name.endswith(".localhost") or name in allowed
+
+
+def host_name(host: str) -> str:
+    """The name in a `Host` header, in lower case, without port and brackets."""
+    name = host.partition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    return name.lower().removesuffix(".")
+
+
+class NoPages:
+    """ASGI middleware for a server that programs ask and no browser: vLLM's lets pages of all sites read its answers by itself.
+
+    A request with an `Origin` is answered 403, and so is one whose `Host` is neither this machine nor the address that it came to.
+    """
+
+    def __init__(self, app: Callable[[_Scope, _Receive, _Send], Awaitable[None]]):
+        self._app = app
+
+    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+        """Answer a request, or let the server answer it."""
+        if scope["type"] not in ("http", "websocket") or not _is_of_a_page(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            headers = [(b"content-type", b"text/plain")]
+            await send({"type": "http.response.start", "status": 403, "headers": headers})
+            await send({"type": "http.response.body", "body": b"web pages may not ask this server"})
+
+
+def _is_of_a_page(scope: _Scope) -> bool:
+    headers = dict(scope["headers"])
+    host = headers.get(b"host")
+    address = scope.get("server") or ("",)
+    return b"origin" in headers or (host is not None and not is_ours(host.decode("latin-1"), (str(address[0]),)))

@@ -1,0 +1,235 @@
+"""The HTTP connections of a server: how many there may be, which one goes where there is no room, how long a request may take to come.
+
+A connection counts until its session takes it over or it ends, from before its TLS handshake. Where all room is taken, the one
+that has waited longest without a token is cut for a new one: probes and those with tokens always come in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections import Counter, OrderedDict
+from typing import Any, Protocol
+
+from aiohttp import web
+
+# A machine from which nothing comes for so much longer than a message may take has vanished. Longer, since who takes nothing for
+# that long but is there is told that it is too slow.
+VANISHED_SECONDS = 2.0
+_ASKED = 3  # times by the kernel before
+
+
+class _Cuttable(Protocol):
+    @property
+    def transport(self) -> asyncio.Transport | None: ...
+
+
+class HttpConnections:
+    """The connections of a server that no session has taken over.
+
+    Args:
+        most: how many there may be.
+        message_seconds: for the first request to come whole, and for each further one from its first byte.
+    """
+
+    def __init__(self, most: int, message_seconds: float):
+        self.most = most
+        self.cut: Counter[str] = Counter()
+        self._seconds = message_seconds
+        self._open: set[_Cuttable] = set()
+        # Those in which no request runs, the one that has waited longest first: without a token, and with one.
+        self._strangers: OrderedDict[_Cuttable, None] = OrderedDict()
+        self._known: OrderedDict[_Cuttable, None] = OrderedDict()
+        # Since when a request is coming, the first that began first.
+        self._coming: OrderedDict[_Cuttable, float] = OrderedDict()
+        self._loop = asyncio.get_running_loop()
+        self._looks: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def states(self) -> dict[str, int]:
+        """How many connections are in what: a request runs, or none does and a token was shown, or was not."""
+        idle = len(self._strangers) + len(self._known)
+        return {"busy": len(self._open) - idle, "token": len(self._known), "anonymous": len(self._strangers)}
+
+    def opened(self, one: _Cuttable) -> None:
+        """A new connection; where there is no room, another goes, or this one where a request runs in each."""
+        if len(self._open) >= self.most:
+            longest = next(iter(self._strangers or self._known), one)
+            self._cut(longest, "capacity")
+            if longest is one:
+                return
+        self._open.add(one)
+        self._strangers[one] = None
+        self._expect(one)
+
+    def closed(self, one: _Cuttable) -> None:
+        """It is over, or a session has it."""
+        self._open.discard(one)
+        for waiting in (self._strangers, self._known, self._coming):
+            waiting.pop(one, None)
+
+    def heard(self, one: _Cuttable) -> None:
+        """Bytes came in which a request begins."""
+        if one in self._open and one not in self._coming:
+            self._expect(one)
+
+    def came(self, one: _Cuttable) -> None:
+        """The head of a request has come."""
+        self._coming.pop(one, None)
+
+    def began(self, one: _Cuttable) -> None:
+        """All of a request has come: it runs now, and is not cut."""
+        self._strangers.pop(one, None)
+        self._known.pop(one, None)
+
+    def ended(self, one: _Cuttable, known: bool) -> None:
+        """A request was answered; whether it had a token."""
+        if one in self._open:
+            self.began(one)
+            (self._known if known else self._strangers)[one] = None
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._looks is not None:
+            self._looks.cancel()
+
+    def _expect(self, one: _Cuttable) -> None:
+        self._coming[one] = self._loop.time()
+        if self._looks is None:
+            self._looks = self._loop.call_later(self._seconds, self._look)
+
+    def _look(self) -> None:
+        now, self._looks = self._loop.time(), None
+        while self._coming:
+            one, since = next(iter(self._coming.items()))
+            if now < since + self._seconds:
+                self._looks = self._loop.call_at(since + self._seconds, self._look)
+                return
+            self._cut(one, "too slow")
+
+    def _cut(self, one: _Cuttable, why: str) -> None:
+        self.cut[why] += 1
+        self.closed(one)
+        if one.transport is not None:
+            one.transport.abort()
+
+
+class HttpConnection(web.RequestHandler):
+    """One of these, read by aiohttp. Its server says of each request when its head has come, when it begins to be answered, and when
+    it was."""
+
+    def __init__(self, manager: Any, connections: HttpConnections, **settings: Any):
+        super().__init__(manager, **settings)
+        self._connections = connections
+        self._asked = False  # a request is being read or answered
+        self._had_token = False
+        self._whole = True  # what came last ends where a head does
+        self._said_more = False  # than that request
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It has been accepted."""
+        super().connection_made(transport)
+        self._connections.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        super().data_received(data)
+        if self._asked:
+            self._said_more = True
+        else:
+            self._whole = data.endswith(b"\r\n\r\n")
+            self._connections.heard(self)
+
+    def connection_lost(self, error: BaseException | None) -> None:
+        """It is over."""
+        self._connections.closed(self)
+        super().connection_lost(error)
+
+    def came(self, has_body: bool) -> None:
+        """The head of a request has come."""
+        self._asked, self._had_token, self._said_more = True, False, not has_body and not self._whole
+        self._connections.came(self)
+
+    def body_came(self) -> None:
+        """Its body has come, too."""
+        self._said_more = False
+
+    def began(self, has_token: bool) -> None:
+        """All of it has come, and it begins to be answered."""
+        self._had_token = has_token
+        self._connections.began(self)
+
+    def ended(self) -> None:
+        """It was answered."""
+        self._asked = False
+        self._connections.ended(self, self._had_token)
+        if self._said_more:
+            self._said_more = False
+            self._connections.heard(self)
+
+
+class TlsArrival(asyncio.Protocol):
+    """A connection before its TLS handshake is done, by which it becomes one of HTTP. Until then it counts, and can be cut, like any.
+
+    Args:
+        connections: of the server.
+        tls: its context.
+        make: makes what speaks HTTP.
+        seconds: for the handshake.
+    """
+
+    def __init__(self, connections: HttpConnections, tls: ssl.SSLContext, make: Any, seconds: float):
+        self.transport: asyncio.Transport | None = None
+        self._connections = connections
+        self._tls = tls
+        self._make = make
+        self._seconds = seconds
+        self._early = bytearray()
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It has been accepted."""
+        self.transport = transport  # type: ignore[assignment]  # a TCP connection's is a Transport
+        self._connections.opened(self)
+        self._task = asyncio.get_running_loop().create_task(self._shake_hands())
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        self._early += data  # right behind the handshake, before this hears of its end
+
+    async def _shake_hands(self) -> None:
+        loop, raw = asyncio.get_running_loop(), self.transport
+        if raw is None:
+            return
+        encrypted = None
+        with contextlib.suppress(OSError):  # no handshake, or none in time: nobody to be told
+            encrypted = await loop.start_tls(
+                raw, self, self._tls, server_side=True, ssl_handshake_timeout=self._seconds
+            )
+        self._connections.closed(self)
+        if encrypted is None:
+            raw.abort()
+            return
+        http = self._make()
+        encrypted.set_protocol(http)
+        http.connection_made(encrypted)
+        if self._early:
+            http.data_received(bytes(self._early))
+
+
+def notice_vanished(listening: socket.socket, seconds: float) -> None:
+    """Connections that this socket accepts end when nothing was heard from the other machine for so long, even to the kernel's
+    own questions, or when it has not confirmed for so long what was sent.
+
+    Without that, a machine that lost its power or its network holds its session for minutes to hours: nothing says that it is gone.
+    """
+    pause = max(1, round(seconds / (_ASKED + 1)))
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # all of these pass on to what is accepted
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _ASKED)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
