@@ -23,8 +23,8 @@ class Reply:
     Attributes:
         usage: tokens by the endpoint's count: prompt_tokens, completion_tokens, and cached_tokens and reasoning_tokens, which
             are parts of the two, where it tells them.
-        finish_reason: why the endpoint stopped: "stop", "tool_calls", "length" (the answer is cut at its longest); None where
-            nobody says.
+        finish_reason: why the endpoint stopped: "stop", "tool_calls", "length" (the answer is cut at its longest),
+            "content_filter" (all of the answer, or the rest of it, is withheld); None where nobody says.
     """
 
     message: Message

@@ -23,10 +23,10 @@ import numpy as np
 from agentgym.bounded import CallFailed, CallTimeout, Parts, bounded, bounded_parts
 from agentgym.core import Env
 from agentgym.lanes import Lane
-from agentgym.messages import Message, Observation, assistant, problem_of
+from agentgym.messages import Message, Observation, assistant, problem_of, text_of
 from agentgym.policy import EndEpisode, Policy, Reply
 from agentgym.tasks import Task
-from agentgym.trajectory import Trajectory, Turn
+from agentgym.trajectory import TOO_LONG, Trajectory, Turn
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,19 @@ async def run_episode(
         await _play(env, policy, task, trajectory, limits)
     except EndEpisode as end:
         trajectory.end = end.reason
+        if end.reason == "context" and not trajectory.turns:
+            trajectory.end, trajectory.error = "error", f"{_where(trajectory)}: {TOO_LONG}"
     except CallFailed as error:
         trajectory.end = "error"
-        trajectory.error = f"{trajectory.env}, task {trajectory.task_id!r}, turn {len(trajectory.turns)}: {error}"
+        trajectory.error = f"{_where(trajectory)}: {error}"
     trajectory.id = id or f"{trajectory.task_id}/{sample}"
     trajectory.metrics = _numbers(trajectory.turns[-1].info) if trajectory.turns else {}
     trajectory.seconds = time.perf_counter() - started
     return trajectory
+
+
+def _where(trajectory: Trajectory) -> str:
+    return f"{trajectory.env}, task {trajectory.task_id!r}, turn {len(trajectory.turns)}"
 
 
 async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Trajectory, limits: Limits) -> None:
@@ -138,14 +144,14 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
         started = time.perf_counter()
         reply = await _act(policy, conversation, tools, limits, deadline)
         acted = time.perf_counter()
-        turn = Turn(observation, reply.message, tokens=reply.tokens, act_seconds=acted - started, usage=reply.usage)
+        turn = _turn(observation, reply, acted - started)
         trajectory.turns.append(turn)
         trajectory.final_observation = []
+        if turn.finish_reason == "content_filter" and not _says_anything(reply.message):
+            raise CallFailed("the endpoint's content filter withheld the whole answer (finish_reason: content_filter)")
         step = lane.start(env.step, reply.message)
         outcome = await bounded("step", step, limits.step_timeout, _checked_step)
         observation, turn.reward, terminated, truncated, turn.info = outcome
-        if reply.finish_reason == "length":  # an answer that was cut explains much of what comes of it
-            turn.info["finish_reason"] = "length"
         turn.step_seconds = time.perf_counter() - acted
         conversation += [reply.message, *observation]
         if terminated or truncated:
@@ -200,6 +206,22 @@ async def _act(
         if seconds == left:
             raise EndEpisode("time") from None
         raise
+
+
+def _turn(observation: Observation, reply: Reply, seconds: float) -> Turn:
+    finish_reason = reply.finish_reason or (reply.tokens.finish_reason if reply.tokens else None)
+    return Turn(
+        observation,
+        reply.message,
+        tokens=reply.tokens,
+        act_seconds=seconds,
+        usage=reply.usage,
+        finish_reason=finish_reason,
+    )
+
+
+def _says_anything(message: Message) -> bool:
+    return bool(text_of(message).strip() or message.get("tool_calls"))
 
 
 def _tokens(turn: Turn) -> int:

@@ -11,6 +11,9 @@ from typing import Any
 from agentgym.jsonl import line_of, mend
 from agentgym.messages import Message
 
+TOO_LONG = "the first request is longer than the model's context"
+"""The error of an episode whose policy could not read even the opening."""
+
 
 @dataclass
 class Tokens:
@@ -35,7 +38,8 @@ class Tokens:
 class Turn:
     """One exchange: the messages shown since the previous turn, the reply, and the env's answer to it.
 
-    `usage` has the endpoint's count of tokens for this reply, empty where nobody counts; see `agentgym.policy.Reply`.
+    `usage` has the endpoint's count of tokens for this reply, empty where nobody counts, and `finish_reason` why it stopped
+    there ("stop", "length", "content_filter"), None where nobody says; see `agentgym.policy.Reply`.
     """
 
     observation: list[Message]
@@ -46,6 +50,7 @@ class Turn:
     act_seconds: float = 0.0
     step_seconds: float = 0.0
     usage: dict[str, int] = field(default_factory=dict)
+    finish_reason: str | None = None
 
 
 @dataclass

@@ -14,9 +14,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agentgym.evaluate.causes import cause_of
 from agentgym.evaluate.formats import count, cut, duration, money, number, one_line, percent, percent_range
 from agentgym.evaluate.plan import Cell
-from agentgym.evaluate.results import cause_of, usage_of
+from agentgym.evaluate.results import usage_of
 from agentgym.evaluate.statistics import ClusteredMean
 from agentgym.trajectory import Trajectory
 

@@ -33,7 +33,15 @@ def write_report(run: Path, results: Results) -> Path:
     cells = [
         _cell(cell, files.get(cell.name), opened=position < CELLS_OPENED) for position, cell in enumerate(results.cells)
     ]
-    parts = [_headline(results), _stopped(results), _overview(results), "<h2>Cells</h2>", *cells, _settings(record)]
+    parts = [
+        _headline(results),
+        _stopped(results),
+        *_warnings(results),
+        _overview(results),
+        "<h2>Cells</h2>",
+        *cells,
+        _settings(record),
+    ]
     write_text(run / "report.html", document(results.name, "agentgym evaluation", parts))
     return run / "report.html"
 
@@ -72,8 +80,16 @@ def _stopped(results: Results) -> str:
     return f'<p class="bad">{why}{missing:,} episodes were not played.</p>'
 
 
+def _warnings(results: Results) -> list[str]:
+    return [
+        f'<p class="bad">{escape(c.name)}: {c.cut:,} of {c.episodes + c.errors:,} episodes were cut: {escape(c.cut_words)}</p>'
+        for c in results.cells
+        if c.much_cut
+    ]
+
+
 def _overview(results: Results) -> str:
-    headings = ["environment", "agent", "episodes", "errors", "success", "95%", "reward", "±95%"]
+    headings = ["environment", "agent", "episodes", "errors", "cut", "success", "95%", "reward", "±95%"]
     headings += ["pass@k", "pass^k", "turns", "tokens in", "out", "retries", "cost", "time"]
     rows = [_row(cell) for cell in results.cells]
     kept = [i for i in range(len(headings)) if i < 2 or any(row[i] != NOTHING for row in rows)]
@@ -95,6 +111,7 @@ def _row(cell: CellResult) -> list[str]:
         cell.agent or NOTHING,
         f"{cell.episodes:,}",
         f"{cell.errors:,}",
+        f"{cell.cut:,}" if cell.cut else NOTHING,
         *_means(cell),
         *passes,
         number(cell.turns),
@@ -123,6 +140,7 @@ def _cell(cell: CellResult, file: Path | None, opened: bool) -> str:
         f'<div class="charts">{"".join(f"<figure>{svg}</figure>" for svg in charts)}</div>' if charts else "",
         *(_parts(kind, parts) for kind, parts in (("tag", cell.by_tag), ("difficulty", cell.by_difficulty)) if parts),
         _counts("How episodes ended", cell.ends),
+        _counts("Episodes by finish reason of an answer", cell.finish_reasons),
         _counts("Errors by cause", cell.error_texts),
         _counts("Requests sent again, by cause", cell.retries),
         f"<h3>Some episodes</h3>{episodes_html(shown)}" if shown else "",

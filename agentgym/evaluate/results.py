@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -11,11 +10,14 @@ from itertools import pairwise
 from sys import intern
 from typing import Any
 
+from agentgym.evaluate.causes import CUT, cause_of, finishes_of
 from agentgym.evaluate.statistics import ClusteredMean, passes
 from agentgym.trajectory import Trajectory
 
 FORMAT = 1
 COMMONEST_ERRORS = 10
+# Above this share of episodes with an answer that was cut, results say so.
+MUCH_CUT = 0.05
 # Numbers as difficulty get ranges where there are more than this many.
 MOST_DIFFICULTIES = 10
 HISTOGRAM_BINS = 20
@@ -41,6 +43,7 @@ class EpisodeNumbers:
         usage: tokens by kind, of all tries; `prompt_tokens` and `completion_tokens` where anybody counted.
         retries: requests that were sent again, by cause.
         cause: of the error, without its task, turn and time; None where the episode was played.
+        finishes: the finish reasons of its answers, each once; see `finishes_of`.
     """
 
     task: str
@@ -58,6 +61,7 @@ class EpisodeNumbers:
     cost: float | None
     tags: tuple[str, ...]
     difficulty: str | float | None
+    finishes: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -92,6 +96,7 @@ def numbers_of(trajectory: Trajectory) -> EpisodeNumbers:
         cost=metadata.get("cost"),
         tags=tuple(intern(str(tag)) for tag in (tags if isinstance(tags, list | tuple) else [tags])),
         difficulty=difficulty,
+        finishes=finishes_of((t.finish_reason for t in trajectory.turns), trajectory.end, trajectory.error),
     )
 
 
@@ -105,18 +110,6 @@ def usage_of(trajectory: Trajectory) -> dict[str, int]:
         for kind, count in usage.items():
             total[kind] = total.get(kind, 0) + count
     return total
-
-
-def cause_of(trajectory: Trajectory) -> str:
-    """The error of an episode as `cause_in` writes it."""
-    return cause_in(trajectory.error or "")
-
-
-def cause_in(error: str) -> str:
-    """An error without its task, turn and time, so that equal failures count together."""
-    text = error.strip()
-    _, colon, rest = text.partition(": ")
-    return re.sub(r" after [\d.]+ s\b", "", rest if colon else text)[:300] or "no message"
 
 
 @dataclass(frozen=True)
@@ -180,6 +173,9 @@ class CellResult:
         retries: requests that were sent again, by cause.
         waited: seconds between the tries of requests, summed over episodes.
         ends: how many episodes ended how.
+        finish_reasons: how many episodes have an answer with this finish reason, failed ones included; `context`: with a
+            request that was longer than the model reads.
+        cut: episodes with one of `CUT` among these.
         error_texts: the commonest errors, at most ten, and how often each came.
         by_tag: the part with each tag, by name.
         by_difficulty: the part of each difficulty, easiest first; many different numbers are put together in ranges.
@@ -213,6 +209,8 @@ class CellResult:
     retries: dict[str, int] = field(default_factory=dict)
     waited: float = 0.0
     ends: dict[str, int] = field(default_factory=dict)
+    finish_reasons: dict[str, int] = field(default_factory=dict)
+    cut: int = 0
     error_texts: dict[str, int] = field(default_factory=dict)
     by_tag: dict[str, Part] = field(default_factory=dict)
     by_difficulty: dict[str, Part] = field(default_factory=dict)
@@ -225,6 +223,16 @@ class CellResult:
         """`ENV@AGENT`, with `/SPLIT` after the environment where the split is not "test", as `Cell.name` has it."""
         split = "" if self.split == "test" else f"/{self.split}"
         return f"{self.env}{split}@{self.agent}" if self.agent else f"{self.env}{split}"
+
+    @property
+    def cut_words(self) -> str:
+        """What was cut, and how often: "12 x length, 1 x context"."""
+        return ", ".join(f"{self.finish_reasons[why]:,} x {why}" for why in CUT if why in self.finish_reasons)
+
+    @property
+    def much_cut(self) -> bool:
+        """Whether so many answers were cut that the scores say less of the model than of its limits."""
+        return self.cut > MUCH_CUT * (self.episodes + self.errors)
 
     def to_json(self) -> dict[str, Any]:
         """The result as a JSON object, with its name."""
@@ -331,6 +339,8 @@ def results_of(
         retries=_summed(e.retries for e in numbers),
         waited=math.fsum(e.waited for e in numbers),
         ends=dict(Counter(e.end for e in numbers)),
+        finish_reasons=dict(Counter(reason for e in numbers for reason in e.finishes)),
+        cut=sum(any(reason in CUT for reason in e.finishes) for e in numbers),
         error_texts=dict(Counter(e.cause for e in numbers if e.cause is not None).most_common(COMMONEST_ERRORS)),
         by_tag={tag: _part(tagged) for tag, tagged in sorted(_tagged(numbers).items())},
         by_difficulty={name: _part(alike) for name, alike in _by_difficulty(numbers).items()},

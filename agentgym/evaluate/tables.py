@@ -52,7 +52,7 @@ def results_table(results: Results, parts: bool = False) -> RenderableType:
                 style="yellow",
             )
         )
-    return Group(*shown, *_errors(results.cells))
+    return Group(*shown, *_cut(results.cells), *_errors(results.cells))
 
 
 def _smaller_splits(cells: Cells) -> list[str]:
@@ -100,6 +100,7 @@ def _columns(cells: Cells) -> list[_Column]:
     return [
         ("n", "", lambda cell: (str(cell.episodes), "")),
         ("err", "", lambda cell: (str(cell.errors) if cell.errors else NOTHING, "")),
+        ("cut", "", lambda cell: (str(cell.cut) if cell.cut else NOTHING, "")),
         ("success", "95%", _success),
         ("reward", "±95%", _reward),
         (f"pass@{k}", f"pass^{k}", lambda cell: _pass(cell, told=len(ks) == 1)),
@@ -166,6 +167,18 @@ def grid(first: str, rest: Sequence[str]) -> Table:
 
 def _two(lines: Sequence[str]) -> Text:
     return Text("\n".join(lines).rstrip("\n"))
+
+
+def _cut(cells: Cells) -> list[RenderableType]:
+    """How many answers were cut, by why; a warning where these are many."""
+    lines = []
+    for cell in cells:
+        if cell.cut:
+            warning = "warning: " if cell.much_cut else ""
+            name = f"{one_line(cell.name)}: " if len(cells) > 1 else ""
+            text = f"{warning}{name}{cell.cut:,} of {cell.episodes + cell.errors:,} episodes were cut: {cell.cut_words}"
+            lines.append(Text(text, style="yellow" if cell.much_cut else ""))
+    return list(lines)
 
 
 def _errors(cells: Cells) -> list[RenderableType]:
