@@ -200,7 +200,7 @@ class ChatPolicy:
             hint = " (a base_url usually ends in /v1)"
         elif status == 401 and not self._key:
             hint = " (no key was sent: OPENAI_API_KEY is not set)"
-        raise EndpointError(f"{self.url}: answered {status}: {text[:500]}{hint}")
+        raise EndpointError(f"{self.url}: answered {status}: {text[:500]}{hint}", status)
 
     def _told(self, text: str) -> str:
         """The server's words without the key, which some repeat."""

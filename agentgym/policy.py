@@ -73,7 +73,19 @@ class EndEpisode(Exception):
 
 
 class EndpointError(RuntimeError):
-    """A chat endpoint refused a request, or kept failing. The message carries the server's own words."""
+    """A chat endpoint refused a request, or kept failing. The message carries the server's own words.
+
+    Attributes:
+        status: the HTTP status of a refusal; None where there is none.
+    """
+
+    def __init__(self, what: str, status: int | None = None):
+        super().__init__(what)
+        self.status = status
+
+
+KEY_REFUSED = 401
+"""The status of a request whose key the endpoint does not take: no other try will do better."""
 
 
 class ScriptedPolicy:

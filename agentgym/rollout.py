@@ -7,24 +7,21 @@ some at a time. A failure of an environment or a policy ends its own trajectory 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
 import math
-import numbers
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from agentgym.bounded import CallFailed, CallTimeout, Parts, bounded, bounded_parts
+from agentgym.checked import checked_reply, checked_reset, checked_step, numbers_in
 from agentgym.core import Env
 from agentgym.lanes import Lane
-from agentgym.messages import Message, Observation, assistant, problem_of, text_of
-from agentgym.policy import EndEpisode, Policy, Reply
+from agentgym.messages import Message, Observation, text_of
+from agentgym.policy import KEY_REFUSED, EndEpisode, Policy, Reply
 from agentgym.tasks import Task
 from agentgym.trajectory import TOO_LONG, Trajectory, Turn
 
@@ -111,8 +108,9 @@ async def run_episode(
     except CallFailed as error:
         trajectory.end = "error"
         trajectory.error = f"{_where(trajectory)}: {error}"
+        trajectory.metadata |= error.facts()
     trajectory.id = id or f"{trajectory.task_id}/{sample}"
-    trajectory.metrics = _numbers(trajectory.turns[-1].info) if trajectory.turns else {}
+    trajectory.metrics = numbers_in(trajectory.turns[-1].info) if trajectory.turns else {}
     trajectory.seconds = time.perf_counter() - started
     return trajectory
 
@@ -150,7 +148,7 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
         if turn.finish_reason == "content_filter" and not _says_anything(reply.message):
             raise CallFailed("the endpoint's content filter withheld the whole answer (finish_reason: content_filter)")
         step = lane.start(env.step, reply.message)
-        outcome = await bounded("step", step, limits.step_timeout, _checked_step)
+        outcome = await bounded("step", step, limits.step_timeout, checked_step)
         observation, turn.reward, terminated, truncated, turn.info = outcome
         turn.step_seconds = time.perf_counter() - acted
         conversation += [reply.message, *observation]
@@ -173,7 +171,7 @@ async def _begin(env: Env, lane: Lane, task: Task | None, seed: int | None, limi
         return env.reset(seed=seed)
 
     def check(result: Any) -> Any:
-        return _checked_reset(result) if parts.what == "reset" else None
+        return checked_reset(result) if parts.what == "reset" else None
 
     if task is not None and inspect.iscoroutinefunction(init):
         await bounded("init", lane.start(init, task), limits.init_timeout)
@@ -181,7 +179,7 @@ async def _begin(env: Env, lane: Lane, task: Task | None, seed: int | None, limi
         observation = await bounded_parts(parts, lane.start(both), check)
         if parts.what == "reset":
             return observation
-    return await bounded("reset", lane.start(env.reset, seed=seed), limits.reset_timeout, _checked_reset)
+    return await bounded("reset", lane.start(env.reset, seed=seed), limits.reset_timeout, checked_reset)
 
 
 async def _act(
@@ -201,7 +199,7 @@ async def _act(
         return await policy.act(list(conversation), tools)
 
     try:
-        return await bounded("act", act(), seconds, _checked_reply)
+        return await bounded("act", act(), seconds, checked_reply)
     except CallTimeout:
         if seconds == left:
             raise EndEpisode("time") from None
@@ -246,48 +244,6 @@ def _name(env: Env) -> str:
 def _task_id(env: Env) -> str:
     task = getattr(env.unwrapped, "task", None)
     return task.id if task is not None else ""
-
-
-def _numbers(info: dict[str, Any]) -> dict[str, float]:
-    found = {}
-    for name, value in info.items():
-        with contextlib.suppress(OverflowError):  # a whole number that no float can hold
-            if isinstance(value, numbers.Real | np.bool_) and math.isfinite(value):
-                found[str(name)] = float(value)
-    return found
-
-
-def _checked_observation(observation: Any, call: str) -> Observation:
-    if not isinstance(observation, list):
-        raise TypeError(f"{call} must return a list of messages as its observation, not {type(observation).__name__}")
-    for message in observation:
-        if problem := problem_of(message):
-            raise ValueError(f"{call} returned a bad message: {problem}: {message!r:.200}")
-    return list(observation)
-
-
-def _checked_reset(result: Any) -> Observation:
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise TypeError(f"reset must return (observation, info), not {result!r:.200}")
-    return _checked_observation(result[0], "reset")
-
-
-def _checked_step(result: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-    if not isinstance(result, tuple) or len(result) != 5:
-        raise TypeError(f"step must return (observation, reward, terminated, truncated, info), not {result!r:.200}")
-    observation, reward, terminated, truncated, info = result
-    if not isinstance(reward, numbers.Real | np.bool_) or not math.isfinite(reward):
-        raise ValueError(f"step must return a finite number as its reward, not {reward!r}")
-    if not isinstance(info, dict):
-        raise TypeError(f"step must return a dict as its info, not {type(info).__name__}")
-    return _checked_observation(observation, "step"), float(reward), bool(terminated), bool(truncated), dict(info)
-
-
-def _checked_reply(reply: Any) -> Reply:
-    if not isinstance(reply, Reply):
-        raise TypeError(f"act must return a Reply, not {type(reply).__name__}")
-    assistant(reply.message)
-    return reply
 
 
 async def close_env(env: Env, timeout: float | None = 5.0) -> None:
@@ -354,28 +310,93 @@ async def run_many(
         ValueError: `concurrency` below 1, `retries` below 0, or `make_env` gave the same environment twice.
         Exception: what `make_policy` or `on_end` raised; it stops everything.
     """
+    results: dict[int, Trajectory] = {}
+
+    def ended(index: int, trajectory: Trajectory) -> None:
+        if keep:
+            results[index] = trajectory
+        if on_end is not None:
+            on_end(trajectory)
+
+    batch = Batch(make_env, make_policy, episodes, ended, limits, env_id)
+    await run_batches([batch], concurrency=concurrency, retries=retries, go_on=go_on)
+    return [results[index] for index in sorted(results)]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Episodes of one environment; arguments as in `run_many`.
+
+    Attributes:
+        on_end: called with the position of each episode and its trajectory, as it ends.
+        on_begin: called before its first episode.
+    """
+
+    make_env: Callable[[], Env]
+    make_policy: Callable[[Episode], Policy]
+    episodes: Sequence[Episode]
+    on_end: Callable[[int, Trajectory], None]
+    limits: Limits = Limits()
+    env_id: str = ""
+    on_begin: Callable[[], None] = lambda: None
+
+
+async def run_batches(
+    batches: Sequence[Batch], *, concurrency: int = 64, retries: int = 1, go_on: Callable[[], bool] = lambda: True
+) -> None:
+    """Run the episodes of several batches, at most `concurrency` of all at a time.
+
+    The places are shared out evenly, and each keeps its environment: it goes to another batch once its own has no episode
+    left. Arguments and errors as in `run_many`.
+    """
     if concurrency < 1 or retries < 0:
         raise ValueError(f"concurrency must be at least 1 and retries at least 0, not {concurrency} and {retries}")
-    results: dict[int, Trajectory] = {}
-    waiting = iter(enumerate(episodes))
+    waiting = _Waiting(batches)
     closing: list[asyncio.Task[None]] = []
 
     async def work() -> None:
-        place = _Place(make_env, make_policy, limits, retries, env_id, closing)
+        place: _Place | None = None
         try:
-            while go_on() and (taken := next(waiting, None)):
-                index, episode = taken
-                trajectory = await place.run(episode)
-                if keep:
-                    results[index] = trajectory
-                if on_end is not None:
-                    on_end(trajectory)
+            while go_on() and (taken := waiting.take(place and place.batch)):
+                batch, index = taken
+                if place is None or place.batch is not batch:
+                    if place is not None:
+                        place.close()
+                    place = _Place(batch, retries, closing)
+                batch.on_end(index, await place.run(batch.episodes[index]))
         finally:
-            place.close()
+            if place is not None:
+                place.close()
 
-    places = [asyncio.create_task(work()) for _ in range(min(concurrency, len(episodes)))]
-    await _finish(places, closing)
-    return [results[index] for index in sorted(results)]
+    total = sum(len(batch.episodes) for batch in batches)
+    await _finish([asyncio.create_task(work()) for _ in range(min(concurrency, total))], closing)
+
+
+class _Waiting:
+    """The episodes that have not begun, and how many places each batch has."""
+
+    def __init__(self, batches: Sequence[Batch]):
+        self._left = {batch: iter(range(len(batch.episodes))) for batch in batches}
+        self._places = dict.fromkeys(batches, 0)
+        self._begun: set[Batch] = set()
+
+    def take(self, batch: Batch | None) -> tuple[Batch, int] | None:
+        """The next episode for a place: of the batch that it is in, else of the one with the fewest places; None at the end."""
+        if batch is not None:
+            if (index := next(self._left.get(batch, iter(())), None)) is not None:
+                return batch, index
+            self._left.pop(batch, None)
+            self._places[batch] -= 1
+        while self._left:
+            found = min(self._left, key=self._places.__getitem__)
+            if (index := next(self._left[found], None)) is not None:
+                self._places[found] += 1
+                if found not in self._begun:
+                    self._begun.add(found)
+                    found.on_begin()
+                return found, index
+            del self._left[found]
+        return None
 
 
 async def _finish(places: list[asyncio.Task[None]], closing: list[asyncio.Task[None]]) -> None:
@@ -408,11 +429,8 @@ async def _all_closed(closing: list[asyncio.Task[None]]) -> None:
 class _Place:
     """Where episodes run one after another, in one environment for as long as it stays well."""
 
-    make_env: Callable[[], Env]
-    make_policy: Callable[[Episode], Policy]
-    limits: Limits
+    batch: Batch
     retries: int
-    env_id: str
     closing: list[asyncio.Task[None]]
     env: Env | None = None
 
@@ -420,7 +438,7 @@ class _Place:
         errors: list[str] = []
         while True:
             trajectory = await self._attempt(episode)
-            if not trajectory.failed or len(errors) == self.retries:
+            if not trajectory.failed or len(errors) == self.retries or trajectory.metadata.get("status") == KEY_REFUSED:
                 break
             errors.append(str(trajectory.error))
         if errors:
@@ -428,19 +446,25 @@ class _Place:
         return trajectory
 
     async def _attempt(self, episode: Episode) -> Trajectory:
-        task, policy = episode.task, self.make_policy(episode)
+        task, policy = episode.task, self.batch.make_policy(episode)
         try:
             env = self.env or await self._open()
         except CallFailed as failure:
-            error = f"{self.env_id or 'environment'}, task {task.id!r}: {failure}"
-            record = Trajectory(f"{task.id}/{episode.sample}", self.env_id, task.id, episode.sample, episode.seed)
-            return replace(record, end="error", error=error)
+            error = f"{self.batch.env_id or 'environment'}, task {task.id!r}: {failure}"
+            record = Trajectory(f"{task.id}/{episode.sample}", self.batch.env_id, task.id, episode.sample, episode.seed)
+            return replace(record, end="error", error=error, metadata=failure.facts())
         trajectory = await run_episode(
-            env, policy, task, seed=episode.seed, limits=self.limits, env_id=self.env_id, sample=episode.sample
+            env,
+            policy,
+            task,
+            seed=episode.seed,
+            limits=self.batch.limits,
+            env_id=self.batch.env_id,
+            sample=episode.sample,
         )
         if trajectory.failed:
             self.env = None
-            self.closing.append(asyncio.create_task(close_env(env, self.limits.close_timeout)))
+            self.closing.append(asyncio.create_task(close_env(env, self.batch.limits.close_timeout)))
         return trajectory
 
     async def _open(self) -> Env:
@@ -448,13 +472,13 @@ class _Place:
         made: list[Env] = []
 
         def make() -> Env:
-            made.append(self.make_env())
+            made.append(self.batch.make_env())
             return made[0]
 
         try:
-            env = await bounded("making the environment", lane.start(make), self.limits.init_timeout)
+            env = await bounded("making the environment", lane.start(make), self.batch.limits.init_timeout)
         except BaseException:
-            self.closing.append(asyncio.create_task(_discard(lane, made, self.limits.close_timeout)))
+            self.closing.append(asyncio.create_task(_discard(lane, made, self.batch.limits.close_timeout)))
             raise
         if env in _lanes:
             raise ValueError("make_env gave the same environment twice: it must make a new one on every call")
@@ -464,4 +488,4 @@ class _Place:
 
     def close(self) -> None:
         if self.env is not None:
-            self.closing.append(asyncio.create_task(close_env(self.env, self.limits.close_timeout)))
+            self.closing.append(asyncio.create_task(close_env(self.env, self.batch.limits.close_timeout)))

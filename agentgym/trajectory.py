@@ -67,6 +67,8 @@ class Trajectory:
         error: what failed, where, after how long; None unless `end` is "error". An error is not a reward of 0.
         metrics: numbers of the last `info` (`success` as 0.0 or 1.0).
         seconds: wall time of the episode.
+        metadata: what else is known. Of a failure: `traceback`, where an exception was raised in this process, and `status`,
+            where an endpoint refused a request; `errors`: those of earlier tries.
     """
 
     id: str

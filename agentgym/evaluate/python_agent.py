@@ -16,7 +16,6 @@ import copy
 import importlib
 import inspect
 import sys
-import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from agentgym.lanes import Lane
 from agentgym.messages import Message, assistant
 from agentgym.policy import Calls, EndEpisode, Reply
+from agentgym.raised import place_of
 
 if TYPE_CHECKING:
     from agentgym.core import Env
@@ -112,7 +112,7 @@ class PythonPolicy:
         except (EndEpisode, AgentError):
             raise
         except (Exception, SystemExit) as error:
-            raise AgentError(f"{_what(error)} ({_place(error, self._agent.folder)})") from error
+            raise AgentError(f"{_what(error)} ({place_of(error, self._agent.folder)})") from error
         return _reply(answer, self._agent.target)
 
     async def _run(self, given: list[Any]) -> Any:
@@ -173,7 +173,7 @@ def _module(target: str) -> ModuleType:
             raise ValueError(f"agent {target!r}: there is no module {error.name!r} ({where})") from error
         raise ValueError(f"agent {target!r}: module {name!r} needs {error.name!r}, which is not installed") from error
     except (Exception, SystemExit) as error:
-        place = _place(error, str(Path.cwd()))
+        place = place_of(error, str(Path.cwd()))
         raise ValueError(f"agent {target!r}: importing it failed: {_what(error)} ({place})") from error
 
 
@@ -258,17 +258,3 @@ def _what(error: BaseException) -> str:
     """The error as the end of its traceback has it, in one line."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return " ".join(f"{type(error).__name__}: {text}".split())[:500].removesuffix(":")
-
-
-def _place(error: BaseException, folder: str) -> str:
-    """The innermost line of the user's files that the error passed, else the innermost of all."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{Path(error.filename).name}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if _is_below(f.filename, folder)] or list(frames)
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else "nowhere"
-
-
-def _is_below(file: str, folder: str) -> bool:
-    path = Path(file).resolve()
-    return bool(folder) and path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts
