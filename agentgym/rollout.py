@@ -357,7 +357,7 @@ async def run_batches(
     async def work() -> None:
         place: _Place | None = None
         try:
-            while go_on() and (taken := waiting.take(place and place.batch)):
+            while go_on() and (taken := waiting.take(None if place is None else place.batch)):
                 batch, index = taken
                 if place is None or place.batch is not batch:
                     if place is not None:

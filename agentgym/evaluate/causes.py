@@ -32,10 +32,14 @@ def cause_of(trajectory: Trajectory) -> str:
 
 def cause_in(error: str) -> str:
     """An error without its task, turn and time, and with # for ids, addresses and numbers, so that like failures count together."""
+    return _OWN.sub(lambda found: found["kept"] or "#", failure_in(error)[: 2 * LONGEST_CAUSE])[:LONGEST_CAUSE]
+
+
+def failure_in(error: str) -> str:
+    """An error without its task, turn and time."""
     text = error.strip()
     _, colon, rest = text.partition(": ")
-    plain = re.sub(r" after [\d.]+ s\b", "", rest if colon else text)[: 2 * LONGEST_CAUSE]
-    return _OWN.sub(lambda found: found["kept"] or "#", plain)[:LONGEST_CAUSE] or "no message"
+    return re.sub(r" after [\d.]+ s\b", "", rest if colon else text) or "no message"
 
 
 def finishes_of(reasons: Iterable[str | None], end: str, error: str | None) -> tuple[str, ...]:

@@ -259,7 +259,8 @@ class Results:
     Attributes:
         name: of the run.
         cells: one for each agent on each environment.
-        stopped: the limit that ended the run before all was played, or "interrupted"; None where all was played.
+        stopped: the limit that ended the run before all was played, "interrupted", "disk" (it is full), "key" (the endpoint
+            refuses it) or "uncounted" (a limit of tokens cannot be kept); None where all was played.
         seconds: wall time, over all the times that the run was started.
     """
 

@@ -23,9 +23,9 @@ from agentgym.evaluate.results import CellResult, EpisodeNumbers, Results, numbe
 from agentgym.evaluate.store import Key, Planned, Store, StoreError, cells_of, effective, open_store, read_run, scan
 from agentgym.files import write_json
 from agentgym.jsonl import line_of
-from agentgym.policy import Calls, Policy
+from agentgym.policy import KEY_REFUSED, Calls, Policy
 from agentgym.registration import EnvSpec, spec
-from agentgym.rollout import Episode, Limits, run_many
+from agentgym.rollout import Batch, Episode, Limits, run_batches
 from agentgym.service.lookup import held, told_of
 from agentgym.tasks import Task
 from agentgym.trajectory import Trajectory
@@ -35,9 +35,14 @@ if TYPE_CHECKING:
 
 MakePolicy = Callable[[Episode], Policy]
 
+MOST_REFUSALS = 3
+"""Episodes of an agent in a row whose key is refused; then the run is stopped."""
+_ASKING = ("chat", "python")  # kinds of agents that use tokens
+_COUNTED = frozenset({"prompt_tokens", "completion_tokens"})
+
 
 class Watch(Protocol):
-    """What looks on while cells are played, in their order."""
+    """What looks on while cells are played. Several are played at a time, each begins and ends once."""
 
     def started(self, cell: Cell, total: int, done_before: int) -> None:
         """A cell begins: its episodes, and how many of them an earlier start has played."""
@@ -83,7 +88,8 @@ async def evaluate(
         on_end: called with each trajectory as it ends.
 
     Raises:
-        ValueError: n or k below 1, an unknown split, or `out` holds something else or is being written.
+        ValueError: n or k below 1, an unknown split, or `out` holds something else or is being written; the endpoint takes
+            the key no more, or a limit of tokens or cost cannot be kept, since nobody tells what the agent uses.
     """
     env = env if isinstance(env, EnvSpec) else spec(env)
     limits = limits or Limits()
@@ -95,7 +101,9 @@ async def evaluate(
         results = await _played_in_folder([part], Path(out), run, ())
         asked = (cell.env.id, split, agent)
         return next(found for found in results.cells if (found.env, found.split, found.agent) == asked)
-    await run.play(part)
+    await run.play([part])
+    if run.problem is not None:
+        raise ValueError(run.problem)
     seconds = time.monotonic() - run.tally.begun
     return results_of(run.numbers, **_named(cell), samples=k, planned=part.total, seconds=seconds, asked=cell.n)
 
@@ -115,7 +123,7 @@ async def run_plan(
     stop: asyncio.Event | None = None,
     command: Sequence[str] = (),
 ) -> Results:
-    """Play cells one after another in a run folder; what it already holds is not played again.
+    """Play cells in a run folder, all at a time under one `concurrency`; what it already holds is not played again.
 
     Args:
         cells: what to play. Those that the folder holds may ask for more tasks and samples than before.
@@ -136,7 +144,8 @@ async def run_plan(
         ended the run before all was played: "episodes", "tokens", "cost", "seconds", "interrupted".
 
     Raises:
-        ValueError: a cell cannot be played as it is, or the folder holds something else or is being written.
+        ValueError: a cell cannot be played as it is, or the folder holds something else or is being written; as for
+            `evaluate`, what was played is stored.
         StoreError: an episode could not be stored; what was stored before is safe.
     """
     run = _Evaluation(
@@ -152,13 +161,16 @@ async def run_plan(
     return await _played_in_folder([_part_of(cell, make(cell.agent)) for cell in cells], Path(out), run, command)
 
 
-def results_in(path: Path, stopped: str | None = None, seconds: Mapping[str, float] | None = None) -> Results:
+def results_in(
+    path: Path, stopped: str | None = None, seconds: Mapping[str, float] | None = None, total: float = 0.0
+) -> Results:
     """The results of a run folder, from its episodes alone.
 
     Args:
         path: the folder.
         stopped: see `Results`.
-        seconds: wall time by cell.
+        seconds: wall time by cell; cells that are played at the same time share it.
+        total: wall time of the run.
 
     Raises:
         ValueError: it holds no evaluation, or a broken line.
@@ -173,13 +185,13 @@ def results_in(path: Path, stopped: str | None = None, seconds: Mapping[str, flo
         cells.append(
             results_of(episodes, **_named(cell), samples=cell.k, planned=planned, seconds=time_of_it, asked=cell.n)
         )
-    return Results(record["name"], cells, stopped, sum(took.values()))
+    return Results(record["name"], cells, stopped, total)
 
 
 @dataclass
 class _Part:
     """A cell and its environment, which stays what its servers make as the run begins; what makes its policies, its tasks by
-    id, what servers tell of it, and which of its episodes are stored."""
+    id, what servers tell of it, which of its episodes are stored; episodes that are left, and when it began and ended."""
 
     cell: Cell
     env: EnvSpec
@@ -187,6 +199,9 @@ class _Part:
     tasks: dict[str, Task]
     served: dict[str, Any]
     done: set[Key] = field(default_factory=set)
+    left: int = 0
+    began: float | None = None
+    ended: float | None = None
 
     @property
     def total(self) -> int:
@@ -202,7 +217,7 @@ class _Part:
 
 @dataclass
 class _Evaluation:
-    """What all cells of a run share, and what it has used so far. `left`: episodes that are still to be played."""
+    """What all cells of a run share, and what it has used so far. `problem`: why it makes no sense to go on."""
 
     concurrency: int
     limits: Limits
@@ -214,36 +229,51 @@ class _Evaluation:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     store: Store | None = None
     stopped: str | None = None
-    left: int = 0
+    problem: str | None = None
     numbers: list[EpisodeNumbers] = field(default_factory=list)
-    _running: dict[Key, list[Policy]] = field(default_factory=dict)
+    _running: dict[tuple[str, Key], list[Policy]] = field(default_factory=dict)
+    _refusals: dict[str, int] = field(default_factory=dict)
     _shared: list[Policy] = field(default_factory=list)
 
-    async def play(self, part: _Part) -> None:
-        """Play what is missing of a cell, until it is done, a limit is reached, or it is asked to stop."""
-        if part.make_policy is None:
-            return
-        cell, episodes, make_policy = part.cell, part.missing(), part.make_policy
-        if self.watch is not None:
-            self.watch.started(cell, part.total, part.total - len(episodes))
-        self._running.clear()
-        playing = run_many(
-            part.env.make,
-            lambda episode: self._policy(make_policy, episode),
-            episodes,
-            concurrency=self.concurrency,
-            limits=replace(self.limits, max_turns=cell.max_turns),
-            retries=self.retries,
-            on_end=lambda trajectory: self._ended(part, trajectory),
-            env_id=cell.env.id,
-            go_on=self._goes_on,
-            keep=False,
-        )
+    async def play(self, parts: Sequence[_Part]) -> None:
+        """Play what is missing of cells, until all is done, a limit is reached, or it is asked to stop."""
+        playing = [part for part in parts if part.make_policy is not None]
+        batches = [self._batch(part, part.missing()) for part in playing]
         try:
-            await self._until_stopped(asyncio.create_task(playing))
+            await self._until_stopped(
+                asyncio.create_task(
+                    run_batches(batches, concurrency=self.concurrency, retries=self.retries, go_on=self._goes_on)
+                )
+            )
         finally:
-            if self.watch is not None:
-                self.watch.finished(cell)
+            for part in playing:
+                if part.began is not None and part.ended is None:
+                    self._finished(part)
+
+    def _batch(self, part: _Part, episodes: list[Episode]) -> Batch:
+        part.left = len(episodes)
+        if not episodes:
+            self._started(part)
+            self._finished(part)
+        return Batch(
+            part.env.make,
+            lambda episode: self._policy(part, episode),
+            episodes,
+            lambda _, trajectory: self._ended(part, trajectory),
+            replace(self.limits, max_turns=part.cell.max_turns),
+            part.cell.env.id,
+            lambda: self._started(part),
+        )
+
+    def _started(self, part: _Part) -> None:
+        part.began = time.monotonic()
+        if self.watch is not None:
+            self.watch.started(part.cell, part.total, part.total - part.left)
+
+    def _finished(self, part: _Part) -> None:
+        part.ended = time.monotonic()
+        if self.watch is not None:
+            self.watch.finished(part.cell)
 
     def _goes_on(self) -> bool:
         if self.stopped is None:
@@ -258,7 +288,7 @@ class _Evaluation:
             late = max(0.0, self.tally.begun + self.budget.seconds + self.budget.patience - time.monotonic())
         try:
             await asyncio.wait({playing, asked}, timeout=late, return_when=asyncio.FIRST_COMPLETED)
-            if not playing.done():
+            if not playing.done() and self.problem is None:
                 self.stopped = "interrupted" if self.stop.is_set() else "seconds"
         finally:
             asked.cancel()
@@ -267,10 +297,11 @@ class _Evaluation:
         if not playing.cancelled():
             playing.result()
 
-    def _policy(self, make_policy: MakePolicy, episode: Episode) -> Policy:
+    def _policy(self, part: _Part, episode: Episode) -> Policy:
+        assert part.make_policy is not None  # others are not played
         # Every try asks here before anything else of it happens, so these are the episodes that run.
-        tries = self._running.setdefault((episode.task.id, episode.sample), [])
-        policy = make_policy(episode)
+        tries = self._running.setdefault((part.cell.name, (episode.task.id, episode.sample)), [])
+        policy = part.make_policy(episode)
         if not _among(tries, policy) and not self._is_shared(policy):
             tries.append(policy)
         return policy
@@ -288,12 +319,13 @@ class _Evaluation:
         return calls.requests > 0 or _among(self._shared, policy)
 
     def _ended(self, part: _Part, trajectory: Trajectory) -> None:
-        key = (trajectory.task_id, trajectory.sample)
+        key = (part.cell.name, (trajectory.task_id, trajectory.sample))
         if key not in self._running:
-            raise ValueError(f"{part.cell.env.id} says that it played task {key[0]!r}, which it was not given")
-        self.left -= 1
+            asked = trajectory.task_id
+            raise ValueError(f"{part.cell.env.id} says that it played task {asked!r}, which it was not given")
+        part.left -= 1
         calls = calls_of(self._running.pop(key))
-        trajectory.metadata |= _labels(part.tasks[key[0]])
+        trajectory.metadata |= _labels(part.tasks[trajectory.task_id])
         if calls is not None:
             trajectory.metadata["calls"] = vars(calls)
         usage = (calls and calls.usage) or usage_of(trajectory)
@@ -309,6 +341,28 @@ class _Evaluation:
         self.tally.add(trajectory)
         if self.watch is not None:
             self.watch.ended(part.cell, trajectory)
+        if not part.left:
+            self._finished(part)
+        self._check_sense(part.cell.agent, trajectory, usage)
+
+    def _check_sense(self, agent: AgentSpec, trajectory: Trajectory, usage: Mapping[str, int]) -> None:
+        """Stop where the endpoint takes the key no more, or where a limit could be passed without anybody seeing it."""
+        refused = trajectory.failed and trajectory.metadata.get("status") == KEY_REFUSED
+        self._refusals[agent.name] = self._refusals.get(agent.name, 0) + 1 if refused else 0
+        limits = {"--token-limit": self.budget.tokens, "--cost-limit": self.budget.cost}
+        limits["--max-episode-tokens"] = self.limits.tokens
+        kept = [name for name, limit in limits.items() if limit is not None]
+        if self._refusals[agent.name] >= MOST_REFUSALS:
+            self.stopped, words = "key", str(trajectory.error).partition("EndpointError: ")[2]
+            self.problem = f"agent {agent.name}: the key is refused again and again: {words}"
+        elif kept and agent.kind in _ASKING and trajectory.turns and not _COUNTED & usage.keys():
+            self.stopped = "uncounted"
+            self.problem = (
+                f"{kept[0]} cannot be kept: nobody tells how many tokens agent {agent.name} uses: let its replies have usage"
+                " (`Reply(message, usage=...)`, or whole completions), or leave the limit out"
+            )
+        if self.problem is not None:
+            self.stop.set()
 
 
 async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, command: Sequence[str]) -> Results:
@@ -330,47 +384,44 @@ async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, com
             run.tally.earlier += stored.spent
         for part in parts:
             part.done = done[part.cell.name]
-        run.left = sum(len(part.missing()) for part in parts)
-        took = _seconds_before(out)
-        try:
-            await _in_turn(parts, run, took)
-        except StoreError:
-            with contextlib.suppress(OSError):  # the disk that took no episode may take no results either
-                _write_results(out, "disk", took)
-            raise
-        except asyncio.CancelledError:
-            _write_results(out, "interrupted" if run.left else None, took)
-            raise
-        # A limit that came with the last episode has stopped nothing.
-        return _write_results(out, run.stopped if run.left else None, took)
-
-
-async def _in_turn(parts: list[_Part], run: _Evaluation, took: dict[str, float]) -> None:
-    """Play parts until one is stopped, and count the seconds of each."""
-    for part in parts:
+        for part in parts:
+            part.left = len(part.missing())
         began = time.monotonic()
         try:
-            await run.play(part)
-        finally:
-            took[part.cell.name] = took.get(part.cell.name, 0.0) + time.monotonic() - began
-        if run.stopped is not None:
-            return
+            await run.play(parts)
+        except StoreError:
+            with contextlib.suppress(OSError):  # the disk that took no episode may take no results either
+                _write_results(out, "disk", parts, began)
+            raise
+        except asyncio.CancelledError:
+            _write_results(out, "interrupted" if any(part.left for part in parts) else None, parts, began)
+            raise
+        # A limit that came with the last episode has stopped nothing.
+        results = _write_results(out, run.stopped if any(part.left for part in parts) else None, parts, began)
+        if run.problem is not None:
+            raise ValueError(f"{run.problem} ({out} has what was played)")
+        return results
 
 
-def _write_results(out: Path, stopped: str | None, took: Mapping[str, float]) -> Results:
-    results = results_in(out, stopped, took)
+def _write_results(out: Path, stopped: str | None, parts: Sequence[_Part], began: float) -> Results:
+    took, total = _seconds_before(out)
+    for part in parts:
+        if part.began is not None:
+            end = time.monotonic() if part.ended is None else part.ended
+            took[part.cell.name] = took.get(part.cell.name, 0.0) + end - part.began
+    results = results_in(out, stopped, took, total + time.monotonic() - began)
     write_json(out / "results.json", results.to_json())
     write_report(out, results)
     return results
 
 
-def _seconds_before(out: Path) -> dict[str, float]:
-    """Wall time by cell of the earlier starts that ended by themselves; one that was killed left none."""
+def _seconds_before(out: Path) -> tuple[dict[str, float], float]:
+    """Wall time by cell, and of the run, of the earlier starts that ended by themselves; one that was killed left none."""
     try:
         record = json.loads((out / "results.json").read_text(encoding="utf-8"))
-        return {cell["name"]: float(cell["seconds"]) for cell in record["cells"]}
+        return {cell["name"]: float(cell["seconds"]) for cell in record["cells"]}, float(record["seconds"])
     except (OSError, ValueError, KeyError, TypeError):  # it is made anew from the episodes, which do not know this
-        return {}
+        return {}, 0.0
 
 
 def _part_of(cell: Cell, make_policy: MakePolicy | None) -> _Part:

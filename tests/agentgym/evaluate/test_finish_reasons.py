@@ -53,7 +53,8 @@ def test_a_conversation_that_grows_too_long_is_truncated_scored_and_counted(tmp_
 
     result, episodes = played(answer, tmp_path)
     grown = [episode for episode in episodes if episode.end == "context"]
-    assert grown and result.errors == 0
+    assert grown
+    assert result.errors == 0
     assert (result.finish_reasons["context"], result.cut) == (len(grown), len(grown))
 
 
@@ -88,7 +89,8 @@ def test_each_reason_counts_once_for_an_episode_and_5_percent_warn():
     with console.capture() as shown:
         console.print(results_table(Results("r", [few])), table_of([few]))
     text = shown.get()
-    assert "1 of 20 episodes were cut: 1 x length" in text and "warning" not in text
+    assert "1 of 20 episodes were cut: 1 x length" in text
+    assert "warning" not in text
     assert CellResult.from_json(json.loads(json.dumps(few.to_json()))) == few
 
 
