@@ -29,7 +29,7 @@ class ChatPolicy:
 
     Connections are shared by all policies of an event loop and closed with it. Statuses 408, 409, 429 and 5xx, refused or
     broken connections, cut bodies, nonsense and silence are retried after a growing wait, or after what `Retry-After` asks
-    for. After a 429 all policies of the endpoint wait, and then begin with half as many requests at a time; see `Gate`.
+    for. All policies of an endpoint hold back the share of requests that it refuses with a 429; see `Gate`.
     As long as the endpoint answers others meanwhile, a 429 uses up no retry, up to ten times as many requests.
 
     Args:
@@ -98,8 +98,8 @@ class ChatPolicy:
         body = {**self._fields, "messages": sent, **({"tools": list(tools)} if tools else {})}
         gate = endpoints.gate_of(self.url)
         tries, counted, cause = 0, 0, ""
+        answers = gate.answers
         while True:
-            answers = gate.answers
             self.calls.waited += await gate.enter(again=tries > 0)
             if cause:
                 self.calls.retries[cause] = self.calls.retries.get(cause, 0) + 1
@@ -113,13 +113,13 @@ class ChatPolicy:
                 cause, busy = failure.cause, failure.busy
                 # An endpoint that has too much to do, but answers others meanwhile, will come to this one.
                 counted += not (busy and gate.answers > answers)
+                answers = gate.answers
                 wait = self._wait_after(failure, tries, counted)
                 if busy:
                     gate.refused(started, wait)
             finally:
                 gate.leave()
-            if not busy:  # else the gate keeps it waiting, and all others with it
-                await self._sleep(wait)
+            await self._sleep(wait)
         for name, count in reply.usage.items():
             self.calls.usage[name] = self.calls.usage.get(name, 0) + count
         return reply
