@@ -135,7 +135,7 @@ def _means(part: CellResult | Part) -> list[str]:
 def _cell(cell: CellResult, file: Path | None, opened: bool) -> str:
     """All about one cell, to unfold."""
     charts = [*_pass_chart(cell), *_histogram(cell), *_part_charts(cell)]
-    shown = [] if file is None else examples(islice(effective(file), LOOKED_THROUGH))
+    shown = [] if file is None else examples(islice(effective(file), LOOKED_THROUGH), _absent(cell))
     body = [
         f'<div class="charts">{"".join(f"<figure>{svg}</figure>" for svg in charts)}</div>' if charts else "",
         *(_parts(kind, parts) for kind, parts in (("tag", cell.by_tag), ("difficulty", cell.by_difficulty)) if parts),
@@ -150,6 +150,12 @@ def _cell(cell: CellResult, file: Path | None, opened: bool) -> str:
         f'<details{" open" * opened}><summary><span class="task">{escape(cell.name)}</span>'
         f'<span class="facts">{escape(facts)}</span></summary><div class="turns">{"".join(body)}</div></details>'
     )
+
+
+def _absent(cell: CellResult) -> list[str]:
+    """The outcomes that no episode of a cell has."""
+    none = {"success": not cell.success, "failure": cell.success in (None, 1.0), "error": not cell.errors}
+    return [outcome for outcome, is_so in none.items() if is_so]
 
 
 def _pass_chart(cell: CellResult) -> list[str]:

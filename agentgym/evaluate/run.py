@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -105,7 +105,7 @@ async def evaluate(
     if run.problem is not None:
         raise ValueError(run.problem)
     seconds = time.monotonic() - run.tally.begun
-    return results_of(run.numbers, **_named(cell), samples=k, planned=part.total, seconds=seconds, asked=cell.n)
+    return results_of(part.numbers, **_named(cell), samples=k, planned=part.total, seconds=seconds, asked=cell.n)
 
 
 async def run_plan(
@@ -162,7 +162,11 @@ async def run_plan(
 
 
 def results_in(
-    path: Path, stopped: str | None = None, seconds: Mapping[str, float] | None = None, total: float = 0.0
+    path: Path,
+    stopped: str | None = None,
+    seconds: Mapping[str, float] | None = None,
+    total: float = 0.0,
+    known: Mapping[str, Iterable[EpisodeNumbers]] | None = None,
 ) -> Results:
     """The results of a run folder, from its episodes alone.
 
@@ -171,6 +175,7 @@ def results_in(
         stopped: see `Results`.
         seconds: wall time by cell; cells that are played at the same time share it.
         total: wall time of the run.
+        known: the numbers of a cell's episodes, by its name; of others the file is read.
 
     Raises:
         ValueError: it holds no evaluation, or a broken line.
@@ -180,7 +185,7 @@ def results_in(
     cells = []
     for (cell, file), stored in zip(cells_of(path, record), record["cells"], strict=True):
         planned = stored["tasks"] * cell.k
-        episodes = effective(file)
+        episodes = (known or {}).get(cell.name) or effective(file)
         time_of_it = took.get(cell.name, 0.0)
         cells.append(
             results_of(episodes, **_named(cell), samples=cell.k, planned=planned, seconds=time_of_it, asked=cell.n)
@@ -191,7 +196,8 @@ def results_in(
 @dataclass
 class _Part:
     """A cell and its environment, which stays what its servers make as the run begins; what makes its policies, its tasks by
-    id, what servers tell of it, which of its episodes are stored; episodes that are left, and when it began and ended."""
+    id, what servers tell of it, which of its episodes are stored, and whether all that are were played now; the
+    numbers of what was played now; episodes that are left, and when it began and ended."""
 
     cell: Cell
     env: EnvSpec
@@ -199,6 +205,8 @@ class _Part:
     tasks: dict[str, Task]
     served: dict[str, Any]
     done: set[Key] = field(default_factory=set)
+    fresh: bool = True
+    numbers: list[EpisodeNumbers] = field(default_factory=list)
     left: int = 0
     began: float | None = None
     ended: float | None = None
@@ -230,15 +238,17 @@ class _Evaluation:
     store: Store | None = None
     stopped: str | None = None
     problem: str | None = None
-    numbers: list[EpisodeNumbers] = field(default_factory=list)
     _running: dict[tuple[str, Key], list[Policy]] = field(default_factory=dict)
     _refusals: dict[str, int] = field(default_factory=dict)
     _shared: list[Policy] = field(default_factory=list)
 
     async def play(self, parts: Sequence[_Part]) -> None:
         """Play what is missing of cells, until all is done, a limit is reached, or it is asked to stop."""
+        missing = [part.missing() for part in parts]
+        for part, episodes in zip(parts, missing, strict=True):
+            part.left = len(episodes)
         playing = [part for part in parts if part.make_policy is not None]
-        batches = [self._batch(part, part.missing()) for part in playing]
+        batches = [self._batch(*one) for one in zip(parts, missing, strict=True) if one[0].make_policy is not None]
         try:
             await self._until_stopped(
                 asyncio.create_task(
@@ -251,7 +261,6 @@ class _Evaluation:
                     self._finished(part)
 
     def _batch(self, part: _Part, episodes: list[Episode]) -> Batch:
-        part.left = len(episodes)
         if not episodes:
             self._started(part)
             self._finished(part)
@@ -334,10 +343,10 @@ class _Evaluation:
             if cost is not None:
                 trajectory.metadata["cost"] = cost
         trajectory.metadata["ended"] = time.time()
-        if self.store is None:
-            self.numbers.append(numbers_of(trajectory))
-        else:
+        if self.store is not None:
             self.store.append(part.cell, trajectory)
+        if part.fresh:
+            part.numbers.append(numbers_of(trajectory))
         self.tally.add(trajectory)
         if self.watch is not None:
             self.watch.ended(part.cell, trajectory)
@@ -377,15 +386,12 @@ async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, com
     prices = None if run.prices is None else run.prices.to_json()
     with open_store(out, plan, settings=settings, prices=prices, command=command) as store:
         run.store = store
-        done = {}
-        for cell, file in cells_of(out, store.record):
-            stored = scan(file)
-            done[cell.name] = stored.done
-            run.tally.earlier += stored.spent
+        stored = {cell.name: scan(file) for cell, file in cells_of(out, store.record)}
+        for found in stored.values():
+            run.tally.earlier += found.spent
         for part in parts:
-            part.done = done[part.cell.name]
-        for part in parts:
-            part.left = len(part.missing())
+            before = stored[part.cell.name]
+            part.done, part.fresh = before.done, not (before.done or before.failed)
         began = time.monotonic()
         try:
             await run.play(parts)
@@ -409,7 +415,8 @@ def _write_results(out: Path, stopped: str | None, parts: Sequence[_Part], began
         if part.began is not None:
             end = time.monotonic() if part.ended is None else part.ended
             took[part.cell.name] = took.get(part.cell.name, 0.0) + end - part.began
-    results = results_in(out, stopped, took, total + time.monotonic() - began)
+    known = {part.cell.name: part.numbers for part in parts if part.fresh}
+    results = results_in(out, stopped, took, total + time.monotonic() - began, known)
     write_json(out / "results.json", results.to_json())
     write_report(out, results)
     return results
