@@ -59,7 +59,7 @@ def check_envs(cells: Sequence[Cell]) -> list[str]:
             _check_needs(env)
             image = _tried(env, [cell.agent for cell in own])
             for cell in own:
-                tasks = env.tasks(cell.split)
+                tasks = cell.tasks()
                 if tasks.source:
                     notes[f"{env.id}: tasks: {tasks.source}"] = None
             if image:

@@ -6,7 +6,8 @@
   is called.
 
 All may be `def` or `async def`. A `def` runs in a thread of its episode's own, so that it never blocks the others. The answer is
-text, an assistant message (the `openai` package's too) or a `Reply`; raising `EndEpisode` ends the episode. Anything else that
+text, an assistant message, a whole completion (the `openai` package's too), a message of LangChain, a list of messages, or a
+`Reply`; see `agentgym.evaluate.answers`. Raising `EndEpisode` ends the episode. Anything else that
 is raised fails the episode, and its error names the place in the user's file.
 """
 
@@ -23,8 +24,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from agentgym.evaluate.answers import reply_of_answer
 from agentgym.lanes import Lane
-from agentgym.messages import Message, assistant
+from agentgym.messages import Message
 from agentgym.policy import Calls, EndEpisode, Reply
 from agentgym.raised import place_of
 
@@ -113,7 +115,11 @@ class PythonPolicy:
             raise
         except (Exception, SystemExit) as error:
             raise AgentError(f"{_what(error)} ({place_of(error, self._agent.folder)})") from error
-        return _reply(answer, self._agent.target)
+        try:
+            return reply_of_answer(answer)
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            words = f"{self._agent.target} answered with no text, message, completion or Reply: {error}"
+            raise AgentError(words[:500]) from error
 
     async def _run(self, given: list[Any]) -> Any:
         agent = self._agent
@@ -241,17 +247,6 @@ def _problem(entry: Callable[..., Any], args: list[Any], kwargs: Mapping[str, An
     except TypeError as error:
         return f"{error}; it takes {signature}"
     return ""
-
-
-def _reply(answer: Any, target: str) -> Reply:
-    if isinstance(answer, Reply):
-        return answer
-    if not isinstance(answer, str | Mapping) and hasattr(answer, "model_dump"):
-        answer = answer.model_dump(exclude_none=True)
-    try:
-        return Reply(assistant(answer))
-    except (TypeError, ValueError) as error:
-        raise AgentError(f"{target} answered with no text, message or Reply: {error}"[:500]) from error
 
 
 def _what(error: BaseException) -> str:

@@ -104,7 +104,11 @@ def _overview(results: Results) -> str:
 
 def _row(cell: CellResult) -> list[str]:
     k = max(cell.pass_at, default=1)
-    passes = [f"@{k} {percent(cell.pass_at[k])}", f"^{k} {percent(cell.pass_hat[k])}"] if k > 1 else [NOTHING, NOTHING]
+    both = (("@", cell.pass_at, cell.pass_at_interval), ("^", cell.pass_hat, cell.pass_hat_interval))
+    passes = [
+        f"{sign}{k} {percent(of[k])} ({percent_range(*at.get(k, (None, None)))})" if k > 1 else NOTHING
+        for sign, of, at in both
+    ]
     split = "" if cell.split == "test" else f"/{cell.split}"
     return [
         f"{cell.env}{split}",

@@ -11,7 +11,7 @@ from sys import intern
 from typing import Any
 
 from agentgym.evaluate.causes import CUT, cause_of, finishes_of
-from agentgym.evaluate.statistics import ClusteredMean, passes
+from agentgym.evaluate.statistics import ClusteredMean, Interval, pass_intervals, passes
 from agentgym.trajectory import Trajectory
 
 FORMAT = 1
@@ -164,6 +164,7 @@ class CellResult:
         success_low, success_high: 95% interval of `success`; see `success_interval`.
         pass_at: unbiased pass@k for k = 1, 2, 4 ... `samples`, over the tasks with at least k episodes.
         pass_hat: unbiased pass^k for the same k, over the same tasks.
+        pass_at_interval, pass_hat_interval: their 95% intervals by k, clustered by task.
         turns: mean replies of an episode.
         episode_seconds: mean wall time of an episode.
         tokens: tokens of all episodes by kind, those of failed episodes and tries included.
@@ -202,6 +203,8 @@ class CellResult:
     pass_hat: dict[int, float]
     turns: float | None
     episode_seconds: float | None
+    pass_at_interval: dict[int, Interval] = field(default_factory=dict)
+    pass_hat_interval: dict[int, Interval] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
     tokens_per_episode: dict[str, float] = field(default_factory=dict)
     cost: float | None = None
@@ -245,6 +248,8 @@ class CellResult:
         values = {key: value for key, value in record.items() if key in known}
         for key in ("pass_at", "pass_hat"):
             values[key] = {int(k): share for k, share in values[key].items()}
+            intervals = values.get(f"{key}_interval", {})
+            values[f"{key}_interval"] = {int(k): (low, high) for k, (low, high) in intervals.items()}
         for key in ("by_tag", "by_difficulty"):
             values[key] = {name: Part(**part) for name, part in values.get(key, {}).items()}
         if values.get("rewards"):
@@ -320,6 +325,7 @@ def results_of(
         n, c = outcomes.get(e.task, (0, 0))
         outcomes[e.task] = (n + 1, c + (e.success > 0))
     pass_at, pass_hat = passes(outcomes.values(), samples)
+    at_interval, hat_interval = pass_intervals(outcomes.values(), samples)
     costs = [e.cost for e in numbers if e.cost is not None]
     part = _part(numbers)
     return CellResult(
@@ -331,6 +337,8 @@ def results_of(
         **asdict(part),
         pass_at=pass_at,
         pass_hat=pass_hat,
+        pass_at_interval=at_interval,
+        pass_hat_interval=hat_interval,
         turns=_mean([e.turns for e in played]),
         episode_seconds=_mean([e.seconds for e in played]),
         tokens=_summed(e.usage for e in numbers),

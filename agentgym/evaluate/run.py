@@ -439,8 +439,7 @@ def _part_of(cell: Cell, make_policy: MakePolicy | None) -> _Part:
     """
     if cell.k < 1 or (cell.n is not None and cell.n < 1):
         raise ValueError(f"n and k must be at least 1, not {cell.n} and {cell.k}")
-    tasks = cell.env.tasks(cell.split)
-    tasks = tasks if cell.n is None else tasks.take(cell.n)
+    tasks = cell.tasks()
     found: dict[str, Task] = {}
     for task in tasks:
         if task.id in found:

@@ -341,7 +341,9 @@ def _file_for(cell: Cell, taken: set[str]) -> str:
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What differs of that which is measured: "seed was 0, is now 1"."""
     measured = {
-        name: (old[name], new[name]) for name in ("split", "seed", "max_turns") if old.get(name) != new.get(name)
+        name: (old.get(name), new.get(name))
+        for name in ("split", "seed", "max_turns", "ids", "shuffle")
+        if old.get(name) != new.get(name)
     }
     for name in ("entry_point", "kwargs"):
         measured |= _compared(f"env {name}", old["env"].get(name, {}), new["env"].get(name, {}))

@@ -26,7 +26,7 @@ from agentgym.evaluate.results import CellResult, Part, Results
 NARROWEST_NAME = 14
 WIDEST_NAME = 60
 # What a narrow terminal does without, the first first.
-SPARED = ("turns", "time", "tok in", "cost", "pass", "reward")
+SPARED = ("95%", "turns", "time", "tok in", "cost", "pass", "reward")
 
 Cells = Sequence[CellResult]
 _Lines = tuple[str, str]
@@ -104,6 +104,7 @@ def _columns(cells: Cells) -> list[_Column]:
         ("success", "95%", _success),
         ("reward", "±95%", _reward),
         (f"pass@{k}", f"pass^{k}", lambda cell: _pass(cell, told=len(ks) == 1)),
+        ("95%", "", _pass_interval),
         ("turns", "", lambda cell: (NOTHING if cell.turns is None else f"{cell.turns:.1f}", "")),
         ("tok in", "out", _tokens),
         ("cost", "", lambda cell: (money(cell.cost), "")),
@@ -135,6 +136,13 @@ def _pass(cell: CellResult, told: bool) -> _Lines:
         return NOTHING, ""
     at, hat = ("", "") if told else (f"@{k} ", f"^{k} ")
     return f"{at}{percent(cell.pass_at[k])}", f"{hat}{percent(cell.pass_hat[k])}"
+
+
+def _pass_interval(cell: CellResult) -> _Lines:
+    k = max(cell.pass_at, default=1)
+    if k == 1 or k not in cell.pass_at_interval:
+        return NOTHING, ""
+    return percent_range(*cell.pass_at_interval[k]), percent_range(*cell.pass_hat_interval[k])
 
 
 def _tokens(cell: CellResult) -> _Lines:
