@@ -9,13 +9,23 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from agentgym.policy import EndEpisode
+from agentgym.policy import EndEpisode, EndpointError
+from agentgym.raised import place_of, traceback_of
 
 Check = Callable[[Any], Any]
 
 
 class CallFailed(RuntimeError):
     """A call of an environment or a policy raised or gave nonsense. The message names the call, the turn and the time."""
+
+    def facts(self) -> dict[str, Any]:
+        """What a trajectory keeps of the exception: `status` of an endpoint's refusal, the `traceback` of any other."""
+        error = self.__cause__
+        if error is None:
+            return {}
+        if isinstance(error, EndpointError):
+            return {} if error.status is None else {"status": error.status}
+        return {"traceback": traceback_of(error)}
 
 
 class CallTimeout(CallFailed):
@@ -92,7 +102,8 @@ async def bounded_parts(parts: Parts, awaitable: Awaitable[Any], check: Check) -
     except (EndEpisode, CallFailed):
         raise
     except Exception as error:
-        raise CallFailed(f"{parts.what} failed after {parts.took()}: {type(error).__name__}: {error}") from error
+        place = f" ({found})" if (found := place_of(error)) else ""
+        raise CallFailed(f"{parts.what} failed after {parts.took()}: {type(error).__name__}: {error}{place}") from error
     finally:
         parts.given_up = not call.done()
         call.cancel()

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from agentgym import endpoints
 from agentgym.completions import NoCompletion, as_sent, read_completion, read_stream
-from agentgym.messages import Message
+from agentgym.messages import Message, system, text_of
 from agentgym.policy import Calls, EndEpisode, EndpointError, Reply
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class ChatPolicy:
 
     Connections are shared by all policies of an event loop and closed with it. Statuses 408, 409, 429 and 5xx, refused or
     broken connections, cut bodies, nonsense and silence are retried after a growing wait, or after what `Retry-After` asks
-    for. After a 429 all policies of the endpoint wait, and then begin with half as many requests at a time; see `Gate`.
+    for. All policies of an endpoint hold back the share of requests that it refuses with a 429; see `Gate`.
     As long as the endpoint answers others meanwhile, a 429 uses up no retry, up to ten times as many requests.
 
     Args:
@@ -41,6 +41,8 @@ class ChatPolicy:
         max_tokens: of one answer.
         seed: of sampling.
         extra: more fields of the request.
+        system: text of a system message that every request begins with. Where the environment has one of its own, this text
+            stands before that in the same message, since many models take one only.
         send_reasoning: whether the endpoint gets its own reasoning of earlier turns back. Most ignore it, and some refuse
             it; some that reason between tool calls need it. It is in the reply's message in any case.
         stream: read the answer as it is made; `timeout` then is the longest silence between two pieces of it.
@@ -64,6 +66,7 @@ class ChatPolicy:
         max_tokens: int | None = None,
         seed: int | None = None,
         extra: Mapping[str, Any] | None = None,
+        system: str | None = None,
         send_reasoning: bool = False,
         stream: bool = False,
         timeout: float = 120.0,
@@ -84,6 +87,7 @@ class ChatPolicy:
         self._key = _key(os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key)
         self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._send_reasoning = send_reasoning
+        self._system = system
         self._timeout = timeout
         self._retries = retries
 
@@ -95,11 +99,13 @@ class ChatPolicy:
             EndpointError: the endpoint refused the request, or failed on every try.
         """
         sent = as_sent(list(messages), self._send_reasoning)
+        if self._system is not None:
+            sent = _begun_by(self._system, sent)
         body = {**self._fields, "messages": sent, **({"tools": list(tools)} if tools else {})}
         gate = endpoints.gate_of(self.url)
         tries, counted, cause = 0, 0, ""
+        answers = gate.answers
         while True:
-            answers = gate.answers
             self.calls.waited += await gate.enter(again=tries > 0)
             if cause:
                 self.calls.retries[cause] = self.calls.retries.get(cause, 0) + 1
@@ -113,13 +119,13 @@ class ChatPolicy:
                 cause, busy = failure.cause, failure.busy
                 # An endpoint that has too much to do, but answers others meanwhile, will come to this one.
                 counted += not (busy and gate.answers > answers)
+                answers = gate.answers
                 wait = self._wait_after(failure, tries, counted)
                 if busy:
                     gate.refused(started, wait)
             finally:
                 gate.leave()
-            if not busy:  # else the gate keeps it waiting, and all others with it
-                await self._sleep(wait)
+            await self._sleep(wait)
         for name, count in reply.usage.items():
             self.calls.usage[name] = self.calls.usage.get(name, 0) + count
         return reply
@@ -200,7 +206,7 @@ class ChatPolicy:
             hint = " (a base_url usually ends in /v1)"
         elif status == 401 and not self._key:
             hint = " (no key was sent: OPENAI_API_KEY is not set)"
-        raise EndpointError(f"{self.url}: answered {status}: {text[:500]}{hint}")
+        raise EndpointError(f"{self.url}: answered {status}: {text[:500]}{hint}", status)
 
     def _told(self, text: str) -> str:
         """The server's words without the key, which some repeat."""
@@ -219,6 +225,12 @@ class _Passing(Exception):
     def __init__(self, what: str, cause: str, wait: float | None = None, busy: bool = False):
         super().__init__(what)
         self.cause, self.wait, self.busy = cause, wait, busy
+
+
+def _begun_by(text: str, messages: list[Message]) -> list[Message]:
+    first = messages[0] if messages and messages[0].get("role") == "system" else None
+    own = f"\n\n{text_of(first)}" if first else ""
+    return [system(f"{text}{own}"), *(messages[1:] if first else messages)]
 
 
 def url_of(base_url: str) -> str:

@@ -34,11 +34,20 @@ def read_completion(body: bytes) -> Reply:
     try:
         record = json.loads(body)
         _raise_error_of(record)
-        choice = record["choices"][0]
-        return _reply(choice["message"], record.get("usage"), choice.get("finish_reason"))
+        return reply_of(record)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         shown = body[:200].decode(errors="replace")
         raise NoCompletion(f"no chat completion ({error!r}): {shown!r}") from error
+
+
+def reply_of(record: Mapping[str, Any]) -> Reply:
+    """The reply of a chat completion as an object.
+
+    Raises:
+        ValueError, KeyError, IndexError, TypeError, AttributeError: it is none.
+    """
+    choice = record["choices"][0]
+    return _reply(choice["message"], record.get("usage"), choice.get("finish_reason"))
 
 
 async def read_stream(chunks: AsyncIterator[bytes]) -> Reply:

@@ -1,4 +1,4 @@
-"""What all policies of one endpoint share: connections, and a gate that narrows when the endpoint says "too many requests"."""
+"""What all policies of one endpoint share: connections, and a gate that holds back the share of requests that it refuses."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import aiohttp
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
+# Shares of requests that are refused: up to this one nobody is held back but the refused, above that one all wait.
+TOLERATED, MOST = 0.1, 0.5
+REMEMBERED = 50
 _sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, Any]]
 _sessions = weakref.WeakKeyDictionary()
 _gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Gate]] = weakref.WeakKeyDictionary()
@@ -47,16 +50,20 @@ def gate_of(url: str) -> Gate:
 
 
 class Gate:
-    """How many requests an endpoint is sent at a time. Open until it refuses one as too many; then
+    """How many requests an endpoint is sent at a time. Who was refused waits for as long as the endpoint says; the others
 
-    - nobody sends anything until its wait is over;
-    - half as many as then were running may run at a time. Refusals of requests that were sent before say nothing new;
-    - every answer lets one more in, so that a round of answers doubles them.
+    - go on where few are refused, up to a tenth of the last answers: that is the endpoint's way, and no sign of overload;
+    - else one less runs at a time for each refusal, so that the share that the endpoint cannot take is held back, and no more;
+    - wait too, all of them, where most are refused.
+
+    Each answer lets more in: one more up to half of what ran before an overload, from there a tenth, so that at the limit
+    of the endpoint about a tenth is refused.
 
     Attributes:
         limit: requests at a time.
         running: requests that were sent and not yet answered.
         answers: how many were answered so far.
+        share: of requests that were refused, among the last ones.
     """
 
     def __init__(self) -> None:
@@ -64,6 +71,9 @@ class Gate:
         self.running = 0
         self.answers = 0
         self._loop = asyncio.get_running_loop()
+        self.share = 0.0
+        self._told = 0  # requests that were answered or refused
+        self._quick = math.inf  # the limit up to which each answer lets one more in
         self._opens = self._narrowed = -math.inf
         self._queue: deque[asyncio.Future[None]] = deque()
 
@@ -96,23 +106,33 @@ class Gate:
         self._admit()
 
     def answered(self) -> None:
-        """A request was answered, so the endpoint may take one more at a time."""
-        self.limit += 1
+        """A request was answered, so the endpoint may take more at a time."""
+        self._tell(0.0)
+        self.limit += 1.0 if self.limit < self._quick else TOLERATED
         self.answers += 1
 
     def refused(self, sent: float, wait: float) -> None:
-        """The endpoint refused a request as too many.
+        """The endpoint refused a request as too many. Who sent it waits by himself.
 
         Args:
             sent: when it was sent, by the loop's clock.
-            wait: seconds to send nothing.
+            wait: seconds to send nothing, where most are refused.
         """
         now = self._loop.time()
-        if sent >= self._narrowed:
-            self.limit = max(1.0, self.running // 2)
-            self._narrowed = now
-        self._opens = max(self._opens, now + wait)
-        self._loop.call_at(self._opens + 0.001, self._admit)
+        self._tell(1.0)
+        if self.share > TOLERATED:
+            if sent >= self._narrowed:  # requests that were sent before are of the same overload
+                self._quick = max(1.0, self.running / 2)
+                self._narrowed = now
+            self.limit = max(1.0, min(self.limit, self.running) - 1)
+        if self.share > MOST:
+            self._opens = max(self._opens, now + wait)
+            self._loop.call_at(self._opens + 0.001, self._admit)
+
+    def _tell(self, refused: float) -> None:
+        """The mean of the first answers, of later ones a mean that forgets."""
+        self._told = min(self._told + 1, REMEMBERED)
+        self.share += (refused - self.share) / self._told
 
     def _has_place(self) -> bool:
         return self.running < self.limit and self._loop.time() >= self._opens

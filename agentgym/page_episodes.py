@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from html import escape
 
 from agentgym.messages import Message, text_of
@@ -18,14 +18,19 @@ FAINTEST = 0.02
 Decode = Callable[[int], str]
 
 
-def examples(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
-    """The first few successes, failures and errors, in this order; no more is read than these take."""
+def examples(trajectories: Iterable[Trajectory], absent: Collection[str] = ()) -> list[Trajectory]:
+    """The first few successes, failures and errors, in this order; no more is read than these take.
+
+    Args:
+        trajectories: to choose from.
+        absent: the outcomes that none has, which are not waited for.
+    """
     picked: dict[str, list[Trajectory]] = {kind: [] for kind in ("success", "failure", "error")}
     for trajectory in trajectories:
         alike = picked[outcome(trajectory)]
         if len(alike) < OF_EACH_KIND:
             alike.append(trajectory)
-        if all(len(found) == OF_EACH_KIND for found in picked.values()):
+        if all(len(found) == OF_EACH_KIND for kind, found in picked.items() if kind not in absent):
             break
     return [t for found in picked.values() for t in found]
 

@@ -23,8 +23,8 @@ class Reply:
     Attributes:
         usage: tokens by the endpoint's count: prompt_tokens, completion_tokens, and cached_tokens and reasoning_tokens, which
             are parts of the two, where it tells them.
-        finish_reason: why the endpoint stopped: "stop", "tool_calls", "length" (the answer is cut at its longest); None where
-            nobody says.
+        finish_reason: why the endpoint stopped: "stop", "tool_calls", "length" (the answer is cut at its longest),
+            "content_filter" (all of the answer, or the rest of it, is withheld); None where nobody says.
     """
 
     message: Message
@@ -73,7 +73,19 @@ class EndEpisode(Exception):
 
 
 class EndpointError(RuntimeError):
-    """A chat endpoint refused a request, or kept failing. The message carries the server's own words."""
+    """A chat endpoint refused a request, or kept failing. The message carries the server's own words.
+
+    Attributes:
+        status: the HTTP status of a refusal; None where there is none.
+    """
+
+    def __init__(self, what: str, status: int | None = None):
+        super().__init__(what)
+        self.status = status
+
+
+KEY_REFUSED = 401
+"""The status of a request whose key the endpoint does not take: no other try will do better."""
 
 
 class ScriptedPolicy:

@@ -8,27 +8,23 @@ own programs broke is no such failure: see `agentgym.agent_failure`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
-import logging
 import math
-import numbers
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from agentgym.agent_failure import STEP_TIMEOUT
 from agentgym.bounded import CallFailed, CallTimeout, Parts, bounded, bounded_parts
+from agentgym.checked import checked_reply, checked_reset, checked_step, numbers_in
 from agentgym.core import Env, failed_step
+from agentgym.env_lanes import close_env, discard, has_lane, lane_of, name_of
 from agentgym.lanes import Lane
-from agentgym.messages import Message, Observation, assistant, problem_of
-from agentgym.policy import EndEpisode, Policy, Reply
+from agentgym.messages import Message, Observation, text_of
+from agentgym.policy import KEY_REFUSED, EndEpisode, Policy, Reply
 from agentgym.tasks import Task
-from agentgym.trajectory import Trajectory, Turn
+from agentgym.trajectory import TOO_LONG, Trajectory, Turn
 
 
 @dataclass(frozen=True)
@@ -70,10 +66,6 @@ class Episode:
     seed: int | None = None
 
 
-_log = logging.getLogger("agentgym.rollout")
-_lanes: weakref.WeakKeyDictionary[Env, Lane] = weakref.WeakKeyDictionary()
-
-
 async def run_episode(
     env: Env,
     policy: Policy,
@@ -103,24 +95,33 @@ async def run_episode(
         where and after how long, and the turns before are kept.
     """
     started = time.perf_counter()
-    trajectory = Trajectory(id="", env=env_id or _name(env), task_id=task.id if task else "", sample=sample, seed=seed)
+    trajectory = Trajectory(
+        id="", env=env_id or name_of(env), task_id=task.id if task else "", sample=sample, seed=seed
+    )
     try:
         await _play(env, policy, task, trajectory, limits)
     except EndEpisode as end:
         trajectory.end = end.reason
+        if end.reason == "context" and not trajectory.turns:
+            trajectory.end, trajectory.error = "error", f"{_where(trajectory)}: {TOO_LONG}"
     except CallFailed as error:
         trajectory.end = "error"
+        trajectory.error = f"{_where(trajectory)}: {error}"
+        trajectory.metadata |= error.facts()
         trajectory.metadata["floor"] = float(env.get_wrapper_attr("floor"))
-        trajectory.error = f"{trajectory.env}, task {trajectory.task_id!r}, turn {len(trajectory.turns)}: {error}"
     trajectory.id = id or f"{trajectory.task_id}/{sample}"
-    trajectory.metrics = _numbers(trajectory.turns[-1].info) if trajectory.turns else {}
+    trajectory.metrics = numbers_in(trajectory.turns[-1].info) if trajectory.turns else {}
     trajectory.seconds = time.perf_counter() - started
     return trajectory
 
 
+def _where(trajectory: Trajectory) -> str:
+    return f"{trajectory.env}, task {trajectory.task_id!r}, turn {len(trajectory.turns)}"
+
+
 async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Trajectory, limits: Limits) -> None:
     """Fill the trajectory as the episode goes, so that what happened before a failure is kept."""
-    lane, began = _lane_of(env), time.monotonic()
+    lane, began = lane_of(env), time.monotonic()
     if lane.busy:
         raise CallFailed("the environment is still in an earlier call that took too long; make a new one")
     deadline = None if limits.episode_timeout is None else time.perf_counter() + limits.episode_timeout
@@ -143,19 +144,19 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
         started = time.perf_counter()
         reply = await _act(policy, conversation, tools, limits, deadline)
         acted = time.perf_counter()
-        turn = Turn(observation, reply.message, tokens=reply.tokens, act_seconds=acted - started, usage=reply.usage)
+        turn = _turn(observation, reply, acted - started)
         trajectory.turns.append(turn)
         trajectory.final_observation = []
+        if turn.finish_reason == "content_filter" and not _says_anything(reply.message):
+            raise CallFailed("the endpoint's content filter withheld the whole answer (finish_reason: content_filter)")
         step = lane.start(env.step, reply.message)
         try:
-            outcome = await bounded("step", step, limits.step_timeout, _checked_step)
+            outcome = await bounded("step", step, limits.step_timeout, checked_step)
         except CallTimeout:
             if not await _hung_by_agent(env, lane, began):
                 raise
             outcome = failed_step(STEP_TIMEOUT, float(env.get_wrapper_attr("floor")) - trajectory.reward)
         observation, turn.reward, terminated, truncated, turn.info = outcome
-        if reply.finish_reason == "length":  # an answer that was cut explains much of what comes of it
-            turn.info["finish_reason"] = "length"
         turn.step_seconds = time.perf_counter() - acted
         conversation += [reply.message, *observation]
         if terminated or truncated:
@@ -187,7 +188,7 @@ async def _begin(
         return env.reset(seed=seed)
 
     def check(result: Any) -> Any:
-        return _checked_reset(result) if parts.what == "reset" else None
+        return checked_reset(result) if parts.what == "reset" else None
 
     if task is not None and inspect.iscoroutinefunction(init):
         await bounded("init", lane.start(init, task), limits.init_timeout)
@@ -195,7 +196,7 @@ async def _begin(
         begun = await bounded_parts(parts, lane.start(both), check)
         if parts.what == "reset":
             return begun
-    return await bounded("reset", lane.start(env.reset, seed=seed), limits.reset_timeout, _checked_reset)
+    return await bounded("reset", lane.start(env.reset, seed=seed), limits.reset_timeout, checked_reset)
 
 
 async def _act(
@@ -215,11 +216,27 @@ async def _act(
         return await policy.act(list(conversation), tools)
 
     try:
-        return await bounded("act", act(), seconds, _checked_reply)
+        return await bounded("act", act(), seconds, checked_reply)
     except CallTimeout:
         if seconds == left:
             raise EndEpisode("time") from None
         raise
+
+
+def _turn(observation: Observation, reply: Reply, seconds: float) -> Turn:
+    finish_reason = reply.finish_reason or (reply.tokens.finish_reason if reply.tokens else None)
+    return Turn(
+        observation,
+        reply.message,
+        tokens=reply.tokens,
+        act_seconds=seconds,
+        usage=reply.usage,
+        finish_reason=finish_reason,
+    )
+
+
+def _says_anything(message: Message) -> bool:
+    return bool(text_of(message).strip() or message.get("tool_calls"))
 
 
 def _tokens(turn: Turn) -> int:
@@ -229,90 +246,9 @@ def _tokens(turn: Turn) -> int:
     return turn.usage.get("prompt_tokens", 0) + turn.usage.get("completion_tokens", 0)
 
 
-def _lane_of(env: Env, lane: Lane | None = None) -> Lane:
-    if env not in _lanes:
-        _lanes[env] = lane or Lane(f"agentgym {_name(env)}")
-        weakref.finalize(env, _lanes[env].stop).atexit = False
-    return _lanes[env]
-
-
-def _name(env: Env) -> str:
-    spec = env.unwrapped.spec
-    return spec.id if spec is not None else type(env.unwrapped).__name__
-
-
 def _task_id(env: Env) -> str:
     task = getattr(env.unwrapped, "task", None)
     return task.id if task is not None else ""
-
-
-def _numbers(info: dict[str, Any]) -> dict[str, float]:
-    found = {}
-    for name, value in info.items():
-        with contextlib.suppress(OverflowError):  # a whole number that no float can hold
-            if isinstance(value, numbers.Real | np.bool_) and math.isfinite(value):
-                found[str(name)] = float(value)
-    return found
-
-
-def _checked_observation(observation: Any, call: str) -> Observation:
-    if not isinstance(observation, list):
-        raise TypeError(f"{call} must return a list of messages as its observation, not {type(observation).__name__}")
-    for message in observation:
-        if problem := problem_of(message):
-            raise ValueError(f"{call} returned a bad message: {problem}: {message!r:.200}")
-    return list(observation)
-
-
-def _checked_reset(result: Any) -> tuple[Observation, dict[str, Any]]:
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise TypeError(f"reset must return (observation, info), not {result!r:.200}")
-    observation, info = result
-    return _checked_observation(observation, "reset"), dict(info) if isinstance(info, dict) else {}
-
-
-def _checked_step(result: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-    if not isinstance(result, tuple) or len(result) != 5:
-        raise TypeError(f"step must return (observation, reward, terminated, truncated, info), not {result!r:.200}")
-    observation, reward, terminated, truncated, info = result
-    if not isinstance(reward, numbers.Real | np.bool_) or not math.isfinite(reward):
-        raise ValueError(f"step must return a finite number as its reward, not {reward!r}")
-    if not isinstance(info, dict):
-        raise TypeError(f"step must return a dict as its info, not {type(info).__name__}")
-    return _checked_observation(observation, "step"), float(reward), bool(terminated), bool(truncated), dict(info)
-
-
-def _checked_reply(reply: Any) -> Reply:
-    if not isinstance(reply, Reply):
-        raise TypeError(f"act must return a Reply, not {type(reply).__name__}")
-    assistant(reply.message)
-    return reply
-
-
-async def close_env(env: Env, timeout: float | None = 5.0) -> None:
-    """Close an environment where its other calls ran. One that is stuck is left to close itself when it comes back.
-
-    Errors of `close` are logged: the episode that used the environment has already ended.
-    """
-    lane = _lane_of(env)
-    closing = lane.start(env.close)
-    await asyncio.wait({closing}, timeout=timeout)
-    if not closing.done():
-        _log.warning("%s: close took longer than its limit of %g s", _name(env), timeout or 0)
-    elif not closing.cancelled() and (error := closing.exception()):
-        _log.warning("%s: close failed: %s: %s", _name(env), type(error).__name__, error)
-    _lanes.pop(env, None)
-    lane.stop()
-
-
-async def _discard(lane: Lane, made: list[Env], timeout: float | None) -> None:
-    """Close the environment that a lane has made, or is making, though nobody takes it any more."""
-    turn = lane.start(lambda: None)
-    await asyncio.wait({turn}, timeout=timeout)
-    if made:
-        _lane_of(made[0], lane)
-        await close_env(made[0], timeout)
-    lane.stop()
 
 
 async def run_many(
@@ -353,28 +289,93 @@ async def run_many(
         ValueError: `concurrency` below 1, `retries` below 0, or `make_env` gave the same environment twice.
         Exception: what `make_policy` or `on_end` raised; it stops everything.
     """
+    results: dict[int, Trajectory] = {}
+
+    def ended(index: int, trajectory: Trajectory) -> None:
+        if keep:
+            results[index] = trajectory
+        if on_end is not None:
+            on_end(trajectory)
+
+    batch = Batch(make_env, make_policy, episodes, ended, limits, env_id)
+    await run_batches([batch], concurrency=concurrency, retries=retries, go_on=go_on)
+    return [results[index] for index in sorted(results)]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Episodes of one environment; arguments as in `run_many`.
+
+    Attributes:
+        on_end: called with the position of each episode and its trajectory, as it ends.
+        on_begin: called before its first episode.
+    """
+
+    make_env: Callable[[], Env]
+    make_policy: Callable[[Episode], Policy]
+    episodes: Sequence[Episode]
+    on_end: Callable[[int, Trajectory], None]
+    limits: Limits = Limits()
+    env_id: str = ""
+    on_begin: Callable[[], None] = lambda: None
+
+
+async def run_batches(
+    batches: Sequence[Batch], *, concurrency: int = 64, retries: int = 1, go_on: Callable[[], bool] = lambda: True
+) -> None:
+    """Run the episodes of several batches, at most `concurrency` of all at a time.
+
+    The places are shared out evenly, and each keeps its environment: it goes to another batch once its own has no episode
+    left. Arguments and errors as in `run_many`.
+    """
     if concurrency < 1 or retries < 0:
         raise ValueError(f"concurrency must be at least 1 and retries at least 0, not {concurrency} and {retries}")
-    results: dict[int, Trajectory] = {}
-    waiting = iter(enumerate(episodes))
+    waiting = _Waiting(batches)
     closing: list[asyncio.Task[None]] = []
 
     async def work() -> None:
-        place = _Place(make_env, make_policy, limits, retries, env_id, closing)
+        place: _Place | None = None
         try:
-            while go_on() and (taken := next(waiting, None)):
-                index, episode = taken
-                trajectory = await place.run(episode)
-                if keep:
-                    results[index] = trajectory
-                if on_end is not None:
-                    on_end(trajectory)
+            while go_on() and (taken := waiting.take(None if place is None else place.batch)):
+                batch, index = taken
+                if place is None or place.batch is not batch:
+                    if place is not None:
+                        place.close()
+                    place = _Place(batch, retries, closing)
+                batch.on_end(index, await place.run(batch.episodes[index]))
         finally:
-            place.close()
+            if place is not None:
+                place.close()
 
-    places = [asyncio.create_task(work()) for _ in range(min(concurrency, len(episodes)))]
-    await _finish(places, closing)
-    return [results[index] for index in sorted(results)]
+    total = sum(len(batch.episodes) for batch in batches)
+    await _finish([asyncio.create_task(work()) for _ in range(min(concurrency, total))], closing)
+
+
+class _Waiting:
+    """The episodes that have not begun, and how many places each batch has."""
+
+    def __init__(self, batches: Sequence[Batch]):
+        self._left = {batch: iter(range(len(batch.episodes))) for batch in batches}
+        self._places = dict.fromkeys(batches, 0)
+        self._begun: set[Batch] = set()
+
+    def take(self, batch: Batch | None) -> tuple[Batch, int] | None:
+        """The next episode for a place: of the batch that it is in, else of the one with the fewest places; None at the end."""
+        if batch is not None:
+            if (index := next(self._left.get(batch, iter(())), None)) is not None:
+                return batch, index
+            self._left.pop(batch, None)
+            self._places[batch] -= 1
+        while self._left:
+            found = min(self._left, key=self._places.__getitem__)
+            if (index := next(self._left[found], None)) is not None:
+                self._places[found] += 1
+                if found not in self._begun:
+                    self._begun.add(found)
+                    found.on_begin()
+                return found, index
+            del self._left[found]
+        return None
 
 
 async def _finish(places: list[asyncio.Task[None]], closing: list[asyncio.Task[None]]) -> None:
@@ -407,11 +408,8 @@ async def _all_closed(closing: list[asyncio.Task[None]]) -> None:
 class _Place:
     """Where episodes run one after another, in one environment for as long as it stays well."""
 
-    make_env: Callable[[], Env]
-    make_policy: Callable[[Episode], Policy]
-    limits: Limits
+    batch: Batch
     retries: int
-    env_id: str
     closing: list[asyncio.Task[None]]
     env: Env | None = None
 
@@ -419,7 +417,7 @@ class _Place:
         errors: list[str] = []
         while True:
             trajectory = await self._attempt(episode)
-            if not trajectory.failed or len(errors) == self.retries:
+            if not trajectory.failed or len(errors) == self.retries or trajectory.metadata.get("status") == KEY_REFUSED:
                 break
             errors.append(str(trajectory.error))
         if errors:
@@ -427,19 +425,25 @@ class _Place:
         return trajectory
 
     async def _attempt(self, episode: Episode) -> Trajectory:
-        task, policy = episode.task, self.make_policy(episode)
+        task, policy = episode.task, self.batch.make_policy(episode)
         try:
             env = self.env or await self._open()
         except CallFailed as failure:
-            error = f"{self.env_id or 'environment'}, task {task.id!r}: {failure}"
-            record = Trajectory(f"{task.id}/{episode.sample}", self.env_id, task.id, episode.sample, episode.seed)
-            return replace(record, end="error", error=error)
+            error = f"{self.batch.env_id or 'environment'}, task {task.id!r}: {failure}"
+            record = Trajectory(f"{task.id}/{episode.sample}", self.batch.env_id, task.id, episode.sample, episode.seed)
+            return replace(record, end="error", error=error, metadata=failure.facts())
         trajectory = await run_episode(
-            env, policy, task, seed=episode.seed, limits=self.limits, env_id=self.env_id, sample=episode.sample
+            env,
+            policy,
+            task,
+            seed=episode.seed,
+            limits=self.batch.limits,
+            env_id=self.batch.env_id,
+            sample=episode.sample,
         )
-        if trajectory.failed or _lane_of(env).busy:  # busy: in a step that the agent has hung
+        if trajectory.failed or lane_of(env).busy:  # busy: in a step that the agent has hung
             self.env = None
-            self.closing.append(asyncio.create_task(close_env(env, self.limits.close_timeout)))
+            self.closing.append(asyncio.create_task(close_env(env, self.batch.limits.close_timeout)))
         return trajectory
 
     async def _open(self) -> Env:
@@ -447,20 +451,20 @@ class _Place:
         made: list[Env] = []
 
         def make() -> Env:
-            made.append(self.make_env())
+            made.append(self.batch.make_env())
             return made[0]
 
         try:
-            env = await bounded("making the environment", lane.start(make), self.limits.init_timeout)
+            env = await bounded("making the environment", lane.start(make), self.batch.limits.init_timeout)
         except BaseException:
-            self.closing.append(asyncio.create_task(_discard(lane, made, self.limits.close_timeout)))
+            self.closing.append(asyncio.create_task(discard(lane, made, self.batch.limits.close_timeout)))
             raise
-        if env in _lanes:
+        if has_lane(env):
             raise ValueError("make_env gave the same environment twice: it must make a new one on every call")
-        _lane_of(env, lane)
+        lane_of(env, lane)
         self.env = env
         return env
 
     def close(self) -> None:
         if self.env is not None:
-            self.closing.append(asyncio.create_task(close_env(self.env, self.limits.close_timeout)))
+            self.closing.append(asyncio.create_task(close_env(self.env, self.batch.limits.close_timeout)))

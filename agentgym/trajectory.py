@@ -12,6 +12,9 @@ from agentgym import agent_failure
 from agentgym.jsonl import line_of, mend
 from agentgym.messages import Message
 
+TOO_LONG = "the first request is longer than the model's context"
+"""The error of an episode whose policy could not read even the opening."""
+
 
 @dataclass
 class Tokens:
@@ -36,7 +39,8 @@ class Tokens:
 class Turn:
     """One exchange: the messages shown since the previous turn, the reply, and the env's answer to it.
 
-    `usage` has the endpoint's count of tokens for this reply, empty where nobody counts; see `agentgym.policy.Reply`.
+    `usage` has the endpoint's count of tokens for this reply, empty where nobody counts, and `finish_reason` why it stopped
+    there ("stop", "length", "content_filter"), None where nobody says; see `agentgym.policy.Reply`.
     """
 
     observation: list[Message]
@@ -47,6 +51,7 @@ class Turn:
     act_seconds: float = 0.0
     step_seconds: float = 0.0
     usage: dict[str, int] = field(default_factory=dict)
+    finish_reason: str | None = None
 
 
 @dataclass
@@ -63,6 +68,8 @@ class Trajectory:
         error: what failed, where, after how long; None unless `end` is "error". An error is not a reward of 0.
         metrics: numbers of the last `info` (`success` as 0.0 or 1.0).
         seconds: wall time of the episode.
+        metadata: what else is known. Of a failure: `traceback`, where an exception was raised in this process, and `status`,
+            where an endpoint refused a request; `errors`: those of earlier tries.
     """
 
     id: str

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SUITES = (".yaml", ".yml")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_EXTENT = ("split", "n", "k", "seed", "max_turns")
+_EXTENT = ("split", "n", "k", "seed", "max_turns", "shuffle")
 _LIMITS = {
     "episode_limit": "episodes",
     "token_limit": "tokens",
@@ -28,6 +28,7 @@ _LIMITS = {
     "max_episode_tokens": "episode_tokens",
     "episode_timeout": "episode_seconds",
     "answer_timeout": "answer_seconds",
+    "step_timeout": "step_seconds",
 }
 _AGENTS = ("policy", "model", "serve", "agent", "script")
 
@@ -43,6 +44,18 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--split", help="which tasks (default: test)")
     add("-n", "--n", type=_count, metavar="N", help="how many tasks of each environment, or all (default: 100)")
+    add(
+        "--task",
+        action="append",
+        metavar="ID",
+        help="this task alone, in place of the first N; may be given several times",
+    )
+    add(
+        "--shuffle",
+        action="store_true",
+        default=None,
+        help="shuffle the split by the seed before its first N are taken",
+    )
     add("-k", "--k", type=int, metavar="K", help="episodes of each task (default: 1)")
     add("--seed", type=int, help="of episodes and sampling (default: 0)")
     add("--kwargs", type=_table, metavar="JSON", help="what the environments are made with")
@@ -52,6 +65,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add("--max-episode-tokens", type=int, metavar="N", help="tokens read and written after which it is ended")
     add("--episode-timeout", type=_seconds, metavar="TIME", help="after which it is ended: seconds, 90s, 10m, 2h")
     add("--answer-timeout", type=_seconds, metavar="TIME", help="of one answer, with all its requests (default: 300s)")
+    add("--step-timeout", type=_seconds, metavar="TIME", help="of one step of the environment (default: 60s)")
     add("--retries", type=int, help="of an episode that failed (default: 1)")
     group = command.add_argument_group(
         "limits of the whole run", "one that is reached ends the run with exit code 3; started again, it goes on"
@@ -98,6 +112,8 @@ def _add_agents(command: argparse.ArgumentParser) -> None:
     add("--name", help="what results call the agent, where there is one")
     group = command.add_argument_group("how models answer (default: as the endpoint likes)")
     add = group.add_argument
+    add("--system", metavar="TEXT", help="a system message; it stands before the environment's own")
+    add("--stop", action="append", metavar="TEXT", help="where an answer ends; may be given several times")
     add("--temperature", type=float, help="of sampling")
     add("--top-p", type=float, help="of sampling: the likeliest tokens whose chances sum to this")
     add("--max-tokens", type=int, help="of one answer")
@@ -126,8 +142,9 @@ def suite_from(args: argparse.Namespace) -> Suite:
         if file is None:
             return suite_of(_record(args), spec_of)
         record = read_suite(file)
-        if args.envs or args.kwargs:
-            raise ValueError(f"{'--kwargs' if args.kwargs else args.envs[0]}: {file} has the environments")
+        if args.envs or args.kwargs or args.task:
+            given = "--kwargs" if args.kwargs else "--task" if args.task else args.envs[0]
+            raise ValueError(f"{given}: {file} has the environments")
         try:
             return suite_of(_over(record, args), spec_of)
         except (ValueError, Mistake) as error:
@@ -142,7 +159,10 @@ def _record(args: argparse.Namespace) -> dict[str, Any]:
         raise Mistake("which environment? `agentgym list` shows all; or give a suite, NAME.yaml")
     if suites := [name for name in args.envs if name.endswith(SUITES)]:
         raise Mistake(f"{suites[0]}: a suite has its own environments: give one alone, and no other ENV")
-    record = {"envs": [{"id": id, "kwargs": args.kwargs or {}} for id in dict.fromkeys(args.envs)]}
+    if args.task and (args.n is not None or args.shuffle):
+        raise Mistake("--task names the tasks: leave out -n and --shuffle")
+    own = {"kwargs": args.kwargs or {}, "tasks": args.task}
+    record = {"envs": [{"id": id, **own} for id in dict.fromkeys(args.envs)]}
     more = f"+{len(record['envs']) - 1}" if len(record["envs"]) > 1 else ""
     record = _over({**record, "name": f"{args.envs[0]}{more}"}, args)
     if not record.get("agents"):
@@ -177,7 +197,9 @@ def _resumed(args: argparse.Namespace) -> Suite:
     from agentgym.evaluate.suite import limits_of, suite_in
 
     asked = [
-        f"--{name.replace('_', '-')}" for name in (*_EXTENT, *_AGENTS, "kwargs", "suite", "out") if getattr(args, name)
+        f"--{name.replace('_', '-')}"
+        for name in (*_EXTENT, *_AGENTS, "kwargs", "task", "suite", "out")
+        if getattr(args, name)
     ]
     if args.envs or asked:
         raise Mistake(f"--resume plays what the folder was made for: leave out {(args.envs or asked)[0]}")
@@ -197,9 +219,10 @@ def _limits(args: argparse.Namespace) -> dict[str, float]:
 def _agents(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The entries of agents, as in a suite's file."""
     entries = [{"policy": policy} for policy in args.policy or () if policy != "chat"]
-    extra = {"top_p": args.top_p, "reasoning_effort": args.reasoning_effort}
+    extra = {"top_p": args.top_p, "reasoning_effort": args.reasoning_effort, "stop": args.stop}
     extra = {**(args.extra or {}), **{name: value for name, value in extra.items() if value is not None}}
     asking = {
+        "system": args.system,
         "temperature": args.temperature,
         "max_tokens": args.max_tokens,
         "extra": extra or None,

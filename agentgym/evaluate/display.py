@@ -14,15 +14,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agentgym.evaluate.causes import failure_in
 from agentgym.evaluate.formats import count, cut, duration, money, number, one_line, percent, percent_range
 from agentgym.evaluate.plan import Cell
-from agentgym.evaluate.results import cause_of, usage_of
+from agentgym.evaluate.results import usage_of
 from agentgym.evaluate.statistics import ClusteredMean
 from agentgym.trajectory import Trajectory
 
 REFRESH_PER_SECOND = 4
 LINE_SECONDS = 10.0
 FINISHED_SHOWN = 8
+DETAILED = 4
 LONGEST_NAME = 60
 # Tokens a second are those of the last so many seconds.
 PACE_SECONDS = 20.0
@@ -55,7 +57,7 @@ class _Progress:
         self.ended += 1
         if trajectory.failed:
             self.errors += 1
-            self.last_error = cause_of(trajectory)
+            self.last_error = failure_in(trajectory.error or "")[:300]
         else:
             self.success.add(trajectory.task_id, min(max(trajectory.success, 0.0), 1.0))
             self.reward += trajectory.reward
@@ -100,6 +102,7 @@ class LiveDisplay:
         self._console = console
         self._clock = clock
         self._cells: list[_Progress] = []
+        self._by_cell: dict[str, _Progress] = {}
         self._said = clock()
         self._live: Live | None = None
 
@@ -126,6 +129,7 @@ class LiveDisplay:
         """A cell begins; see `Watch`."""
         progress = _Progress(one_line(cell.name), total, done_before, self._clock())
         self._cells.append(progress)
+        self._by_cell[cell.name] = progress
         if self._live is None:
             played = "all" if done_before == total else f"{done_before:,} of them"
             before = f", {played} played before" if done_before else ""
@@ -134,15 +138,20 @@ class LiveDisplay:
     def ended(self, cell: Cell, trajectory: Trajectory) -> None:
         """An episode has ended; see `Watch`."""
         now = self._clock()
-        self._cells[-1].add(trajectory, now)
+        progress = self._of(cell)
+        progress.add(trajectory, now)
         if self._live is None and now - self._said >= LINE_SECONDS:
-            self._say(line_of_progress(self._cells[-1], now))
+            self._say(line_of_progress(progress, now))
 
     def finished(self, cell: Cell) -> None:
         """A cell is over; see `Watch`."""
-        self._cells[-1].finished = self._clock()
+        progress = self._of(cell)
+        progress.finished = self._clock()
         if self._live is None:
-            self._say(line_of_progress(self._cells[-1], self._clock()))
+            self._say(line_of_progress(progress, self._clock()))
+
+    def _of(self, cell: Cell) -> _Progress:
+        return self._by_cell[cell.name]
 
     def picture(self) -> RenderableType:
         """What a terminal shows now."""
@@ -155,12 +164,13 @@ class LiveDisplay:
             Text(line_of_progress(progress, now), no_wrap=True, overflow="ellipsis", style="dim")
             for progress in over[-FINISHED_SHOWN:]
         ]
-        for progress in self._cells:
-            if progress.finished is None:
-                parts.append(_bar(progress, now, self._console.width))
-                parts += [
-                    Text(f"  {line}", no_wrap=True, overflow="ellipsis") for line in _details(progress, now) if line
-                ]
+        playing = [progress for progress in self._cells if progress.finished is None]
+        for progress in playing:
+            parts.append(_bar(progress, now, self._console.width))
+            lines = [line for line in _details(progress, now) if line]
+            # Many cells at a time have a line each, so that all are seen.
+            shown = lines if len(playing) <= DETAILED else [", ".join(lines[:1])]
+            parts += [Text(f"  {line}", no_wrap=True, overflow="ellipsis") for line in shown]
         return Group(*parts)
 
     def _say(self, line: str) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentgym.mistake import nearest
 from agentgym.registration import EnvSpec
+from agentgym.tasks import TaskSet
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class AgentSpec:
 
 @dataclass(frozen=True)
 class Cell:
-    """One agent on one environment: the first `n` tasks of a split, `k` episodes of each.
+    """One agent on one environment: the first `n` tasks of a split, or those of `ids`, `k` episodes of each.
 
     Attributes:
         env: how the environment is made.
@@ -48,6 +50,8 @@ class Cell:
         k: episodes of each task; sample i is reset with seed `seed + i`.
         seed: see `k`; an endpoint gets the same seed.
         max_turns: replies after which an episode is ended; None: the environment's.
+        ids: of the tasks to play; None: the first `n`.
+        shuffle: whether the split is shuffled first, by `seed` alone.
     """
 
     env: EnvSpec
@@ -57,6 +61,24 @@ class Cell:
     k: int = 1
     seed: int = 0
     max_turns: int | None = None
+    ids: tuple[str, ...] | None = None
+    shuffle: bool = False
+
+    def tasks(self) -> TaskSet:
+        """The tasks that it plays.
+
+        Raises:
+            ValueError: the environment has no such split, or the split no task of an id.
+        """
+        tasks = self.env.tasks(self.split)
+        if self.ids is not None:
+            by_id = {task.id: task for task in tasks}
+            if unknown := [id for id in self.ids if id not in by_id]:
+                where = f"{self.env.id}/{self.split}"
+                raise ValueError(f"{where} has no task {unknown[0]!r}{nearest(unknown[0], by_id)}")
+            return TaskSet([by_id[id] for id in self.ids], name=tasks.name, source=tasks.source)
+        tasks = tasks.shuffled(self.seed) if self.shuffle else tasks
+        return tasks if self.n is None else tasks.take(self.n)
 
     @property
     def name(self) -> str:
@@ -76,10 +98,17 @@ class Cell:
             ValueError: its environment has no importable name.
         """
         rest = {name: getattr(self, name) for name in ("split", "n", "k", "seed", "max_turns")}
+        if self.ids is not None:
+            rest["ids"] = list(self.ids)
+        if self.shuffle:
+            rest["shuffle"] = True
         return {"name": self.name, "env": self.env.to_json(), "agent": self.agent.to_json(), **rest}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Cell:
         """The reverse of `to_json`."""
         rest = {name: record[name] for name in ("split", "n", "k", "seed", "max_turns")}
+        if record.get("ids") is not None:
+            rest["ids"] = tuple(record["ids"])
+        rest["shuffle"] = bool(record.get("shuffle"))
         return cls(env=EnvSpec.from_json(record["env"]), agent=AgentSpec.from_json(record["agent"]), **rest)

@@ -59,7 +59,7 @@ def check_envs(cells: Sequence[Cell]) -> list[str]:
             _check_needs(env)
             image = _tried(env, [cell.agent for cell in own])
             for cell in own:
-                tasks = env.tasks(cell.split)
+                tasks = cell.tasks()
                 if tasks.source:
                     notes[f"{env.id}: tasks: {tasks.source}"] = None
             if image:
@@ -114,13 +114,13 @@ async def check_endpoints(agents: Sequence[AgentSpec]) -> list[str]:
 
 
 def check_prices(agents: Sequence[AgentSpec], prices: Prices | None) -> None:
-    """Whether a limit of cost can be kept: every model behind an endpoint needs a price.
+    """Whether a limit of cost can be kept: every model behind an endpoint, and every agent of the user's own, needs a price.
 
     Raises:
         ValueError: one has none.
     """
     for agent in agents:
-        if agent.kind == "chat" and "serve" not in agent.settings:
+        if agent.kind == "python" or (agent.kind == "chat" and "serve" not in agent.settings):
             if prices is None:
                 raise ValueError("a limit of cost needs a table of prices: --prices FILE")
             if prices.cost(model_of(agent), {}) is None:

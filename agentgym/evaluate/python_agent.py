@@ -6,7 +6,8 @@
   is called.
 
 All may be `def` or `async def`. A `def` runs in a thread of its episode's own, so that it never blocks the others. The answer is
-text, an assistant message (the `openai` package's too) or a `Reply`; raising `EndEpisode` ends the episode. Anything else that
+text, an assistant message, a whole completion (the `openai` package's too), a message of LangChain, a list of messages, or a
+`Reply`; see `agentgym.evaluate.answers`. Raising `EndEpisode` ends the episode. Anything else that
 is raised fails the episode, and its error names the place in the user's file.
 """
 
@@ -16,7 +17,6 @@ import copy
 import importlib
 import inspect
 import sys
-import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +24,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from agentgym.evaluate.answers import reply_of_answer
 from agentgym.lanes import Lane
-from agentgym.messages import Message, assistant
+from agentgym.messages import Message
 from agentgym.policy import Calls, EndEpisode, Reply
+from agentgym.raised import place_of
 
 if TYPE_CHECKING:
     from agentgym.core import Env
@@ -112,8 +114,12 @@ class PythonPolicy:
         except (EndEpisode, AgentError):
             raise
         except (Exception, SystemExit) as error:
-            raise AgentError(f"{_what(error)} ({_place(error, self._agent.folder)})") from error
-        return _reply(answer, self._agent.target)
+            raise AgentError(f"{_what(error)} ({place_of(error, self._agent.folder)})") from error
+        try:
+            return reply_of_answer(answer)
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            words = f"{self._agent.target} answered with no text, message, completion or Reply: {error}"
+            raise AgentError(words[:500]) from error
 
     async def _run(self, given: list[Any]) -> Any:
         agent = self._agent
@@ -173,7 +179,7 @@ def _module(target: str) -> ModuleType:
             raise ValueError(f"agent {target!r}: there is no module {error.name!r} ({where})") from error
         raise ValueError(f"agent {target!r}: module {name!r} needs {error.name!r}, which is not installed") from error
     except (Exception, SystemExit) as error:
-        place = _place(error, str(Path.cwd()))
+        place = place_of(error, str(Path.cwd()))
         raise ValueError(f"agent {target!r}: importing it failed: {_what(error)} ({place})") from error
 
 
@@ -243,32 +249,7 @@ def _problem(entry: Callable[..., Any], args: list[Any], kwargs: Mapping[str, An
     return ""
 
 
-def _reply(answer: Any, target: str) -> Reply:
-    if isinstance(answer, Reply):
-        return answer
-    if not isinstance(answer, str | Mapping) and hasattr(answer, "model_dump"):
-        answer = answer.model_dump(exclude_none=True)
-    try:
-        return Reply(assistant(answer))
-    except (TypeError, ValueError) as error:
-        raise AgentError(f"{target} answered with no text, message or Reply: {error}"[:500]) from error
-
-
 def _what(error: BaseException) -> str:
     """The error as the end of its traceback has it, in one line."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return " ".join(f"{type(error).__name__}: {text}".split())[:500].removesuffix(":")
-
-
-def _place(error: BaseException, folder: str) -> str:
-    """The innermost line of the user's files that the error passed, else the innermost of all."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{Path(error.filename).name}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if _is_below(f.filename, folder)] or list(frames)
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else "nowhere"
-
-
-def _is_below(file: str, folder: str) -> bool:
-    path = Path(file).resolve()
-    return bool(folder) and path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts

@@ -33,7 +33,15 @@ def write_report(run: Path, results: Results) -> Path:
     cells = [
         _cell(cell, files.get(cell.name), opened=position < CELLS_OPENED) for position, cell in enumerate(results.cells)
     ]
-    parts = [_headline(results), _stopped(results), _overview(results), "<h2>Cells</h2>", *cells, _settings(record)]
+    parts = [
+        _headline(results),
+        _stopped(results),
+        *_warnings(results),
+        _overview(results),
+        "<h2>Cells</h2>",
+        *cells,
+        _settings(record),
+    ]
     write_text(run / "report.html", document(results.name, "agentgym evaluation", parts))
     return run / "report.html"
 
@@ -79,8 +87,16 @@ def _stopped(results: Results) -> str:
     return f'<p class="bad">{why}{missing:,} episodes were not played.</p>'
 
 
+def _warnings(results: Results) -> list[str]:
+    return [
+        f'<p class="bad">{escape(c.name)}: {c.cut:,} of {c.episodes + c.errors:,} episodes were cut: {escape(c.cut_words)}</p>'
+        for c in results.cells
+        if c.much_cut
+    ]
+
+
 def _overview(results: Results) -> str:
-    headings = ["environment", "agent", "episodes", "errors", "success", "95%", "reward", "±95%"]
+    headings = ["environment", "agent", "episodes", "errors", "cut", "success", "95%", "reward", "±95%"]
     headings += ["success, err=0", "reward, err=0"]
     headings += ["pass@k", "pass^k", "turns", "tokens in", "out", "retries", "cost", "time"]
     rows = [_row(cell) for cell in results.cells]
@@ -96,13 +112,18 @@ def _overview(results: Results) -> str:
 
 def _row(cell: CellResult) -> list[str]:
     k = max(cell.pass_at, default=1)
-    passes = [f"@{k} {percent(cell.pass_at[k])}", f"^{k} {percent(cell.pass_hat[k])}"] if k > 1 else [NOTHING, NOTHING]
+    both = (("@", cell.pass_at, cell.pass_at_interval), ("^", cell.pass_hat, cell.pass_hat_interval))
+    passes = [
+        f"{sign}{k} {percent(of[k])} ({percent_range(*at.get(k, (None, None)))})" if k > 1 else NOTHING
+        for sign, of, at in both
+    ]
     split = "" if cell.split == "test" else f"/{cell.split}"
     return [
         f"{cell.env}{split}",
         cell.agent or NOTHING,
         f"{cell.episodes:,}",
         f"{cell.errors:,}",
+        f"{cell.cut:,}" if cell.cut else NOTHING,
         *_means(cell),
         *_with_errors(cell),
         *passes,
@@ -132,12 +153,13 @@ def _with_errors(cell: CellResult) -> list[str]:
 def _cell(cell: CellResult, file: Path | None, opened: bool) -> str:
     """All about one cell, to unfold."""
     charts = [*_pass_chart(cell), *_histogram(cell), *_part_charts(cell)]
-    shown = [] if file is None else examples(islice(effective(file), LOOKED_THROUGH))
+    shown = [] if file is None else examples(islice(effective(file), LOOKED_THROUGH), _absent(cell))
     body = [
         f'<div class="charts">{"".join(f"<figure>{svg}</figure>" for svg in charts)}</div>' if charts else "",
         *(_parts(kind, parts) for kind, parts in (("tag", cell.by_tag), ("difficulty", cell.by_difficulty)) if parts),
         _counts("How episodes ended", cell.ends),
         _counts("Agent failures by cause", cell.agent_failures),
+        _counts("Episodes by finish reason of an answer", cell.finish_reasons),
         _counts("Errors by cause", cell.error_texts),
         _counts("Requests sent again, by cause", cell.retries),
         f"<h3>Some episodes</h3>{episodes_html(shown)}" if shown else "",
@@ -147,6 +169,12 @@ def _cell(cell: CellResult, file: Path | None, opened: bool) -> str:
         f'<details{" open" * opened}><summary><span class="task">{escape(cell.name)}</span>'
         f'<span class="facts">{escape(facts)}</span></summary><div class="turns">{"".join(body)}</div></details>'
     )
+
+
+def _absent(cell: CellResult) -> list[str]:
+    """The outcomes that no episode of a cell has."""
+    none = {"success": not cell.success, "failure": cell.success in (None, 1.0), "error": not cell.errors}
+    return [outcome for outcome, is_so in none.items() if is_so]
 
 
 def _pass_chart(cell: CellResult) -> list[str]:

@@ -155,8 +155,7 @@ async def _rescore_cell(
 
 
 def _tasks_of(cell: Cell) -> dict[str, Task]:
-    tasks = cell.env.tasks(cell.split)
-    return {task.id: task for task in (tasks if cell.n is None else tasks.take(cell.n))}
+    return {task.id: task for task in cell.tasks()}
 
 
 def _policy(stored: Trajectory) -> ReplayPolicy:

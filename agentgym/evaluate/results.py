@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -11,11 +10,14 @@ from itertools import pairwise
 from sys import intern
 from typing import Any
 
-from agentgym.evaluate.statistics import ClusteredMean, passes
+from agentgym.evaluate.causes import CUT, cause_of, finishes_of
+from agentgym.evaluate.statistics import ClusteredMean, Interval, pass_intervals, passes
 from agentgym.trajectory import Trajectory
 
 FORMAT = 1
 COMMONEST_ERRORS = 10
+# Above this share of episodes with an answer that was cut, results say so.
+MUCH_CUT = 0.05
 # Numbers as difficulty get ranges where there are more than this many.
 MOST_DIFFICULTIES = 10
 HISTOGRAM_BINS = 20
@@ -43,6 +45,7 @@ class EpisodeNumbers:
         cause: of the error, without its task, turn and time; None where the episode was played.
         agent_failure: the cause where the agent's own programs broke the episode, which was played.
         floor: what an error would be counted as: the environment's least reward.
+        finishes: the finish reasons of its answers, each once; see `finishes_of`.
     """
 
     task: str
@@ -62,6 +65,7 @@ class EpisodeNumbers:
     difficulty: str | float | None
     agent_failure: str | None = None
     floor: float = 0.0
+    finishes: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -98,6 +102,7 @@ def numbers_of(trajectory: Trajectory) -> EpisodeNumbers:
         difficulty=difficulty,
         agent_failure=trajectory.agent_failure,
         floor=metadata.get("floor", 0.0),
+        finishes=finishes_of((t.finish_reason for t in trajectory.turns), trajectory.end, trajectory.error),
     )
 
 
@@ -111,18 +116,6 @@ def usage_of(trajectory: Trajectory) -> dict[str, int]:
         for kind, count in usage.items():
             total[kind] = total.get(kind, 0) + count
     return total
-
-
-def cause_of(trajectory: Trajectory) -> str:
-    """The error of an episode as `cause_in` writes it."""
-    return cause_in(trajectory.error or "")
-
-
-def cause_in(error: str) -> str:
-    """An error without its task, turn and time, so that equal failures count together."""
-    text = error.strip()
-    _, colon, rest = text.partition(": ")
-    return re.sub(r" after [\d.]+ s\b", "", rest if colon else text)[:300] or "no message"
 
 
 @dataclass(frozen=True)
@@ -181,6 +174,7 @@ class CellResult:
         success_low, success_high: 95% interval of `success`; see `success_interval`.
         pass_at: unbiased pass@k for k = 1, 2, 4 ... `samples`, over the tasks with at least k episodes.
         pass_hat: unbiased pass^k for the same k, over the same tasks.
+        pass_at_interval, pass_hat_interval: their 95% intervals by k, clustered by task.
         turns: mean replies of an episode.
         episode_seconds: mean wall time of an episode.
         tokens: tokens of all episodes by kind, those of failed episodes and tries included.
@@ -190,6 +184,9 @@ class CellResult:
         retries: requests that were sent again, by cause.
         waited: seconds between the tries of requests, summed over episodes.
         ends: how many episodes ended how.
+        finish_reasons: how many episodes have an answer with this finish reason, failed ones included; `context`: with a
+            request that was longer than the model reads.
+        cut: episodes with one of `CUT` among these.
         error_texts: the commonest errors, at most ten, and how often each came.
         agent_failures: episodes that the agent's own programs broke, by cause; they were played, and are in every mean.
         reward_with_errors, success_with_errors: means with errors counted; see `Part`.
@@ -218,6 +215,8 @@ class CellResult:
     pass_hat: dict[int, float]
     turns: float | None
     episode_seconds: float | None
+    pass_at_interval: dict[int, Interval] = field(default_factory=dict)
+    pass_hat_interval: dict[int, Interval] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
     tokens_per_episode: dict[str, float] = field(default_factory=dict)
     cost: float | None = None
@@ -225,6 +224,8 @@ class CellResult:
     retries: dict[str, int] = field(default_factory=dict)
     waited: float = 0.0
     ends: dict[str, int] = field(default_factory=dict)
+    finish_reasons: dict[str, int] = field(default_factory=dict)
+    cut: int = 0
     error_texts: dict[str, int] = field(default_factory=dict)
     agent_failures: dict[str, int] = field(default_factory=dict)
     reward_with_errors: float | None = None
@@ -241,6 +242,16 @@ class CellResult:
         split = "" if self.split == "test" else f"/{self.split}"
         return f"{self.env}{split}@{self.agent}" if self.agent else f"{self.env}{split}"
 
+    @property
+    def cut_words(self) -> str:
+        """What was cut, and how often: "12 x length, 1 x context"."""
+        return ", ".join(f"{self.finish_reasons[why]:,} x {why}" for why in CUT if why in self.finish_reasons)
+
+    @property
+    def much_cut(self) -> bool:
+        """Whether so many answers were cut that the scores say less of the model than of its limits."""
+        return self.cut > MUCH_CUT * (self.episodes + self.errors)
+
     def to_json(self) -> dict[str, Any]:
         """The result as a JSON object, with its name."""
         return {"name": self.name, **asdict(self)}
@@ -252,6 +263,8 @@ class CellResult:
         values = {key: value for key, value in record.items() if key in known}
         for key in ("pass_at", "pass_hat"):
             values[key] = {int(k): share for k, share in values[key].items()}
+            intervals = values.get(f"{key}_interval", {})
+            values[f"{key}_interval"] = {int(k): (low, high) for k, (low, high) in intervals.items()}
         for key in ("by_tag", "by_difficulty"):
             values[key] = {name: Part(**part) for name, part in values.get(key, {}).items()}
         if values.get("rewards"):
@@ -266,7 +279,8 @@ class Results:
     Attributes:
         name: of the run.
         cells: one for each agent on each environment.
-        stopped: the limit that ended the run before all was played, or "interrupted"; None where all was played.
+        stopped: the limit that ended the run before all was played, "interrupted", "disk" (it is full), "key" (the endpoint
+            refuses it) or "uncounted" (a limit of tokens cannot be kept); None where all was played.
         seconds: wall time, over all the times that the run was started.
     """
 
@@ -326,6 +340,7 @@ def results_of(
         n, c = outcomes.get(e.task, (0, 0))
         outcomes[e.task] = (n + 1, c + (e.success > 0))
     pass_at, pass_hat = passes(outcomes.values(), samples)
+    at_interval, hat_interval = pass_intervals(outcomes.values(), samples)
     costs = [e.cost for e in numbers if e.cost is not None]
     part = _part(numbers)
     return CellResult(
@@ -337,6 +352,8 @@ def results_of(
         **asdict(part),
         pass_at=pass_at,
         pass_hat=pass_hat,
+        pass_at_interval=at_interval,
+        pass_hat_interval=hat_interval,
         turns=_mean([e.turns for e in played]),
         episode_seconds=_mean([e.seconds for e in played]),
         tokens=_summed(e.usage for e in numbers),
@@ -346,6 +363,8 @@ def results_of(
         retries=_summed(e.retries for e in numbers),
         waited=math.fsum(e.waited for e in numbers),
         ends=dict(Counter(e.end for e in numbers)),
+        finish_reasons=dict(Counter(reason for e in numbers for reason in e.finishes)),
+        cut=sum(any(reason in CUT for reason in e.finishes) for e in numbers),
         error_texts=dict(Counter(e.cause for e in numbers if e.cause is not None).most_common(COMMONEST_ERRORS)),
         agent_failures=dict(Counter(e.agent_failure for e in played if e.agent_failure is not None)),
         by_tag={tag: _part(tagged) for tag, tagged in sorted(_tagged(numbers).items())},

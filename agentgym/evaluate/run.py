@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,9 +23,9 @@ from agentgym.evaluate.results import CellResult, EpisodeNumbers, Results, numbe
 from agentgym.evaluate.store import Key, Planned, Store, StoreError, cells_of, effective, open_store, read_run, scan
 from agentgym.files import write_json
 from agentgym.jsonl import line_of
-from agentgym.policy import Calls, Policy
+from agentgym.policy import KEY_REFUSED, Calls, Policy
 from agentgym.registration import EnvSpec, spec
-from agentgym.rollout import Episode, Limits, run_many
+from agentgym.rollout import Batch, Episode, Limits, run_batches
 from agentgym.service.lookup import held, told_of
 from agentgym.tasks import Task
 from agentgym.trajectory import Trajectory
@@ -35,9 +35,14 @@ if TYPE_CHECKING:
 
 MakePolicy = Callable[[Episode], Policy]
 
+MOST_REFUSALS = 3
+"""Episodes of an agent in a row whose key is refused; then the run is stopped."""
+_ASKING = ("chat", "python")  # kinds of agents that use tokens
+_COUNTED = frozenset({"prompt_tokens", "completion_tokens"})
+
 
 class Watch(Protocol):
-    """What looks on while cells are played, in their order."""
+    """What looks on while cells are played. Several are played at a time, each begins and ends once."""
 
     def started(self, cell: Cell, total: int, done_before: int) -> None:
         """A cell begins: its episodes, and how many of them an earlier start has played."""
@@ -83,7 +88,8 @@ async def evaluate(
         on_end: called with each trajectory as it ends.
 
     Raises:
-        ValueError: n or k below 1, an unknown split, or `out` holds something else or is being written.
+        ValueError: n or k below 1, an unknown split, or `out` holds something else or is being written; the endpoint takes
+            the key no more, or a limit of tokens or cost cannot be kept, since nobody tells what the agent uses.
     """
     env = env if isinstance(env, EnvSpec) else spec(env)
     limits = limits or Limits()
@@ -95,9 +101,11 @@ async def evaluate(
         results = await _played_in_folder([part], Path(out), run, ())
         asked = (cell.env.id, split, agent)
         return next(found for found in results.cells if (found.env, found.split, found.agent) == asked)
-    await run.play(part)
+    await run.play([part])
+    if run.problem is not None:
+        raise ValueError(run.problem)
     seconds = time.monotonic() - run.tally.begun
-    return results_of(run.numbers, **_named(cell), samples=k, planned=part.total, seconds=seconds, asked=cell.n)
+    return results_of(part.numbers, **_named(cell), samples=k, planned=part.total, seconds=seconds, asked=cell.n)
 
 
 async def run_plan(
@@ -115,7 +123,7 @@ async def run_plan(
     stop: asyncio.Event | None = None,
     command: Sequence[str] = (),
 ) -> Results:
-    """Play cells one after another in a run folder; what it already holds is not played again.
+    """Play cells in a run folder, all at a time under one `concurrency`; what it already holds is not played again.
 
     Args:
         cells: what to play. Those that the folder holds may ask for more tasks and samples than before.
@@ -136,7 +144,8 @@ async def run_plan(
         ended the run before all was played: "episodes", "tokens", "cost", "seconds", "interrupted".
 
     Raises:
-        ValueError: a cell cannot be played as it is, or the folder holds something else or is being written.
+        ValueError: a cell cannot be played as it is, or the folder holds something else or is being written; as for
+            `evaluate`, what was played is stored.
         StoreError: an episode could not be stored; what was stored before is safe.
     """
     run = _Evaluation(
@@ -152,13 +161,21 @@ async def run_plan(
     return await _played_in_folder([_part_of(cell, make(cell.agent)) for cell in cells], Path(out), run, command)
 
 
-def results_in(path: Path, stopped: str | None = None, seconds: Mapping[str, float] | None = None) -> Results:
+def results_in(
+    path: Path,
+    stopped: str | None = None,
+    seconds: Mapping[str, float] | None = None,
+    total: float = 0.0,
+    known: Mapping[str, Iterable[EpisodeNumbers]] | None = None,
+) -> Results:
     """The results of a run folder, from its episodes alone.
 
     Args:
         path: the folder.
         stopped: see `Results`.
-        seconds: wall time by cell.
+        seconds: wall time by cell; cells that are played at the same time share it.
+        total: wall time of the run.
+        known: the numbers of a cell's episodes, by its name; of others the file is read.
 
     Raises:
         ValueError: it holds no evaluation, or a broken line.
@@ -168,18 +185,19 @@ def results_in(path: Path, stopped: str | None = None, seconds: Mapping[str, flo
     cells = []
     for (cell, file), stored in zip(cells_of(path, record), record["cells"], strict=True):
         planned = stored["tasks"] * cell.k
-        episodes = effective(file)
+        episodes = (known or {}).get(cell.name) or effective(file)
         time_of_it = took.get(cell.name, 0.0)
         cells.append(
             results_of(episodes, **_named(cell), samples=cell.k, planned=planned, seconds=time_of_it, asked=cell.n)
         )
-    return Results(record["name"], cells, stopped, sum(took.values()))
+    return Results(record["name"], cells, stopped, total)
 
 
 @dataclass
 class _Part:
     """A cell and its environment, which stays what its servers make as the run begins; what makes its policies, its tasks by
-    id, what servers tell of it, and which of its episodes are stored."""
+    id, what servers tell of it, which of its episodes are stored, and whether all that are were played now; the
+    numbers of what was played now; episodes that are left, and when it began and ended."""
 
     cell: Cell
     env: EnvSpec
@@ -187,6 +205,11 @@ class _Part:
     tasks: dict[str, Task]
     served: dict[str, Any]
     done: set[Key] = field(default_factory=set)
+    fresh: bool = True
+    numbers: list[EpisodeNumbers] = field(default_factory=list)
+    left: int = 0
+    began: float | None = None
+    ended: float | None = None
 
     @property
     def total(self) -> int:
@@ -202,7 +225,7 @@ class _Part:
 
 @dataclass
 class _Evaluation:
-    """What all cells of a run share, and what it has used so far. `left`: episodes that are still to be played."""
+    """What all cells of a run share, and what it has used so far. `problem`: why it makes no sense to go on."""
 
     concurrency: int
     limits: Limits
@@ -214,36 +237,52 @@ class _Evaluation:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     store: Store | None = None
     stopped: str | None = None
-    left: int = 0
-    numbers: list[EpisodeNumbers] = field(default_factory=list)
-    _running: dict[Key, list[Policy]] = field(default_factory=dict)
+    problem: str | None = None
+    _running: dict[tuple[str, Key], list[Policy]] = field(default_factory=dict)
+    _refusals: dict[str, int] = field(default_factory=dict)
     _shared: list[Policy] = field(default_factory=list)
 
-    async def play(self, part: _Part) -> None:
-        """Play what is missing of a cell, until it is done, a limit is reached, or it is asked to stop."""
-        if part.make_policy is None:
-            return
-        cell, episodes, make_policy = part.cell, part.missing(), part.make_policy
-        if self.watch is not None:
-            self.watch.started(cell, part.total, part.total - len(episodes))
-        self._running.clear()
-        playing = run_many(
-            part.env.make,
-            lambda episode: self._policy(make_policy, episode),
-            episodes,
-            concurrency=self.concurrency,
-            limits=replace(self.limits, max_turns=cell.max_turns),
-            retries=self.retries,
-            on_end=lambda trajectory: self._ended(part, trajectory),
-            env_id=cell.env.id,
-            go_on=self._goes_on,
-            keep=False,
-        )
+    async def play(self, parts: Sequence[_Part]) -> None:
+        """Play what is missing of cells, until all is done, a limit is reached, or it is asked to stop."""
+        missing = [part.missing() for part in parts]
+        for part, episodes in zip(parts, missing, strict=True):
+            part.left = len(episodes)
+        playing = [part for part in parts if part.make_policy is not None]
+        batches = [self._batch(*one) for one in zip(parts, missing, strict=True) if one[0].make_policy is not None]
         try:
-            await self._until_stopped(asyncio.create_task(playing))
+            await self._until_stopped(
+                asyncio.create_task(
+                    run_batches(batches, concurrency=self.concurrency, retries=self.retries, go_on=self._goes_on)
+                )
+            )
         finally:
-            if self.watch is not None:
-                self.watch.finished(cell)
+            for part in playing:
+                if part.began is not None and part.ended is None:
+                    self._finished(part)
+
+    def _batch(self, part: _Part, episodes: list[Episode]) -> Batch:
+        if not episodes:
+            self._started(part)
+            self._finished(part)
+        return Batch(
+            part.env.make,
+            lambda episode: self._policy(part, episode),
+            episodes,
+            lambda _, trajectory: self._ended(part, trajectory),
+            replace(self.limits, max_turns=part.cell.max_turns),
+            part.cell.env.id,
+            lambda: self._started(part),
+        )
+
+    def _started(self, part: _Part) -> None:
+        part.began = time.monotonic()
+        if self.watch is not None:
+            self.watch.started(part.cell, part.total, part.total - part.left)
+
+    def _finished(self, part: _Part) -> None:
+        part.ended = time.monotonic()
+        if self.watch is not None:
+            self.watch.finished(part.cell)
 
     def _goes_on(self) -> bool:
         if self.stopped is None:
@@ -258,7 +297,7 @@ class _Evaluation:
             late = max(0.0, self.tally.begun + self.budget.seconds + self.budget.patience - time.monotonic())
         try:
             await asyncio.wait({playing, asked}, timeout=late, return_when=asyncio.FIRST_COMPLETED)
-            if not playing.done():
+            if not playing.done() and self.problem is None:
                 self.stopped = "interrupted" if self.stop.is_set() else "seconds"
         finally:
             asked.cancel()
@@ -267,10 +306,11 @@ class _Evaluation:
         if not playing.cancelled():
             playing.result()
 
-    def _policy(self, make_policy: MakePolicy, episode: Episode) -> Policy:
+    def _policy(self, part: _Part, episode: Episode) -> Policy:
+        assert part.make_policy is not None  # others are not played
         # Every try asks here before anything else of it happens, so these are the episodes that run.
-        tries = self._running.setdefault((episode.task.id, episode.sample), [])
-        policy = make_policy(episode)
+        tries = self._running.setdefault((part.cell.name, (episode.task.id, episode.sample)), [])
+        policy = part.make_policy(episode)
         if not _among(tries, policy) and not self._is_shared(policy):
             tries.append(policy)
         return policy
@@ -288,12 +328,13 @@ class _Evaluation:
         return calls.requests > 0 or _among(self._shared, policy)
 
     def _ended(self, part: _Part, trajectory: Trajectory) -> None:
-        key = (trajectory.task_id, trajectory.sample)
+        key = (part.cell.name, (trajectory.task_id, trajectory.sample))
         if key not in self._running:
-            raise ValueError(f"{part.cell.env.id} says that it played task {key[0]!r}, which it was not given")
-        self.left -= 1
+            asked = trajectory.task_id
+            raise ValueError(f"{part.cell.env.id} says that it played task {asked!r}, which it was not given")
+        part.left -= 1
         calls = calls_of(self._running.pop(key))
-        trajectory.metadata |= _labels(part.tasks[key[0]])
+        trajectory.metadata |= _labels(part.tasks[trajectory.task_id])
         if calls is not None:
             trajectory.metadata["calls"] = vars(calls)
         usage = (calls and calls.usage) or usage_of(trajectory)
@@ -302,13 +343,35 @@ class _Evaluation:
             if cost is not None:
                 trajectory.metadata["cost"] = cost
         trajectory.metadata["ended"] = time.time()
-        if self.store is None:
-            self.numbers.append(numbers_of(trajectory))
-        else:
+        if self.store is not None:
             self.store.append(part.cell, trajectory)
+        if part.fresh:
+            part.numbers.append(numbers_of(trajectory))
         self.tally.add(trajectory)
         if self.watch is not None:
             self.watch.ended(part.cell, trajectory)
+        if not part.left:
+            self._finished(part)
+        self._check_sense(part.cell.agent, trajectory, usage)
+
+    def _check_sense(self, agent: AgentSpec, trajectory: Trajectory, usage: Mapping[str, int]) -> None:
+        """Stop where the endpoint takes the key no more, or where a limit could be passed without anybody seeing it."""
+        refused = trajectory.failed and trajectory.metadata.get("status") == KEY_REFUSED
+        self._refusals[agent.name] = self._refusals.get(agent.name, 0) + 1 if refused else 0
+        limits = {"--token-limit": self.budget.tokens, "--cost-limit": self.budget.cost}
+        limits["--max-episode-tokens"] = self.limits.tokens
+        kept = [name for name, limit in limits.items() if limit is not None]
+        if self._refusals[agent.name] >= MOST_REFUSALS:
+            self.stopped, words = "key", str(trajectory.error).partition("EndpointError: ")[2]
+            self.problem = f"agent {agent.name}: the key is refused again and again: {words}"
+        elif kept and agent.kind in _ASKING and trajectory.turns and not _COUNTED & usage.keys():
+            self.stopped = "uncounted"
+            self.problem = (
+                f"{kept[0]} cannot be kept: nobody tells how many tokens agent {agent.name} uses: let its replies have usage"
+                " (`Reply(message, usage=...)`, or whole completions), or leave the limit out"
+            )
+        if self.problem is not None:
+            self.stop.set()
 
 
 async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, command: Sequence[str]) -> Results:
@@ -323,54 +386,49 @@ async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, com
     prices = None if run.prices is None else run.prices.to_json()
     with open_store(out, plan, settings=settings, prices=prices, command=command) as store:
         run.store = store
-        done = {}
-        for cell, file in cells_of(out, store.record):
-            stored = scan(file)
-            done[cell.name] = stored.done
-            run.tally.earlier += stored.spent
+        stored = {cell.name: scan(file) for cell, file in cells_of(out, store.record)}
+        for found in stored.values():
+            run.tally.earlier += found.spent
         for part in parts:
-            part.done = done[part.cell.name]
-        run.left = sum(len(part.missing()) for part in parts)
-        took = _seconds_before(out)
-        try:
-            await _in_turn(parts, run, took)
-        except StoreError:
-            with contextlib.suppress(OSError):  # the disk that took no episode may take no results either
-                _write_results(out, "disk", took)
-            raise
-        except asyncio.CancelledError:
-            _write_results(out, "interrupted" if run.left else None, took)
-            raise
-        # A limit that came with the last episode has stopped nothing.
-        return _write_results(out, run.stopped if run.left else None, took)
-
-
-async def _in_turn(parts: list[_Part], run: _Evaluation, took: dict[str, float]) -> None:
-    """Play parts until one is stopped, and count the seconds of each."""
-    for part in parts:
+            before = stored[part.cell.name]
+            part.done, part.fresh = before.done, not (before.done or before.failed)
         began = time.monotonic()
         try:
-            await run.play(part)
-        finally:
-            took[part.cell.name] = took.get(part.cell.name, 0.0) + time.monotonic() - began
-        if run.stopped is not None:
-            return
+            await run.play(parts)
+        except StoreError:
+            with contextlib.suppress(OSError):  # the disk that took no episode may take no results either
+                _write_results(out, "disk", parts, began)
+            raise
+        except asyncio.CancelledError:
+            _write_results(out, "interrupted" if any(part.left for part in parts) else None, parts, began)
+            raise
+        # A limit that came with the last episode has stopped nothing.
+        results = _write_results(out, run.stopped if any(part.left for part in parts) else None, parts, began)
+        if run.problem is not None:
+            raise ValueError(f"{run.problem} ({out} has what was played)")
+        return results
 
 
-def _write_results(out: Path, stopped: str | None, took: Mapping[str, float]) -> Results:
-    results = results_in(out, stopped, took)
+def _write_results(out: Path, stopped: str | None, parts: Sequence[_Part], began: float) -> Results:
+    took, total = _seconds_before(out)
+    for part in parts:
+        if part.began is not None:
+            end = time.monotonic() if part.ended is None else part.ended
+            took[part.cell.name] = took.get(part.cell.name, 0.0) + end - part.began
+    known = {part.cell.name: part.numbers for part in parts if part.fresh}
+    results = results_in(out, stopped, took, total + time.monotonic() - began, known)
     write_json(out / "results.json", results.to_json())
     write_report(out, results)
     return results
 
 
-def _seconds_before(out: Path) -> dict[str, float]:
-    """Wall time by cell of the earlier starts that ended by themselves; one that was killed left none."""
+def _seconds_before(out: Path) -> tuple[dict[str, float], float]:
+    """Wall time by cell, and of the run, of the earlier starts that ended by themselves; one that was killed left none."""
     try:
         record = json.loads((out / "results.json").read_text(encoding="utf-8"))
-        return {cell["name"]: float(cell["seconds"]) for cell in record["cells"]}
+        return {cell["name"]: float(cell["seconds"]) for cell in record["cells"]}, float(record["seconds"])
     except (OSError, ValueError, KeyError, TypeError):  # it is made anew from the episodes, which do not know this
-        return {}
+        return {}, 0.0
 
 
 def _part_of(cell: Cell, make_policy: MakePolicy | None) -> _Part:
@@ -381,8 +439,7 @@ def _part_of(cell: Cell, make_policy: MakePolicy | None) -> _Part:
     """
     if cell.k < 1 or (cell.n is not None and cell.n < 1):
         raise ValueError(f"n and k must be at least 1, not {cell.n} and {cell.k}")
-    tasks = cell.env.tasks(cell.split)
-    tasks = tasks if cell.n is None else tasks.take(cell.n)
+    tasks = cell.tasks()
     found: dict[str, Task] = {}
     for task in tasks:
         if task.id in found:

@@ -86,13 +86,18 @@ class ClusteredMean:
         half = _t95(self.tasks - 1) * math.sqrt(variance)
         return mean - half, mean + half
 
-    def share_interval(self) -> Interval | None:
-        """95% Wilson interval of numbers that are 0 or 1; None where there are none. See `success_interval`."""
+    def share_interval(self, most: int | None = None) -> Interval | None:
+        """95% Wilson interval of numbers from 0 to 1; None where there are none. See `success_interval`.
+
+        Args:
+            most: independent episodes that the numbers can be worth; None: as many as there are.
+        """
         mean = self.mean
         if mean is None:
             return None
         variance = self.variance
-        worth = min(mean * (1 - mean) / variance, self.count) if variance > 0 and 0 < mean < 1 else self.tasks
+        most = self.count if most is None else most
+        worth = min(mean * (1 - mean) / variance, most) if variance > 0 and 0 < mean < 1 else self.tasks
         centre = (mean + _Z95**2 / (2 * worth)) / (1 + _Z95**2 / worth)
         spread = max(mean * (1 - mean), 0.0) / worth + _Z95**2 / (4 * worth**2)
         half = _Z95 / (1 + _Z95**2 / worth) * math.sqrt(spread)
@@ -173,6 +178,24 @@ def passes(outcomes: Iterable[tuple[int, int]], samples: int) -> tuple[dict[int,
             at[k] = math.fsum(pass_at_k(n, c, k) * many for n, c, many in enough) / tasks
             hat[k] = math.fsum(pass_hat_k(n, c, k) * many for n, c, many in enough) / tasks
     return at, hat
+
+
+def pass_intervals(
+    outcomes: Iterable[tuple[int, int]], samples: int
+) -> tuple[dict[int, Interval], dict[int, Interval]]:
+    """95% intervals of pass@k and pass^k by k: of the mean over tasks, each with its own estimate; arguments as in `passes`.
+
+    They are Wilson intervals as those of successes, over tasks; for k = 1 and as many episodes of each task these are the same.
+    """
+    found: tuple[dict[int, Interval], dict[int, Interval]] = {}, {}
+    played = list(outcomes)
+    for k in ks_of(samples):
+        enough = [(n, c) for n, c in played if n >= k]
+        for intervals, estimate in zip(found, (pass_at_k, pass_hat_k), strict=True):
+            mean = ClusteredMean.of([estimate(n, c, k)] for n, c in enough)
+            if (interval := mean.share_interval(sum(n for n, _ in enough))) is not None:
+                intervals[k] = interval
+    return found
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -227,14 +227,19 @@ def effective(path: Path) -> Iterator[Trajectory]:
         return
     # The file of a cell has one environment, one of a training run may have more, and their tasks the same ids.
     chosen: dict[tuple[str, str, int], tuple[int, bool]] = {}
-    for offset, record in _records(path):
+    for offset, record in _records(path, _head):
         key, failed = (record["env"], record["task_id"], record["sample"]), record["end"] == "error"
         if key not in chosen or chosen[key][1] or not failed:
             chosen[key] = (offset, failed)
     with path.open("rb") as lines:
         for offset, _ in sorted(chosen.values()):
             lines.seek(offset)
-            yield Trajectory.from_json(json.loads(lines.readline()))
+            line = lines.readline()
+            try:
+                yield Trajectory.from_json(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                lines.seek(0)
+                raise _broken(path, lines.read(offset).count(b"\n") + 1, error) from error
 
 
 def read_cell(path: Path) -> dict[Key, Trajectory]:
@@ -242,20 +247,31 @@ def read_cell(path: Path) -> dict[Key, Trajectory]:
     return {(trajectory.task_id, trajectory.sample): trajectory for trajectory in effective(path)}
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _head(line: bytes) -> Any:
+    """The object of a line without its turns, which are most of it and stand at its end."""
+    head, found, _ = line.partition(b', "turns": [')
+    try:
+        return json.loads(head + b"}" if found and line.endswith(b"}\n") else line)
+    except ValueError:  # such words stand in an object before
+        return json.loads(line)
+
+
+def _broken(path: Path, number: int, error: Exception) -> ValueError:
+    return ValueError(f"{path}:{number}: not an episode ({error!r:.100}): remove this line to go on without it")
+
+
+def _records(path: Path, read: Callable[[bytes], Any] = json.loads) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each line's offset and object; a last line that is cut is left out."""
     offset = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                record = json.loads(line)
+                record = read(line)
                 _ = [record[name] for name in ("env", "task_id", "sample", "end", "metadata")]
             except (ValueError, KeyError, TypeError) as error:
                 if not line.endswith(b"\n"):
                     return
-                raise ValueError(
-                    f"{path}:{number}: not an episode ({error!r:.100}): remove this line to go on without it"
-                ) from error
+                raise _broken(path, number, error) from error
             yield offset, record
             offset += len(line)
 
@@ -325,7 +341,9 @@ def _file_for(cell: Cell, taken: set[str]) -> str:
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What differs of that which is measured: "seed was 0, is now 1"."""
     measured = {
-        name: (old[name], new[name]) for name in ("split", "seed", "max_turns") if old.get(name) != new.get(name)
+        name: (old.get(name), new.get(name))
+        for name in ("split", "seed", "max_turns", "ids", "shuffle")
+        if old.get(name) != new.get(name)
     }
     for name in ("entry_point", "kwargs"):
         measured |= _compared(f"env {name}", old["env"].get(name, {}), new["env"].get(name, {}))

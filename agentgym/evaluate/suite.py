@@ -45,7 +45,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     _LIST: (list, tuple),
     _SWITCH: (bool,),
 }
-_EXTENT = {"split": _TEXT, "n": _COUNT, "k": _WHOLE, "seed": _WHOLE, "max_turns": _WHOLE}
+_EXTENT = {"split": _TEXT, "n": _COUNT, "k": _WHOLE, "seed": _WHOLE, "max_turns": _WHOLE, "shuffle": _SWITCH}
 _SUITE = {
     "name": _TEXT,
     **_EXTENT,
@@ -56,9 +56,9 @@ _SUITE = {
     "agents": _LIST,
     "envs": _LIST,
 }
-_ENV = {"id": _TEXT, "name": _TEXT, "kwargs": _TABLE, **_EXTENT, "agents": _LIST}
+_ENV = {"id": _TEXT, "name": _TEXT, "kwargs": _TABLE, **_EXTENT, "tasks": _LIST, "agents": _LIST}
 _AGENT = {
-    **dict.fromkeys(("policy", "model", "serve", "agent", "script", "name", "base_url"), _TEXT),
+    **dict.fromkeys(("policy", "model", "serve", "agent", "script", "name", "base_url", "system"), _TEXT),
     **dict.fromkeys(("kwargs", "extra"), _TABLE),
     **dict.fromkeys(("temperature", "timeout", "mistakes"), _NUMBER),
     **dict.fromkeys(("max_tokens", "retries"), _WHOLE),
@@ -72,6 +72,7 @@ _LIMITS = {
     "episode_tokens": _WHOLE,
     "episode_seconds": _NUMBER,
     "answer_seconds": _NUMBER,
+    "step_seconds": _NUMBER,
 }
 _POLICIES: dict[str, Callable[..., AgentSpec]] = {
     "expert": kinds.expert,
@@ -243,6 +244,8 @@ def _cells_of(
         if extent["n"] != "all":
             raise ValueError(f"{where}: n must be {_COUNT}, not {extent['n']!r}")
         extent["n"] = None
+    if entry.get("tasks"):
+        extent |= {"ids": tuple(dict.fromkeys(map(str, entry["tasks"]))), "n": None}
     for name in ("n", "k", "max_turns"):
         if extent.get(name) is not None:
             _at_least(extent, name, 1)
@@ -272,6 +275,7 @@ def limits_of(record: Mapping[str, Any], limits: Limits, budget: Budget) -> tupl
         if not value > 0:
             raise ValueError(f"limits: {name} must be positive, not {value}")
     names = {"episode_tokens": "tokens", "episode_seconds": "episode_timeout", "answer_seconds": "act_timeout"}
+    names["step_seconds"] = "step_timeout"
     of_episode = {names[name]: value for name, value in given.items() if name in names}
     of_run = {name: value for name, value in given.items() if name not in names}
     return replace(limits, **of_episode), replace(budget, **of_run)

@@ -26,7 +26,7 @@ from agentgym.evaluate.results import CellResult, Part, Results
 NARROWEST_NAME = 14
 WIDEST_NAME = 60
 # What a narrow terminal does without, the first first.
-SPARED = ("turns", "time", "tok in", "cost", "pass", "reward")
+SPARED = ("95%", "turns", "time", "tok in", "cost", "pass", "reward")
 
 Cells = Sequence[CellResult]
 _Lines = tuple[str, str]
@@ -54,7 +54,11 @@ def results_table(results: Results, parts: bool = False) -> RenderableType:
         )
     failures = [cell.agent_failures for cell in results.cells]
     shown += _by_cause("agent failures (played, at the environment's least reward)", results.cells, failures)
-    return Group(*shown, *_by_cause("errors by cause", results.cells, [cell.error_texts for cell in results.cells]))
+    return Group(
+        *shown,
+        *_cut(results.cells),
+        *_by_cause("errors by cause", results.cells, [cell.error_texts for cell in results.cells]),
+    )
 
 
 def _smaller_splits(cells: Cells) -> list[str]:
@@ -102,10 +106,12 @@ def _columns(cells: Cells) -> list[_Column]:
     return [
         ("n", "", lambda cell: (str(cell.episodes), "")),
         ("err", "", lambda cell: (str(cell.errors) if cell.errors else NOTHING, "")),
+        ("cut", "", lambda cell: (str(cell.cut) if cell.cut else NOTHING, "")),
         ("success", "95%", _success),
         ("reward", "±95%", _reward),
         ("err=0", "reward", _with_errors),
         (f"pass@{k}", f"pass^{k}", lambda cell: _pass(cell, told=len(ks) == 1)),
+        ("95%", "", _pass_interval),
         ("turns", "", lambda cell: (NOTHING if cell.turns is None else f"{cell.turns:.1f}", "")),
         ("tok in", "out", _tokens),
         ("cost", "", lambda cell: (money(cell.cost), "")),
@@ -146,6 +152,13 @@ def _pass(cell: CellResult, told: bool) -> _Lines:
     return f"{at}{percent(cell.pass_at[k])}", f"{hat}{percent(cell.pass_hat[k])}"
 
 
+def _pass_interval(cell: CellResult) -> _Lines:
+    k = max(cell.pass_at, default=1)
+    if k == 1 or k not in cell.pass_at_interval:
+        return NOTHING, ""
+    return percent_range(*cell.pass_at_interval[k]), percent_range(*cell.pass_hat_interval[k])
+
+
 def _tokens(cell: CellResult) -> _Lines:
     """That an agent read, and under it those that it wrote, in all episodes."""
     read, written = (cell.tokens.get(kind) for kind in ("prompt_tokens", "completion_tokens"))
@@ -176,6 +189,18 @@ def grid(first: str, rest: Sequence[str]) -> Table:
 
 def _two(lines: Sequence[str]) -> Text:
     return Text("\n".join(lines).rstrip("\n"))
+
+
+def _cut(cells: Cells) -> list[RenderableType]:
+    """How many answers were cut, by why; a warning where these are many."""
+    lines = []
+    for cell in cells:
+        if cell.cut:
+            warning = "warning: " if cell.much_cut else ""
+            name = f"{one_line(cell.name)}: " if len(cells) > 1 else ""
+            text = f"{warning}{name}{cell.cut:,} of {cell.episodes + cell.errors:,} episodes were cut: {cell.cut_words}"
+            lines.append(Text(text, style="yellow" if cell.much_cut else ""))
+    return list(lines)
 
 
 def _by_cause(title: str, cells: Cells, counts: Sequence[Mapping[str, int]]) -> list[RenderableType]:

@@ -72,4 +72,5 @@ def _episode_numbers(row: Row) -> EpisodeNumbers:
         cost=row.cost,
         tags=row.tags,
         difficulty=row.difficulty,
+        finishes=row.finishes,
     )

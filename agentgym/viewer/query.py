@@ -30,6 +30,7 @@ class Query:
     end: str = ""
     cause: str = ""
     tag: str = ""
+    finish: str = ""
     text: str = ""
     task: str = ""
     sample: int | None = None
@@ -75,6 +76,7 @@ class Query:
             and self.end in ("", row.end)
             and self.cause in ("", row.cause)
             and (not self.tag or self.tag in row.tags)
+            and (not self.finish or self.finish in row.finishes)
             and self.task in ("", row.task)
             and self.sample in (None, row.sample)
             and _within(row.reward, self.reward_min, self.reward_max)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sys import intern
 from typing import Any
 
-from agentgym.evaluate.results import cause_in
+from agentgym.evaluate.causes import cause_in, finishes_of
 
 ERROR_CHARS = 200
 _MOST_TAGS = 50
@@ -34,6 +34,7 @@ class Row:
     cost: float | None
     tags: tuple[str, ...]
     difficulty: str | float | None
+    finishes: tuple[str, ...] = ()
     superseded: bool = False
 
     @property
@@ -81,7 +82,13 @@ def row_of(record: Any, start: int, size: int) -> Row:
         cost=number(metadata.get("cost")),
         tags=_tags(metadata.get("tags")),
         difficulty=difficulty if isinstance(difficulty, str) else number(difficulty),
+        finishes=finishes_of(map(_finish_reason, turns), end, None if error is None else str(error)),
     )
+
+
+def _finish_reason(turn: dict[str, Any]) -> str | None:
+    reason = turn.get("finish_reason")
+    return reason if isinstance(reason, str) else None
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -178,7 +178,13 @@ class Run:
         step = _STEP.fullmatch(stem) if self.kind == "training" else None
         values = {name: getattr(row, name) for name in Row.__slots__ if name not in ("start", "size")}
         rest = {"key": f"{stem}:{row.start}", "cell": file.name, "agent": self.agent_of(file)}
-        return {**rest, **values, "tags": list(row.tags), "step": int(step[2]) if step else None}
+        return {
+            **rest,
+            **values,
+            "tags": list(row.tags),
+            "finishes": list(row.finishes),
+            "step": int(step[2]) if step else None,
+        }
 
     def agent_of(self, file: EpisodeFile) -> str:
         """Who plays in a file's episodes: of a training run the policy itself."""

@@ -369,7 +369,7 @@ def test_an_endpoint_that_is_only_busy_answers_all_in_the_end_however_many_ask()
 
     async def go():
         async with server.running() as url:
-            policies = [ChatPolicy("m", url, timeout=20, retries=2) for _ in range(60)]
+            policies = [ChatPolicy("m", url, timeout=20, retries=1) for _ in range(60)]
             await asyncio.gather(*(policy.act(HELLO, []) for policy in policies))
             return [policy.calls for policy in policies]
 
@@ -377,7 +377,7 @@ def test_an_endpoint_that_is_only_busy_answers_all_in_the_end_however_many_ask()
     assert len(server.requests) == 60
     assert sum(each.retries.get("429", 0) for each in calls) == server.refused > 60
     assert sum(each.requests for each in calls) == 60 + server.refused
-    assert max(each.requests for each in calls) > 3, "more than the retries alone allow"
+    assert max(each.requests for each in calls) > 2, "more than the retries alone allow"
 
 
 def test_an_endpoint_that_is_too_busy_for_anybody_is_an_error():

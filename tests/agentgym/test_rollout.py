@@ -144,10 +144,10 @@ def test_how_an_episode_ends_without_failing(limits, script, end):
 def test_a_policy_may_end_an_episode_at_once():
     class Full:
         async def act(self, messages, tools):
-            raise EndEpisode("context")
+            raise EndEpisode("full")
 
     trajectory = run(run_episode(Echo(), Full(), TASK))
-    assert (trajectory.end, trajectory.turns, trajectory.error) == ("context", [], None)
+    assert (trajectory.end, trajectory.turns, trajectory.error) == ("full", [], None)
     assert trajectory.final_observation == [user("say something, None")]
 
 

@@ -27,6 +27,7 @@
     if (q.sample !== undefined && row.sample !== Number(q.sample)) return false;
     if (q.outcome !== undefined && agentgym.parts.outcomeOf(row) !== q.outcome) return false;
     if (q.tag !== undefined && !(row.tags || []).includes(q.tag)) return false;
+    if (q.finish !== undefined && !(row.finishes || []).includes(q.finish)) return false;
     for (const name of ["reward", "turns", "tokens"]) {
       if (!within(row[name], q[`${name}_min`], q[`${name}_max`])) return false;
     }

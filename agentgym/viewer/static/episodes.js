@@ -5,10 +5,12 @@
   const { h, fill, written, api, router, parts, VirtualList } = agentgym;
   const f = agentgym.format;
   // Those that are folded away, and all.
-  const MORE = ["end", "cause", "reward_min", "reward_max", "turns_min", "turns_max", "tokens_min", "tokens_max", "tag", "superseded"];
+  const MORE = ["end", "cause", "reward_min", "reward_max", "turns_min", "turns_max", "tokens_min", "tokens_max", "tag", "finish", "superseded"];
   const NAMES = ["cell", "outcome", "text", ...MORE, "sort", "order"];
   const SORTS = [["stored", "as played"], ["reward", "reward"], ["turns", "turns"], ["tokens", "tokens"], ["seconds", "seconds"], ["task", "task"]];
   const ENDS = ["terminated", "truncated", "max_turns", "context", "time", "error"];
+  // Finish reasons of answers that were cut or withheld.
+  const CUT = ["length", "content_filter", "context"];
   const places = new Map();
 
   const filtersOf = (query) => Object.fromEntries(NAMES.filter((name) => query[name]).map((name) => [name, query[name]]));
@@ -28,9 +30,9 @@
   function form(run) {
     const any = (text, values) => [["", text], ...values.map((value) => [value, value])];
     const known = (name) => (run.cells || []).flatMap((cell) => Object.keys((cell.result && cell.result[name]) || {}));
-    const [tags, causes, ends] = [known("by_tag"), known("error_texts"), [...ENDS, ...known("ends")]].map((names) => [...new Set(names)]);
+    const [tags, causes, ends, finishes] = [known("by_tag"), known("error_texts"), [...ENDS, ...known("ends")], [...CUT, ...known("finish_reasons")]].map((names) => [...new Set(names)]);
     const more = h("details", { class: "more-filters" }, h("summary", {}, "More filters"), h("div", { class: "fields" },
-      choice("end", "Ended by", any("anything", ends)), choice("cause", "Error", any("any", causes)), range("reward", "Reward", "any"), range("turns", "Turns", "1"), range("tokens", "Tokens", "1"),
+      choice("end", "Ended by", any("anything", ends)), choice("cause", "Error", any("any", causes)), choice("finish", "Finish reason", any("any", finishes)), range("reward", "Reward", "any"), range("turns", "Turns", "1"), range("tokens", "Tokens", "1"),
       h("label", { class: "field" }, h("span", {}, "Tag"), h("input", { name: "tag", type: "text", list: "tags", autocomplete: "off" }), h("datalist", { id: "tags" }, tags.map((tag) => h("option", { value: tag })))),
       h("label", { class: "field check" }, h("input", { name: "superseded", type: "checkbox", value: "1" }), h("span", {}, "also failed tries that were played again"))));
     return h("form", { class: "filters", role: "search", on: { submit: (event) => event.preventDefault() } },

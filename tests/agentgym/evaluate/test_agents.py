@@ -264,7 +264,9 @@ def test_what_an_agent_raises_fails_its_episode_and_names_the_place(own, target,
 
 
 def test_an_answer_that_is_none_is_a_failure_too(own):
-    with pytest.raises(AgentError, match=r"own_agents_\d+:nothing answered with no text, message or Reply: .*NoneType"):
+    with pytest.raises(
+        AgentError, match=r"own_agents_\d+:nothing answered with no text, message, completion or Reply: .*NoneType"
+    ):
         answer(own("nothing"))
 
 

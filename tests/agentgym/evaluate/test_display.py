@@ -155,7 +155,9 @@ def test_the_display_is_taken_down_when_the_run_breaks(clock):
 
 def test_nothing_that_a_model_or_an_author_wrote_moves_the_cursor(display):
     display.started(cell("\x1b[2J"), 2, 0)
-    display.ended(cell(), trajectory("a", error="e: \x1b]0;title\x07 [bold]\nx", calls=calls(1, **{"\x1b": 1})))
+    display.ended(
+        cell("\x1b[2J"), trajectory("a", error="e: \x1b]0;title\x07 [bold]\nx", calls=calls(1, **{"\x1b": 1}))
+    )
     text = seen(display)
     assert not {c for c in text if not c.isprintable()} - {"\n"}
     assert "[bold]" in text
