@@ -9,6 +9,7 @@ from agentgym.sandbox.core import (
     Sandbox,
     SandboxError,
     SandboxSpec,
+    SandboxSpoiled,
     Session,
 )
 
@@ -20,6 +21,7 @@ __all__ = [
     "Sandbox",
     "SandboxError",
     "SandboxSpec",
+    "SandboxSpoiled",
     "Session",
     "acquire",
     "choose",

@@ -3,7 +3,8 @@
 Two back ends keep this contract, under the same tests: `docker` and `bubblewrap`. Inside each, the first process is the
 guest (`guest.py`), which starts the programs, ends them when their time is up, and speaks with the host over its standard
 input and output. Programs run as an unprivileged user, with no network unless asked for, and can write to `/workspace` and
-`/tmp` only. A back end that fails raises `SandboxError`; a program that fails is an `ExecResult`.
+`/tmp` only. A back end that fails raises `SandboxError`, programs that make their sandbox unusable `SandboxSpoiled`; a
+program that fails is an `ExecResult`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ class SandboxError(RuntimeError):
     """The sandbox itself failed: no daemon, no image, no answer. Never the fault of the program in it.
 
     The step that meets it has no result: it is repeated on a fresh sandbox where that is safe, else its episode fails.
+    """
+
+
+class SandboxSpoiled(SandboxError):
+    """The programs of a sandbox made it unusable: they cannot be killed, a file cannot be written, no process can start.
+
+    The back end works. An environment scores this as the agent's failure; the sandbox is to be reset or given up.
     """
 
 
