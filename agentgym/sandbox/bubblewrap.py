@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agentgym.sandbox import cgroups
+from agentgym.sandbox import cgroups, users
 from agentgym.sandbox.bwrap_arguments import MEMORY_PLACE, SYSTEM_PATH, arguments, host_python
 from agentgym.sandbox.channel import SocketStream
 from agentgym.sandbox.core import MEGABYTE, SandboxError, SandboxSpec
@@ -34,6 +34,9 @@ PROGRAM_NICENESS = 10  # so that the guest comes first when programs keep the pr
 END_PATIENCE = 10.0
 _HOST_SERVES = ("python", "sql")  # the images in whose place this machine's own programs do
 _ENTER = 'for group in $0; do echo $$ > "$group/cgroup.procs" || exit 70; done; exec "$@"'
+# Pseudo-terminals of the sandbox's own, where nobody else sees them, and not more of them than it may have.
+_TERMINALS = f'mount -t devpts -o {users.PTY_OPTIONS} devpts /dev/pts || exit 71; exec "$@"'
+_OWN_MOUNTS = ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _TERMINALS, "sh"]
 
 
 def open_bubblewrap(spec: SandboxSpec, run: str, rootfs: Path | None = None) -> GuestSandbox:
@@ -99,16 +102,15 @@ class Embedded:
             limits = {"nice": PROGRAM_NICENESS, "group": f"{MEMORY_PLACE}/cgroup.procs"}
         except OSError as error:
             limits["more"] = {"AS": self.spec.memory}
-            if (
-                os.getuid() != 0
-            ):  # root's programs are one user with those of all other sandboxes, and would be counted together
-                limits["more"]["NPROC"] = self.spec.pids
+            limits["more"]["NPROC"] = self.spec.pids
             _warn_once(
                 f"no control groups ({error}): each process may take {self.spec.memory} bytes of memory instead of all together, "
-                f"{'the number of processes and ' if os.getuid() == 0 else ''}the processor time is not limited"
+                "the processor time is not limited"
             )
         if os.getuid() != 0:
             _warn_once("not root: programs are one user with the guest and can write to /private")
+        else:
+            limits["user"] = users.own_user(users.few_users())
         ours, theirs = socket.socketpair()
         try:
             self._keep()
@@ -129,7 +131,8 @@ class Embedded:
         return cgroups.Limits(self.spec.memory, self.spec.pids + OWN_PIDS, self.spec.cpus, spare=OWN_MEMORY)
 
     def _start(self, end: socket.socket) -> None:
-        options, data = arguments(self.spec, self.rootfs, self.group)
+        terminals = _own_terminals()
+        options, data = arguments(self.spec, self.rootfs, self.group, terminals)
         files = []
         try:
             for before, place, content in data:
@@ -139,7 +142,7 @@ class Embedded:
                 os.lseek(fd, 0, os.SEEK_SET)
                 options += [*before, str(fd), *([place] if place else [])]
             guest = guest_command("python3" if self.rootfs is not None else str(host_python()))
-            command = ["bwrap", *options, "--remount-ro", "/", "--", *guest]
+            command = [*(_OWN_MOUNTS if terminals else []), "bwrap", *options, "--remount-ro", "/", "--", *guest]
             if self.group is not None:
                 command = ["sh", "-c", _ENTER, " ".join(map(str, self.group.folders)), *command]
             self.process = subprocess.Popen(
@@ -206,6 +209,21 @@ def _children(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
+
+
+@cache
+def _own_terminals() -> bool:
+    """Whether sandboxes can have pseudo-terminals of their own here, to which a limit applies."""
+    if os.getuid() != 0:
+        return False
+    try:
+        tried = subprocess.run([*_OWN_MOUNTS, "true"], capture_output=True, text=True, timeout=30, check=False)
+        error = tried.stderr.strip() if tried.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as failure:
+        error = str(failure)
+    if error:
+        _warn_once(f"the number of pseudo-terminals of a sandbox is not limited: {error}")
+    return not error
 
 
 @cache

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentgym.sandbox import seccomp
 from agentgym.sandbox.cgroups import Group
-from agentgym.sandbox.core import USER_ID, SandboxSpec
+from agentgym.sandbox.core import GROUP_ID, SandboxSpec
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MEMORY_PLACE = "/sys/fs/cgroup/memory"  # of the programs' group, inside
@@ -24,12 +24,15 @@ _GROUP = b"root:x:0:\nnogroup:x:65534:\n"
 Data = tuple[tuple[str, ...], str, bytes]
 
 
-def arguments(spec: SandboxSpec, rootfs: Path | None, group: Group | None) -> tuple[list[str], list[Data]]:
+def arguments(
+    spec: SandboxSpec, rootfs: Path | None, group: Group | None, terminals: bool
+) -> tuple[list[str], list[Data]]:
     """The arguments, and those that need a descriptor of some bytes.
 
     Args:
         rootfs: an image's root folder; None: this machine's programs and Python.
         group: the control group whose memory counters the guest reads, and where it puts the programs.
+        terminals: whether bwrap is started where `/dev/pts` is the sandbox's own.
     """
     options = _namespaces(spec.network)
     if group is None or group.version == 1:
@@ -44,6 +47,8 @@ def arguments(spec: SandboxSpec, rootfs: Path | None, group: Group | None) -> tu
         for name in _NETWORK_ETC:
             options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     options += ["--proc", "/proc", "--dev", "/dev"]
+    if terminals:
+        options += ["--dev-bind", "/dev/pts", "/dev/pts"]
     for name in _HIDDEN:
         if Path("/proc", name).exists():
             options += ["--ro-bind", "/dev/null", f"/proc/{name}"]
@@ -73,7 +78,7 @@ def _namespaces(network: bool) -> list[str]:
         options += ["--unshare-net"]
     if os.getuid() == 0:
         return [*options, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    return [*options, "--unshare-user", "--uid", str(USER_ID), "--gid", str(USER_ID)]
+    return [*options, "--unshare-user", "--uid", str(GROUP_ID), "--gid", str(GROUP_ID)]
 
 
 def _image_root(rootfs: Path, network: bool) -> list[str]:

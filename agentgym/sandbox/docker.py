@@ -10,13 +10,13 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from agentgym.sandbox import engine, engine_images, images
+from agentgym.sandbox import engine, engine_images, images, users
 from agentgym.sandbox.attached import AttachedStream
-from agentgym.sandbox.core import MEGABYTE, PRIVATE, USER_ID, WORKSPACE, SandboxError, SandboxSpec
+from agentgym.sandbox.core import GROUP_ID, MEGABYTE, PRIVATE, WORKSPACE, SandboxError, SandboxSpec
 from agentgym.sandbox.found import Found, found, marks
 from agentgym.sandbox.guest_sandbox import GuestSandbox, guest_command
 
@@ -34,8 +34,10 @@ CAPABILITIES = ("SETUID", "SETGID")
 RESOURCE = "SYS_RESOURCE"
 # With it System V segments go with the last program that uses them, and do not hold memory until `reset`.
 FORCED = "kernel.shm_rmid_forced"
-# Both are done without where the engine's refusal says this: it may lack the right that it is to pass on.
-WISHES = {RESOURCE: "apply caps", FORCED: FORCED}
+# A volume that is no place on a disk, but pseudo-terminals of the sandbox's own, and not more of them than it may have.
+TERMINALS = "/dev/pts"
+# They are done without where the engine's refusal says this: it may lack the right that it is to pass on.
+WISHES = {RESOURCE: "apply caps", FORCED: FORCED, TERMINALS: "volume"}
 LABEL = "agentgym."
 
 _log = logging.getLogger("agentgym.sandbox")
@@ -60,7 +62,8 @@ def open_docker(spec: SandboxSpec, run: str) -> GuestSandbox:
     name = f"agentgym-{secrets.token_hex(6)}"
     try:
         path = _path(api, image) if custom else None
-        stream = _started(api, name, image, spec, run)
+        user = users.own_user(_few_users(api))
+        stream = _started(api, name, image, spec, run, user)
     except BaseException as error:
         _remove_quietly(name)
         from docker.errors import ImageNotFound
@@ -77,18 +80,18 @@ def open_docker(spec: SandboxSpec, run: str) -> GuestSandbox:
         spec,
         name,
         path=path or engine_images.PATH,
-        limits={"nice": PROGRAM_NICENESS},
+        limits={"nice": PROGRAM_NICENESS, "user": user},
         reason=lambda: _reason(name, stream),
         on_close=lambda: _remove_quietly(name) if os.getpid() == owner else None,
     )
 
 
-def _started(api: APIClient, name: str, image: str, spec: SandboxSpec, run: str) -> AttachedStream:
+def _started(api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, user: int) -> AttachedStream:
     where = engine.address()
     while True:
         wishes = [wish for wish in WISHES if (where, wish) not in _refused]
         try:
-            return _start(api, name, image, spec, run, wishes)
+            return _start(api, name, image, spec, run, _host_config(api, spec, user, wishes))
         except SandboxError as error:
             said = str(getattr(error.__cause__, "explanation", ""))
             refused = next((wish for wish in wishes if WISHES[wish] in said), None)
@@ -100,7 +103,9 @@ def _started(api: APIClient, name: str, image: str, spec: SandboxSpec, run: str)
         _refused.add((where, refused))
 
 
-def _start(api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, wishes: Sequence[str]) -> AttachedStream:
+def _start(
+    api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, host_config: Mapping[str, Any]
+) -> AttachedStream:
     from docker.types import ContainerConfig
 
     with engine.failures(f"starting a sandbox of {image}"):
@@ -121,7 +126,7 @@ def _start(api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, w
             stop_signal="SIGKILL",  # a stopping engine need not wait for the guest, which ignores other signals
             healthcheck={"test": ["NONE"]},
             labels={LABEL + key: value for key, value in marks(run).items()},
-            host_config=_host_config(api, spec, wishes),
+            host_config=host_config,
         )
         api.create_container_from_config(config, name)
         # Before the start, so that nothing that it writes is missed.
@@ -134,14 +139,16 @@ def _start(api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, w
     return stream
 
 
-def _host_config(api: APIClient, spec: SandboxSpec, wishes: Sequence[str]) -> dict[str, Any]:
-    from docker.types import LogConfig
+def _host_config(api: APIClient, spec: SandboxSpec, user: int, wishes: Sequence[str]) -> dict[str, Any]:
+    from docker.types import DriverConfig, LogConfig, Mount
 
     files = spec.disk // BLOCK + 1024
     mount = f"size={spec.disk},nr_inodes={files},nosuid,nodev,exec"
-    own = f"uid={USER_ID},gid={USER_ID}"
+    own = f"uid={user},gid={GROUP_ID}"
+    devpts = DriverConfig("local", {"type": "devpts", "device": "devpts", "o": f"{users.PTY_OPTIONS},gid=5"})
     return api.create_host_config(
         auto_remove=True,
+        mounts=[Mount(wish, None, driver_config=devpts) for wish in wishes if wish == TERMINALS],
         init=False,
         network_mode="bridge" if spec.network else "none",
         ipc_mode="private",
@@ -168,6 +175,13 @@ def _host_config(api: APIClient, spec: SandboxSpec, wishes: Sequence[str]) -> di
 def _cores(api: APIClient) -> float:
     """The engine's processors; it refuses to give more."""
     return float(api.info()["NCPU"])
+
+
+@cache
+def _few_users(api: APIClient) -> bool:
+    """Whether the engine's containers are in a user namespace, which has fewer user ids."""
+    options = api.info().get("SecurityOptions") or []
+    return any(name in option for option in options for name in ("name=userns", "name=rootless"))
 
 
 def _path(api: APIClient, image: str) -> str | None:
