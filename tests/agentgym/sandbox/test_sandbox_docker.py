@@ -121,7 +121,7 @@ class TestNoEngine:
 class TestContainer:
     def test_runs_programs_and_is_gone_after_close(self, open_box):
         box = open_box()
-        assert box.exec("echo hello; id -u").stdout == "hello\n65534\n"
+        assert box.exec("echo hello; id -g").stdout == "hello\n65534\n"
         assert [f.id for f in of_run(RUN)] == [box.id]
         box.close()
         assert of_run(RUN) == []
