@@ -88,6 +88,13 @@ class TestResources:
         assert sandbox.exec("cat file").stdout == "files need no process"
         assert sandbox.session().run("1 + 1").stdout == "2\n"
 
+    def test_a_sandbox_without_room_for_any_process_says_so(self, backend, open_sandbox):
+        sandbox = open_sandbox(pids=-1 if backend == "docker" else 0)  # a container has room for one more
+        for start in (lambda: sandbox.exec("true"), sandbox.session, lambda: sandbox.session("shell")):
+            with pytest.raises(SandboxSpoiled, match="as many as there may be"):
+                start()
+        assert sandbox.alive
+
     def test_threads_are_processes(self, open_sandbox):
         sandbox = open_sandbox(pids=20)
         code = "import threading, time\nn = 0\ntry:\n  while n < 100:\n    threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); n += 1\nexcept RuntimeError: print(n)"
