@@ -49,7 +49,7 @@ from agentgym.sandbox.guest_programs import (
 
 GRACE = 1.0  # seconds that a session has to answer an interrupt
 KILL_PATIENCE = 20.0  # seconds in which killed processes must have gone
-FORK_PATIENCE = 1.0  # seconds in which a process must be free for a new program
+FORK_PATIENCE = 0.5  # seconds in which a process must be free for a new program
 NO_PROCESS = (errno.EAGAIN, errno.ENOMEM)
 EMPTIED = ("/workspace", "/tmp", "/dev/shm", "/dev/mqueue", "/private")
 # Of memory: of version 1, of the programs' own group in version 2, of a container in version 2.
