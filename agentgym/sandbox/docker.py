@@ -39,6 +39,7 @@ TERMINALS = "/dev/pts"
 # They are done without where the engine's refusal says this: it may lack the right that it is to pass on.
 WISHES = {RESOURCE: "apply caps", FORCED: FORCED, TERMINALS: "volume"}
 LABEL = "agentgym."
+OWNED = {f"{LABEL}terminals": "1"}  # of volumes
 
 _log = logging.getLogger("agentgym.sandbox")
 _refused: set[tuple[str, str]] = set()  # addresses of engines, and which of the wishes they cannot grant
@@ -148,7 +149,7 @@ def _host_config(api: APIClient, spec: SandboxSpec, user: int, wishes: Sequence[
     devpts = DriverConfig("local", {"type": "devpts", "device": "devpts", "o": f"{users.PTY_OPTIONS},gid=5"})
     return api.create_host_config(
         auto_remove=True,
-        mounts=[Mount(wish, None, driver_config=devpts) for wish in wishes if wish == TERMINALS],
+        mounts=[Mount(wish, None, driver_config=devpts, labels=OWNED) for wish in wishes if wish == TERMINALS],
         init=False,
         network_mode="bridge" if spec.network else "none",
         ipc_mode="private",
@@ -270,3 +271,17 @@ def _is_gone(id: str) -> bool:
 def remove(which: Found) -> None:
     """Remove a container and all in it; one that is gone already is no error. Raises SandboxError if it stays."""
     _remove(which.id)
+
+
+def remove_volumes() -> None:
+    """Remove the pseudo-terminals of sandboxes that are gone: an engine that was killed forgets them. SandboxError if it fails."""
+    from docker.errors import APIError
+
+    with engine.failures("removing what sandboxes left"):
+        api = engine.client()
+        for volume in api.volumes(filters={"label": list(OWNED), "dangling": True})["Volumes"] or []:
+            try:
+                api.remove_volume(volume["Name"])
+            except APIError as error:
+                if error.status_code not in (404, 409):  # it is gone, or a sandbox has it by now
+                    raise

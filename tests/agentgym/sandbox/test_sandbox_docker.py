@@ -293,8 +293,13 @@ class TestEngineKilled:
         with_new = open_docker(SandboxSpec(), RUN)
         assert with_new.exec("echo again").stdout == "again\n"
         with_new.close()
+        lives = open_docker(SandboxSpec(), RUN)
+        cleanup(run=f"{RUN}-none")
+        assert len(engine.client().volumes()["Volumes"]) == 1, "of those with pseudo-terminals one is in use"
+        assert lives.exec(["python3", "-c", "import os; print(os.ttyname(os.openpty()[1]))"]).stdout == "/dev/pts/0\n"
         cleanup(run=RUN)
         assert wait_until(lambda: not of_run(RUN)), f"left over: {of_run(RUN)}"
+        assert not engine.client().volumes()["Volumes"]
 
     def test_a_call_in_the_middle_does_not_hang(self, own_engine):
         own_engine.start()
