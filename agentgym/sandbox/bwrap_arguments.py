@@ -13,6 +13,7 @@ from agentgym.sandbox.core import USER_ID, SandboxSpec
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MEMORY_PLACE = "/sys/fs/cgroup/memory"  # of the programs' group, inside
+IN_MEMORY = {"/workspace": "1777", "/tmp": "1777", "/dev/shm": "1777", "/private": "0755"}  # folders and their modes
 _HOST_ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types")
 _NETWORK_ETC = ("resolv.conf", "hosts", "nsswitch.conf", "services", "protocols", "ssl", "ca-certificates", "pki")
 _OWN = ("proc", "dev", "sys", "tmp", "workspace", "private")
@@ -47,9 +48,9 @@ def arguments(spec: SandboxSpec, rootfs: Path | None, group: Group | None) -> tu
     for name in _HIDDEN:
         if Path("/proc", name).exists():
             options += ["--ro-bind", "/dev/null", f"/proc/{name}"]
-    for folder in ("/workspace", "/tmp", "/dev/shm"):
-        options += ["--perms", "1777", "--size", str(spec.disk), "--tmpfs", folder]
-    options += ["--perms", "0755", "--size", str(spec.disk), "--tmpfs", "/private"]
+    for folder, mode in IN_MEMORY.items():
+        options += ["--perms", mode, "--size", str(spec.disk), "--tmpfs", folder]
+    options += ["--remount-ro", "/dev"]  # without root it is the programs' own
     if group is not None:  # /sys is the guest's alone
         members = (
             f"{MEMORY_PLACE}/cgroup.procs"  # alone can be written: where the guest is no other user, programs reach it

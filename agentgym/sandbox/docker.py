@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from agentgym.sandbox import engine, engine_images, images
+from agentgym.sandbox import engine, engine_images, images, seccomp
 from agentgym.sandbox.attached import AttachedStream
 from agentgym.sandbox.core import MEGABYTE, PRIVATE, USER_ID, WORKSPACE, SandboxError, SandboxSpec
+from agentgym.sandbox.file_limits import files_of
 from agentgym.sandbox.found import Found, found, marks
 from agentgym.sandbox.guest_sandbox import GuestSandbox, guest_command
 
 if TYPE_CHECKING:
     from docker import APIClient
 
-BLOCK = 4096  # bytes of disk for each file that may exist
 GUEST_MEMORY = 24 * MEGABYTE  # what the guest may take besides the programs
 GUEST_PROCESSES = 2  # the guest, and a program that it is just starting
 PROGRAM_NICENESS = 10  # so that the guest comes first when programs keep the processor busy
@@ -137,8 +137,7 @@ def _start(api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, w
 def _host_config(api: APIClient, spec: SandboxSpec, wishes: Sequence[str]) -> dict[str, Any]:
     from docker.types import LogConfig
 
-    files = spec.disk // BLOCK + 1024
-    mount = f"size={spec.disk},nr_inodes={files},nosuid,nodev,exec"
+    mount = f"size={spec.disk},nr_inodes={files_of(spec.disk)},nosuid,nodev,exec"
     own = f"uid={USER_ID},gid={USER_ID}"
     return api.create_host_config(
         auto_remove=True,
@@ -150,8 +149,8 @@ def _host_config(api: APIClient, spec: SandboxSpec, wishes: Sequence[str]) -> di
             WORKSPACE: f"{mount},mode=0755,{own}",
             "/tmp": f"{mount},mode=1777",
             PRIVATE: f"{mount},mode=0755",
+            "/dev/shm": f"{mount},mode=1777",  # the engine's own has no limit on files
         },
-        shm_size=spec.disk,
         mem_limit=spec.memory + GUEST_MEMORY,
         memswap_limit=spec.memory + GUEST_MEMORY,  # memory and swap together: no swap
         nano_cpus=int(min(spec.cpus, _cores(api)) * 1e9),
@@ -159,7 +158,7 @@ def _host_config(api: APIClient, spec: SandboxSpec, wishes: Sequence[str]) -> di
         cap_drop=["ALL"],
         cap_add=[*CAPABILITIES, *(wish for wish in wishes if wish == RESOURCE)],
         sysctls={wish: "1" for wish in wishes if wish == FORCED},
-        security_opt=["no-new-privileges"],
+        security_opt=["no-new-privileges", f"seccomp={seccomp.docker_profile()}"],
         log_config=LogConfig(type="none"),
     )
 

@@ -37,9 +37,11 @@ from agentgym.sandbox.guest_programs import (
     Process,
     Replies,
     empty,
+    proc_rules,
     programs,
     remove_shared_memory,
     restore,
+    scores_are_final,
     send_signal,
     shared_memory,
     start,
@@ -245,8 +247,10 @@ class Guest:
 
     def do_hello(self, _: bytes, env: dict[str, str], output: int, idle_timeout: float, limits: dict) -> None:
         """Take the settings."""
-        self.env, self.limit, self.idle_timeout, self.limits = env, output, idle_timeout, limits
-        self.answer({"python": sys.version.split()[0], "two_users": TWO_USERS, "counter": self.counter})
+        rules = proc_rules()
+        self.env, self.limit, self.idle_timeout, self.limits = env, output, idle_timeout, {**limits, "rules": rules}
+        facts = {"python": sys.version.split()[0], "two_users": TWO_USERS, "counter": self.counter}
+        self.answer({**facts, "firm_scores": rules >= 0 or scores_are_final()})
 
     def do_ping(self, _: bytes) -> None:
         """Give a sign of life."""
