@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.sandbox import cgroups
-from agentgym.sandbox.bwrap_arguments import IN_MEMORY, MEMORY_PLACE, SYSTEM_PATH, arguments, host_python
+from agentgym.sandbox.bwrap_arguments import IN_MEMORY, MEMORY_PLACE, SYSTEM_PATH, arguments
 from agentgym.sandbox.channel import SocketStream
 from agentgym.sandbox.core import MEGABYTE, SandboxError, SandboxSpec
 from agentgym.sandbox.file_limits import files_of, limit_files
 from agentgym.sandbox.found import Found, found, marks
 from agentgym.sandbox.guest_sandbox import GuestSandbox, guest_command
+from agentgym.sandbox.host_root import host_python
 
 LOG = logging.getLogger(__name__)
 OWN_MEMORY = 24 * MEGABYTE  # what the guest and bubblewrap may take besides the programs
@@ -116,7 +117,6 @@ class Embedded:
             _warn_once("not root: programs are one user with the guest and can write to /private")
         ours, theirs = socket.socketpair()
         try:
-            self._keep(self.group)
             self._start(theirs)
             self._keep(self.group)
         except BaseException:

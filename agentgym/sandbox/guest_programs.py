@@ -333,7 +333,9 @@ def proc_rules() -> int:
     import ctypes
 
     libc = ctypes.CDLL(None)
-    handled = LANDLOCK_WRITE_FILE | LANDLOCK_REFER  # without the second, files could not be moved between folders at all
+    handled = (
+        LANDLOCK_WRITE_FILE | LANDLOCK_REFER
+    )  # without the second, files could not be moved between folders at all
     if libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1) < 2:  # version 1 has no such right
         return -1
     rules = libc.syscall(LANDLOCK_CREATE, handled.to_bytes(8, sys.byteorder), ctypes.c_size_t(8), 0)
