@@ -228,9 +228,9 @@ def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
             atexit.register(close_pools)
             threading.Thread(target=remove_dead, name="sandbox cleanup", daemon=True).start()
         if key not in _process.pools:
-            opener, run = _opener(name), run_label()
+            open_one, run = opener(name), run_label()
             _process.pools[key] = SandboxPool(
-                lambda: opener(spec, run),
+                lambda: open_one(spec, run),
                 _process.places,
                 name=f"{name} {spec.image!r}",
                 idle_seconds=REMOTE_IDLE_SECONDS if _is_url(name) else IDLE_SECONDS,
@@ -238,7 +238,8 @@ def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
         return _process.pools[key]
 
 
-def _opener(name: str) -> Callable[[SandboxSpec, str], GuestSandbox]:
+def opener(name: str) -> Callable[[SandboxSpec, str], GuestSandbox]:
+    """What opens a sandbox of a back end, given what it is made of and its run's label."""
     if _is_url(name):
         from agentgym.sandbox.remote import open_remote
 
