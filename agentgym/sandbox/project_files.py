@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 
 PACKAGES = ("agentgym", "agentgym_envs", "agent_train")
-_NAMES = ("agentgym", "agent_train", "agent-train", "__editable__.agentgym", "__editable___agentgym")
 _INSTALLED = ("site-packages", "dist-packages")
 _KERNEL = ("/proc", "/sys", "/dev")
 
@@ -26,7 +25,7 @@ def project_files(root: str, installed: bool = False) -> Iterator[str]:
         if folder in _KERNEL:
             folders.clear()
             continue
-        ours = [name for name in folders if name.startswith(_NAMES)]
+        ours = [name for name in folders if _is_ours(name)]
         if folder != root and _is_checkout(ours, files):
             folders.clear()
             yield folder
@@ -34,9 +33,11 @@ def project_files(root: str, installed: bool = False) -> Iterator[str]:
         hidden = {name for name in folders if name in ours or (installed and name in _INSTALLED)}
         folders[:] = [name for name in folders if name not in hidden]
         yield from (os.path.join(folder, name) for name in sorted(hidden) if not _is_link(folder, name))
-        yield from (
-            os.path.join(folder, name) for name in files if name.startswith(_NAMES) and not _is_link(folder, name)
-        )
+        yield from (os.path.join(folder, name) for name in files if _is_ours(name) and not _is_link(folder, name))
+
+
+def _is_ours(name: str) -> bool:
+    return "agentgym" in name or name.startswith(("agent_train", "agent-train"))
 
 
 def _is_checkout(ours: list[str], files: list[str]) -> bool:

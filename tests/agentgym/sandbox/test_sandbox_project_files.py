@@ -52,7 +52,7 @@ def install(folder):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "agentgym-1.dist-info").mkdir()
     (folder / "agentgym-1.dist-info" / "RECORD").write_text("agentgym_envs/code/tasks.jsonl\n")
-    (folder / "__editable__.agentgym-1.pth").write_text("/somewhere\n")
+    (folder / "_agentgym_toolkit.pth").write_text("/somewhere\n")
     (folder / "another").mkdir()
     (folder / "another" / "kept.py").write_text("")
     return folder
@@ -80,7 +80,7 @@ def furnished(tmp_path_factory):
 
 def test_what_is_found(furnished):
     found = {Path(path).relative_to(furnished).as_posix() for path in project_files(str(furnished))}
-    names = ("agentgym", "agentgym_envs", "agent_train", "agentgym-1.dist-info", "__editable__.agentgym-1.pth")
+    names = ("agentgym", "agentgym_envs", "agent_train", "agentgym-1.dist-info", "_agentgym_toolkit.pth")
     assert found == {"work"} | {f"venv/{SITE}/{name}" for name in names}
     found = {Path(path).relative_to(furnished).as_posix() for path in project_files(str(furnished), installed=True)}
     assert found == {"work", f"venv/{SITE}"}
