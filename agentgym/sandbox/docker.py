@@ -6,27 +6,30 @@ when it closes, however that happens, the guest reads the end of its input and e
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from agentgym.sandbox import engine, engine_images, images, users
+from agentgym.sandbox import engine, engine_images, images, seccomp, users
 from agentgym.sandbox.attached import AttachedStream
 from agentgym.sandbox.core import GROUP_ID, MEGABYTE, PRIVATE, WORKSPACE, SandboxError, SandboxSpec
+from agentgym.sandbox.file_limits import files_of
 from agentgym.sandbox.found import Found, found, marks
-from agentgym.sandbox.guest_sandbox import GuestSandbox, guest_command
+from agentgym.sandbox.guest_sandbox import GuestSandbox, guest_command, source
 
 if TYPE_CHECKING:
     from docker import APIClient
 
-BLOCK = 4096  # bytes of disk for each file that may exist
 GUEST_MEMORY = 24 * MEGABYTE  # what the guest may take besides the programs
 GUEST_PROCESSES = 2  # the guest, and a program that it is just starting
 PROGRAM_NICENESS = 10  # so that the guest comes first when programs keep the processor busy
+SEARCH_SECONDS = 120.0  # in which a foreign image must be searched
 GONE_SECONDS = 10.0  # in which a container that is being removed must have gone
 # For the guest: to become the programs' user, and so to start and to kill them.
 CAPABILITIES = ("SETUID", "SETGID")
@@ -42,11 +45,14 @@ LABEL = "agentgym."
 OWNED = {f"{LABEL}terminals": "1"}  # of volumes
 
 _log = logging.getLogger("agentgym.sandbox")
+_covers: dict[
+    str, list[str]
+] = {}  # of foreign images, by their ids: what is covered in them; empty where all may be seen
 _refused: set[tuple[str, str]] = set()  # addresses of engines, and which of the wishes they cannot grant
 
 
 def open_docker(spec: SandboxSpec, run: str) -> GuestSandbox:
-    """Start a container and its guest.
+    """Start a container and its guest. An image that is not our own is searched for this project first, once a process.
 
     Args:
         spec: its image must be built (`agentgym sandbox build NAME`), or be a Docker reference that the engine has and
@@ -57,14 +63,18 @@ def open_docker(spec: SandboxSpec, run: str) -> GuestSandbox:
         SandboxError: the engine does not answer or refuses, the image is missing, or the guest does not come up.
         ValueError: there is no image of this name.
     """
-    custom = "/" in spec.image or ":" in spec.image
+    return _open(spec, run, _masked(spec.image, run))
+
+
+def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandbox:
+    custom = images.is_reference(spec.image)
     image = spec.image if custom else images.image_tag(spec.image)
     api = engine.client()
     name = f"agentgym-{secrets.token_hex(6)}"
     try:
         path = _path(api, image) if custom else None
         user = users.own_user(_few_users(api))
-        stream = _started(api, name, image, spec, run, user)
+        stream = _started(api, name, image, spec, run, user, masked)
     except BaseException as error:
         _remove_quietly(name)
         from docker.errors import ImageNotFound
@@ -87,12 +97,38 @@ def open_docker(spec: SandboxSpec, run: str) -> GuestSandbox:
     )
 
 
-def _started(api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, user: int) -> AttachedStream:
+def _masked(image: str, run: str) -> Sequence[str]:
+    """What to cover in a sandbox of a foreign image: nothing of this project may be seen there, as its tasks hold their answers."""
+    if not images.is_reference(image):
+        return ()
+    api = engine.client()
+    with engine.failures(f"looking for the image {image}"):
+        id = api.inspect_image(image)["Id"] if engine_images.way_of(api, image) is not None else ""
+    if id and id not in _covers:
+        with closing(_open(SandboxSpec(image=image), run)) as box:
+            search = box.exec(["python3", "-I", "-c", source("project_files")], timeout=SEARCH_SECONDS)
+            with engine.failures("looking at its container"):
+                usual = api.inspect_container(box.id)["HostConfig"].get("MaskedPaths") or []
+        if not search.ok or search.truncated:
+            raise SandboxError(
+                f"the image {image} could not be searched for files of agentgym, which programs must not see: "
+                f"{'too slow' if search.timed_out else search.stderr[-300:] or 'too many'}"
+            )
+        found = json.loads(search.stdout)
+        _covers[id] = [*usual, *found] if found else []
+        if found:
+            _log.info("the image %s holds agentgym: %s are covered", image, ", ".join(found))
+    return _covers.get(id, ())
+
+
+def _started(
+    api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, user: int, masked: Sequence[str]
+) -> AttachedStream:
     where = engine.address()
     while True:
         wishes = [wish for wish in WISHES if (where, wish) not in _refused]
         try:
-            return _start(api, name, image, spec, run, _host_config(api, spec, user, wishes))
+            return _start(api, name, image, spec, run, _host_config(api, spec, user, wishes, masked))
         except SandboxError as error:
             said = str(getattr(error.__cause__, "explanation", ""))
             refused = next((wish for wish in wishes if WISHES[wish] in said), None)
@@ -140,14 +176,15 @@ def _start(
     return stream
 
 
-def _host_config(api: APIClient, spec: SandboxSpec, user: int, wishes: Sequence[str]) -> dict[str, Any]:
+def _host_config(
+    api: APIClient, spec: SandboxSpec, user: int, wishes: Sequence[str], masked: Sequence[str]
+) -> dict[str, Any]:
     from docker.types import DriverConfig, LogConfig, Mount
 
-    files = spec.disk // BLOCK + 1024
-    mount = f"size={spec.disk},nr_inodes={files},nosuid,nodev,exec"
+    mount = f"size={spec.disk},nr_inodes={files_of(spec.disk)},nosuid,nodev,exec"
     own = f"uid={user},gid={GROUP_ID}"
     devpts = DriverConfig("local", {"type": "devpts", "device": "devpts", "o": f"{users.PTY_OPTIONS},gid=5"})
-    return api.create_host_config(
+    config: dict[str, Any] = api.create_host_config(
         auto_remove=True,
         mounts=[Mount(wish, None, driver_config=devpts, labels=OWNED) for wish in wishes if wish == TERMINALS],
         init=False,
@@ -158,8 +195,8 @@ def _host_config(api: APIClient, spec: SandboxSpec, user: int, wishes: Sequence[
             WORKSPACE: f"{mount},mode=0755,{own}",
             "/tmp": f"{mount},mode=1777",
             PRIVATE: f"{mount},mode=0755",
+            "/dev/shm": f"{mount},mode=1777",  # the engine's own has no limit on files
         },
-        shm_size=spec.disk,
         mem_limit=spec.memory + GUEST_MEMORY,
         memswap_limit=spec.memory + GUEST_MEMORY,  # memory and swap together: no swap
         nano_cpus=int(min(spec.cpus, _cores(api)) * 1e9),
@@ -167,9 +204,10 @@ def _host_config(api: APIClient, spec: SandboxSpec, user: int, wishes: Sequence[
         cap_drop=["ALL"],
         cap_add=[*CAPABILITIES, *(wish for wish in wishes if wish == RESOURCE)],
         sysctls={wish: "1" for wish in wishes if wish == FORCED},
-        security_opt=["no-new-privileges"],
+        security_opt=["no-new-privileges", f"seccomp={seccomp.docker_profile()}"],
         log_config=LogConfig(type="none"),
     )
+    return {**config, "MaskedPaths": list(masked)} if masked else config
 
 
 @cache

@@ -40,8 +40,10 @@ from agentgym.sandbox.guest_programs import (
     Spoiled,
     default_signals,
     pipes,
+    proc_rules,
     programs,
     remove_shared_memory,
+    scores_are_final,
     send_signal,
     shared_memory,
     start,
@@ -271,10 +273,12 @@ class Guest:
 
     def do_hello(self, _: bytes, env: dict[str, str], output: int, idle_timeout: float, limits: dict) -> None:
         """Take the settings."""
-        self.env, self.limit, self.idle_timeout, self.limits = env, output, idle_timeout, limits
+        rules = proc_rules()
+        self.env, self.limit, self.idle_timeout, self.limits = env, output, idle_timeout, {**limits, "rules": rules}
         if TWO_USERS:
             AsProgram.user = limits.get("user", AsProgram.user)
-        self.answer({"python": sys.version.split()[0], "two_users": TWO_USERS, "counter": self.counter})
+        facts = {"python": sys.version.split()[0], "two_users": TWO_USERS, "counter": self.counter}
+        self.answer({**facts, "firm_scores": rules >= 0 or scores_are_final()})
 
     def do_ping(self, _: bytes) -> None:
         """Give a sign of life."""

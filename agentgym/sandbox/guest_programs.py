@@ -10,6 +10,8 @@ import os
 import resource
 import select
 import signal
+import struct
+import sys
 import time
 import warnings  # noqa: F401 - os.execvpe would import it in every child
 from collections.abc import Callable, Iterator
@@ -25,6 +27,10 @@ START_PATIENCE = 10.0  # seconds in which a program must have started
 THREADS = (
     17  # in /proc/PID/stat, counted from the state on: how many threads it has, with one that is not yet collected
 )
+# The numbers of its calls are the same on all machines.
+LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
+LANDLOCK_WRITE_FILE, LANDLOCK_REFER = 1 << 1, 1 << 13
+CAP_SYS_RESOURCE = 24
 
 
 class Spoiled(Exception):
@@ -309,6 +315,7 @@ def become(argv: list[str], env: dict[str, str], cwd: str, fds: list[int], tag: 
     if "group" in limits:
         with open(limits["group"], "w") as group:
             group.write("0")  # this process
+    keep_out_of_proc(limits.get("rules", -1))
     os.nice(limits["nice"])
     wanted = {"CORE": 0, "NOFILE": 1024, "MSGQUEUE": 0, "FSIZE": limits["file"], **limits.get("more", {})}
     for name, value in wanted.items():
@@ -363,6 +370,49 @@ def die_first() -> None:
     except PermissionError:  # with one user the guest's files in /proc belong to nobody
         if TWO_USERS:
             raise
+
+
+def proc_rules() -> int:
+    """Rules of Landlock by which nothing under /proc can be written, as a descriptor; -1 where the kernel has none.
+
+    So a program cannot take back its `oom_score_adj`, which only `CAP_SYS_RESOURCE` could make final, nor set another's.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    handled = (
+        LANDLOCK_WRITE_FILE | LANDLOCK_REFER
+    )  # without the second, files could not be moved between folders at all
+    if libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1) < 2:  # version 1 has no such right
+        return -1
+    rules = libc.syscall(LANDLOCK_CREATE, handled.to_bytes(8, sys.byteorder), ctypes.c_size_t(8), 0)
+    with os.scandir("/") as entries:
+        folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name != "proc"]
+    for folder in folders:
+        fd = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        rule = struct.pack("=Qi", handled, fd)
+        refused = libc.syscall(LANDLOCK_ADD, rules, 1, rule, 0)
+        os.close(fd)
+        if refused:
+            os.close(rules)
+            return -1
+    return rules
+
+
+def keep_out_of_proc(rules: int) -> None:
+    """Bind this process and all that it starts by `proc_rules`."""
+    if rules >= 0:
+        import ctypes
+
+        if ctypes.CDLL(None, use_errno=True).syscall(LANDLOCK_RESTRICT, rules, 0):
+            raise OSError(ctypes.get_errno(), "landlock_restrict_self")
+
+
+def scores_are_final() -> bool:
+    """Whether what this process writes to `oom_score_adj` cannot be lowered again by who inherits it."""
+    with open("/proc/self/status") as file:
+        effective = next(line for line in file if line.startswith("CapEff:"))
+    return bool(int(effective.split()[1], 16) >> CAP_SYS_RESOURCE & 1)
 
 
 def tag_of(pid: str) -> int | None:

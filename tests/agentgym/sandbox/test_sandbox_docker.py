@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.sandbox import SandboxError, SandboxSpec, engine, images
+from agentgym.sandbox import SandboxError, SandboxSpec, engine, images, seccomp
 from agentgym.sandbox.attached import KEPT, Demultiplexer
 from agentgym.sandbox.cleanup import cleanup
 from agentgym.sandbox.docker import docker_sandboxes, open_docker, remove
@@ -147,7 +147,7 @@ class TestContainer:
             <= {"SETUID", "SETGID", "SYS_RESOURCE"}
         )
         assert host["Sysctls"] == {"kernel.shm_rmid_forced": "1"}
-        assert host["SecurityOpt"] == ["no-new-privileges"]
+        assert host["SecurityOpt"] == ["no-new-privileges", f"seccomp={seccomp.docker_profile()}"]
         assert host["NetworkMode"] == "none"
         assert host["Memory"] == host["MemorySwap"]
         assert host["NanoCpus"] == 5 * 10**8

@@ -201,9 +201,7 @@ class TestPrivileges:
         ],
     )
     @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of the calls are those of x86_64")
-    def test_refused_calls(self, sandbox, backend, call):
-        if backend == "docker" and "425" in call:
-            pytest.skip("the default profile of Docker Engine 20.10 leaves io_uring")
+    def test_refused_calls(self, sandbox, call):
         code = f"import ctypes, errno\nlibc = ctypes.CDLL(None, use_errno=True)\nprint({call}, errno.errorcode.get(ctypes.get_errno()))"
         assert sandbox.exec(["python3", "-c", code]).stdout in {"-1 EPERM\n", "-1 EACCES\n"}
 
