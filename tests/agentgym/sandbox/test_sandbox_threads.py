@@ -37,10 +37,10 @@ def relay():
 threading.Thread(target=relay).start(); end_this_thread()
 """,
     "processes of such threads": """
-for _ in range(5):
+for _ in range(2):  # with their threads fewer than there may be
     if os.fork() == 0:
         os.setsid()
-        for _ in range(5): threading.Thread(target=rewrite).start()
+        for _ in range(4): threading.Thread(target=rewrite).start()
         end_this_thread()
 threading.Thread(target=rewrite).start(); end_this_thread()
 """,
