@@ -27,7 +27,8 @@ def docker() -> list[Finding]:
     except SandboxError as error:
         return [Finding("Docker", _lacking("docker"), str(error), START)]
     about = f"engine {version.get('Version', '?')} (API {version.get('ApiVersion', '?')}) at {engine.address()}"
-    return [Finding("Docker", "ok", about), _images("Docker images", names, built)]
+    found = [Finding("Docker", "ok", about), _images("Docker images", names, built)]
+    return [*found, *_limits("Docker limits", "docker", built[0])] if built else found
 
 
 def _lacking(backend: str) -> State:
@@ -58,7 +59,28 @@ def bubblewrap() -> list[Finding]:
     return [
         Finding("bubblewrap", "ok", f"{version} at {program}: a sandbox was started"),
         _images("bubblewrap images", images.image_names(), built),
+        *_limits("bubblewrap limits", "bubblewrap", built[0] if built else "python"),
     ]
+
+
+def _limits(title: str, backend: str, image: str) -> list[Finding]:
+    """What a sandbox cannot keep its programs from here; nothing where it keeps them from all that it can elsewhere."""
+    from agentgym.sandbox import SandboxError, SandboxSpec, backends
+
+    try:
+        box = backends.opener(backend)(SandboxSpec(image=image, start_timeout=20.0), "doctor")
+    except SandboxError as error:
+        return [Finding(title, "warning", str(error))]
+    box.close()
+    weak = []
+    if not box.facts["firm_scores"]:
+        weak.append(
+            "programs can lower their oom_score_adj, so that the sandbox's first process is killed for their memory"
+        )
+    if why_not := box.facts.get("files_unlimited"):
+        weak.append(f"the number of files is not limited ({why_not})")
+    todo = "Linux 5.19 or newer with Landlock (lsm=landlock,... at boot)" if not box.facts["firm_scores"] else None
+    return [Finding(title, "warning", "; ".join(weak), todo)] if weak else []
 
 
 def _namespaces() -> str:

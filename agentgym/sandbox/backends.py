@@ -147,8 +147,10 @@ def _try_all(image: str) -> Choice:
     no_bubblewrap = _why_not_bubblewrap(image)
     if no_bubblewrap is None:
         return Choice("bubblewrap", f"it works here and docker does not: {no_docker}")
+    from agentgym.sandbox import images
+
     todo = f"start a Docker Engine and run `{_docker_todo(image)}`"
-    if not _is_reference(image):
+    if not images.is_reference(image):
         todo = f"install bubblewrap (apt install bubblewrap), or {todo}"
     raise SandboxError(f"no sandbox for programs: {todo}. docker: {no_docker}; bubblewrap: {no_bubblewrap}")
 
@@ -187,12 +189,14 @@ def _docker_reason(image: str) -> str:
 def _docker_tag(image: str) -> str:
     from agentgym.sandbox import images
 
-    return image if _is_reference(image) else images.image_tag(image)
+    return image if images.is_reference(image) else images.image_tag(image)
 
 
 def _docker_todo(image: str) -> str:
     """The command that gives an engine an image."""
-    return f"docker pull {image}" if _is_reference(image) else f"agentgym sandbox build {image}"
+    from agentgym.sandbox import images
+
+    return f"docker pull {image}" if images.is_reference(image) else f"agentgym sandbox build {image}"
 
 
 def _is_url(name: str) -> bool:
@@ -200,15 +204,10 @@ def _is_url(name: str) -> bool:
     return name.startswith(("http://", "https://"))
 
 
-def _is_reference(image: str) -> bool:
-    """Whether it names an image of Docker's and no folder of `sandboxes/`."""
-    return "/" in image or ":" in image
-
-
 def _why_not_bubblewrap(image: str) -> str | None:
     from agentgym.sandbox import bubblewrap, images
 
-    if _is_reference(image):
+    if images.is_reference(image):
         return f"it has no Docker images such as {image}"
     images.recipe(image)
     if not _process.bubblewrap_works:
@@ -230,10 +229,10 @@ def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
             atexit.register(close_pools)
             threading.Thread(target=remove_dead, name="sandbox cleanup", daemon=True).start()
         if key not in _process.pools:
-            opener, run = _opener(name), run_label()
+            open_one, run = opener(name), run_label()
             probe = replace(spec, start_timeout=PROBE_SECONDS)
             _process.pools[key] = SandboxPool(
-                lambda: opener(spec, run),
+                lambda: open_one(spec, run),
                 _process.places,
                 name=f"{name} {spec.image!r}",
                 idle_seconds=REMOTE_IDLE_SECONDS if _is_url(name) else IDLE_SECONDS,
@@ -242,7 +241,8 @@ def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
         return _process.pools[key]
 
 
-def _opener(name: str) -> Callable[[SandboxSpec, str], GuestSandbox]:
+def opener(name: str) -> Callable[[SandboxSpec, str], GuestSandbox]:
+    """What opens a sandbox of a back end, given what it is made of and its run's label."""
     if _is_url(name):
         from agentgym.sandbox.remote import open_remote
 

@@ -14,18 +14,22 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agentgym.sandbox import cgroups
-from agentgym.sandbox.bwrap_arguments import MEMORY_PLACE, SYSTEM_PATH, arguments, host_python
+from agentgym.sandbox import cgroups, users
+from agentgym.sandbox.bwrap_arguments import IN_MEMORY, MEMORY_PLACE, SYSTEM_PATH, arguments
 from agentgym.sandbox.channel import SocketStream
 from agentgym.sandbox.core import MEGABYTE, SandboxError, SandboxSpec
+from agentgym.sandbox.file_limits import files_of, limit_files
 from agentgym.sandbox.found import Found, found, marks
 from agentgym.sandbox.guest_sandbox import GuestSandbox, guest_command
+from agentgym.sandbox.host_root import host_python
 
 LOG = logging.getLogger(__name__)
 OWN_MEMORY = 24 * MEGABYTE  # what the guest and bubblewrap may take besides the programs
@@ -33,7 +37,11 @@ OWN_PIDS = 2
 PROGRAM_NICENESS = 10  # so that the guest comes first when programs keep the processor busy
 END_PATIENCE = 10.0
 _HOST_SERVES = ("python", "sql")  # the images in whose place this machine's own programs do
+_dead_removed = False  # what other processes have left, by this one
 _ENTER = 'for group in $0; do echo $$ > "$group/cgroup.procs" || exit 70; done; exec "$@"'
+# Pseudo-terminals of the sandbox's own, where nobody else sees them, and not more of them than it may have.
+_TERMINALS = f'mount -t devpts -o {users.PTY_OPTIONS} devpts /dev/pts || exit 71; exec "$@"'
+_OWN_MOUNTS = ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _TERMINALS, "sh"]
 
 
 def open_bubblewrap(spec: SandboxSpec, run: str, rootfs: Path | None = None) -> GuestSandbox:
@@ -50,6 +58,7 @@ def open_bubblewrap(spec: SandboxSpec, run: str, rootfs: Path | None = None) -> 
         raise SandboxError(
             "no bwrap on the PATH: install bubblewrap (apt install bubblewrap), or use the docker back end"
         )
+    _remove_dead()
     id = f"agentgym-{uuid.uuid4().hex[:12]}"
     embedded = Embedded(id, run, spec, rootfs if rootfs is not None else image_root(spec.image))
     return embedded.open()
@@ -95,25 +104,23 @@ class Embedded:
         """Start it. SandboxError if it does not come up; what was made until then is removed."""
         limits: dict[str, Any] = {}
         try:
-            self.group = cgroups.create(self.id, self._limits())
+            self.group = cgroups.create(self.id, self._limits(), self._keep)
             limits = {"nice": PROGRAM_NICENESS, "group": f"{MEMORY_PLACE}/cgroup.procs"}
         except OSError as error:
             limits["more"] = {"AS": self.spec.memory}
-            if (
-                os.getuid() != 0
-            ):  # root's programs are one user with those of all other sandboxes, and would be counted together
-                limits["more"]["NPROC"] = self.spec.pids
+            limits["more"]["NPROC"] = self.spec.pids
             _warn_once(
                 f"no control groups ({error}): each process may take {self.spec.memory} bytes of memory instead of all together, "
-                f"{'the number of processes and ' if os.getuid() == 0 else ''}the processor time is not limited"
+                "the processor time is not limited"
             )
         if os.getuid() != 0:
             _warn_once("not root: programs are one user with the guest and can write to /private")
+        else:
+            limits["user"] = users.own_user(users.few_users())
         ours, theirs = socket.socketpair()
         try:
-            self._keep()
             self._start(theirs)
-            self._keep()
+            self._keep(self.group)
         except BaseException:
             ours.close()
             self.end()
@@ -121,15 +128,26 @@ class Embedded:
         finally:
             theirs.close()
         path = SYSTEM_PATH if self.rootfs is not None else f"{host_python().parent}:{SYSTEM_PATH}"
-        return GuestSandbox(
+        box = GuestSandbox(
             SocketStream(ours), self.spec, self.id, path=path, limits=limits, reason=self.reason, on_close=self.end
         )
+        box.facts["files_unlimited"] = self._limit_files()
+        return box
+
+    def _limit_files(self) -> str:
+        """Limit the number of files. Why that cannot be; empty if it is done."""
+        guests = _children(self.process.pid) if self.process is not None else []
+        why_not = limit_files(guests[0], tuple(IN_MEMORY), files_of(self.spec.disk)) if guests else ""
+        if why_not:
+            _warn_once(f"the number of files in a sandbox is not limited: {why_not}")
+        return why_not
 
     def _limits(self) -> cgroups.Limits:
         return cgroups.Limits(self.spec.memory, self.spec.pids + OWN_PIDS, self.spec.cpus, spare=OWN_MEMORY)
 
     def _start(self, end: socket.socket) -> None:
-        options, data = arguments(self.spec, self.rootfs, self.group)
+        terminals = _own_terminals()
+        options, data = arguments(self.spec, self.rootfs, self.group, terminals)
         files = []
         try:
             for before, place, content in data:
@@ -139,7 +157,7 @@ class Embedded:
                 os.lseek(fd, 0, os.SEEK_SET)
                 options += [*before, str(fd), *([place] if place else [])]
             guest = guest_command("python3" if self.rootfs is not None else str(host_python()))
-            command = ["bwrap", *options, "--remount-ro", "/", "--", *guest]
+            command = [*(_OWN_MOUNTS if terminals else []), "bwrap", *options, "--remount-ro", "/", "--", *guest]
             if self.group is not None:
                 command = ["sh", "-c", _ENTER, " ".join(map(str, self.group.folders)), *command]
             self.process = subprocess.Popen(
@@ -151,10 +169,10 @@ class Embedded:
             for fd in files:
                 os.close(fd)
 
-    def _keep(self) -> None:
+    def _keep(self, group: cgroups.Group | None) -> None:
         """Write down what `remove` needs, for the case that this process cannot."""
-        folders = [str(folder) for folder in self.group.every] if self.group is not None else []
-        version = self.group.version if self.group is not None else 0
+        folders = [str(folder) for folder in group.every] if group is not None else []
+        version = group.version if group is not None else 0
         bwrap = self.process.pid if self.process is not None else 0
         fresh = self.record.with_suffix(".part")
         fresh.write_text(json.dumps({**marks(self.run), "bwrap": bwrap, "folders": folders, "version": version}))
@@ -209,6 +227,21 @@ def _children(pid: int) -> list[int]:
 
 
 @cache
+def _own_terminals() -> bool:
+    """Whether sandboxes can have pseudo-terminals of their own here, to which a limit applies."""
+    if os.getuid() != 0:
+        return False
+    try:
+        tried = subprocess.run([*_OWN_MOUNTS, "true"], capture_output=True, text=True, timeout=30, check=False)
+        error = tried.stderr.strip() if tried.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as failure:
+        error = str(failure)
+    if error:
+        _warn_once(f"the number of pseudo-terminals of a sandbox is not limited: {error}")
+    return not error
+
+
+@cache
 def _warn_once(text: str) -> None:
     LOG.warning(text)
 
@@ -228,14 +261,37 @@ def bubblewrap_sandboxes() -> list[Found]:
     return [found(id, "bubblewrap", {key: str(value) for key, value in kept.items()}) for id, kept in _kept()]
 
 
-def remove(which: Found) -> None:
+def _remove_dead() -> None:
+    """Remove what dead processes have left, once a process: control groups and records outlive a killed owner.
+
+    Their guests may be ending still. What does not go in time is left to the next start.
+    """
+    global _dead_removed  # noqa: PLW0603 - module state: what this process has done
+    if _dead_removed:
+        return
+    until = time.monotonic() + END_PATIENCE
+    for each in bubblewrap_sandboxes():
+        if not each.alive:
+            try:
+                remove(each, max(0.1, until - time.monotonic()))
+            except SandboxError as error:
+                LOG.warning("%s", error)
+                return
+    for file in records().glob("*.part"):  # of a process that was killed as it wrote
+        with suppress(FileNotFoundError):
+            if time.time() - file.stat().st_mtime > END_PATIENCE:
+                file.unlink()
+    _dead_removed = True
+
+
+def remove(which: Found, patience: float = END_PATIENCE) -> None:
     """End a sandbox that another process made, and remove what is left of it. SandboxError if something stays."""
     for id, kept in _kept():
         if id != which.id:
             continue
         group = cgroups.Group(tuple(Path(folder) for folder in kept["folders"]), kept["version"])
         if group.folders:
-            if not cgroups.remove(group):
+            if not cgroups.remove(group, patience):
                 raise SandboxError(f"sandbox {id} could not be removed: processes {group.processes()} do not end")
         elif _is_bwrap(kept["bwrap"]):
             _kill_tree(kept["bwrap"])

@@ -11,7 +11,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,31 +66,35 @@ class Group:
         return sorted(found)
 
 
-def create(name: str, limits: Limits) -> Group:
-    """Make a group. OSError if groups cannot be made here, for want of rights or of controllers."""
-    return _create_2(name, limits) if (ROOT / "cgroup.controllers").exists() else _create_1(name, limits)
+def create(name: str, limits: Limits, keep: Callable[[Group], None] = lambda group: None) -> Group:
+    """Make a group. OSError if groups cannot be made here, for want of rights or of controllers.
+
+    `keep` is told its folders before they are made, so that they are known if this process is killed meanwhile.
+    """
+    return _create_2(name, limits, keep) if (ROOT / "cgroup.controllers").exists() else _create_1(name, limits, keep)
 
 
-def _create_1(name: str, limits: Limits) -> Group:
-    made: list[Path] = []
+def _create_1(name: str, limits: Limits, keep: Callable[[Group], None]) -> Group:
+    folders = {parent / name: controllers for parent, controllers in _parents().items()}
+    programs = next(iter(folders)) / _PROGRAMS
+    group = Group(tuple(folders), 1, programs)
+    keep(group)
     try:
-        for parent, controllers in _parents().items():
-            folder = parent / name
+        for folder, controllers in folders.items():
             folder.mkdir()
-            made.append(folder)
             _limit(folder, limits, 1, controllers)
-        programs = made[0] / _PROGRAMS
         programs.mkdir()
         _limit(programs, replace(limits, spare=0), 1, ("memory",))
     except OSError:
-        remove(Group(tuple(made), 1, made[0] / _PROGRAMS if made else None), patience=0.0)
+        remove(group, patience=0.0)
         raise
-    return Group(tuple(made), 1, programs)
+    return group
 
 
-def _create_2(name: str, limits: Limits) -> Group:
+def _create_2(name: str, limits: Limits, keep: Callable[[Group], None]) -> Group:
     whole = _delegating(_below(ROOT, _own().get("", ""))) / name
     group = Group((whole / _GUEST,), 2, whole / _PROGRAMS, whole)
+    keep(group)
     try:
         whole.mkdir()
         _limit(whole, limits, 2, CONTROLLERS)

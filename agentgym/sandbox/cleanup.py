@@ -58,14 +58,22 @@ def cleanup(*, everything: bool = False, run: str | None = None, survey: Survey 
     Raises:
         SandboxError: one stays; the others are removed.
     """
+    from agentgym.sandbox.docker import remove_volumes
+
     removed, errors = [], []
-    for found in (survey or sandboxes()).found:
+    survey = survey or sandboxes()
+    for found in survey.found:
         if (found.run == run) if run is not None else (everything or not found.alive):
             try:
                 remove_sandbox(found)
                 removed.append(found)
             except SandboxError as error:
                 errors.append(str(error))
+    if "docker" not in survey.unasked:
+        try:
+            remove_volumes()
+        except SandboxError as error:
+            errors.append(str(error))
     if errors:
         raise SandboxError(f"{len(errors)} sandboxes could not be removed: {errors[0]}")
     return removed

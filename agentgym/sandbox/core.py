@@ -16,7 +16,7 @@ from typing import Protocol
 
 WORKSPACE = "/workspace"  # the programs' own folder, where they start; empty after `reset`
 PRIVATE = "/private"  # programs can read it and not write to it; empty after `reset`
-USER_ID = 65534
+GROUP_ID = 65534  # of the programs; their user id is each sandbox's own
 MEGABYTE = 1 << 20
 
 Command = Sequence[str] | str
@@ -41,6 +41,13 @@ class SandboxSpoiled(SandboxError):
     """
 
 
+class SandboxSpoiled(SandboxError):
+    """The programs of a sandbox made it unusable: they cannot be killed, a file cannot be written, no process can start.
+
+    The back end works. An environment scores this as the agent's failure; the sandbox is to be reset or given up.
+    """
+
+
 @dataclass(frozen=True)
 class SandboxSpec:
     """What a sandbox is made of, and what its programs may use.
@@ -53,7 +60,7 @@ class SandboxSpec:
         disk: bytes that `/workspace` may hold; `/tmp` as much again. They lie in memory and count towards it.
         output: bytes kept of each of a command's stdout and stderr: the first half and the last.
         network: whether programs reach the network.
-        env: environment variables of its programs, over PATH, HOME, LANG and TMPDIR.
+        env: environment variables of its programs, over PATH, HOME, LANG, TMPDIR, USER and LOGNAME.
         idle_timeout: seconds without a call from the host after which it ends itself.
         start_timeout: seconds that starting one may take.
     """
@@ -165,8 +172,8 @@ class Sandbox(Protocol):
 
         Raises:
             FileNotFoundError, PermissionError: there is no such program, or it cannot be run, as for a local one.
-            BlockingIOError: other sessions' programs are as many as there may be (`pids`). They go when these are closed,
-                or with `reset`.
+            SandboxSpoiled: it cannot start, since other sessions' programs are as many as there may be (`pids`) or have
+                all memory. They go when these are closed, or with `reset`.
             ValueError: there is no such kind.
         """
         ...
@@ -175,17 +182,22 @@ class Sandbox(Protocol):
         """A file's content; relative paths begin at `/workspace`. Read with the programs' own rights.
 
         Raises:
-            FileNotFoundError, IsADirectoryError, PermissionError: as for a local file.
-            ValueError: it is longer than `limit`, or no regular file.
+            FileNotFoundError, IsADirectoryError, PermissionError, another OSError: as for a local file.
+            ValueError: it is longer than `limit`, or no regular file, or a program holds a lease of it.
         """
         ...
 
     def write(self, path: str, data: bytes | str, mode: int = 0o644) -> None:
         """Write a file, making the folders above it; under `/private` programs can only read it.
 
+        Once programs have run since the last reset, what lies in the way is replaced: a folder at `path` with all in it, a
+        file or a link where a folder must be, modes that forbid it. A link above `path` is followed where it leads to a folder
+        that programs can write to.
+
         Raises:
             ValueError: not under `/workspace`, `/tmp` or `/private`.
-            OSError: it cannot be written (ENOSPC: the disk is full; EISDIR ...).
+            OSError: it cannot be written, and no program has run (ENOSPC: the disk is full; EISDIR ...).
+            SandboxSpoiled: it cannot be written where programs have run: they have filled the disk, or change what is there.
         """
         ...
 
@@ -197,7 +209,7 @@ class Sandbox(Protocol):
         """Kill every program and empty what can be written, so that nothing of the last episode is left.
 
         Raises:
-            SandboxError: something is left that cannot be removed; the sandbox is closed then.
+            SandboxSpoiled: something is left that cannot be removed; the sandbox is closed then.
         """
         ...
 

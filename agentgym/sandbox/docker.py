@@ -6,27 +6,30 @@ when it closes, however that happens, the guest reads the end of its input and e
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from agentgym.sandbox import engine, engine_images, images
+from agentgym.sandbox import engine, engine_images, images, seccomp, users
 from agentgym.sandbox.attached import AttachedStream
-from agentgym.sandbox.core import MEGABYTE, PRIVATE, USER_ID, WORKSPACE, SandboxError, SandboxSpec
+from agentgym.sandbox.core import GROUP_ID, MEGABYTE, PRIVATE, WORKSPACE, SandboxError, SandboxSpec
+from agentgym.sandbox.file_limits import files_of
 from agentgym.sandbox.found import Found, found, marks
-from agentgym.sandbox.guest_sandbox import GuestSandbox, guest_command
+from agentgym.sandbox.guest_sandbox import GuestSandbox, guest_command, source
 
 if TYPE_CHECKING:
     from docker import APIClient
 
-BLOCK = 4096  # bytes of disk for each file that may exist
 GUEST_MEMORY = 24 * MEGABYTE  # what the guest may take besides the programs
 GUEST_PROCESSES = 2  # the guest, and a program that it is just starting
 PROGRAM_NICENESS = 10  # so that the guest comes first when programs keep the processor busy
+SEARCH_SECONDS = 120.0  # in which a foreign image must be searched
 GONE_SECONDS = 10.0  # in which a container that is being removed must have gone
 # For the guest: to become the programs' user, and so to start and to kill them.
 CAPABILITIES = ("SETUID", "SETGID")
@@ -34,16 +37,22 @@ CAPABILITIES = ("SETUID", "SETGID")
 RESOURCE = "SYS_RESOURCE"
 # With it System V segments go with the last program that uses them, and do not hold memory until `reset`.
 FORCED = "kernel.shm_rmid_forced"
-# Both are done without where the engine's refusal says this: it may lack the right that it is to pass on.
-WISHES = {RESOURCE: "apply caps", FORCED: FORCED}
+# A volume that is no place on a disk, but pseudo-terminals of the sandbox's own, and not more of them than it may have.
+TERMINALS = "/dev/pts"
+# They are done without where the engine's refusal says this: it may lack the right that it is to pass on.
+WISHES = {RESOURCE: "apply caps", FORCED: FORCED, TERMINALS: "volume"}
 LABEL = "agentgym."
+OWNED = {f"{LABEL}terminals": "1"}  # of volumes
 
 _log = logging.getLogger("agentgym.sandbox")
+_covers: dict[
+    str, list[str]
+] = {}  # of foreign images, by their ids: what is covered in them; empty where all may be seen
 _refused: set[tuple[str, str]] = set()  # addresses of engines, and which of the wishes they cannot grant
 
 
 def open_docker(spec: SandboxSpec, run: str) -> GuestSandbox:
-    """Start a container and its guest.
+    """Start a container and its guest. An image that is not our own is searched for this project first, once a process.
 
     Args:
         spec: its image must be built (`agentgym sandbox build NAME`), or be a Docker reference that the engine has and
@@ -54,14 +63,19 @@ def open_docker(spec: SandboxSpec, run: str) -> GuestSandbox:
         SandboxError: the engine does not answer or refuses, the image is missing, or the guest does not come up.
         ValueError: there is no image of this name.
     """
-    custom = "/" in spec.image or ":" in spec.image
+    return _open(spec, run, _masked(spec.image, run))
+
+
+def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandbox:
+    custom = images.is_reference(spec.image)
     image = spec.image if custom else images.image_tag(spec.image)
     api = engine.client()
     engine.hold()
     name = f"agentgym-{secrets.token_hex(6)}"
     try:
         path = _path(api, image) if custom else None
-        stream = _started(api, name, image, spec, run)
+        user = users.own_user(_few_users(api))
+        stream = _started(api, name, image, spec, run, user, masked)
     except BaseException as error:
         _remove_quietly(name)
         from docker.errors import ImageNotFound
@@ -78,18 +92,44 @@ def open_docker(spec: SandboxSpec, run: str) -> GuestSandbox:
         spec,
         name,
         path=path or engine_images.PATH,
-        limits={"nice": PROGRAM_NICENESS},
+        limits={"nice": PROGRAM_NICENESS, "user": user},
         reason=lambda: _reason(name, stream),
         on_close=lambda: _remove_quietly(name) if os.getpid() == owner else None,
     )
 
 
-def _started(api: APIClient, name: str, image: str, spec: SandboxSpec, run: str) -> AttachedStream:
+def _masked(image: str, run: str) -> Sequence[str]:
+    """What to cover in a sandbox of a foreign image: nothing of this project may be seen there, as its tasks hold their answers."""
+    if not images.is_reference(image):
+        return ()
+    api = engine.client()
+    with engine.failures(f"looking for the image {image}"):
+        id = api.inspect_image(image)["Id"] if engine_images.way_of(api, image) is not None else ""
+    if id and id not in _covers:
+        with closing(_open(SandboxSpec(image=image), run)) as box:
+            search = box.exec(["python3", "-I", "-c", source("project_files")], timeout=SEARCH_SECONDS)
+            with engine.failures("looking at its container"):
+                usual = api.inspect_container(box.id)["HostConfig"].get("MaskedPaths") or []
+        if not search.ok or search.truncated:
+            raise SandboxError(
+                f"the image {image} could not be searched for files of agentgym, which programs must not see: "
+                f"{'too slow' if search.timed_out else search.stderr[-300:] or 'too many'}"
+            )
+        found = json.loads(search.stdout)
+        _covers[id] = [*usual, *found] if found else []
+        if found:
+            _log.info("the image %s holds agentgym: %s are covered", image, ", ".join(found))
+    return _covers.get(id, ())
+
+
+def _started(
+    api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, user: int, masked: Sequence[str]
+) -> AttachedStream:
     where = engine.address()
     while True:
         wishes = [wish for wish in WISHES if (where, wish) not in _refused]
         try:
-            return _start(api, name, image, spec, run, wishes)
+            return _start(api, name, image, spec, run, _host_config(api, spec, user, wishes, masked))
         except SandboxError as error:
             said = str(getattr(error.__cause__, "explanation", ""))
             refused = next((wish for wish in wishes if WISHES[wish] in said), None)
@@ -101,7 +141,9 @@ def _started(api: APIClient, name: str, image: str, spec: SandboxSpec, run: str)
         _refused.add((where, refused))
 
 
-def _start(api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, wishes: Sequence[str]) -> AttachedStream:
+def _start(
+    api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, host_config: Mapping[str, Any]
+) -> AttachedStream:
     from docker.types import ContainerConfig
 
     with engine.failures(f"starting a sandbox of {image}"):
@@ -122,7 +164,7 @@ def _start(api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, w
             stop_signal="SIGKILL",  # a stopping engine need not wait for the guest, which ignores other signals
             healthcheck={"test": ["NONE"]},
             labels={LABEL + key: value for key, value in marks(run).items()},
-            host_config=_host_config(api, spec, wishes),
+            host_config=host_config,
         )
         api.create_container_from_config(config, name)
         # Before the start, so that nothing that it writes is missed.
@@ -135,14 +177,17 @@ def _start(api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, w
     return stream
 
 
-def _host_config(api: APIClient, spec: SandboxSpec, wishes: Sequence[str]) -> dict[str, Any]:
-    from docker.types import LogConfig
+def _host_config(
+    api: APIClient, spec: SandboxSpec, user: int, wishes: Sequence[str], masked: Sequence[str]
+) -> dict[str, Any]:
+    from docker.types import DriverConfig, LogConfig, Mount
 
-    files = spec.disk // BLOCK + 1024
-    mount = f"size={spec.disk},nr_inodes={files},nosuid,nodev,exec"
-    own = f"uid={USER_ID},gid={USER_ID}"
-    return api.create_host_config(
+    mount = f"size={spec.disk},nr_inodes={files_of(spec.disk)},nosuid,nodev,exec"
+    own = f"uid={user},gid={GROUP_ID}"
+    devpts = DriverConfig("local", {"type": "devpts", "device": "devpts", "o": f"{users.PTY_OPTIONS},gid=5"})
+    config: dict[str, Any] = api.create_host_config(
         auto_remove=True,
+        mounts=[Mount(wish, None, driver_config=devpts, labels=OWNED) for wish in wishes if wish == TERMINALS],
         init=False,
         network_mode="bridge" if spec.network else "none",
         ipc_mode="private",
@@ -151,8 +196,8 @@ def _host_config(api: APIClient, spec: SandboxSpec, wishes: Sequence[str]) -> di
             WORKSPACE: f"{mount},mode=0755,{own}",
             "/tmp": f"{mount},mode=1777",
             PRIVATE: f"{mount},mode=0755",
+            "/dev/shm": f"{mount},mode=1777",  # the engine's own has no limit on files
         },
-        shm_size=spec.disk,
         mem_limit=spec.memory + GUEST_MEMORY,
         memswap_limit=spec.memory + GUEST_MEMORY,  # memory and swap together: no swap
         nano_cpus=int(min(spec.cpus, _cores(api)) * 1e9),
@@ -160,15 +205,23 @@ def _host_config(api: APIClient, spec: SandboxSpec, wishes: Sequence[str]) -> di
         cap_drop=["ALL"],
         cap_add=[*CAPABILITIES, *(wish for wish in wishes if wish == RESOURCE)],
         sysctls={wish: "1" for wish in wishes if wish == FORCED},
-        security_opt=["no-new-privileges"],
+        security_opt=["no-new-privileges", f"seccomp={seccomp.docker_profile()}"],
         log_config=LogConfig(type="none"),
     )
+    return {**config, "MaskedPaths": list(masked)} if masked else config
 
 
 @cache
 def _cores(api: APIClient) -> float:
     """The engine's processors; it refuses to give more."""
     return float(api.info()["NCPU"])
+
+
+@cache
+def _few_users(api: APIClient) -> bool:
+    """Whether the engine's containers are in a user namespace, which has fewer user ids."""
+    options = api.info().get("SecurityOptions") or []
+    return any(name in option for option in options for name in ("name=userns", "name=rootless"))
 
 
 def _path(api: APIClient, image: str) -> str | None:
@@ -257,3 +310,17 @@ def _is_gone(id: str) -> bool:
 def remove(which: Found) -> None:
     """Remove a container and all in it; one that is gone already is no error. Raises SandboxError if it stays."""
     _remove(which.id)
+
+
+def remove_volumes() -> None:
+    """Remove the pseudo-terminals of sandboxes that are gone: an engine that was killed forgets them. SandboxError if it fails."""
+    from docker.errors import APIError
+
+    with engine.failures("removing what sandboxes left"):
+        api = engine.client()
+        for volume in api.volumes(filters={"label": list(OWNED), "dangling": True})["Volumes"] or []:
+            try:
+                api.remove_volume(volume["Name"])
+            except APIError as error:
+                if error.status_code not in (404, 409):  # it is gone, or a sandbox has it by now
+                    raise

@@ -5,8 +5,8 @@ process 1 of its own process namespace: `kill(-1)` is how it ends everything els
 It ends when its standard input does, or when `idle_timeout` seconds pass without a call.
 
 A frame on its standard input or output is two lengths (4 bytes each, big endian), a JSON header, and raw bytes. The host
-sends one call and waits for its answer. Programs run with user id 65534, and so does every file access except the writing
-of `/private`; where the sandbox has one user id only, everything runs with that.
+sends one call and waits for its answer. Programs run with a user id that the host chose, and so does every file access
+except the writing of `/private`; where the sandbox has one user id only, everything runs with that.
 
 A session carries a tag that it cannot shed and that all its descendants inherit: a supplementary group, or, with one user
 id, a hard limit on real-time processor time, which no program here can use. So it is known what to kill when one session
@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from agentgym.sandbox.guest_files import Place, Upload, content, empty, restore
 from agentgym.sandbox.guest_programs import (
     CHUNK,
     FIRST_TAG,
@@ -36,10 +37,13 @@ from agentgym.sandbox.guest_programs import (
     Output,
     Process,
     Replies,
-    empty,
+    Spoiled,
+    default_signals,
+    pipes,
+    proc_rules,
     programs,
     remove_shared_memory,
-    restore,
+    scores_are_final,
     send_signal,
     shared_memory,
     start,
@@ -47,7 +51,8 @@ from agentgym.sandbox.guest_programs import (
 
 GRACE = 1.0  # seconds that a session has to answer an interrupt
 KILL_PATIENCE = 20.0  # seconds in which killed processes must have gone
-ROOTS = ("/workspace", "/tmp", "/private")
+FORK_PATIENCE = 0.5  # seconds in which a process must be free for a new program
+NO_PROCESS = (errno.EAGAIN, errno.ENOMEM)
 EMPTIED = ("/workspace", "/tmp", "/dev/shm", "/dev/mqueue", "/private")
 # Of memory: of version 1, of the programs' own group in version 2, of a container in version 2.
 COUNTERS = tuple(
@@ -75,6 +80,8 @@ class Guest:
         self.limits: dict = {"nice": 0, "file": 1 << 30}
         self.counter = next((name for name in COUNTERS if os.path.exists(name)), "")
         self.killed = self.oom_kills()
+        self.ran = False  # whether a program has run since the last reset
+        self.upload: Upload | None = None  # a file of which parts are missing
         self.folders = {folder: stat.S_IMODE(os.stat(folder).st_mode) for folder in EMPTIED if os.path.isdir(folder)}
         self.loop.add(0, select.POLLIN, self.receive)
         wake, waker = os.pipe()
@@ -125,6 +132,8 @@ class Guest:
                 self.answer({"errno": error.errno or errno.EIO, "message": error.strerror or str(error)})
             except ValueError as error:
                 self.answer({"value": str(error)})
+            except Spoiled as error:
+                self.answer({"spoiled": str(error)})
             except Unkillable as error:
                 self.answer({"broken": str(error)})
 
@@ -145,14 +154,33 @@ class Guest:
                 process.code = code if code >= 0 else 128 - code
 
     def start(self, argv: list[str], env: dict[str, str], cwd: str, stdin: bytes, form: str, tag: int) -> Process:
+        """Start a program. Where no process can be had for it, what no session has started is killed first.
+
+        Raises:
+            OSError: it cannot be run; EAGAIN or ENOMEM: sessions have all processes.
+            Spoiled: there is none, and no session to blame.
+        """
+        self.ran = True
+        until = time.monotonic() + FORK_PATIENCE
+        while True:
+            try:
+                return self.launch(argv, env, cwd, stdin, form, tag)
+            except OSError as error:
+                if error.errno not in NO_PROCESS:
+                    raise
+                self.kill_leftovers()
+                if time.monotonic() > until and self.sessions:
+                    raise
+                if time.monotonic() > until:
+                    raise Spoiled(error.strerror) from error
+            self.loop.turn(time.monotonic() + 0.02)
+
+    def launch(self, argv: list[str], env: dict[str, str], cwd: str, stdin: bytes, form: str, tag: int) -> Process:
         """Start a program with pipes of its own."""
-        ours: list[int] = []
-        theirs: list[int] = []
+        made = pipes(4 if form else 3)
+        ours = [write if not number else read for number, (read, write) in enumerate(made)]
+        theirs = [read if not number else write for number, (read, write) in enumerate(made)]
         try:
-            for number in range(4 if form else 3):
-                read, write = os.pipe()
-                ours.append(read if number else write)
-                theirs.append(write if number else read)
             pid = start(argv, {**self.env, **env}, cwd, theirs, tag, self.limits)
         except BaseException:
             for fd in ours:
@@ -245,8 +273,12 @@ class Guest:
 
     def do_hello(self, _: bytes, env: dict[str, str], output: int, idle_timeout: float, limits: dict) -> None:
         """Take the settings."""
-        self.env, self.limit, self.idle_timeout, self.limits = env, output, idle_timeout, limits
-        self.answer({"python": sys.version.split()[0], "two_users": TWO_USERS, "counter": self.counter})
+        rules = proc_rules()
+        self.env, self.limit, self.idle_timeout, self.limits = env, output, idle_timeout, {**limits, "rules": rules}
+        if TWO_USERS:
+            AsProgram.user = limits.get("user", AsProgram.user)
+        facts = {"python": sys.version.split()[0], "two_users": TWO_USERS, "counter": self.counter}
+        self.answer({**facts, "firm_scores": rules >= 0 or scores_are_final()})
 
     def do_ping(self, _: bytes) -> None:
         """Give a sign of life."""
@@ -267,7 +299,12 @@ class Guest:
     def do_open(self, _: bytes, argv: list[str], env: dict[str, str], form: str) -> None:
         """Start a session."""
         self.tag += 1
-        self.sessions[self.tag] = self.start(argv, env, ".", b"", form, self.tag)
+        try:
+            self.sessions[self.tag] = self.start(argv, env, ".", b"", form, self.tag)
+        except OSError as error:
+            if error.errno not in NO_PROCESS:
+                raise
+            raise Spoiled(error.strerror) from error
         self.answer({"session": self.tag})
 
     def do_step(self, request: bytes, session: int, timeout: float) -> None:
@@ -327,69 +364,43 @@ class Guest:
 
     def do_read(self, _: bytes, path: str, limit: int) -> None:
         """Answer with a file, in parts."""
-        with AsProgram():
-            fd = os.open(os.path.join("/workspace", path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        try:
-            kind = os.fstat(fd)
-            if stat.S_ISDIR(kind.st_mode):
-                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if not stat.S_ISREG(kind.st_mode):
-                raise ValueError("no regular file")
-            if kind.st_size > limit:
-                raise ValueError(f"{kind.st_size} bytes: over the limit of {limit}")
-            size = 0
-            while data := os.read(fd, CHUNK):
-                size += len(data)
-                if size > limit:
-                    raise ValueError(f"over the limit of {limit} bytes")
-                self.answer({"more": True}, data)
-        finally:
-            os.close(fd)
+        for data in content(path, limit):
+            self.answer({"more": True}, data)
         self.answer({})
 
     def do_write(self, data: bytes, path: str, mode: int, part: int, last: bool) -> None:
-        """One part of a file. It is written beside its place and moved there at the end, over whatever is there."""
-        path, rights = writable(path)
-        with rights:
-            self.write(data, path, mode, part, last)
+        """Take one part of a file; with the last it gets its place."""
+        if not part:
+            self.drop_upload()
+            self.upload = Upload(Place(path, self.ran))
+        if self.upload is None:
+            raise ValueError("a part of a file whose first part was not taken")
+        try:
+            self.upload.add(data)
+            if last:
+                self.upload.finish(mode)
+        except BaseException:
+            self.drop_upload()
+            raise
+        if last:
+            self.drop_upload()
         self.answer({})
+
+    def drop_upload(self) -> None:
+        """Forget a file that is not whole."""
+        if self.upload is not None:
+            self.upload.close()
+            self.upload = None
 
     def do_folder(self, _: bytes, path: str) -> None:
         """Make a folder and those above it."""
-        path, rights = writable(path)
-        with rights:
-            os.makedirs(path, exist_ok=True)
+        Place(path, self.ran).make()
         self.answer({})
-
-    def write(self, data: bytes, path: str, mode: int, part: int, last: bool) -> None:
-        """Write a part with the rights of the moment."""
-        fresh = path + ".part"
-        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_APPEND
-        try:
-            if not part:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                if os.path.isdir(path) and not os.path.islink(path):
-                    raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-                remove(fresh)
-                flags |= os.O_CREAT | os.O_EXCL
-            fd = os.open(fresh, flags, 0o600)
-            try:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(fd, view) :]
-                if last:
-                    os.fchmod(fd, mode)
-            finally:
-                os.close(fd)
-            if last:
-                os.replace(fresh, path)
-        except OSError:
-            remove(fresh)
-            raise
 
     def do_reset(self, _: bytes) -> None:
         """Kill everything and empty the folders; says what could not be removed."""
         self.kill_all()
+        self.drop_upload()
         with AsProgram():
             remove_shared_memory()
         for folder, mode in self.folders.items():
@@ -400,24 +411,9 @@ class Guest:
                 restore(folder, mode)
                 empty(folder)
         self.killed = self.oom_kills()
-        left = [f"{folder}/{name}" for folder in self.folders for name in os.listdir(folder)]
-        self.answer({"left": (left + shared_memory())[:10]})
-
-
-def writable(path: str) -> tuple[str, AsProgram]:
-    """The whole path, and whose rights to write there with: under /private the guest's. ValueError if it is elsewhere."""
-    path = os.path.normpath(os.path.join("/workspace", path))
-    if not path.startswith(tuple(root + "/" for root in ROOTS)):
-        raise ValueError(f"not under {', '.join(ROOTS)}")
-    return path, AsProgram(not path.startswith("/private/"))
-
-
-def remove(path: str) -> None:
-    """Remove a file that may be there."""
-    try:
-        os.unlink(path)
-    except OSError:
-        return
+        left = [f"{folder}/{name}" for folder in self.folders for name in os.listdir(folder)] + shared_memory()
+        self.ran = bool(left)
+        self.answer({"left": left[:10]})
 
 
 def harden() -> None:
@@ -444,6 +440,7 @@ def main() -> None:
     if os.getpid() != 1:
         sys.exit("the guest must be process 1 of a process namespace of its own")
     os.umask(0o022)
+    default_signals()
     harden()
     drop_unused_segments()
     reserved = os.open("/dev/null", os.O_RDONLY)  # descriptor 3 is a session's: no pipe of ours may take it

@@ -1,4 +1,4 @@
-"""What the guest does to programs: start one as the unprivileged user, hold its pipes, tell whose it is, empty its folders.
+"""What the guest does to programs: start one as the unprivileged user, hold its pipes, tell whose it is.
 
 Sent into the sandbox together with `guest.py`; the standard library only.
 """
@@ -10,35 +10,71 @@ import os
 import resource
 import select
 import signal
+import struct
+import sys
 import time
 import warnings  # noqa: F401 - os.execvpe would import it in every child
 from collections.abc import Callable, Iterator
 
-USER_ID = 65534
+GROUP_ID = 65534
 TWO_USERS = os.getuid() == 0  # else the guest and the programs are one user, and files are told apart by nothing
 FIRST_TAG = 1_000_000
 CHUNK = 1 << 18
 PIPE_CHUNKS = 4  # what a pipe can hold at most: a program may enlarge it to this
 REPLY_LIMIT = 16 << 20
+IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)  # by the guest, which is told by an error
 START_PATIENCE = 10.0  # seconds in which a program must have started
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+THREADS = (
+    17  # in /proc/PID/stat, counted from the state on: how many threads it has, with one that is not yet collected
+)
+# The numbers of its calls are the same on all machines.
+LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
+LANDLOCK_WRITE_FILE, LANDLOCK_REFER = 1 << 1, 1 << 13
+CAP_SYS_RESOURCE = 24
+
+
+class Spoiled(Exception):
+    """Programs have brought the sandbox into a state in which a call cannot be done; `reset` ends that state."""
 
 
 class AsProgram:
-    """For a while, the rights of the programs; `wanted` is False where it is not to be so after all."""
+    """For a while, the rights of the programs; `wanted` is False where it is not to be so after all.
+
+    Attributes:
+        user: the programs' user id, of this sandbox alone where the host said one.
+    """
+
+    user = GROUP_ID if TWO_USERS else os.getuid()
 
     def __init__(self, wanted: bool = True) -> None:
         self.wanted = wanted and TWO_USERS
 
     def __enter__(self) -> None:
         if self.wanted:
-            os.setegid(USER_ID)
-            os.seteuid(USER_ID)
+            os.setegid(GROUP_ID)
+            os.seteuid(self.user)
 
     def __exit__(self, *_: object) -> None:
         if self.wanted:
             os.seteuid(0)
             os.setegid(0)
+
+
+def pipes(number: int) -> list[tuple[int, int]]:
+    """Pipes that count for the programs' user, whose real user id the kernel looks at: programs may enlarge them."""
+    made: list[tuple[int, int]] = []
+    try:
+        if TWO_USERS:
+            os.setresuid(AsProgram.user, -1, -1)
+        made.extend(os.pipe() for _ in range(number))
+    except BaseException:
+        for fd in [fd for pair in made for fd in pair]:
+            os.close(fd)
+        raise
+    finally:
+        if TWO_USERS:
+            os.setresuid(0, -1, -1)
+    return made
 
 
 class Loop:
@@ -279,6 +315,7 @@ def become(argv: list[str], env: dict[str, str], cwd: str, fds: list[int], tag: 
     if "group" in limits:
         with open(limits["group"], "w") as group:
             group.write("0")  # this process
+    keep_out_of_proc(limits.get("rules", -1))
     os.nice(limits["nice"])
     wanted = {"CORE": 0, "NOFILE": 1024, "MSGQUEUE": 0, "FSIZE": limits["file"], **limits.get("more", {})}
     for name, value in wanted.items():
@@ -288,12 +325,12 @@ def become(argv: list[str], env: dict[str, str], cwd: str, fds: list[int], tag: 
         resource.setrlimit(kind, (limit, limit))
     if TWO_USERS:
         os.setgroups([tag] if tag else [])
-        os.setresgid(USER_ID, USER_ID, USER_ID)
-        os.setresuid(USER_ID, USER_ID, USER_ID)
+        os.setresgid(GROUP_ID, GROUP_ID, GROUP_ID)
+        os.setresuid(AsProgram.user, AsProgram.user, AsProgram.user)
     elif tag:
         resource.setrlimit(resource.RLIMIT_RTTIME, (tag, tag))
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+    for number in (*IGNORED, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     enter(cwd)
     os.execvpe(argv[0], argv, env)
@@ -302,10 +339,27 @@ def become(argv: list[str], env: dict[str, str], cwd: str, fds: list[int], tag: 
 def enter(folder: str) -> None:
     """Go to a folder, from /workspace on. OSError, never ENOENT, which is for the program that is not there."""
     try:
-        os.chdir("/workspace")
+        try:
+            os.chdir("/workspace")
+        except PermissionError:  # in a container it is the programs' own, and one has closed it
+            os.chmod("/workspace", 0o755)
+            os.chdir("/workspace")
         os.chdir(folder)
     except OSError as error:
         raise OSError(errno.ENOTDIR, f"{folder}: {error.strerror}") from error
+
+
+def default_signals() -> None:
+    """Begin with default dispositions and an empty mask, which all programs inherit, whatever the host was started with.
+
+    Under `nohup` SIGINT would be ignored here too, and no shell could be interrupted. Process 1 gets no signal of a default
+    disposition from a program.
+    """
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def die_first() -> None:
@@ -318,16 +372,64 @@ def die_first() -> None:
             raise
 
 
+def proc_rules() -> int:
+    """Rules of Landlock by which nothing under /proc can be written, as a descriptor; -1 where the kernel has none.
+
+    So a program cannot take back its `oom_score_adj`, which only `CAP_SYS_RESOURCE` could make final, nor set another's.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    handled = (
+        LANDLOCK_WRITE_FILE | LANDLOCK_REFER
+    )  # without the second, files could not be moved between folders at all
+    if libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1) < 2:  # version 1 has no such right
+        return -1
+    rules = libc.syscall(LANDLOCK_CREATE, handled.to_bytes(8, sys.byteorder), ctypes.c_size_t(8), 0)
+    with os.scandir("/") as entries:
+        folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name != "proc"]
+    for folder in folders:
+        fd = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        rule = struct.pack("=Qi", handled, fd)
+        refused = libc.syscall(LANDLOCK_ADD, rules, 1, rule, 0)
+        os.close(fd)
+        if refused:
+            os.close(rules)
+            return -1
+    return rules
+
+
+def keep_out_of_proc(rules: int) -> None:
+    """Bind this process and all that it starts by `proc_rules`."""
+    if rules >= 0:
+        import ctypes
+
+        if ctypes.CDLL(None, use_errno=True).syscall(LANDLOCK_RESTRICT, rules, 0):
+            raise OSError(ctypes.get_errno(), "landlock_restrict_self")
+
+
+def scores_are_final() -> bool:
+    """Whether what this process writes to `oom_score_adj` cannot be lowered again by who inherits it."""
+    with open("/proc/self/status") as file:
+        effective = next(line for line in file if line.startswith("CapEff:"))
+    return bool(int(effective.split()[1], 16) >> CAP_SYS_RESOURCE & 1)
+
+
 def tag_of(pid: str) -> int | None:
-    """The tag that a process has inherited; 0 if it has none, None if the process has ended."""
+    """The tag that a process has inherited; 0 if it has none, None if the process has ended.
+
+    A process whose first thread has ended looks like one that has ended, and lives while it has other threads.
+    """
     name, mark = ("status", b"\nGroups:\t") if TWO_USERS else ("limits", b"\nMax realtime timeout ")
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:
             text = file.read()
         with open(f"/proc/{pid}/stat", "rb") as file:
-            if file.read().rpartition(b") ")[2][:1] in (b"Z", b"X"):
-                return None
+            fields = file.read().rpartition(b") ")[2].split()
     except OSError:
+        return None
+    # The kernel's own count: a list of threads that each start the next and end is old when it is read.
+    if fields[0] in (b"Z", b"X") and int(fields[THREADS]) <= 1:
         return None
     values = text.partition(mark)[2].partition(b"\n")[0].split()
     value = values[0] if values else b""
@@ -350,53 +452,6 @@ def send_signal(pid: int, number: int) -> None:
             os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
         return
-
-
-def restore(folder: str, mode: int) -> None:
-    """Give a folder its mode back and take its attributes away, where the programs own it and so may have changed them."""
-    if os.stat(folder).st_uid == os.geteuid():
-        os.chmod(folder, mode)
-        for name in os.listxattr(folder):
-            os.removexattr(folder, name)
-
-
-def empty(folder: str) -> None:
-    """Remove all that a folder holds, however deep and whatever its modes. Nothing may be running meanwhile."""
-    fd = os.open(folder, FOLDER)
-    levels = [remove_entries(fd)]  # of each folder down to the one that `fd` is, those in it that were not empty
-    try:
-        while True:
-            if levels[-1]:
-                os.chmod(levels[-1][-1], 0o700, dir_fd=fd)
-                step = os.open(levels[-1][-1], FOLDER, dir_fd=fd)
-            elif len(levels) > 1:
-                step = os.open("..", FOLDER, dir_fd=fd)
-            else:
-                return
-            os.close(fd)
-            fd = step
-            if levels[-1]:
-                levels.append(remove_entries(fd))
-            else:
-                levels.pop()
-                os.rmdir(levels[-1].pop(), dir_fd=fd)
-    finally:
-        os.close(fd)
-
-
-def remove_entries(fd: int) -> list[str]:
-    """Remove the files and the empty folders of a folder; the names of its other folders."""
-    left = []
-    with os.scandir(fd) as entries:
-        for entry in entries:
-            if not entry.is_dir(follow_symlinks=False):
-                os.unlink(entry.name, dir_fd=fd)
-                continue
-            try:
-                os.rmdir(entry.name, dir_fd=fd)
-            except OSError:  # not empty
-                left.append(entry.name)
-    return left
 
 
 def remove_shared_memory() -> None:

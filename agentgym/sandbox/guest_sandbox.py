@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import stat
 from collections.abc import Callable, Mapping, Sequence
@@ -11,13 +12,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agentgym.sandbox.channel import Calls, Channel, Header, Stream
-from agentgym.sandbox.core import MEGABYTE, WORKSPACE, Command, ExecResult, SandboxError, SandboxSpec
+from agentgym.sandbox.core import MEGABYTE, WORKSPACE, Command, ExecResult, SandboxSpec, SandboxSpoiled
 
 GRACE = 30.0  # seconds that the guest has beyond a step's own time: to interrupt, to kill, to answer on a busy machine
 FILE_TIMEOUT = 60.0  # seconds for one part of a file
 RESET_TIMEOUT = 60.0
 START_SESSION = 30.0
 PART = MEGABYTE  # bytes of a file in one frame
+USER_NAME = "sandbox"  # for programs that ask their environment; the user ids have no names in /etc/passwd
 
 # An interactive bash returns to its prompt after an interrupt, as a person's does; nothing of it is shown.
 _SHELL = ("bash", "--noprofile", "--norc", "--noediting", "-i")
@@ -32,12 +34,12 @@ def source(name: str) -> str:
 
 @cache
 def guest_source() -> bytes:
-    """Both modules of the guest in one source, the second as the program."""
+    """The modules of the guest in one source, the last as the program."""
     return (
         "import sys, types\n"
-        "programs = types.ModuleType('agentgym.sandbox.guest_programs')\n"
-        "sys.modules[programs.__name__] = programs\n"
-        f"exec(compile({source('guest_programs')!r}, 'guest_programs.py', 'exec'), programs.__dict__)\n"
+        f"for name, text in {[(name, source(name)) for name in ('guest_programs', 'guest_files')]!r}:\n"
+        "    module = sys.modules['agentgym.sandbox.' + name] = types.ModuleType(name)\n"
+        "    exec(compile(text, name + '.py', 'exec'), module.__dict__)\n"
         f"exec(compile({source('guest')!r}, 'guest.py', 'exec'))\n"
     ).encode()
 
@@ -67,7 +69,8 @@ class GuestSandbox:
 
         Args:
             path: where programs are looked for.
-            limits: `nice`: how much less of the processor programs get than the guest; `more`: resource limits by name.
+            limits: `nice`: how much less of the processor programs get than the guest; `more`: resource limits by name;
+                `user`: the programs' user id.
             reason: says what the back end knows about a guest that is gone.
 
         Raises:
@@ -78,10 +81,17 @@ class GuestSandbox:
         self._on_close = on_close
         channel = Channel(stream, id, reason)
         self._channel: Calls = channel
-        environment = {"PATH": path, "HOME": WORKSPACE, "LANG": "C.UTF-8", "TMPDIR": "/tmp", **spec.env}
+        environment = {
+            "PATH": path,
+            "HOME": WORKSPACE,
+            "LANG": "C.UTF-8",
+            "TMPDIR": "/tmp",
+            "USER": USER_NAME,
+            "LOGNAME": USER_NAME,
+        }
         hello = {
             "do": "hello",
-            "env": environment,
+            "env": environment | dict(spec.env),
             "output": spec.output,
             "idle_timeout": spec.idle_timeout,
             "limits": {"nice": 0, "file": spec.disk + MEGABYTE, **(limits or {})},
@@ -189,7 +199,7 @@ class GuestSandbox:
             left = [str(error)]
         if left:
             self.close()
-            raise SandboxError(f"sandbox {self.id} could not be emptied: {', '.join(left)}")
+            raise SandboxSpoiled(f"sandbox {self.id} could not be emptied: {', '.join(left)}")
 
     def ping(self, timeout: float = 10.0) -> None:
         """Ask the guest for a sign of life. SandboxError if it gives none."""
@@ -212,7 +222,9 @@ class GuestSandbox:
         header, payload = self._channel.answer(call, timeout=timeout)
         if "broken" in header:
             self.close()
-            raise SandboxError(f"sandbox {self.id} failed in {call!r}: {header['broken']}")
+            raise SandboxSpoiled(f"sandbox {self.id} failed in {call!r}: {header['broken']}")
+        if "spoiled" in header:
+            raise SandboxSpoiled(f"sandbox {self.id} is spoiled, no {call!r}: {header['spoiled']}")
         if "errno" in header:
             raise OSError(header["errno"], header["message"], path)
         if "value" in header:
@@ -233,12 +245,18 @@ class GuestSession:
         argv = list(command)
         if self._kind:
             argv = ["python3", "-c", source("python_driver")] if self._kind == "python" else list(_SHELL)
-        call = {"do": "open", "argv": argv, "env": {}, "form": "zero" if self._kind == "shell" else "frame"}
+        shell = self._kind == "shell"
+        # A file of history that programs laid down would be read, or waited for, as the shell starts.
+        env = {"HISTFILE": ""} if shell else {}
+        call = {"do": "open", "argv": argv, "env": env, "form": "zero" if shell else "frame"}
         self._ended = False
         self._last = 0
         self._number = sandbox._call(call, timeout=START_SESSION, path=argv[0] if argv else "")[0]["session"]
-        if self._kind == "shell":
-            self._step(f"{_SHELL_BEGIN}\nprintf '0\\0' >&3\n".encode(), START_SESSION)
+        if shell:
+            begun = self._step(f"{_SHELL_BEGIN}\nprintf '0\\0' >&3\n".encode(), START_SESSION)[0]
+            if self._ended:
+                said = begun.stderr.strip()[-200:] or f"exit code {begun.exit_code}"
+                raise SandboxSpoiled(f"sandbox {sandbox.id}: a shell did not come up: {said}")
 
     @property
     def alive(self) -> bool:
@@ -266,7 +284,7 @@ class GuestSession:
         result, reply = self._step(command.encode("utf-8", "surrogateescape"), timeout)
         if self._ended:  # an interactive shell says so
             return replace(result, stderr=result.stderr.removesuffix("exit\n"))
-        self._last = int(reply) if reply.isdigit() else 1
+        self._last = int(reply) & 0xFF if re.fullmatch(rb"\d{1,3}", reply) else 1
         return replace(result, exit_code=self._last)
 
     def _step(self, data: bytes, timeout: float) -> tuple[ExecResult, bytes]:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from agentgym.sandbox import debian, engine, engine_images
 from agentgym.sandbox.core import SandboxError
+from agentgym.sandbox.project_files import project_files
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -89,6 +90,11 @@ def image_folder() -> Path:
 def image_names() -> list[str]:
     """The images that there are, sorted."""
     return sorted(p.name for p in image_folder().iterdir() if (p / "packages.txt").is_file())
+
+
+def is_reference(image: str) -> bool:
+    """Whether it names an image of Docker's and no folder of `sandboxes/`."""
+    return "/" in image or ":" in image
 
 
 def recipe(name: str) -> Recipe:
@@ -163,7 +169,10 @@ def build(
         if root is None and tagged is not None and api is not None:
             with _work(place) as work:
                 say("copying the image's files out of Docker")
-                _publish(engine_images.export(api, what.tag, work), place, tagged)
+                exported = engine_images.export(api, what.tag, work)
+                if _holds_project(exported):
+                    api.remove_image(what.tag, force=True)
+                _publish(exported, place, tagged)
         root, way = _kept(place)
         if root is None or way is None:
             raise SandboxError(f"{place} was removed while {name} was being built")
@@ -243,6 +252,11 @@ def _publish(root: Path, place: Path, way: str) -> None:
     """Put a finished root folder in its place, in one step."""
     if not any(os.path.lexists(root / folder / "python3") for folder in ("usr/bin", "usr/local/bin")):
         raise SandboxError("the image has no python3 in /usr/bin or /usr/local/bin, which every sandbox needs")
+    if found := _holds_project(root):
+        raise SandboxError(
+            f"the image holds files of agentgym, such as /{Path(found).relative_to(root)}, where programs would see hidden tests: "
+            "leave it out of packages.txt, requirements.txt and the Dockerfile"
+        )
     finished = root.parent / "finished"
     finished.mkdir()
     size = sum(Path(folder, name).lstat().st_size for folder, _, names in os.walk(root) for name in names)
@@ -251,6 +265,10 @@ def _publish(root: Path, place: Path, way: str) -> None:
     if place.exists():
         place.rename(root.parent / "old")
     finished.rename(place)
+
+
+def _holds_project(root: Path) -> str | None:
+    return next(project_files(str(root)), None)
 
 
 @contextmanager

@@ -265,6 +265,17 @@ def test_the_engine_tells_its_version_and_our_images():
     assert "python" in found["Docker images"].text
 
 
+@pytest.mark.bubblewrap
+def test_what_a_sandbox_cannot_prevent_here_is_told(monkeypatch):
+    from agentgym.sandbox import bubblewrap
+
+    assert "bubblewrap limits" not in by_name(sandboxes.bubblewrap()) or os.getuid()
+    bubblewrap._warn_once.cache_clear()
+    monkeypatch.setattr(bubblewrap, "limit_files", lambda *_: "mount: Permission denied")
+    told = by_name(sandboxes.bubblewrap())["bubblewrap limits"]
+    assert (told.state, told.text) == ("warning", "the number of files is not limited (mount: Permission denied)")
+
+
 def test_control_groups_are_left_as_they_were():
     from agentgym.sandbox import cgroups
 

@@ -74,7 +74,7 @@ for name in ("CapPrm", "CapEff", "CapAmb"):  # CapInh gives nothing where there 
     print("BREACH" if int(status[name], 16) else "denied", name, status[name])
 print("denied" if status["NoNewPrivs"].strip() == "1" else "BREACH", "NoNewPrivs")
 print("denied" if status["Seccomp"].strip() == "2" else "BREACH", "Seccomp", status["Seccomp"])
-print("denied" if set(status["Uid"].split()) == {"65534"} else "BREACH", "Uid", status["Uid"])
+print("denied" if len(set(status["Uid"].split())) == 1 and os.getuid() >= 10_000 else "BREACH", "Uid", status["Uid"])
 """,
         says="(?s)(denied.*){6}",
     ),
@@ -166,10 +166,9 @@ attempt("memory policy of another", lambda: call(number(256, 238), 1, 2, ctypes.
         "io_uring_and_personality",
         """
 for name, act in (("io_uring", lambda: call(425, 8, ctypes.create_string_buffer(bytes(120)))), ("personality", lambda: call("personality", 0x0040000))):
-    try: print("tolerated", name, act())
-    except OSError as error: print("denied", name, error)
+    attempt(name, act)
 """,
-        says="(?s)((tolerated|denied).*){2}",
+        says="(?s)(denied.*){2}",
     ),
     Hostile(
         "proc_and_sys",

@@ -56,7 +56,6 @@ class Hostile:
         says: a pattern that its stdout and stderr together must match.
         ends: how: "itself" within its time, "late" when its time is up, or "any".
         oom: whether something of it must be killed for want of memory; None: either.
-        ends_sandbox: whether it may end the sandbox for want of memory, on a machine that cannot give the guest SYS_RESOURCE.
         truncated: whether its output must be cut.
         stdin: what it is given.
         timeout: seconds.
@@ -68,7 +67,6 @@ class Hostile:
     ends: str = "itself"
     shell: bool = False
     oom: bool | None = False
-    ends_sandbox: bool = False
     truncated: bool = False
     stdin: bytes = b""
     timeout: float = 20.0
@@ -165,7 +163,7 @@ for _ in range(20): print(os.wait()[1])
     Hostile(
         "memory_of_small_processes_that_hide",
         """
-try: open("/proc/self/oom_score_adj", "wb", buffering=0).write(b"0"); print("hidden", flush=True)
+try: open("/proc/self/oom_score_adj", "wb", buffering=0).write(b"0"); print("BREACH: hidden", flush=True)
 except OSError as error: print("denied", error, flush=True)
 for _ in range(55):
     if os.fork() == 0:
@@ -174,10 +172,9 @@ for _ in range(55):
         os._exit(0)
 time.sleep(30)
 """,
-        says="denied|hidden",
+        says="denied",
         ends="any",
         oom=None,
-        ends_sandbox=True,
         timeout=3,
     ),
     Hostile("memory_in_one_line", "b'x' * (1 << 40)", says="MemoryError"),
@@ -209,7 +206,7 @@ until_refused(fill, 2000)
         "sockets_full_of_bytes_of_small_processes_that_hide",
         SOCKETS
         + """
-try: open("/proc/self/oom_score_adj", "wb", buffering=0).write(b"0"); print("hidden", flush=True)
+try: open("/proc/self/oom_score_adj", "wb", buffering=0).write(b"0"); print("BREACH: hidden", flush=True)
 except OSError as error: print("denied", error, flush=True)
 for _ in range(50):
     if os.fork() == 0:
@@ -217,10 +214,9 @@ for _ in range(50):
         time.sleep(60)
 time.sleep(60)
 """,
-        says="denied|hidden",
+        says="denied",
         ends="any",
         oom=None,
-        ends_sandbox=True,
         timeout=3,
     ),
 ]
@@ -300,10 +296,10 @@ acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *e) for e in
       ((1, 0, 0xFFFFFFFF), (4, 0, 0xFFFFFFFF), (16, 0, 0xFFFFFFFF), (32, 0, 0xFFFFFFFF)))
 for path in ("/workspace", "/tmp", "/dev/shm", "/private"):
     for kind in ("default", "access"):
-        try: os.setxattr(path, "system.posix_acl_" + kind, acl); print("set", kind, path)
+        try: os.setxattr(path, "system.posix_acl_" + kind, acl); print("BREACH: set", kind, path)
         except OSError as error: print("denied", kind, path, error)
 """,
-        says="denied|set",
+        says="(?s)(denied.*){8}",
     ),
     Hostile(
         "odd_names",
@@ -418,11 +414,11 @@ print("left")
         "shared_memory_left_behind",
         """
 for key in range(5): print(call("shmget", 0x5EC0 + key, 1 << 16, 0o1666))
-print(call("semget", 0x5EC0, 1, 0o1666), call("msgget", 0x5EC0, 0o1666))
+attempt("semaphores", lambda: call("semget", 0x5EC0, 1, 0o1666)), attempt("queues", lambda: call("msgget", 0x5EC0, 0o1666))
 open("/dev/shm/left", "w").write("x") if os.path.isdir("/dev/shm") else None
 print("left")
 """,
-        says="left|denied|Error",
+        says="(?s)denied.*denied.*left",
     ),
 ]
 

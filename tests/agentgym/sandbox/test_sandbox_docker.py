@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.sandbox import SandboxError, SandboxSpec, engine, images
+from agentgym.sandbox import SandboxError, SandboxSpec, engine, images, seccomp
 from agentgym.sandbox.attached import KEPT, Demultiplexer
 from agentgym.sandbox.cleanup import cleanup
 from agentgym.sandbox.docker import docker_sandboxes, open_docker, remove
@@ -121,7 +121,7 @@ class TestNoEngine:
 class TestContainer:
     def test_runs_programs_and_is_gone_after_close(self, open_box):
         box = open_box()
-        assert box.exec("echo hello; id -u").stdout == "hello\n65534\n"
+        assert box.exec("echo hello; id -g").stdout == "hello\n65534\n"
         assert [f.id for f in of_run(RUN)] == [box.id]
         box.close()
         assert of_run(RUN) == []
@@ -147,7 +147,7 @@ class TestContainer:
             <= {"SETUID", "SETGID", "SYS_RESOURCE"}
         )
         assert host["Sysctls"] == {"kernel.shm_rmid_forced": "1"}
-        assert host["SecurityOpt"] == ["no-new-privileges"]
+        assert host["SecurityOpt"] == ["no-new-privileges", f"seccomp={seccomp.docker_profile()}"]
         assert host["NetworkMode"] == "none"
         assert host["Memory"] == host["MemorySwap"]
         assert host["NanoCpus"] == 5 * 10**8
@@ -293,8 +293,13 @@ class TestEngineKilled:
         with_new = open_docker(SandboxSpec(), RUN)
         assert with_new.exec("echo again").stdout == "again\n"
         with_new.close()
+        lives = open_docker(SandboxSpec(), RUN)
+        cleanup(run=f"{RUN}-none")
+        assert len(engine.client().volumes()["Volumes"]) == 1, "of those with pseudo-terminals one is in use"
+        assert lives.exec(["python3", "-c", "import os; print(os.ttyname(os.openpty()[1]))"]).stdout == "/dev/pts/0\n"
         cleanup(run=RUN)
         assert wait_until(lambda: not of_run(RUN)), f"left over: {of_run(RUN)}"
+        assert not engine.client().volumes()["Volumes"]
 
     def test_a_call_in_the_middle_does_not_hang(self, own_engine):
         own_engine.start()

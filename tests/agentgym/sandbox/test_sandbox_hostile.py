@@ -13,6 +13,7 @@ import uuid
 from pathlib import Path
 
 import hostile_escapes
+import hostile_kernel
 import hostile_programs
 import pytest
 from hostile_sessions import ATTACKS
@@ -20,12 +21,11 @@ from hostile_sessions import ATTACKS
 from agentgym.sandbox.core import MEGABYTE, SandboxError, SandboxSpec
 from agentgym.sandbox.pool import close_all
 
-PROGRAMS = hostile_programs.PROGRAMS + hostile_escapes.PROGRAMS
+PROGRAMS = hostile_programs.PROGRAMS + hostile_kernel.PROGRAMS + hostile_escapes.PROGRAMS
 SPEC = SandboxSpec(memory=256 * MEGABYTE, pids=64, disk=16 * MEGABYTE, output=64 * 1024)
 MARK = f"hostile-{uuid.uuid4().hex}"  # in the environment of every hostile program, and so of all that it starts
 SECRET = f"secret-{uuid.uuid4().hex}"
 KILLING_SECONDS = 20.0  # a generous bound for what the guest needs beyond a program's own time
-HAS_SYS_RESOURCE = int(re.search(r"CapBnd:\s*(\w+)", Path("/proc/self/status").read_text())[1], 16) >> 24 & 1
 TESTS = "the tests as they were\n"
 PROBE = """
 import os
@@ -158,8 +158,8 @@ def test_a_hostile_program_is_contained(program, box, place, host):
     except SandboxError as error:
         failure = str(error)
     if result is None:
-        assert program.ends_sandbox, failure
-        assert not HAS_SYS_RESOURCE, "the kernel must choose a program, and not the guest"
+        assert program.oom is not False, failure
+        assert not box.facts["firm_scores"], "the kernel must choose a program, and not the guest"
         assert "for want of memory" in failure
         box.close()
         none_with_mark()

@@ -1,0 +1,80 @@
+"""A limit on the number of files in a bubblewrap sandbox's folders in memory, which bwrap limits in bytes only.
+
+It is set from outside: a thread, or without root a process, enters the sandbox's mount namespace and mounts the folders again,
+so that nothing in the sandbox ever has the right to mount. Run as a program, this file is that process; the standard library
+only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+BLOCK = 4096  # bytes of disk for each file that may exist
+NS_GET_USERNS = 0xB701
+CLONE_FS, CLONE_NEWNS, CLONE_NEWUSER = 0x200, 0x20000, 0x10000000
+MS_NOSUID, MS_NODEV, MS_REMOUNT = 2, 4, 32
+PATIENCE = 20.0  # seconds
+
+
+def files_of(disk: int) -> int:
+    """How many files a folder of so many bytes may hold."""
+    return disk // BLOCK + 1024
+
+
+def limit_files(pid: int, folders: Sequence[str], files: int) -> str:
+    """Let folders of the sandbox that a process is in hold so many files each. Why it cannot be; empty if it is done."""
+    if os.getuid():  # a process with threads cannot enter the user namespace that the mounts belong to then
+        command = [sys.executable, "-I", "-S", __file__, str(pid), str(files), *folders]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+        return "" if done.returncode == 0 else done.stderr.strip()[-300:] or f"exit code {done.returncode}"
+    failures: list[str] = []
+
+    def act() -> None:
+        try:
+            _remount(pid, folders, files)
+        except OSError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=act, name="limit files")  # it ends in there: its namespace ends with it
+    thread.start()
+    thread.join()
+    return "".join(failures)
+
+
+def _remount(pid: int, folders: Sequence[str], files: int) -> None:
+    """Do it in this thread, which is in the sandbox's mount namespace from then on: it must open and import nothing there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(name: str, *arguments: object) -> None:
+        if getattr(libc, name)(*arguments):
+            number = ctypes.get_errno()
+            raise OSError(number, f"{name}: {os.strerror(number)}")
+
+    mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY)
+    try:
+        if os.getuid():
+            users = fcntl.ioctl(mounts, NS_GET_USERNS)
+            call("setns", users, CLONE_NEWUSER)
+            os.close(users)
+        call("unshare", CLONE_FS)
+        call("setns", mounts, CLONE_NEWNS)
+        for folder in folders:
+            call("mount", None, folder.encode(), None, MS_REMOUNT | MS_NOSUID | MS_NODEV, f"nr_inodes={files}".encode())
+    finally:
+        os.close(mounts)
+
+
+if __name__ == "__main__":
+    try:
+        _remount(int(sys.argv[1]), sys.argv[3:], int(sys.argv[2]))
+    except OSError as failure:
+        sys.exit(str(failure))

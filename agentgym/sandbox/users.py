@@ -1,0 +1,28 @@
+"""The user id of a sandbox's programs: its own, since the kernel counts much for each user id of a machine.
+
+Pseudo-terminals apart, which have no such count, these are inotify instances, pages of pipes, queued signals, watches and
+file descriptors under way: what one sandbox has used up, another with the same user id cannot get.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+FIRST, LAST = 0x70000000, 0x7FFFFFFE  # no distribution gives these to anybody; two sandboxes hardly ever get the same
+SMALL = 10_000, 59_999  # where a user namespace has but 65,536 ids
+PTYS = 16  # pseudo-terminals of a sandbox; the kernel has 3,072 for all (kernel.pty.max, less its reserve)
+PTY_OPTIONS = f"newinstance,max={PTYS},ptmxmode=0666,mode=0620,nosuid,noexec"
+
+_dice = random.SystemRandom()  # the global one is the episodes', and a forked process has its parent's
+
+
+def own_user(few: bool) -> int:
+    """A user id for a new sandbox. `few`: whether it is started in a user namespace of 65,536 ids."""
+    return _dice.randint(*(SMALL if few else (FIRST, LAST)))
+
+
+def few_users() -> bool:
+    """Whether this process is in a user namespace without the ids that nobody else has."""
+    ranges = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return not any(begin <= FIRST and begin + count > LAST for begin, _, count in ranges)
