@@ -236,7 +236,7 @@ def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
                 _process.places,
                 name=f"{name} {spec.image!r}",
                 idle_seconds=REMOTE_IDLE_SECONDS if _is_url(name) else IDLE_SECONDS,
-                up_since=_health(name, lambda: opener(probe, run)).up_since,
+                up_since=_health(name, lambda: open_one(probe, run)).up_since,
             )
         return _process.pools[key]
 
