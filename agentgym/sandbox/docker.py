@@ -45,9 +45,8 @@ LABEL = "agentgym."
 OWNED = {f"{LABEL}terminals": "1"}  # of volumes
 
 _log = logging.getLogger("agentgym.sandbox")
-_covers: dict[
-    str, list[str]
-] = {}  # of foreign images, by their ids: what is covered in them; empty where all may be seen
+# Of foreign images, by their ids: what is covered in them; empty where they hold nothing of this project.
+_covers: dict[str, list[str]] = {}
 _refused: set[tuple[str, str]] = set()  # addresses of engines, and which of the wishes they cannot grant
 
 
