@@ -23,14 +23,17 @@ def host_python() -> Path:
     return Path(sys.base_prefix, "bin", "python3")
 
 
-@cache
 def host_root() -> list[str]:
-    """The mounts, as arguments of bwrap."""
+    """The mounts and what covers parts of them, as arguments of bwrap."""
+    shown = [*_system(), *_python()]
+    return _mounts(shown) + _covers([entry for entry in shown if entry.is_dir() and not entry.is_symlink()])
+
+
+def _mounts(shown: Iterable[Path]) -> list[str]:
     options = folder_option("/etc")
     for name in _ETC:
         options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     made: set[Path] = set()
-    shown = [*_system(), *_python()]
     for entry in shown:
         for parent in reversed(entry.parents[:-1]):
             if parent not in made:
@@ -38,16 +41,16 @@ def host_root() -> list[str]:
                 options += folder_option(str(parent))
         is_system_s = entry.parent in (Path("/"), Path("/usr"))
         options += same(entry, str(entry.parent)) if is_system_s else ["--ro-bind", str(entry), str(entry)]
-    return options + covered([entry for entry in shown if entry.is_dir() and not entry.is_symlink()])
+    return options
 
 
-def covered(shown: Iterable[Path]) -> list[str]:
+def _covers(shown: Iterable[Path]) -> list[str]:
     """Options that cover, of these folders, installed packages, the project, its data and its caches."""
     options: list[str] = []
     for folder in shown:
         secrets = [str(path) for path in _secrets() if path.is_relative_to(folder)]
         last = ""
-        for path in sorted({*project_files(str(folder), installed=True), *secrets}, key=lambda path: Path(path).parts):
+        for path in sorted({*_installed(folder), *secrets}, key=lambda path: Path(path).parts):
             if not last or not Path(path).is_relative_to(last):  # else it is covered with the folder that it is in
                 options += cover(path, os.path.isdir(path))
                 last = path
@@ -97,6 +100,11 @@ def _python() -> Iterator[Path]:
 
 
 @cache
+def _installed(folder: Path) -> list[str]:
+    """Looked for once a process: it takes a second or so, and what is installed later goes into folders that were found."""
+    return list(project_files(str(folder), installed=True))
+
+
 def _secrets() -> tuple[Path, ...]:
     """Where this project, its data and what was downloaded for it lie on this machine."""
     home = os.path.expanduser("~")
