@@ -288,6 +288,14 @@ class TestWithDocker:
         assert images.rootfs("tiny") is None
         assert engine_images.way_of(engine.client(), images.image_tag("tiny")) is None
 
+    def test_one_that_holds_this_project_is_refused_and_nothing_is_left(self, folder):
+        package = "/opt/venv/lib/python3.11/site-packages/agentgym_envs"
+        (folder / "Dockerfile").write_text(f"FROM {TAG_OF_PYTHON}\nRUN mkdir -p {package} && touch {package}/x.py\n")
+        with pytest.raises(SandboxError, match=f"the image holds files of agentgym, such as {package}"):
+            images.build("tiny", "registry")
+        assert images.rootfs("tiny") is None
+        assert engine_images.way_of(engine.client(), images.image_tag("tiny")) is None
+
     def test_an_engine_that_must_be_there_and_is_not_is_an_error(self, folder, monkeypatch):
         monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
         with pytest.raises(SandboxError, match=r"unix:///no/such/docker\.sock"):
