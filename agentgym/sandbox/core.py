@@ -41,13 +41,6 @@ class SandboxSpoiled(SandboxError):
     """
 
 
-class SandboxSpoiled(SandboxError):
-    """The programs of a sandbox made it unusable: they cannot be killed, a file cannot be written, no process can start.
-
-    The back end works. An environment scores this as the agent's failure; the sandbox is to be reset or given up.
-    """
-
-
 @dataclass(frozen=True)
 class SandboxSpec:
     """What a sandbox is made of, and what its programs may use.
