@@ -89,7 +89,7 @@ th { color: var(--soft); font-weight: 600; font-size: 13px; }
 td { border-top: 1px solid var(--grid); }
 .scroll { overflow-x: auto; }
 .scroll td, .scroll th { white-space: nowrap; }
-.scroll th.name, .scroll td.name { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 10ch; }
+.scroll th.name, .scroll td.name { text-align: left; white-space: normal; overflow-wrap: break-word; max-width: 40ch; }
 .alone { max-width: 780px; margin-top: 14px; }
 details { margin: 8px 0; }
 summary { cursor: pointer; padding: 8px 14px; }

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from agentgym.evaluate.prices import Prices
 
 MakePolicy = Callable[[Episode], Policy]
+LONGEST_EXPECTED = 2000
 
 MOST_REFUSALS = 3
 """Episodes of an agent in a row whose key is refused; then the run is stopped."""
@@ -463,10 +464,17 @@ def _mark(tasks: Mapping[str, Task]) -> str:
 
 
 def _labels(task: Task) -> dict[str, Any]:
-    """What results are grouped by."""
-    return {
+    """What results are grouped by, and the answer that was expected."""
+    labels = {
         name: task.metadata[name] for name in ("tags", "difficulty") if task.metadata.get(name) not in (None, [], ())
     }
+    return labels if task.answer is None else {**labels, "expected": _expected(task.answer)}
+
+
+def _expected(answer: Any) -> Any:
+    """A task's answer as an episode keeps it: whole, or the start of its JSON where it is long (tests of a program)."""
+    line = line_of(answer)
+    return answer if len(line) <= LONGEST_EXPECTED else line[:LONGEST_EXPECTED]
 
 
 def model_of(agent: AgentSpec) -> str:

@@ -19,7 +19,8 @@ RUN  {"id", "name", "path", "kind": "evaluation" | "training", "created", "updat
 ROW  {"key", "cell" (or the file's name in a training run: "eval-000010"), "env", "agent", "task", "sample", "reward", "success",
       "end", "error" (its first 200 characters) | null, "cause" (of the error, as results count it) | null, "turns",
       "tokens" (that the agent wrote) | null, "seconds", "cost" | null, "tags", "difficulty",
-      "finishes" (finish reasons of its answers, each once; "context": a request was too long), "step" | null, "superseded": bool}
+      "finishes" (finish reasons of its answers, each once; "context": a request was too long),
+      "expected", "given" (answers, the first 200 characters) | null, "step" | null, "superseded": bool}
 CELL {"name", "env", "agent", "split", "planned" (episodes) | null, "episodes", "errors", "reward", "success", "low", "high",
       "turns", "result"}: numbers of the episodes so far; null where there are none. `result` is what `results.json` would say of
       the cell now, but for what only endpoints count. Of evaluations; `steps` are those of training runs
@@ -30,7 +31,7 @@ then `new_prompt_ids`; `completion_ids`, which alone are trained on, have `logpr
 
 Parameters of episodes, all optional: cell, outcome (success | failure | error), end, cause, reward_min, reward_max, turns_min,
 turns_max, tokens_min, tokens_max, tag, finish (a finish reason of an answer), text (in any message, without case), sort (stored | reward | turns | tokens | seconds | task), order
-(asc | desc), offset, limit (default 200, at most 1,000), task (exactly), sample, superseded (1: also episodes that failed and
+(asc | desc), offset, limit (default 200, at most 1,000), task (exactly), task_has (a part of the task's id, without case), sample, superseded (1: also episodes that failed and
 were played again).
 Errors are {"error": text} with status 400 or 404.
 

@@ -33,6 +33,7 @@ class Query:
     finish: str = ""
     text: str = ""
     task: str = ""
+    task_has: str = ""
     sample: int | None = None
     reward_min: float | None = None
     reward_max: float | None = None
@@ -78,6 +79,7 @@ class Query:
             and (not self.tag or self.tag in row.tags)
             and (not self.finish or self.finish in row.finishes)
             and self.task in ("", row.task)
+            and self.task_has.lower() in row.task.lower()
             and self.sample in (None, row.sample)
             and _within(row.reward, self.reward_min, self.reward_max)
             and _within(row.turns, self.turns_min, self.turns_max)

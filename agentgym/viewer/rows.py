@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from agentgym.evaluate.causes import cause_in, finishes_of
 
 ERROR_CHARS = 200
+ANSWER_CHARS = 200
 _MOST_TAGS = 50
 
 
@@ -35,6 +37,8 @@ class Row:
     tags: tuple[str, ...]
     difficulty: str | float | None
     finishes: tuple[str, ...] = ()
+    expected: str | None = None
+    given: str | None = None
     superseded: bool = False
 
     @property
@@ -64,6 +68,7 @@ def row_of(record: Any, start: int, size: int) -> Row:
         reward = number(record["reward"]) if "reward" in record else _sum(number(t.get("reward")) for t in turns)
         success = number(metrics.get("success", float((reward or 0) > 0)))
     error = record.get("error")
+    expected, given = _answers(turns, metadata)
     difficulty = metadata.get("difficulty")
     return Row(
         start=start,
@@ -83,12 +88,39 @@ def row_of(record: Any, start: int, size: int) -> Row:
         tags=_tags(metadata.get("tags")),
         difficulty=difficulty if isinstance(difficulty, str) else number(difficulty),
         finishes=finishes_of(map(_finish_reason, turns), end, None if error is None else str(error)),
+        expected=expected,
+        given=given,
     )
 
 
 def _finish_reason(turn: dict[str, Any]) -> str | None:
     reason = turn.get("finish_reason")
     return reason if isinstance(reason, str) else None
+
+
+def _answers(turns: list[dict[str, Any]], metadata: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The answer that was expected, and the one that was given: as the environment read it, or the reply's last line."""
+    info = _object(turns[-1].get("info")) if turns else {}
+    expected = _short(metadata.get("expected", info.get("expected")))
+    given = _short(info.get("answer"))
+    if given is None and expected is not None and turns:
+        reply = turns[-1].get("reply")
+        said = reply.get("content") if isinstance(reply, dict) else None
+        given = _short(said.strip().rpartition("\n")[2]) if isinstance(said, str) else None
+    return expected, given
+
+
+def _short(answer: Any) -> str | None:
+    """An answer as one short text; of a list of one, its item. None where there is none."""
+    if isinstance(answer, list) and len(answer) == 1:
+        answer = answer[0]
+    if answer is None or answer == "":
+        return None
+    try:
+        text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+    except RecursionError:  # deeper than JSON that is written, not than JSON that is read
+        return None
+    return text if len(text) <= ANSWER_CHARS else text[: ANSWER_CHARS - 1] + "…"
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -107,7 +107,9 @@ def _unique(names: Iterable[str]) -> list[str]:
 
 
 def _headline(run: Run) -> dict[str, Any] | None:
-    """The success of one cell with its interval, or the mean over several cells."""
+    """The success of one cell with its interval, or the mean over several cells; None while they are being read."""
+    if run.indexing < 1.0:
+        return None
     cells = [n for stem, file in run.files.items() if (n := _numbers(run, stem, file)).success is not None]
     if not cells:
         return None
@@ -118,8 +120,8 @@ def _headline(run: Run) -> dict[str, Any] | None:
 
 
 def _numbers(run: Run, stem: str, file: EpisodeFile | None) -> Numbers:
-    """The means of a file's episodes, made again when it has grown."""
-    if file is None:
+    """The means of a file's episodes, made again when it has grown. While it is first read there are none."""
+    if file is None or file.share < 1.0:
         return Numbers()
     state = (file.generation, len(file.rows))
     known = run.numbers.get(stem)

@@ -7,6 +7,12 @@
   const HIDDEN = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]/g;
   const MOST_MARKS = 2000;
 
+  const IMAGE = /^data:image\/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,2}$/;
+  const LONGEST_IMAGE = 20_000_000;
+
+  // Whether an address is a picture of its own, of a kind that holds no script and asks nobody.
+  const isImage = (address) => typeof address === "string" && address.length < LONGEST_IMAGE && IMAGE.test(address);
+
   function set(element, name, value) {
     if (name === "on") {
       for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
@@ -14,6 +20,8 @@
       for (const [property, setting] of Object.entries(value)) element.style.setProperty(property, setting);
     } else if (name === "href" && !String(value).startsWith("#")) {
       throw new Error(`links stay on this page: ${value}`);
+    } else if (name === "src" && !isImage(value)) {
+      throw new Error("only images that are data are shown");
     } else if (value === true) {
       element.setAttribute(name, "");
     } else if (value !== false && value !== null && value !== undefined) {
@@ -63,5 +71,5 @@
     return out;
   }
 
-  Object.assign(agentgym, { h, svg, fill, written });
+  Object.assign(agentgym, { h, svg, fill, written, isImage });
 })();

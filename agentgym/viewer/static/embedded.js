@@ -24,6 +24,7 @@
   function matches(run, row, q) {
     if (q.superseded !== "1" && row.superseded) return false;
     for (const name of ["cell", "end", "cause", "task"]) if (q[name] !== undefined && row[name] !== q[name]) return false;
+    if (q.task_has !== undefined && !row.task.toLowerCase().includes(q.task_has.toLowerCase())) return false;
     if (q.sample !== undefined && row.sample !== Number(q.sample)) return false;
     if (q.outcome !== undefined && agentgym.parts.outcomeOf(row) !== q.outcome) return false;
     if (q.tag !== undefined && !(row.tags || []).includes(q.tag)) return false;

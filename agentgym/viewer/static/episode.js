@@ -46,12 +46,15 @@
       !turns.length && parts.empty("No turns.", "The episode failed before the agent said anything.")];
   }
 
+  const answer = (title, text) => text && parts.fact(title, h("bdi", {}, parts.name(text)));
+
   function facts({ episode, row }) {
     const metrics = Object.entries(episode.metrics || {}).filter(([name]) => name !== "success");
     const calls = (episode.metadata || {}).calls || {};
     const retries = Object.entries(calls.retries || {});
     return h("dl", { class: "facts" },
       parts.fact("Reward", parts.outcomeOf(row) === "error" ? "none: it failed" : f.number(row.reward)),
+      answer("Expected answer", row.expected), answer("Given answer", row.given),
       parts.fact("Ended by", parts.name(row.end)), parts.fact("Turns", f.count(row.turns)),
       f.known(row.tokens) && parts.fact("Tokens", f.count(row.tokens)), parts.fact("Time", f.seconds(row.seconds)),
       f.known(row.cost) && parts.fact("Cost", f.money(row.cost)), f.known(episode.seed) && parts.fact("Seed", episode.seed),
@@ -68,7 +71,9 @@
 
   const failure = ({ episode, row }) => {
     const text = episode.error || row.error;
-    return text && h("div", { class: "note bad", role: "note" }, h("b", {}, "This episode failed: "), parts.longText(text));
+    const { traceback } = episode.metadata || {};
+    return text && h("div", { class: "note bad", role: "note" }, h("b", {}, "This episode failed: "), parts.longText(text),
+      typeof traceback === "string" && traceback && parts.fold("Traceback", parts.longText(traceback, "code")));
   };
 
   class EpisodeView {
@@ -108,9 +113,7 @@
       this.readout = h("div", { class: "token-readout", role: "status", hidden: true });
       fill(this.view, h("div", { class: "bar" }, names(this.answer), h("span", { class: "spring" }), this.toggle, this.place, h("span", { class: "together" }, this.before, this.after)),
         facts(this.answer), failure(this.answer), this.body, this.readout,
-        h("div", { class: "folds" }, parts.fold("All of it, as stored", () => null), this.metadata()));
-      const stored = this.view.querySelector(".folds details");
-      stored.addEventListener("toggle", () => stored.children.length === 1 && stored.append(parts.longText(JSON.stringify(this.answer.episode, null, 1), "code")), { once: true });
+        h("div", { class: "folds" }, parts.fold("All of it, as stored", () => parts.longText(JSON.stringify(this.answer.episode, null, 1), "code")), this.metadata()));
       this.draw();
     }
 

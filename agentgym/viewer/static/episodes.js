@@ -6,7 +6,7 @@
   const f = agentgym.format;
   // Those that are folded away, and all.
   const MORE = ["end", "cause", "reward_min", "reward_max", "turns_min", "turns_max", "tokens_min", "tokens_max", "tag", "finish", "superseded"];
-  const NAMES = ["cell", "outcome", "text", ...MORE, "sort", "order"];
+  const NAMES = ["cell", "outcome", "task_has", "text", ...MORE, "sort", "order"];
   const SORTS = [["stored", "as played"], ["reward", "reward"], ["turns", "turns"], ["tokens", "tokens"], ["seconds", "seconds"], ["task", "task"]];
   const ENDS = ["terminated", "truncated", "max_turns", "context", "time", "error"];
   // Finish reasons of answers that were cut or withheld.
@@ -37,6 +37,7 @@
       h("label", { class: "field check" }, h("input", { name: "superseded", type: "checkbox", value: "1" }), h("span", {}, "also failed tries that were played again"))));
     return h("form", { class: "filters", role: "search", on: { submit: (event) => event.preventDefault() } },
       h("div", { class: "fields" },
+        h("label", { class: "field" }, h("span", {}, "Task"), h("input", { name: "task_has", type: "search", placeholder: "part of its id", autocomplete: "off" })),
         h("label", { class: "field grow" }, h("span", {}, "Text"), h("input", { name: "text", type: "search", placeholder: "in any message", class: "filter", autocomplete: "off" })),
         choice("cell", run.kind === "training" ? "Step" : "Cell", any("all", cellNames(run))),
         choice("outcome", "Outcome", [["", "any"], ["success", "success"], ["failure", "failure"], ["error", "error"]]),
@@ -68,12 +69,14 @@
 
   const cell = (name, ...content) => h("span", { role: "cell", class: `c-${name}` }, content);
 
+  const answer = (name, text) => h("span", { role: "cell", class: `c-${name}`, title: text }, text ? h("bdi", {}, written(text)) : "–");
+
   // Heads of what can be sorted by do so: `sort(name)`.
   function heads(sort) {
     const sorts = new Set(SORTS.map(([name]) => name));
     const head = (name, title) => h("span", { role: "columnheader", class: `c-${name}`, "data-sort": sorts.has(name) && name },
       sorts.has(name) ? h("button", { class: "sort", type: "button", on: { click: () => sort(name) } }, title) : title);
-    return [head("mark", h("span", { class: "hidden" }, "Outcome")), head("task", "Task"), head("cell", "Cell"), head("reward", "Reward"), head("turns", "Turns"), head("tokens", "Tokens"), head("seconds", "Time"), head("end", "Ended by")];
+    return [head("mark", h("span", { class: "hidden" }, "Outcome")), head("task", "Task"), head("cell", "Cell"), head("reward", "Reward"), head("turns", "Turns"), head("tokens", "Tokens"), head("seconds", "Time"), head("expected", "Expected"), head("given", "Given"), head("end", "Ended by")];
   }
 
   function row(run, query, data, index) {
@@ -88,6 +91,8 @@
       cell("turns", f.count(data.turns), h("i", {}, " turns")),
       cell("tokens", f.known(data.tokens) ? [f.count(data.tokens), h("i", {}, " tokens")] : h("span", { class: "wide-only" }, "–")),
       cell("seconds", f.seconds(data.seconds)),
+      answer("expected", data.expected),
+      answer("given", data.given),
       cell("end", data.error ? h("bdi", { class: "bad", title: data.error }, written(data.cause || data.error)) : written(data.end)),
     ];
   }
@@ -119,9 +124,9 @@
       this.form = form(this.run);
       show(this.form, this.query);
       this.form.querySelector("details").open = MORE.some((name) => this.query[name]);
-      this.form.addEventListener("change", (event) => event.target.name !== "text" && this.filtered());
+      this.form.addEventListener("change", (event) => event.target.type !== "search" && this.filtered());
       this.typed = parts.settled(300, () => this.filtered(true));
-      this.form.addEventListener("input", (event) => event.target.name === "text" && this.typed());
+      this.form.addEventListener("input", (event) => event.target.type === "search" && this.typed());
       this.place = h("div", { class: "list-place" });
       const clear = h("a", { class: "plain", href: router.link(["run", this.id, "episodes"]) }, "Clear filters");
       fill(this.view, h("div", { class: "bar" }, h("h1", {}, "Episodes"), this.counts, h("span", { class: "spring" }), clear), this.form, this.place);
@@ -167,6 +172,8 @@
     }
 
     counted(answer) {
+      // The columns of answers are there where any episode that was seen has one.
+      for (const name of ["expected", "given"]) if (answer.rows.some((data) => data[name])) this.element.classList.add(`with-${name}`);
       const partly = Math.min(answer.indexing ?? 1, answer.searching ?? 1);
       const found = answer.matching === answer.total ? f.plural(answer.total, "episode") : `${f.count(answer.matching)} of ${f.plural(answer.total, "episode")}`;
       this.counts.textContent = partly < 1 ? `${found} · read ${Math.floor(100 * partly)}%` : found;

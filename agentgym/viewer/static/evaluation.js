@@ -46,7 +46,7 @@
     return [
       { name: "env", title: "Environment", of: (c) => c.env, show: (c) => [h("a", { class: "open", href: to(c) }, parts.name(c.env)), c.split && c.split !== "test" && h("span", { class: "chip" }, c.split)] },
       { name: "agent", title: "Agent", of: (c) => c.agent, show: (c) => parts.name(c.agent) },
-      one("success", "Success", (c) => c.success, (c) => parts.interval(c.success, c.success_low, c.success_high), { measure: true, about: "share of successful episodes, 95% interval clustered by task" }),
+      one("success", "Success", (c) => c.success, (c) => (f.known(c.success) || parts.isRead(run) ? parts.interval(c.success, c.success_low, c.success_high) : parts.reading(run.indexing)), { measure: true, about: "share of successful episodes, 95% interval clustered by task" }),
       one("reward", "Reward", (c) => c.reward, meanReward, { about: "mean of an episode, with half of its 95% interval" }),
       any((r) => last(r.pass_at) !== undefined && r.samples > 1) && one("pass", "pass@k", (c) => c.result && last(c.result.pass_at), (c) => share(c.result && c.result.pass_at), { about: "chance that one of k samples succeeds" }),
       any((r) => last(r.pass_hat) !== undefined && r.samples > 1) && one("hat", "pass^k", (c) => c.result && last(c.result.pass_hat), (c) => share(c.result && c.result.pass_hat), { about: "chance that all of k samples succeed" }),
@@ -101,6 +101,7 @@
   }
 
   function details(run, cell) {
+    if (!parts.isRead(run)) return parts.empty("The episodes are still being read.", "Rewards, tags, difficulty and causes of errors come when all are.");
     if (!cell || !cell.result) return parts.empty("No episodes yet.", "Rewards, tags, difficulty and causes of errors come with them.");
     const to = (more) => router.link(["run", run.id, "episodes"], { cell: cell.name, ...more });
     const r = cell.result;
@@ -117,6 +118,7 @@
     const picker = h("select", { "aria-label": "Details of" });
     const below = h("div", {});
     let width = 0;
+    let read = false;
     let table = null;
     const top = h("div", {});
     picker.addEventListener("change", () => { chosen = picker.value; draw(); });
@@ -124,10 +126,11 @@
     function draw() {
       const now = columns(run, cells);
       if (!cells.length) fill(top, parts.empty("No cells yet.", "The run has just begun; what it plays appears here."));
-      else if (table && width === now.length) table.update(cells);
+      else if (table && read && width === now.length) table.update(cells);
       else {
         table = parts.table("Results of each cell", now, cells);
         width = now.length;
+        read = parts.isRead(run); // while it is not, how much of it is
         parts.keepingFocus(top, () => fill(top, table.element));
       }
       if (picker.options.length !== cells.length) fill(picker, cells.map((cell) => h("option", { value: cell.name }, cell.name)));

@@ -2,16 +2,39 @@
 (function () {
   "use strict";
   const agentgym = (window.agentgym = window.agentgym || {});
-  const { h, parts } = agentgym;
+  const { h, fill, parts, markdown } = agentgym;
   const f = agentgym.format;
   const SHOWN = new Set(["role", "content", "tool_calls", "tool_call_id", "name", "reasoning", "reasoning_content"]);
 
-  function content(value) {
+  // `shown` makes an element of a text.
+  function content(value, shown) {
     if (value === null || value === undefined || value === "") return [];
-    if (typeof value === "string") return [parts.longText(value)];
+    if (typeof value === "string") return [shown(value)];
     if (!Array.isArray(value)) return [json(value)];
-    return value.map((part) => (part && part.type === "text" ? parts.longText(part.text ?? "") : [
-      h("span", { class: "chip" }, parts.name((part && part.type) || "part")), json(part)]));
+    return value.map((part) => {
+      if (part && part.type === "text") return shown(String(part.text ?? ""));
+      const address = part && part.type === "image_url" && (part.image_url && part.image_url.url ? part.image_url.url : part.image_url);
+      if (agentgym.isImage(address)) return markdown.picture(address);
+      return [h("span", { class: "chip" }, parts.name((part && part.type) || "part")), json(part)];
+    });
+  }
+
+  const textsOf = (value) => (typeof value === "string" ? [value] : Array.isArray(value) ? value.filter((part) => part && part.type === "text").map((part) => String(part.text ?? "")) : []);
+
+  // The content, and a button where it looks like Markdown: rendered or as it was written. What tools say is first as written.
+  function rendering(value, role) {
+    const body = h("div", { class: "content" });
+    let rendered = textsOf(value).some(markdown.looks);
+    const button = rendered && h("button", { class: "more small form", type: "button", on: { click: () => { rendered = !rendered; draw(); } } });
+    rendered = rendered && role !== "tool";
+    function draw() {
+      fill(body, content(value, rendered ? (text) => parts.longText(text, "text", markdown.render) : parts.longText));
+      if (!button) return;
+      button.textContent = rendered ? "Text" : "Rendered";
+      button.title = rendered ? "Show it as it was written" : "Show it as Markdown";
+    }
+    draw();
+    return [body, button];
   }
 
   const json = (value) => parts.pretty(value === null || typeof value === "string" ? JSON.stringify(value) : value);
@@ -51,10 +74,11 @@
     const role = String(value.role ?? "?");
     const rest = Object.fromEntries(Object.entries(value).filter(([key, v]) => !SHOWN.has(key) && v !== null));
     const known = ["system", "user", "assistant", "tool"].includes(role) ? role : "other";
+    const [body, form] = rendering(value.content, role);
     return h("article", { class: `message ${known}`, "aria-label": `${role} message` },
       h("header", {}, h("span", { class: "role" }, parts.name(role)), value.name && h("span", { class: "mono small" }, parts.name(value.name)),
-        value.tool_call_id && h("span", { class: "muted small mono" }, "answers ", parts.name(value.tool_call_id))),
-      reasoning(value), content(value.content), Array.isArray(value.tool_calls) && value.tool_calls.map(toolCall),
+        value.tool_call_id && h("span", { class: "muted small mono" }, "answers ", parts.name(value.tool_call_id)), form && [h("span", { class: "spring" }), form]),
+      reasoning(value), body, Array.isArray(value.tool_calls) && value.tool_calls.map(toolCall),
       Object.keys(rest).length > 0 && parts.fold("Other fields", parts.pretty(rest)),
       !value.content && !(value.tool_calls || []).length && h("p", { class: "muted small" }, "no text"));
   }

@@ -82,24 +82,26 @@
     }).map((item) => item.row);
   }
 
-  // A text that is folded where it is long.
-  function longText(text, className = "text") {
+  // A text that is folded where it is long. `show` makes its elements: characters as they are, or `markdown.render`.
+  function longText(text, className = "text", show = written) {
     const value = String(text);
-    const cut = cutAt(value);
-    const box = h("div", { class: className, dir: "auto" }, written(value.slice(0, cut)));
+    const cut = cutAt(value, show !== written);
+    const box = h("div", { class: show === written ? className : "rendered", dir: "auto" }, show(value.slice(0, cut)));
     if (cut >= value.length) return box;
     const whole = h("button", { class: "more", type: "button", "aria-expanded": "false" }, `Show all ${f.count(value.length)} characters`);
     let open = false;
     whole.addEventListener("click", () => {
       open = !open;
-      fill(box, written(open ? value : value.slice(0, cut)));
+      fill(box, show(open ? value : value.slice(0, cut)));
       whole.textContent = open ? "Show less" : `Show all ${f.count(value.length)} characters`;
       whole.setAttribute("aria-expanded", String(open));
     });
     return h("div", { class: "folded" }, box, whole);
   }
 
-  function cutAt(value) {
+  // Where a text is folded. An image that is data, in Markdown, is no long text.
+  function cutAt(value, markdown) {
+    if (markdown && value.includes("](data:image/")) return Math.max(cutAt(value), value.indexOf(")", value.indexOf("](data:image/")) + 1);
     if (value.length <= FOLD_LETTERS && value.split("\n", FOLD_LINES + 1).length <= FOLD_LINES) return value.length;
     let at = -1;
     for (let line = 0; line < FOLD_LINES; line++) {
@@ -128,7 +130,18 @@
 
   const fact = (name, value) => h("div", { class: "fact" }, h("dt", {}, name), h("dd", {}, value));
 
-  const fold = (title, ...content) => h("details", { class: "fold" }, h("summary", {}, title), content);
+  // A function as content is asked for it when the fold is opened first.
+  function fold(title, ...content) {
+    const [make] = content;
+    if (typeof make !== "function") return h("details", { class: "fold" }, h("summary", {}, title), content);
+    const element = h("details", { class: "fold" }, h("summary", {}, title));
+    element.addEventListener("toggle", () => element.append(make()), { once: true });
+    return element;
+  }
+
+  // Instead of a score, which would be of a part of the episodes.
+  const reading = (share) => h("span", { class: "reading" }, `reading ${Math.floor(100 * share)}%`);
+  const isRead = (run) => !(f.known(run.indexing) && run.indexing < 1);
 
   const pretty = (value) => longText(typeof value === "string" ? value : JSON.stringify(value, null, 2) ?? String(value), "code");
 
@@ -170,5 +183,5 @@
     return () => { wanted = true; next(); };
   }
 
-  agentgym.parts = { interval, mark, outcomeOf, table, keepingFocus, longText, problem, code, empty, fact, fold, pretty, name, settled, paced };
+  agentgym.parts = { interval, mark, outcomeOf, table, keepingFocus, longText, problem, code, empty, fact, fold, reading, isRead, pretty, name, settled, paced };
 })();

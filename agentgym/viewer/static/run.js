@@ -15,7 +15,7 @@
         run.kind === "training" && h("a", { class: "button", href: router.link(["run", id, "episodes"]) }, "Episodes"),
         run.kind === "evaluation" && h("a", { class: "button strong", href: router.link(["run", id, "episodes"]) }, `All ${f.plural(run.episodes, "episode")}`)),
       h("dl", { class: "facts" },
-        run.headline && parts.fact(run.headline.label.replace(/^./, (letter) => letter.toUpperCase()), f.known(run.headline.low) || !/reward/.test(run.headline.label)
+        !parts.isRead(run) ? parts.fact("Success", parts.reading(run.indexing)) : run.headline && parts.fact(run.headline.label.replace(/^./, (letter) => letter.toUpperCase()), f.known(run.headline.low) || !/reward/.test(run.headline.label)
           ? parts.interval(run.headline.value, run.headline.low, run.headline.high) : f.number(run.headline.value)),
         parts.fact("Episodes", f.count(run.episodes)),
         parts.fact("Errors", run.errors ? h("a", { class: "bad", href: router.link(["run", id, "episodes"], { outcome: "error" }) }, f.count(run.errors)) : "0"),
@@ -23,7 +23,7 @@
         parts.fact("Folder", h("code", {}, parts.name(run.path)))),
       [run.problem, ...(run.problems || [])].filter(Boolean).map((text) => h("p", { class: "note bad" }, parts.name(text))),
       run.results && run.results.stopped && h("p", { class: "note" }, "Stopped before all was played: ", h("b", {}, parts.name(run.results.stopped)), ". The same command with the same --out goes on."),
-      f.known(run.indexing) && run.indexing < 1 && h("p", { class: "note" }, `Reading the episodes: ${f.percent(run.indexing)} so far.`),
+      !parts.isRead(run) && h("p", { class: "note" }, "The episodes are still being read: ", parts.reading(run.indexing), ". Numbers of episodes are of what was read so far; scores come when all are."),
     ];
   }
 
@@ -57,7 +57,7 @@
         fill(bottom, folds(run));
         fill(view, top, content, bottom);
       }
-      if (f.known(run.indexing) && run.indexing < 1) {
+      if (!parts.isRead(run)) {
         window.clearTimeout(timer);
         timer = window.setTimeout(() => load().catch(() => {}), 500);
       }

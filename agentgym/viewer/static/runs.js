@@ -6,6 +6,7 @@
   const { api, router, parts } = agentgym;
   const f = agentgym.format;
   const EVERY = 3000;
+  const READING = 700;
 
   const columns = (picked, pick) => [
     { name: "pick", title: h("span", { class: "hidden" }, "Compare"), show: (run) => box(run, picked, pick) },
@@ -27,7 +28,7 @@
     run.problem && h("div", { class: "small bad" }, written(run.problem)),
   ];
 
-  const headline = (run) => (run.headline
+  const headline = (run) => (!parts.isRead(run) ? parts.reading(run.indexing) : run.headline
     ? [f.known(run.headline.low) || !/reward/.test(run.headline.label) ? parts.interval(run.headline.value, run.headline.low, run.headline.high) : h("b", {}, f.number(run.headline.value)),
       h("div", { class: "small muted" }, run.headline.label)]
     : h("span", { class: "muted" }, "–"));
@@ -106,7 +107,7 @@
       } catch (error) {
         if (!closed && !runs) fill(content, parts.problem(error, load));
       }
-      if (!closed && !agentgym.embedded) timer = window.setTimeout(load, document.hidden ? 4 * EVERY : EVERY);
+      if (!closed && !agentgym.embedded) timer = window.setTimeout(load, document.hidden ? 4 * EVERY : runs && !runs.every(parts.isRead) ? READING : EVERY);
     }
     load();
     return {

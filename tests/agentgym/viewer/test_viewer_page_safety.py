@@ -104,6 +104,94 @@ def test_the_page_forbids_what_it_does_not_need(window, served):
     ]
 
 
+MARKDOWN = {
+    "script": "**a** </script><script>alert(1)</script> ```<script>alert(2)</script>```",
+    "onerror": "# Heading\n<img src=x onerror=alert(3)> ![x](x\" onerror=\"alert(4))",
+    "address": "**a** [x](javascript:alert(5)) ![x](javascript:alert(6)) [#](#/runs)",
+    "html": "**a** ![x](data:text/html;base64,PHNjcmlwdD4=) [x](data:text/html,<script>alert(7)</script>)",
+    "svg": "**a** ![x](data:image/svg+xml;base64,PHN2Zz4=) ![x](data:image/png,raw) ![x](http://example.com/x.png)",
+    "hidden": "**a** right \u202eto left\u202c\n```\u202epython\nzero\u200bwidth\n```",
+}
+MARKED = "**x**\n"
+SLOW = {
+    "quotes": MARKED + ">" * 10_000 + " deep",
+    "items": MARKED + "\n".join("  " * i + "- item" for i in range(1000)) + "\n" + " " * 10_000 + "- last",
+    "brackets": MARKED + "[" * 10_000 + "x" + "](" * 10_000 + ")" * 10_000,
+    "stars": MARKED + "**a *b " * 50_000 + "__c _d " * 50_000,
+    "images": MARKED + "![a](data:image/png;base64,AAAA " * 10_000 + ")",
+    "links": MARKED + "[a]( " * 50_000 + ")",
+    "ticks": MARKED + "` `` ``` " * 50_000,
+    "fence": MARKED + "```" + " " * 100_000 + "`\n" + "`" * 100_000 + "x`",
+    "rule": MARKED + "|a|\n" + "|" + "-" * 100_000 + "x\n" + " " * 100_000 + "x|\n" + "|" + " " * 100_000 + "---x",
+    "table": MARKED + "|a|b|\n|---|---|\n" + "|**c**|`d`|\n" * 50_000,
+    "headings": MARKED + ("#" + " " * 1000 + "\n") * 300 + "# aa " * 50_000,
+    "many": MARKED + "# aa\n\n" * 100_000,
+}
+
+
+def test_hostile_markdown_is_rendered_as_words(window, served):
+    page = window(served.url)
+    page.locator("td a").first.wait_for()
+    for name, text in MARKDOWN.items():
+        shown = page.evaluate(RENDERED, text)
+        assert shown["looks"], name
+        assert shown["elements"] == [], name
+        assert "alert" not in text or "alert" in shown["text"], name
+    assert "U+202E" in shown["text"] and "U+200B" in shown["text"]
+    assert page.evaluate("agentgym.isImage('data:image/png;base64,AAAA')")
+    refused = ["http://x/y.png", "data:image/svg+xml;base64,AAAA", "data:image/png;base64,AA\" x", "data:text/html;base64,AA"]
+    for address in refused:
+        assert not page.evaluate("(address) => agentgym.isImage(address)", address)
+        assert page.evaluate("(a) => { try { agentgym.h('img', {src: a}); return 0 } catch { return 1 } }", address)
+
+
+RENDERED = """(text) => {
+  const looks = agentgym.markdown.looks(text);
+  const element = agentgym.markdown.render(text);
+  document.querySelector("main").append(element);
+  const found = [...element.querySelectorAll("a, script, img, iframe, svg, style, [onerror], [href]")].map((e) => e.tagName);
+  const said = { looks, elements: found, text: element.textContent };
+  element.remove();
+  return said;
+}"""
+# A pattern that took quadratic time would take minutes; each text takes a fraction of a second.
+MOST_MILLISECONDS = 10_000
+
+
+def test_no_text_takes_long_to_render_or_nests_deep(window, served):
+    page = window(served.url)
+    page.locator("td a").first.wait_for()
+    for name, text in SLOW.items():
+        took, depth, count = page.evaluate(
+            """(text) => {
+              const begun = performance.now();
+              agentgym.markdown.looks(text);
+              const element = agentgym.markdown.render(text);
+              const took = performance.now() - begun;
+              const depth = (e) => 1 + Math.max(0, ...[...e.children].slice(0, 1000).map(depth));
+              return [took, depth(element), element.querySelectorAll("*").length]; }""",
+            text,
+        )
+        assert took < MOST_MILLISECONDS, (name, took)
+        assert depth < 30, name
+        assert count < 100_000, name
+
+
+def test_five_megabytes_of_markdown_are_text_that_is_folded(window, served):
+    page = window(served.url)
+    page.locator("td a").first.wait_for()
+    took, shown = page.evaluate(
+        """(line) => {
+          const text = line.repeat(5_000_000 / line.length);
+          const begun = performance.now();
+          const element = agentgym.message({ role: "assistant", content: text });
+          return [performance.now() - begun, element.textContent.length]; }""",
+        "**bold** and `code`\n",
+    )
+    assert took < MOST_MILLISECONDS
+    assert shown < 5_000
+
+
 @pytest.fixture(scope="module")
 def exported(folder, tmp_path_factory):
     from agentgym.viewer.export import export
