@@ -233,6 +233,7 @@ def test_what_all_tries_of_an_episode_asked_is_stored_with_it(tmp_path):
     assert trajectory.metadata["cost"] == pytest.approx(400e-6)
     assert abs(trajectory.metadata["ended"] - time.time()) < 60
     assert (trajectory.metadata["tags"], trajectory.metadata["difficulty"]) == (["number"], "easy")
+    assert trajectory.metadata["expected"] == ("odd" if int(trajectory.task_id) % 2 else "even")
     assert (tally.requests, tally.retries, tally.tokens) == (2, 2, 220)
     assert results.cells[0].cost == tally.cost == pytest.approx(400e-6)
 

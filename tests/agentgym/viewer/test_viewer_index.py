@@ -42,6 +42,26 @@ def test_a_row_says_what_its_episode_says(file, played):
     assert file.record(row) == json.loads(line_of(rated.to_json()))
 
 
+@pytest.mark.parametrize(
+    ("expected", "info", "said", "row"),
+    [
+        ("42", {"answer": "41", "expected": "x"}, "so\n43", ("42", "41")),
+        (None, {"answer": "41", "expected": "42"}, "so", ("42", "41")),
+        (["Paris"], {}, "I think:\n\nLyon \n", ("Paris", "Lyon")),
+        ({"a": 1}, {"answer": ["b", "c"]}, "", ('{"a": 1}', '["b", "c"]')),
+        (None, {}, "left", (None, None)),
+        (None, {"answer": 7}, "left", (None, "7")),
+        ("x" * 300, {}, None, ("x" * 199 + "…", None)),
+    ],
+)
+def test_a_row_has_the_expected_and_the_given_answer(file, played, expected, info, said, row):
+    turn = replace(played[0].turns[-1], info=info, reply={"role": "assistant", "content": said})
+    metadata = {} if expected is None else {"expected": expected}
+    write_jsonl(file.path, [replace(played[0], turns=[turn], metadata=metadata)])
+    file.update()
+    assert (file.rows[0].expected, file.rows[0].given) == row
+
+
 def test_tokens_are_those_that_the_agent_wrote(file, played):
     import random
 
@@ -147,6 +167,8 @@ def test_a_broken_line_is_told_and_passed_over(file, played, line, what):
     [
         {"turns": [1, None, {"reward": "x", "tokens": 3, "usage": []}], "reward": "high", "sample": "s", "metadata": 5},
         {"turns": [], "reward": 1e999, "seconds": [], "metrics": [], "end": None, "error": {"a": 1}, "task_id": 7},
+        {"turns": [{"info": [], "reply": {"content": [1]}}], "metadata": {"expected": {"a": [None]}}},
+        {"turns": [{"info": {"answer": {"b": 2}}, "reply": "x"}], "metadata": {"expected": []}},
         {"turns": [{}], "metadata": {"tags": {"a": 1}, "difficulty": [], "calls": 3, "cost": "much"}},
     ],
 )
@@ -258,6 +280,9 @@ def test_queries_filter_and_sort(file, played):
     assert ask(tag="t3") == [rows[3]]
     assert ask(end=rows[0].end) == [r for r in rows if r.end == rows[0].end]
     assert ask(task=rows[0].task, sample=1) == [r for r in rows if r.task == rows[0].task and r.sample == 1]
+    part = rows[0].task[-3:]
+    assert ask(task_has=part.upper()) == [r for r in rows if part in r.task] != []
+    assert ask(task=part) == []
     assert ask(turns_min=2, turns_max=5) == [r for r in rows if 2 <= r.turns <= 5]
     assert ask(reward_min=0.0) == rows[:-1], "an error has no reward"
     assert ask(tokens_min=0) == [], "nobody counted"

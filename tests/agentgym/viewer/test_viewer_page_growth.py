@@ -1,10 +1,12 @@
 """Runs that grow while the page is open, runs of 50,000 episodes, and a server that goes away."""
 
 import json
+import re
+import threading
 
 import made_runs
 import pytest
-from browser import elsewhere, many, serving, writer
+from browser import SECONDS, elsewhere, many, serving, writer
 
 pytestmark = pytest.mark.browser
 
@@ -24,6 +26,37 @@ def fresh(played, run):
     (run / "episodes").mkdir(parents=True)
     (run / "run.json").write_text((played / "run.json").read_text())
     return run, played / "episodes" / "frozen_lake@expert.jsonl"
+
+
+def test_a_run_that_is_still_being_read_says_so_and_shows_no_score(window, played, tmp_path, monkeypatch):
+    """A slow disk, played by a reader that stops after its first lines until it may go on."""
+    lines = (played / "episodes" / "frozen_lake@expert.jsonl").read_text().splitlines()
+    many(tmp_path / "large", 300, json.loads((played / "run.json").read_text()), lines)
+    go_on = threading.Event()
+
+    def read_slowly(files):
+        for file in files:
+            steps = iter([True, False])
+            file.update(lambda steps=steps: next(steps))
+            go_on.wait(SECONDS)
+            file.update()
+
+    monkeypatch.setattr("agentgym.viewer.run._read_all", read_slowly)
+    with serving(tmp_path) as served:
+        page = window(served.url)
+        reading = page.locator("td[data-name=headline]", has_text=re.compile(r"reading \d+%"))
+        reading.wait_for()
+        page.get_by_role("link", name="large").click()
+        page.get_by_text("The episodes are still being read: reading").wait_for()
+        assert re.search(r"reading \d+%", page.locator(".facts").first.inner_text())
+        assert re.search(r"reading \d+%", page.locator("td[data-name=success]").inner_text())
+        assert "100.0%" not in page.inner_text("main")
+        go_on.set()
+        page.locator("td[data-name=success]", has_text="100.0%").wait_for()
+        assert "100.0%" in page.locator(".facts").first.inner_text()
+        page.goto(served.url)
+        page.locator("td[data-name=headline]", has_text="100.0%").wait_for()
+        assert page.get_by_text("reading").count() == 0
 
 
 def test_a_run_grows_on_the_open_page_and_the_place_is_kept(window, played, tmp_path):

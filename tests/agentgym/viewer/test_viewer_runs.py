@@ -46,6 +46,22 @@ def test_runs_are_found_below_the_folders_and_by_their_own_names(made):
     }
 
 
+def test_a_run_that_is_still_being_read_has_no_score(tmp_path):
+    write_evaluation(tmp_path / "run", [("frozen_lake", "expert")], n=40, k=2)
+    run = seen(tmp_path)["run"]
+    run.refresh()
+    (file,) = run.files.values()
+    steps = iter([True, False])
+    file.update(lambda: next(steps))
+    part = details(run)
+    assert 0 < part["indexing"] < 1
+    assert (part["headline"], part["cells"][0]["success"], part["cells"][0]["reward"]) == (None, None, None)
+    assert part["episodes"] == len(file.rows) > 0
+    whole = read(run)
+    assert whole["indexing"] == 1.0
+    assert whole["headline"]["value"] == whole["cells"][0]["success"] == 1.0
+
+
 def test_what_is_no_run_is_none(tmp_path):
     for name, content in (("a", '{"kind": "other"}'), ("b", "[1]"), ("c", '{"kind": "training"}')):
         (tmp_path / name).mkdir()
