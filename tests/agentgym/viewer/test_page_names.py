@@ -35,7 +35,9 @@ def test_names_are_not_broken_in_the_report(window, run, viewport):
     shown = names.all_inner_texts()
     assert {"frozen_lake", "tic_tac_toe", "random", "expert"} <= set(shown)
     lines = dict(zip(shown, names.evaluate_all(LINES), strict=True))
-    assert {name: lines[name] for env_agent in CELLS for name in env_agent} == dict.fromkeys(lines.keys() & set(sum(CELLS, ())), 1)
+    assert {name: lines[name] for env_agent in CELLS for name in env_agent} == dict.fromkeys(
+        lines.keys() & set(sum(CELLS, ())), 1
+    )
     assert overflow(page) <= 0
 
 

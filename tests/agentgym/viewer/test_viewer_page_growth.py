@@ -52,7 +52,7 @@ def test_a_run_that_is_still_being_read_says_so_and_shows_no_score(window, playe
         assert re.search(r"reading \d+%", page.locator("td[data-name=success]").inner_text())
         assert "100.0%" not in page.inner_text("main")
         go_on.set()
-        page.locator("td[data-name=success]", has_text="100.0%").wait_for()
+        page.locator("td[data-name=success]", has_text="100.0%").first.wait_for()
         assert "100.0%" in page.locator(".facts").first.inner_text()
         page.goto(served.url)
         page.locator("td[data-name=headline]", has_text="100.0%").wait_for()

@@ -35,7 +35,9 @@ print("**not bold**")
 See [the rules](https://example.com/rules) and <b>this</b>.
 """
 BOARD = "S F F\n- - -\n# @ #\n*   *"
-TRACEBACK = 'Traceback (most recent call last):\n  File "my_env.py", line 12, in step\nZeroDivisionError: division by zero\n'
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "my_env.py", line 12, in step\nZeroDivisionError: division by zero\n'
+)
 
 
 def png(width=600, height=900) -> str:
@@ -111,7 +113,8 @@ def test_expected_and_given_answers_stand_beside_each_other(window, served):
     page.locator(".vspace a").first.click()
     facts = page.locator(".facts").first
     facts.get_by_text("Expected answer").wait_for()
-    assert "Paris" in facts.inner_text() and "London" in facts.inner_text()
+    assert "Paris" in facts.inner_text()
+    assert "London" in facts.inner_text()
     page.goto(f"{served.url}#/run/run/episodes?task_has=other")
     page.reload()
     page.locator(".vspace a").first.wait_for()
@@ -149,8 +152,10 @@ def test_what_is_no_markdown_stays_text_and_images_that_are_data_are_shown(opene
     assert picture.count() == 1, "neither one that lies elsewhere, nor one that may hold a script"
     picture.evaluate("(image) => image.decode()")
     box = picture.bounding_box()
-    assert 100 < box["height"] <= 480 and box["width"] <= 640
-    assert "https://example.com/x.png" in shown.inner_text() and "svg+xml" in shown.inner_text()
+    assert 100 < box["height"] <= 480
+    assert box["width"] <= 640
+    assert "https://example.com/x.png" in shown.inner_text()
+    assert "svg+xml" in shown.inner_text()
 
 
 def test_an_image_in_markdown_is_shown(opened):

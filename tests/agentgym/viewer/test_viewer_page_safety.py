@@ -106,7 +106,7 @@ def test_the_page_forbids_what_it_does_not_need(window, served):
 
 MARKDOWN = {
     "script": "**a** </script><script>alert(1)</script> ```<script>alert(2)</script>```",
-    "onerror": "# Heading\n<img src=x onerror=alert(3)> ![x](x\" onerror=\"alert(4))",
+    "onerror": '# Heading\n<img src=x onerror=alert(3)> ![x](x" onerror="alert(4))',
     "address": "**a** [x](javascript:alert(5)) ![x](javascript:alert(6)) [#](#/runs)",
     "html": "**a** ![x](data:text/html;base64,PHNjcmlwdD4=) [x](data:text/html,<script>alert(7)</script>)",
     "svg": "**a** ![x](data:image/svg+xml;base64,PHN2Zz4=) ![x](data:image/png,raw) ![x](http://example.com/x.png)",
@@ -137,9 +137,15 @@ def test_hostile_markdown_is_rendered_as_words(window, served):
         assert shown["looks"], name
         assert shown["elements"] == [], name
         assert "alert" not in text or "alert" in shown["text"], name
-    assert "U+202E" in shown["text"] and "U+200B" in shown["text"]
+    assert "U+202E" in shown["text"]
+    assert "U+200B" in shown["text"]
     assert page.evaluate("agentgym.isImage('data:image/png;base64,AAAA')")
-    refused = ["http://x/y.png", "data:image/svg+xml;base64,AAAA", "data:image/png;base64,AA\" x", "data:text/html;base64,AA"]
+    refused = [
+        "http://x/y.png",
+        "data:image/svg+xml;base64,AAAA",
+        'data:image/png;base64,AA" x',
+        "data:text/html;base64,AA",
+    ]
     for address in refused:
         assert not page.evaluate("(address) => agentgym.isImage(address)", address)
         assert page.evaluate("(a) => { try { agentgym.h('img', {src: a}); return 0 } catch { return 1 } }", address)
