@@ -464,17 +464,14 @@ def _mark(tasks: Mapping[str, Task]) -> str:
 
 
 def _labels(task: Task) -> dict[str, Any]:
-    """What results are grouped by, and the answer that was expected."""
+    """What results are grouped by, and the expected answer: of a long one (tests of a program) the start of its JSON."""
     labels = {
         name: task.metadata[name] for name in ("tags", "difficulty") if task.metadata.get(name) not in (None, [], ())
     }
-    return labels if task.answer is None else {**labels, "expected": _expected(task.answer)}
-
-
-def _expected(answer: Any) -> Any:
-    """A task's answer as an episode keeps it: whole, or the start of its JSON where it is long (tests of a program)."""
-    line = line_of(answer)
-    return answer if len(line) <= LONGEST_EXPECTED else line[:LONGEST_EXPECTED]
+    if task.answer is None:
+        return labels
+    line = line_of(task.answer)
+    return {**labels, "expected": task.answer if len(line) <= LONGEST_EXPECTED else line[:LONGEST_EXPECTED]}
 
 
 def model_of(agent: AgentSpec) -> str:

@@ -57,7 +57,7 @@ def make_run(folder):
 
     def episode(name, shown, said, **changes):
         turn = replace(first.turns[0], observation=shown, reply={"role": "assistant", "content": said})
-        turn = replace(turn, info=changes.pop("info", {}))
+        turn = replace(turn, info=changes.pop("info", {}), finish_reason=changes.pop("finish_reason", None))
         return replace(first, id=name, task_id=name, turns=[turn], final_observation=[], **changes)
 
     picture = {"type": "image_url", "image_url": {"url": png()}}
@@ -68,8 +68,16 @@ def make_run(folder):
         run / "episodes" / "frozen_lake@expert.jsonl",
         [
             episode("plan-1", shown, MARKDOWN, metadata={"expected": ["Paris"]}, info={"answer": "London"}),
-            episode("plan-2", [], f"![a square]({png(8, 8)})\n\n\nIt is\nLyon", metadata={"expected": 7}),
+            episode(
+                "plan-2",
+                [],
+                f"![a square]({png(8, 8)})\n\n\nIt is\nLyon",
+                metadata={"expected": 7},
+                finish_reason="length",
+            ),
             episode("other", [], "x", end="error", error="env: step failed", metadata={"traceback": TRACEBACK}),
+            episode("held", [], "", finish_reason="content_filter"),
+            episode("long", [], "x", end="context"),
         ],
     )
 
@@ -95,14 +103,27 @@ def opened(window, served):
 
 def test_an_episode_is_found_by_its_task_and_the_address_keeps_it(window, served):
     page = window(f"{served.url}#/run/run/episodes?sort=task&order=desc")
-    page.get_by_text("4 episodes").wait_for()
+    page.get_by_text("6 episodes").wait_for()
     page.get_by_label("Task", exact=True).fill("PLAN")
-    page.get_by_text("2 of 4 episodes").wait_for()
+    page.get_by_text("2 of 6 episodes").wait_for()
     page.wait_for_url("**task_has=PLAN&sort=task&order=desc")
     page.reload()
-    page.get_by_text("2 of 4 episodes").wait_for()
+    page.get_by_text("2 of 6 episodes").wait_for()
     assert page.get_by_label("Task", exact=True).input_value() == "PLAN"
     assert page.locator(".vspace a").all_inner_texts() == ["plan-2", "plan-1"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "found"), [("length", ["plan-2"]), ("content_filter", ["held"]), ("context", ["long"])]
+)
+def test_episodes_are_found_by_the_finish_reason_of_an_answer(window, served, reason, found):
+    page = window(f"{served.url}#/run/run/episodes")
+    page.get_by_text("6 episodes").wait_for()
+    page.get_by_text("More filters").click()
+    page.get_by_label("Finish reason").select_option(reason)
+    page.get_by_text("1 of 6 episodes").wait_for()
+    page.wait_for_url(f"**finish={reason}")
+    assert page.locator(".vspace a").all_inner_texts() == found
 
 
 def test_expected_and_given_answers_stand_beside_each_other(window, served):
