@@ -102,8 +102,15 @@ def _add_limits(add: Callable[..., Any]) -> None:
         type=_size,
         default=0,
         metavar="SIZE",
-        help="that a session may take above what all share, as 512MiB or 2GiB; one that wants more is ended, and no other"
-        " (default: no limit)",
+        help="that a session may take above what all share, with shared memory and what it starts, as 512MiB or 2GiB; one that"
+        " wants more is ended, and no other (default: no limit)",
+    )
+    add(
+        "--session-pids",
+        type=int,
+        default=512,
+        metavar="N",
+        help="processes and threads of a session at a time, where control groups can be made; 0: no limit (default: 512)",
     )
 
 
@@ -160,7 +167,7 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
             limits=ServiceLimits(
                 **{name: getattr(args, name) for _, name, _ in _LIMITS}, message_bytes=args.max_message
             ),
-            bounds=Bounds(args.session_memory, open_files),
+            bounds=Bounds(args.session_memory, open_files, args.session_pids),
             drain_seconds=args.drain_timeout,
             sandbox=sandbox,
         )
@@ -180,6 +187,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
         "--max-sessions": 1,
         "--max-sessions-per-token": 1,
         "--workers": 0,
+        "--session-pids": 0,
         "--max-message": 1,
         "--drain-timeout": 0,
     }

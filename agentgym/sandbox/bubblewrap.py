@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agentgym.sandbox import cgroups
+from agentgym import cgroups
 from agentgym.sandbox.bwrap_arguments import MEMORY_PLACE, SYSTEM_PATH, arguments, host_python
 from agentgym.sandbox.channel import SocketStream
 from agentgym.sandbox.core import MEGABYTE, SandboxError, SandboxSpec

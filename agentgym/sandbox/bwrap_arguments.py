@@ -7,8 +7,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from agentgym.cgroups import Group
 from agentgym.sandbox import seccomp
-from agentgym.sandbox.cgroups import Group
 from agentgym.sandbox.core import USER_ID, SandboxSpec
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

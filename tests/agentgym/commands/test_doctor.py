@@ -266,7 +266,7 @@ def test_the_engine_tells_its_version_and_our_images():
 
 
 def test_control_groups_are_left_as_they_were():
-    from agentgym.sandbox import cgroups
+    from agentgym import cgroups
 
     before = set(cgroups.ROOT.glob("**/agentgym-doctor-*"))
     assert sandboxes.cgroups()[0].state in ("ok", "warning")
