@@ -18,7 +18,7 @@ class ServeSettings:
 
     Attributes:
         envs: what is served, by the id that clients ask for; the first is OpenEnv's at the root.
-        sandbox: how sandboxes are served: {"backend": name, "most": `sandbox.served.Most` by field}; None: they are not.
+        sandbox: how sandboxes are served: {"backend": name, "most": `sandbox.served.Most` by field, "total": `Total`}; None: they are not.
         host, port: where to listen; port 0 takes a free one.
         max_sessions: at a time.
         max_sessions_per_token: at a time; None: as many as there are.
