@@ -18,13 +18,13 @@ from agentgym.commands.spec_of import ENVS, spec_of
 from agentgym.hosts import host_name
 from agentgym.mistake import Mistake
 from agentgym.service.frames import ServiceLimits
+from agentgym.service.tokens import Token, TokenFileError, read_tokens
 
 if TYPE_CHECKING:
     from agentgym.registration import EnvSpec
     from agentgym.service.server import ServeSettings
 
 _SIZES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-_SHORTEST_TOKEN = 16
 # Options of limits: name, the limit it sets, and its help.
 _LIMITS = (
     ("--init-timeout", "init_seconds", "of making an environment, and of one init"),
@@ -64,7 +64,11 @@ def _add_served(add: Callable[..., Any]) -> None:
     add("--max-sessions", type=int, default=256, metavar="N", help="open at a time (default: 256)")
     add("--max-sessions-per-token", type=int, metavar="N", help="open at a time for one token (default: no limit)")
     add(
-        "--token-file", type=Path, metavar="FILE", help="bearer tokens that are let in, one a line: TOKEN or NAME TOKEN"
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="bearer tokens that are let in, one a line: TOKEN, NAME TOKEN, or NAME TOKEN SCOPES, which are of metrics, play"
+        " and sandboxes, joined by commas (default: all); read again when it changes",
     )
     add(
         "--allow-host",
@@ -102,8 +106,15 @@ def _add_limits(add: Callable[..., Any]) -> None:
         type=_size,
         default=0,
         metavar="SIZE",
-        help="that a session may take above what all share, as 512MiB or 2GiB; one that wants more is ended, and no other"
-        " (default: no limit)",
+        help="that a session may take above what all share, with shared memory and what it starts, as 512MiB or 2GiB; one that"
+        " wants more is ended, and no other (default: no limit)",
+    )
+    add(
+        "--session-pids",
+        type=int,
+        default=512,
+        metavar="N",
+        help="processes and threads of a session at a time, where control groups can be made; 0: no limit (default: 512)",
     )
 
 
@@ -153,19 +164,27 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
             max_sessions=args.max_sessions,
             max_sessions_per_token=args.max_sessions_per_token,
             workers=args.workers,
-            tokens=read_tokens(args.token_file) if args.token_file else {},
+            tokens=_tokens(args.token_file),
+            token_file=args.token_file,
             allowed_hosts=_allowed_hosts(args.allow_host),
             cert=str(args.tls_cert) if args.tls_cert else None,
             key=str(args.tls_key) if args.tls_key else None,
             limits=ServiceLimits(
                 **{name: getattr(args, name) for _, name, _ in _LIMITS}, message_bytes=args.max_message
             ),
-            bounds=Bounds(args.session_memory, open_files),
+            bounds=Bounds(args.session_memory, open_files, args.session_pids),
             drain_seconds=args.drain_timeout,
             sandbox=sandbox,
         )
     except ValueError as error:
         raise Mistake(str(error)) from error
+
+
+def _tokens(path: Path | None) -> dict[str, Token]:
+    try:
+        return read_tokens(path) if path is not None else {}
+    except TokenFileError as error:
+        raise Mistake(f"--token-file {error}") from error
 
 
 def _allowed_hosts(names: Sequence[str]) -> tuple[str, ...]:
@@ -180,6 +199,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
         "--max-sessions": 1,
         "--max-sessions-per-token": 1,
         "--workers": 0,
+        "--session-pids": 0,
         "--max-message": 1,
         "--drain-timeout": 0,
     }
@@ -253,32 +273,3 @@ def _check_values(id: str, spec: EnvSpec) -> None:
         raise Mistake(f"--kwargs: {id!r} cannot be made with {dict(spec.kwargs)}: {error}") from error
     except Exception:  # what it needs may be there at another time: the server says so, and serves the others
         return
-
-
-def read_tokens(path: Path) -> dict[str, str]:
-    """The tokens of a file, by name. A line is a token, or a name and a token; empty ones and those with # do not count.
-
-    Raises:
-        Mistake: it cannot be read, has none, or has one that is too short or comes twice.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise Mistake(f"--token-file {path}: cannot be read ({why})") from error
-    tokens: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        name = words[0] if len(words) == 2 else f"line {number}"
-        if len(words) > 2 or len(words[-1]) < _SHORTEST_TOKEN or not words[-1].isascii():
-            raise Mistake(
-                f"{path}:{number}: a line is TOKEN or NAME TOKEN, a token of {_SHORTEST_TOKEN} letters (ASCII) or more"
-            )
-        if name in tokens or words[-1] in tokens.values():
-            raise Mistake(f"{path}:{number}: this name or token was there before")
-        tokens[name] = words[-1]
-    if not tokens:
-        raise Mistake(f"--token-file {path}: there is no token in it")
-    return tokens

@@ -31,6 +31,14 @@ def add_options(add: Callable[..., Any]) -> None:
         help="what a client may ask for one sandbox: cpus (4), memory and disk in bytes (4 GiB, 1 GiB), pids (1024), output"
         " in bytes (8 MiB), network=true (false); may be given several times",
     )
+    add(
+        "--sandbox-total",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="what all sandboxes here may have together: cpus, memory in bytes, count; a client that asks for more is told"
+        " that the server is full, and waits or goes elsewhere; may be given several times (default: no limit)",
+    )
 
 
 def sandbox_settings(args: argparse.Namespace) -> dict[str, Any] | None:
@@ -40,30 +48,31 @@ def sandbox_settings(args: argparse.Namespace) -> dict[str, Any] | None:
         Mistake: an option cannot be, or no sandbox can be started here.
     """
     if not args.sandbox:
-        if args.sandbox_most or args.sandbox_backend != "auto":
-            raise Mistake("--sandbox-most and --sandbox-backend are for sandboxes: add --sandbox")
+        if args.sandbox_most or args.sandbox_total or args.sandbox_backend != "auto":
+            raise Mistake("--sandbox-most, --sandbox-total and --sandbox-backend are for sandboxes: add --sandbox")
         return None
     from agentgym.sandbox import SandboxError, choose
-    from agentgym.sandbox.served import Most, built
+    from agentgym.sandbox.served import Most, Total, built
 
-    most = _most(args.sandbox_most, vars(Most()))
+    most = _numbers("--sandbox-most", args.sandbox_most, vars(Most()))
+    total = _numbers("--sandbox-total", args.sandbox_total, vars(Total()))
     if not built(args.sandbox_backend):
         try:
             choose(args.sandbox_backend)
         except SandboxError as error:
             raise Mistake(f"--sandbox: {error}") from error
-    return {"backend": args.sandbox_backend, "most": most}
+    return {"backend": args.sandbox_backend, "most": most, "total": total}
 
 
-def _most(given: Sequence[str], defaults: dict[str, Any]) -> dict[str, Any]:
+def _numbers(option: str, given: Sequence[str], defaults: dict[str, Any]) -> dict[str, Any]:
     most = dict(defaults)
     for text in given:
         name, _, value = text.partition("=")
         if name not in defaults:
-            raise Mistake(f"--sandbox-most {text}: there are {', '.join(defaults)}")
+            raise Mistake(f"{option} {text}: there are {', '.join(defaults)}")
         if name == "network":
             if value not in ("true", "false"):
-                raise Mistake(f"--sandbox-most {text}: network is true or false")
+                raise Mistake(f"{option} {text}: network is true or false")
             most[name] = value == "true"
             continue
         try:
@@ -71,6 +80,6 @@ def _most(given: Sequence[str], defaults: dict[str, Any]) -> dict[str, Any]:
         except ValueError:
             number = 0
         if not (math.isfinite(number) and number > 0):
-            raise Mistake(f"--sandbox-most {text}: {name} is a number over 0")
+            raise Mistake(f"{option} {text}: {name} is a number over 0")
         most[name] = number
     return most

@@ -101,7 +101,7 @@ def _namespaces() -> str:
 
 def cgroups() -> list[Finding]:
     """Whether a control group with limits can be made, which bubblewrap's limits are better for."""
-    from agentgym.sandbox import cgroups as groups
+    from agentgym import cgroups as groups
 
     version = 2 if (groups.ROOT / "cgroup.controllers").exists() else 1
     try:

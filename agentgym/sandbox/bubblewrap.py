@@ -22,7 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agentgym.sandbox import cgroups, users
+from agentgym import cgroups
+from agentgym.sandbox import users
 from agentgym.sandbox.bwrap_arguments import IN_MEMORY, MEMORY_PLACE, SYSTEM_PATH, arguments
 from agentgym.sandbox.channel import SocketStream
 from agentgym.sandbox.core import MEGABYTE, SandboxError, SandboxSpec

@@ -6,8 +6,8 @@ import os
 from functools import cache
 from pathlib import Path
 
+from agentgym.cgroups import Group
 from agentgym.sandbox import seccomp
-from agentgym.sandbox.cgroups import Group
 from agentgym.sandbox.core import GROUP_ID, SandboxSpec
 from agentgym.sandbox.host_root import cover, folder_option, host_root, same
 from agentgym.sandbox.project_files import project_files

@@ -17,7 +17,7 @@ from agentgym.sandbox.channel import Header
 from agentgym.sandbox.core import BackendDown, SandboxError
 from agentgym.service.address import Address, RemoteError
 from agentgym.service.blocking_websocket import BlockingWebSocket, HandshakeRefused
-from agentgym.service.frames import RESUME_HEADER, Refused, ServiceLimits
+from agentgym.service.frames import CAPACITY, DRAINING, RESUME_HEADER, Refused, ServiceLimits
 from agentgym.service.sandbox_frames import PART, PATH, PROTOCOL
 
 CONNECT_SECONDS = 10.0
@@ -151,7 +151,10 @@ class RemoteChannel:
         if refusal is not None:
             if refusal.get("fatal"):
                 self.close()
-            raise SandboxError(f"{self.name}: {refusal.get('message')} ({refusal.get('code')})")
+            elsewhere = refusal.get("code") in (CAPACITY, DRAINING)
+            raise (NoRoom if elsewhere else SandboxError)(
+                f"{self.name}: {refusal.get('message')} ({refusal.get('code')})"
+            )
         result: Header = answer["result"]
         return result
 

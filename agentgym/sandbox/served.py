@@ -36,26 +36,42 @@ class Most:
     network: bool = False
 
 
+@dataclass(frozen=True)
+class Total:
+    """What all sandboxes of a server may have together: processors, bytes of memory, their number; 0: no limit."""
+
+    cpus: float = 0.0
+    memory: int = 0
+    count: int = 0
+
+    def amounts(self) -> tuple[int, int, int]:
+        """As `Slot.reserve_sandbox` takes them."""
+        return round(1000 * self.cpus), self.memory, self.count
+
+
 class ServedSandbox:
     """The sandbox of one session.
 
     Args:
         backend: "docker", "bubblewrap", "auto", or None for what AGENTGYM_SANDBOX says there.
-        most: what it may be given.
+        most: what it may be given; no more than `total`.
+        total: what all of the server may have together.
 
     Attributes:
         box: None before `start`.
     """
 
-    def __init__(self, backend: str | None, most: Most):
+    def __init__(self, backend: str | None, most: Most, total: Total = Total()):
         self.backend = backend
-        self.most = most
+        cpus, memory = min(most.cpus, total.cpus or most.cpus), min(most.memory, total.memory or most.memory)
+        self.most = replace(most, cpus=cpus, memory=memory)
+        self.total = total
         self.box: GuestSandbox | None = None
 
     @classmethod
     def of_settings(cls, kwargs: Mapping[str, Any]) -> ServedSandbox:
-        """From {"backend": name, "most": `Most` by field}."""
-        return cls(kwargs.get("backend"), Most(**kwargs.get("most", {})))
+        """From {"backend": name, "most": `Most` by field, "total": `Total` by field}."""
+        return cls(kwargs.get("backend"), Most(**kwargs.get("most", {})), Total(**kwargs.get("total", {})))
 
     def spec_of(self, record: Mapping[str, Any], longest_start: float) -> SandboxSpec:
         """What a client asks for.
@@ -161,7 +177,7 @@ def told(settings: Mapping[str, Any], image: str | None) -> dict[str, Any]:
             return {"image": image, "backend": chosen(held.backend, image)}
         except SandboxError as error:
             raise ValueError(str(error)) from error
-    return {"images": built(held.backend), "most": vars(held.most)}
+    return {"images": built(held.backend), "most": vars(held.most), "total": vars(held.total)}
 
 
 def _sweep() -> None:

@@ -52,12 +52,20 @@ class Address:
         env: its id there.
         token_file: holds the bearer token in its first line. None: the variable AGENTGYM_TOKEN, which may be empty.
         ca_file: certificates to trust beside the system's, for https.
+        service: for a server that is asked by its own address, the URL of the service behind which it was found: its name is
+            the one in requests and certificates. "": servers are asked by their names.
     """
 
     servers: tuple[str, ...]
     env: str
     token_file: str | None = None
     ca_file: str | None = None
+    service: str = ""
+
+    @property
+    def server_hostname(self) -> str | None:
+        """The name that the certificate must have; None: the one in the server's URL."""
+        return urlsplit(self.service).hostname if self.service.startswith("https:") else None
 
     @property
     def path(self) -> str:
@@ -83,7 +91,8 @@ class Address:
                 f"{where} holds no token: it must be letters, digits and signs without spaces, on one line, without the name"
                 " that it has in the server's file"
             )
-        return {"Authorization": f"Bearer {token}"} if token else {}
+        host = {"Host": urlsplit(self.service).netloc} if self.service else {}
+        return {**host, **({"Authorization": f"Bearer {token}"} if token else {})}
 
     def tls(self) -> ssl.SSLContext | None:
         """What https is spoken with; None for the system's own way.

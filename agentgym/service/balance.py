@@ -36,6 +36,7 @@ class Server:
         broken: how many of them were its own words that it failed.
         doubtful: whether it failed and has not answered since: others go before it.
         why: what it last failed with; "" while it is well.
+        service: the URL whose name has this server's address among others; "": `url` is what the user gave.
     """
 
     url: str
@@ -49,6 +50,7 @@ class Server:
     broken: int = 0
     doubtful: bool = False
     why: str = ""
+    service: str = ""
 
     @property
     def sessions(self) -> int:
@@ -63,15 +65,38 @@ class Server:
 
 @dataclass
 class Pool:
-    """The servers of one environment. Methods may be called from any thread."""
+    """The servers of one environment. Methods may be called from any thread.
+
+    Attributes:
+        servers: that are known now.
+        urls: that the user gave: of servers, or of services with several (see `discovery`).
+    """
 
     servers: list[Server]
+    urls: tuple[str, ...] = ()
+    _found_at: float = float("-inf")
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @classmethod
     def of(cls, urls: Iterable[str]) -> Pool:
         """A pool of servers of which nothing is known yet."""
-        return cls([Server(url) for url in urls])
+        servers = [Server(url) for url in urls]
+        return cls(servers, tuple(server.url for server in servers))
+
+    def to_find(self, seconds: float) -> bool:
+        """Whether names were not looked up for so long; they are marked as looked up now."""
+        with self.lock:
+            if self._found_at + seconds > time.monotonic():
+                return False
+            self._found_at = time.monotonic()
+            return True
+
+    def found(self, url: str, servers: Sequence[Server]) -> None:
+        """The servers that a URL means now. What is known of those that were there stays."""
+        with self.lock:
+            known = {server.url: server for server in self.servers}
+            own = [known.get(server.url, server) for server in servers]
+            self.servers = [s for s in self.servers if url not in (s.url, s.service)] + own
 
     def take(self) -> Server | None:
         """Take a place on the server with the most room; None while all rest. `leave` gives it back.

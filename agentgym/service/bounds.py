@@ -11,6 +11,7 @@ from dataclasses import dataclass
 _OOM_SCORE = b"500"
 # For each session: the HTTP connection, the worker's, one to tell it things, its process; with TLS two more.
 _FILES_EACH, _FILES_MORE = 6, 256
+MORE_MEMORY = "it may take no more (--session-memory)"
 
 
 @dataclass(frozen=True)
@@ -18,16 +19,19 @@ class Bounds:
     """Limits of a worker's process.
 
     Attributes:
-        memory_bytes: of private memory, above what it has when it begins; 0: as much as there is. Each process that it starts
-            may take as much again.
+        memory_bytes: above what it has when it begins; 0: as much as there is. In a control group its shared memory and all
+            that it starts count together (see `groups`); without one, private memory alone, and each process that it
+            starts may take as much again.
         open_files: at a time, unless it asks the kernel for more; 0: as many as the server.
+        pids: processes and threads at a time, in a control group alone; 0: as many as there may be.
     """
 
     memory_bytes: int = 0
     open_files: int = 0
+    pids: int = 0
 
     def __post_init__(self) -> None:
-        if self.memory_bytes < 0 or self.open_files < 0:
+        if min(self.memory_bytes, self.open_files, self.pids) < 0:
             raise ValueError(f"limits are at least 0, not {self}")
 
 
@@ -54,7 +58,7 @@ def limit_memory(bounds: Bounds) -> None:
 def why_no_memory() -> str:
     """What an environment is told to have met that got no more memory."""
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    return "this machine has none left" if soft == resource.RLIM_INFINITY else "it may take no more (--session-memory)"
+    return "this machine has none left" if soft == resource.RLIM_INFINITY else MORE_MEMORY
 
 
 def raise_open_files(sessions: int) -> int:

@@ -129,6 +129,7 @@ async def connect(
                 headers=headers,
                 max_msg_size=LARGEST_ANSWER,
                 ssl=True if tls is None else tls,
+                server_hostname=address.server_hostname,
                 timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),  # type: ignore[call-arg]
             )
             _keep_alive(ws)

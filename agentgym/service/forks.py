@@ -39,7 +39,8 @@ class Forks:
         limits: told to the workers.
         bounds: they are kept within these.
         memory: descriptor of the slots' memory.
-        died: called with the key of a fork that ended, or was never made, and its wait status; None: unknown.
+        died: called with the key of a fork that ended, or was never made, its wait status, None: unknown, and whether the
+            kernel killed any process of its control group for want of memory.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Forks:
         limits: ServiceLimits,
         bounds: Bounds,
         memory: int,
-        died: Callable[[str, int | None], None],
+        died: Callable[[str, int | None, bool], None],
     ):
         self._setup: dict[str, Any] = {
             "envs": {id: spec.to_json() for id, spec in envs.items()},
@@ -158,7 +159,7 @@ class Forks:
         elif "failed" in said and self._ready is not None:
             self._ready.set_exception(ZygoteFailed(said["failed"]))
         elif "died" in said:
-            self._end(self._keys.get(said["died"], ""), said["status"])
+            self._end(self._keys.get(said["died"], ""), said["status"], said["oom"])
             self._keys.pop(said["died"], None)
         elif "pid" not in said:
             self._end(said["forked"], None)
@@ -174,13 +175,13 @@ class Forks:
                 self._doomed.discard(key)
                 _kill(fds[0])
 
-    def _end(self, key: str, status: int | None) -> None:
+    def _end(self, key: str, status: int | None, out_of_memory: bool = False) -> None:
         handle = self._asked.pop(key, -1)
         self._doomed.discard(key)
         if handle is not None and handle >= 0:
             os.close(handle)
         if handle != -1:
-            self._died(key, status)
+            self._died(key, status, out_of_memory)
 
     def _lost(self) -> None:
         """The zygote is gone, and all that it forked dies with it."""

@@ -181,7 +181,8 @@ def ask(address: Address, path: str, query: Mapping[str, Any] | None = None) -> 
     """
     reasons: dict[str, str] = {}
     missing = ""
-    for server in [known.url for known in sorted(pool_of(address.servers).servers, key=lambda known: bool(known.why))]:
+    known = sorted(pool_of(address.servers).servers, key=lambda server: bool(server.why))
+    for server in dict.fromkeys(one.service or one.url for one in known):
         try:
             return _get(address, server, f"{path}?{urlencode(query)}" if query else path)
         except NotFound as error:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import weakref
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +15,7 @@ from agentgym.service.address import Address, Unavailable
 from agentgym.service.balance import Pool, Server, pool_of
 from agentgym.service.client import Session
 from agentgym.service.connection import NotOpened
+from agentgym.service.discovery import find_servers
 
 PATIENCE_SECONDS = 60.0
 ASK_SECONDS = 2.0
@@ -45,13 +47,14 @@ async def open_session(
     until = asyncio.get_running_loop().time() + patience
     refused: dict[str, str] = {}
     while True:
+        await find_servers(pool)
         await _ask_loads(address, pool)
         server = pool.take()
         if server is not None:
             opened = await _tried(address, pool, server, expects, refused)
             if opened is not None:
                 return opened, server
-        if len(refused) == len(pool.servers):
+        if all(known.url in refused for known in pool.servers):
             raise Unavailable(f"{address.env}: no server gives a session: {pool.reasons()}")
         left = until - asyncio.get_running_loop().time()
         if left <= 0:
@@ -65,7 +68,7 @@ async def _tried(
     """A session on this server, or what it failed with is noted."""
     opened = None
     try:
-        opened = await Session.open(address, server.url, expects)
+        opened = await Session.open(replace(address, service=server.service), server.url, expects)
     except NotOpened as failure:
         if failure.wait is not None:
             pool.full(server, str(failure), failure.wait)
@@ -87,6 +90,7 @@ async def _tried(
 def look_around(address: Address) -> None:
     """Ask servers for their load, where it is not known freshly, and wait for no answer."""
     pool = pool_of(address.servers)
+    _in_background(find_servers(pool))
     for server in pool.to_ask():
         _in_background(_ask_load(address, pool, server))
 
@@ -123,12 +127,16 @@ async def _ask_all(address: Address, pool: Pool, servers: list[Server]) -> None:
 async def _ask_load(address: Address, pool: Pool, server: Server) -> None:
     import aiohttp
 
-    tls = address.tls()
+    address = replace(address, service=server.service)
+    tls, name = address.tls(), address.server_hostname
     try:
         http = await endpoints.session()
         timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
         ssl = True if tls is None else tls
-        async with http.get(f"{server.url}/ready", headers=address.headers(), timeout=timeout, ssl=ssl) as answer:
+        headers = address.headers()
+        async with http.get(
+            f"{server.url}/ready", headers=headers, timeout=timeout, ssl=ssl, server_hostname=name
+        ) as answer:
             record = await answer.json(content_type=None)
             sessions, room = record.get("sessions"), record.get("max_sessions")
             if answer.status == 503:

@@ -31,7 +31,8 @@ async def _answers(address: Address, server: str) -> bool:
         http = await endpoints.session()
         timeout = aiohttp.ClientTimeout(total=SILENT_SECONDS)
         ssl = True if tls is None else tls
-        async with http.get(f"{server}/health", headers=address.headers(), timeout=timeout, ssl=ssl):
+        headers, name = address.headers(), address.server_hostname
+        async with http.get(f"{server}/health", headers=headers, timeout=timeout, ssl=ssl, server_hostname=name):
             return True
     except TimeoutError:
         return False

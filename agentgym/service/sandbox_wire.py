@@ -13,6 +13,7 @@ from agentgym.sandbox.core import SandboxError
 from agentgym.sandbox.guest_sandbox import FILE_TIMEOUT, GRACE
 from agentgym.service.frames import (
     BAD_REQUEST,
+    CAPACITY,
     DRAINING,
     ENV_ERROR,
     SANDBOX_ERROR,
@@ -124,6 +125,9 @@ class SandboxWire:
             spec = self._held.spec_of(request["spec"], self._session.limits.init_seconds)
         except ValueError as error:
             raise Refused(BAD_REQUEST, str(error)) from None
+        wanted = (round(1000 * spec.cpus), spec.memory, 1)
+        if not self._calls.reserve_sandbox(wanted, self._held.total.amounts()):
+            raise Refused(CAPACITY, "the sandboxes here use all that they may together (--sandbox-total)", fatal=True)
         told: dict[str, Any] = self._calls.call("init", self._held.start, spec, request["run"])
         return told
 

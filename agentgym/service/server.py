@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import importlib
 import importlib.util
 import logging
@@ -42,11 +40,13 @@ from agentgym.service.listing import Listing
 from agentgym.service.sandbox_frames import SERVED
 from agentgym.service.sessions import TOO_MANY, Sessions
 from agentgym.service.settings import ServeSettings
+from agentgym.service.tokens import Tokens
 from agentgym.service.wires import wire_class
 
 RETRY_SECONDS = 1
 SPARE_CONNECTIONS = 128  # that are no sessions, beside as many again as sessions there may be
 ACCEPT_AT_ONCE, WAITING_CONNECTIONS = 16, 1024
+TOKENS_SECONDS = 1.0  # between two looks at the token file
 KEEPALIVE_SECONDS = 75.0  # that a connection may stay with no further request
 _STATUS = {TOO_MANY: 429, "RESUME_REFUSED": 409}
 _log = logging.getLogger("agentgym.service")
@@ -74,9 +74,10 @@ class Front:
         self.forks = Forks(served, settings.limits, settings.bounds, self.sessions.memory, self.sessions.died)
         self.listing = Listing(self.forks)
         self.port = settings.port
-        self._digests = {name: _digest(token) for name, token in settings.tokens.items()}
+        self.tokens = Tokens(settings.tokens, settings.token_file)
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
+        self._watching: asyncio.Task[None] | None = None
         # Fewer than the files that this process may open: accept() without one left would be tried in a loop.
         most = 2 * settings.max_sessions + SPARE_CONNECTIONS
         self.unauthorized = Unauthorized()
@@ -88,6 +89,7 @@ class Front:
             tls = self._tls()  # before anything is started that a wrong file would end
             await self.forks.start()
             self.sessions.start(self.forks, self.settings.workers)
+            self._watching = asyncio.create_task(self._watch_tokens())
             app = web.Application(middlewares=[self._guard], client_max_size=self.settings.limits.message_bytes)
             self._add_routes(app)
             self._runner = web.AppRunner(app, shutdown_timeout=1.0)
@@ -96,6 +98,11 @@ class Front:
         except BaseException:
             await self.close()
             raise
+
+    async def _watch_tokens(self) -> None:
+        while True:
+            await asyncio.sleep(TOKENS_SECONDS)
+            self.tokens.look()
 
     async def _listen(self, tls: ssl.SSLContext | None) -> None:
         """Take connections."""
@@ -140,6 +147,8 @@ class Front:
             self._server.close()
         self.connections.close()
         self.unauthorized.close()
+        if self._watching is not None:
+            self._watching.cancel()
         self.listing.close()
         await self.forks.close()
         await self.sessions.close()
@@ -195,7 +204,8 @@ class Front:
             self.unauthorized.add(request.remote, request.path, "Authorization" in request.headers)
             why = "this server wants a token: Authorization: Bearer TOKEN"
             return refusal(401, "UNAUTHORIZED", why, {"WWW-Authenticate": "Bearer"})
-        wrong = from_elsewhere(request, bool(self._digests), self.settings.allowed_hosts)
+        wrong = from_elsewhere(request, bool(self.tokens), self.settings.allowed_hosts)
+        wrong = wrong or self.tokens.why_not(owner, request.path)
         return refusal(403, "FORBIDDEN", wrong) if wrong else None
 
     async def _taken(self, request: web.Request, owner: str | None, and_body: bool) -> None:
@@ -211,13 +221,7 @@ class Front:
 
     def owner_of(self, request: web.Request) -> str | None:
         """The name of the token that a request has; "" where none is wanted; None: it has a wrong one or none."""
-        if not self._digests:
-            return ""
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        digest = _digest(given.strip())
-        # All of them, each in constant time: how long it takes tells nothing.
-        found = [name for name, known in self._digests.items() if hmac.compare_digest(known, digest)]
-        return found[0] if found and scheme.lower() == "bearer" else None
+        return self.tokens.owner_of(request.headers.get("Authorization", ""))
 
     async def ask_tasks(self, question: dict[str, Any]) -> Any:
         """What `catalogue.tell_tasks` answers. Raises an HTTP error where there is no such split, or none can be read."""
@@ -340,7 +344,3 @@ def _told_apart(handle: BaseHandler) -> BaseHandler:
             connection.ended()
 
     return handled
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()

@@ -7,12 +7,14 @@ import json
 import os
 import secrets
 import select
+import signal
 import socket
 import time
 from collections import Counter
 from typing import Any
 
 from agentgym.service import slots
+from agentgym.service.bounds import MORE_MEMORY
 from agentgym.service.deadlines import overdue
 from agentgym.service.events import CLOSED, LEFT, log_ended
 from agentgym.service.farewells import Farewells
@@ -22,6 +24,7 @@ from agentgym.service.frames import (
     CODES,
     DRAINING,
     NORMAL_CLOSE,
+    OUT_OF_MEMORY,
     RESUME_REFUSED,
     WORKER_DIED,
     Refused,
@@ -259,13 +262,21 @@ class Sessions:
             if not comes_back and session.kill_at is None:
                 session.kill_at = time.monotonic() + self.limits.close_seconds
 
-    def died(self, process: str, status: int | None) -> None:
-        """A process ended, with this wait status; None: it is not known, or was never there."""
+    def died(self, process: str, status: int | None, out_of_memory: bool = False) -> None:
+        """A process ended.
+
+        Args:
+            process: which.
+            status: its wait status; None: it is not known, or was never there.
+            out_of_memory: whether it, or what it started, used up what its session may have.
+        """
         session = self._by_process.get(process)
         if session is None:
             if self._spares is not None:
                 self._spares.lost(process)
             return
+        if out_of_memory and status == signal.SIGKILL and session.ending is None and not session.killed:
+            session.ending = (OUT_OF_MEMORY, f"the session ran out of memory: {MORE_MEMORY}")
         code, message = session.ending or (WORKER_DIED, _how(status))
         clean = status is not None and os.waitstatus_to_exitcode(status) in (ENDED, NOT_MADE)
         state, _ = session.words.look()

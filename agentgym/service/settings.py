@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from agentgym.hosts import LOCAL_HOSTS
 from agentgym.registration import EnvSpec
 from agentgym.service.bounds import Bounds
 from agentgym.service.frames import ServiceLimits
+from agentgym.service.tokens import Token
 
 
 @dataclass(frozen=True)
@@ -18,12 +20,13 @@ class ServeSettings:
 
     Attributes:
         envs: what is served, by the id that clients ask for; the first is OpenEnv's at the root.
-        sandbox: how sandboxes are served: {"backend": name, "most": `sandbox.served.Most` by field}; None: they are not.
+        sandbox: how sandboxes are served: {"backend": name, "most": `sandbox.served.Most` by field, "total": `Total`}; None: they are not.
         host, port: where to listen; port 0 takes a free one.
         max_sessions: at a time.
         max_sessions_per_token: at a time; None: as many as there are.
         workers: processes that are forked ahead, and kept ready for the next sessions.
-        tokens: by a name for each; none: anybody may come, from this machine.
+        tokens: by a name for each; none: anybody may come, from this machine. A text alone is good for all.
+        token_file: where they were read from, to be read again when it changes; None: they stay.
         allowed_hosts: names beside this machine's own that a `Host` header may have where no token is asked for.
         cert, key: files of TLS; none: no TLS.
         limits: of a session.
@@ -37,7 +40,8 @@ class ServeSettings:
     max_sessions: int = 256
     max_sessions_per_token: int | None = None
     workers: int = 2
-    tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tokens: Mapping[str, Token | str] = field(default_factory=dict, repr=False)
+    token_file: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
     cert: str | None = None
     key: str | None = None

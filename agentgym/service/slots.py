@@ -9,7 +9,9 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from array import array
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from agentgym.service.frames import CODES, ENV_ERROR
 
@@ -57,6 +59,8 @@ COUNTERS = {
     "open_nanoseconds": OPEN_NS,
 }
 _PLACES = {code: place for place, code in enumerate(CODES)}
+# What the session's sandbox may use: thousandths of a processor, bytes of memory, and 1.
+_SANDBOX, _SANDBOX_END = 59, 62
 _WORDS = 64  # whole cache lines, so that no two workers write to one
 _BYTES = 8 * _WORDS
 
@@ -76,9 +80,10 @@ def map_memory(memory: int) -> memoryview:
 class Slot:
     """One worker's words."""
 
-    __slots__ = ("words",)
+    __slots__ = ("_all", "words")
 
     def __init__(self, memory: memoryview, index: int):
+        self._all = memory
         self.words = memory[index * _WORDS : (index + 1) * _WORDS]
 
     def enter(self, state: int) -> int:
@@ -102,6 +107,22 @@ class Slot:
         """Make it free, all counters 0."""
         for word in range(_WORDS):
             self.words[word] = 0
+
+    def reserve_sandbox(self, amounts: Sequence[int], most: Sequence[int]) -> bool:
+        """Take room for a sandbox, which the end of the session gives back; False: there is none.
+
+        Args:
+            amounts: what it takes: thousandths of a processor, bytes of memory, 1.
+            most: of each, what the sandboxes of all sessions may have together; 0: no limit.
+        """
+        own = self.words
+        # Said before the others are counted: of two that come at once, one may be refused for nothing, and never are both taken.
+        own[_SANDBOX:_SANDBOX_END] = memoryview(array("Q", amounts))
+        for place, limit in enumerate(most):
+            if limit and sum(self._all[_SANDBOX + place :: _WORDS]) > limit:
+                own[_SANDBOX:_SANDBOX_END] = memoryview(array("Q", (0, 0, 0)))
+                return False
+        return True
 
     def count_step(self, nanoseconds: int) -> None:
         """A step was made, and took so long."""

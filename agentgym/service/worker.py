@@ -18,7 +18,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -143,6 +143,10 @@ class Calls:
     def count_error(self, code: str) -> None:
         """A wire answered an error that is not the environment's."""
         self._slot.count_error(code)
+
+    def reserve_sandbox(self, amounts: Sequence[int], most: Sequence[int]) -> bool:
+        """See `Slot.reserve_sandbox`."""
+        return self._slot.reserve_sandbox(amounts, most)
 
     def _awaited(self, awaitable: Awaitable[Any]) -> Any:
         if self._loop is None:

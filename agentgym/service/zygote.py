@@ -25,11 +25,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from agentgym.cgroups import Group
 from agentgym.registration import EnvSpec
 from agentgym.service.bounds import Bounds, keep_within, limit_memory
 from agentgym.service.catalogue import tell_tasks
 from agentgym.service.frames import ServiceLimits
 from agentgym.service.frugal import settle_memory
+from agentgym.service.groups import Groups, enter
 from agentgym.service.orphans import adopt_orphans, children, die_with, end_children, kill
 from agentgym.service.slots import map_memory
 from agentgym.service.sweeps import Sweeps, may_be, sweep
@@ -54,6 +56,7 @@ class Nursery:
         limits: of the service.
         bounds: what every process is kept within.
         memory: of the slots.
+        groups: that the workers go into.
     """
 
     specs: dict[str, EnvSpec]
@@ -62,6 +65,7 @@ class Nursery:
     limits: ServiceLimits
     bounds: Bounds
     memory: memoryview
+    groups: Groups
 
 
 def main(front_fd: int, memory_fd: int, parent: int) -> int:
@@ -91,13 +95,14 @@ def main(front_fd: int, memory_fd: int, parent: int) -> int:
     wakes = _hear_signals()
     die_with(parent, by=signal.SIGTERM)
     # What the environments have started as they were imported is none of a worker.
-    brood = Brood(front, dict.fromkeys(children(), False), Sweeps(setup["died"]))
+    brood = Brood(front, dict.fromkeys(children(), False), Sweeps(setup["died"]), nursery.groups)
     try:
         with contextlib.suppress(ConnectionError):  # the front is gone
             _fork_for(brood, nursery, wakes)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_children()
+        nursery.groups.close()
         left = brood.sweeps.pids | {pid for pid, is_worker in brood.own.items() if is_worker}
         if left and may_be():
             sweep(left)
@@ -121,7 +126,14 @@ def _prepared(setup: dict[str, Any], memory: memoryview) -> Nursery:
     for name, where in WIRES.items():
         if importlib.util.find_spec(where.partition(":")[0]) is not None:
             wires[name] = wire_class(name)
-    return Nursery(specs, tasks, wires, ServiceLimits(**setup["limits"]), Bounds(**setup["bounds"]), memory)
+    bounds = Bounds(**setup["bounds"])
+    groups = Groups(bounds)
+    if groups.why_not:
+        sys.stderr.write(
+            f"agentgym serve: no control groups for sessions ({groups.why_not}): --session-memory counts each process"
+            " alone and no shared memory, and --session-pids does not hold\n"
+        )
+    return Nursery(specs, tasks, wires, ServiceLimits(**setup["limits"]), bounds, memory, groups)
 
 
 @dataclass(frozen=True)
@@ -132,11 +144,13 @@ class Brood:
         front: who asks for it.
         own: by process id, whether it is a worker; others below the zygote are what workers left.
         sweeps: for those that died.
+        groups: that workers are in.
     """
 
     front: socket.socket
     own: dict[int, bool]
     sweeps: Sweeps
+    groups: Groups
 
 
 def _hear_signals() -> tuple[int, int]:
@@ -164,6 +178,7 @@ def _fork_for(brood: Brood, nursery: Nursery, pipe: tuple[int, int]) -> None:
             look_until = time.monotonic() + _LOOK_SECONDS
         if time.monotonic() < look_until:
             kill(children() - own.keys())  # what a dead worker has left
+            brood.groups.sweep()
         if pids := brood.sweeps.take():
             with contextlib.suppress(OSError):  # no more processes are to be had
                 own[_forked(functools.partial(sweep, pids), unneeded)] = False
@@ -178,16 +193,20 @@ def _fork_for(brood: Brood, nursery: Nursery, pipe: tuple[int, int]) -> None:
 def _fork(brood: Brood, asked: dict[str, Any], fds: list[int], nursery: Nursery, unneeded: list[int]) -> None:
     """Fork one process and tell the front of it."""
     told = {"forked": asked["key"]}
+    group = None
     try:
+        group = brood.groups.new() if "waits" in asked else None
         with warnings.catch_warnings(action="ignore"):  # that a library has threads: they are not used in the child
-            pid = _forked(functools.partial(_child, asked, fds, nursery), unneeded)
+            pid = _forked(functools.partial(_child, asked, fds, nursery, group), unneeded)
         brood.own[pid] = True
+        brood.groups.keep(pid, group)
         handle = os.pidfd_open(pid)
         socket.send_fds(brood.front, [json.dumps({**told, "pid": pid}).encode()], [handle])
         os.close(handle)
     except ConnectionError:
         raise  # the front is gone: nobody is to be told
     except OSError as error:
+        brood.groups.drop(group)
         sys.stderr.write(f"agentgym serve: no process for one more session: {described(error)}\n")
         brood.front.send(json.dumps({**told, "why": described(error)}).encode())
     for fd in fds:
@@ -216,7 +235,8 @@ def _tell_deaths(brood: Brood) -> bool:
         if is_worker:
             if os.waitstatus_to_exitcode(status) not in (ENDED, NOT_MADE):
                 brood.sweeps.add(pid)
-            brood.front.send(json.dumps({"died": pid, "status": status}).encode())
+            ran_out = brood.groups.ended(pid)
+            brood.front.send(json.dumps({"died": pid, "status": status, "oom": ran_out}).encode())
 
 
 def _forked(run: Callable[[], int | None], unneeded: list[int]) -> int:
@@ -248,7 +268,9 @@ def _forked(run: Callable[[], int | None], unneeded: list[int]) -> int:
         os._exit(code)
 
 
-def _child(asked: dict[str, Any], fds: list[int], nursery: Nursery) -> int:
+def _child(asked: dict[str, Any], fds: list[int], nursery: Nursery, group: Group | None) -> int:
+    if group is not None:
+        enter(group)
     keep_within(nursery.bounds)
     control = socket.socket(fileno=fds[0])
     if "waits" not in asked:

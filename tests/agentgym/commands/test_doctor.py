@@ -277,7 +277,7 @@ def test_what_a_sandbox_cannot_prevent_here_is_told(monkeypatch):
 
 
 def test_control_groups_are_left_as_they_were():
-    from agentgym.sandbox import cgroups
+    from agentgym import cgroups
 
     before = set(cgroups.ROOT.glob("**/agentgym-doctor-*"))
     assert sandboxes.cgroups()[0].state in ("ok", "warning")

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.sandbox import SandboxError, SandboxSpec, bubblewrap, cgroups
+from agentgym import cgroups
+from agentgym.cgroups import Limits
+from agentgym.sandbox import SandboxError, SandboxSpec, bubblewrap
 from agentgym.sandbox.bubblewrap import bubblewrap_sandboxes, open_bubblewrap, records, remove
-from agentgym.sandbox.cgroups import Limits
 
 needs_bubblewrap = pytest.mark.bubblewrap
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")

@@ -182,6 +182,19 @@ class TestLimits:
         assert box.exec("sleep 60", timeout=0.2).timed_out
         assert box.alive
 
+    def test_a_server_whose_total_is_used_is_passed_over_and_waited_for(self, server):
+        run = os.environ["AGENTGYM_RUN"]
+        with SandboxServer("--sandbox-backend", "bubblewrap", "--sandbox-total", "count=1") as small:
+            held = open_remote(small.url, SPEC, run)
+            with pytest.raises(SandboxError, match="--sandbox-total"):
+                open_remote(small.url, SPEC, run)
+            for _ in range(2):  # whichever comes first
+                other = open_remote(f"{small.url},{server.url}", SPEC, run)
+                assert other.exec("echo well").stdout == "well\n"
+                other.close()
+            threading.Timer(0.5, held.close).start()
+            assert acquire(SPEC, small.url, timeout=SECONDS).exec("echo well").stdout == "well\n"
+
     def test_a_server_that_is_full_is_waited_for(self, quick):
         held = [acquire(SPEC, quick.url) for _ in range(2)]
         with pytest.raises(SandboxError, match="all 2 sessions are in use"):

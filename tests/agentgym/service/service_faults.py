@@ -1,13 +1,29 @@
 """An environment that does what it is told in its action: a double for every way in which an environment can fail."""
 
 import asyncio
+import mmap
 import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 
 from agentgym import Env, Task, TaskSet
+
+
+def forked():
+    """Fork until the kernel allows no more; each child goes into a session of its own, and stays."""
+    count = 0
+    while True:
+        try:
+            child = os.fork()
+        except OSError:
+            return count
+        if child == 0:
+            os.setsid()
+            time.sleep(3600)
+        count += 1
 
 
 class Faulty(Env):
@@ -51,6 +67,15 @@ class Faulty(Env):
             rest = subprocess.check_output(["sh", "-c", "setsid sleep 3600 >&2 & echo $!"], text=True).strip()
         if word == "eat":  # so many MiB, all written to
             self.eaten = [bytearray(os.urandom(1024) * 1024) for _ in range(int(rest))]
+        if word == "share":  # so many MiB of memory that is no process's own
+            self.shared = mmap.mmap(-1, int(rest) << 20, flags=mmap.MAP_SHARED)
+            for _ in range(int(rest)):
+                self.shared.write(bytes(1 << 20))
+        if word == "feed":  # so many MiB, each of them in a child
+            eats = "import time; eaten = bytearray(b'x' * (1 << 20)); time.sleep(3600)"
+            self.fed = [subprocess.Popen([sys.executable, "-Sc", eats]) for _ in range(int(rest))]
+        if word == "fork":  # without end; how many there were
+            rest = str(forked())
         if word == "limits":
             rest = f"{resource.getrlimit(resource.RLIMIT_CORE)[0]} {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
         if word == "raise":

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgym.sandbox.served import Most, ServedSandbox
+from agentgym.sandbox.served import Most, ServedSandbox, Total
 from agentgym.service.frames import CODES, ServiceLimits
 from agentgym.service.sandbox_frames import GUEST_CALLS, OWN_CALLS
 from agentgym.service.sandbox_routes import spec_of
@@ -78,6 +78,29 @@ def test_a_sandbox_that_cannot_be_started_ends_the_session_and_names_what_is_bui
     answer = ask(wire, id=1, call="start", spec={}, run="mine")
     assert (answer["error"]["code"], answer["error"]["fatal"], wire.ended) == ("SANDBOX_ERROR", True, True)
     assert "Built here: none" in answer["error"]["message"]
+
+
+def test_a_server_has_a_total_for_all_sandboxes_and_a_request_beyond_it_finds_it_full():
+    descriptor = make_memory(4)
+    slots = map_memory(descriptor)
+    total = Total(cpus=2.5, memory=3 << 30, count=3)
+    info = SessionInfo("session", "~sandbox", spec_of({}), ServiceLimits())
+
+    def start(slot, **spec):
+        wire = SandboxWire(ServedSandbox("none", Most(), total), Calls(Slot(slots, slot)), info)
+        return ask(wire, id=1, call="start", spec=spec, run="")["error"]["code"], wire.ended
+
+    tried, full = ("SANDBOX_ERROR", True), ("CAPACITY", True)  # there is no back end "none"
+    assert start(0, cpus=1.0, memory=1 << 30) == tried
+    assert start(1, cpus=1.0, memory=1 << 30) == tried
+    assert start(2, cpus=1.0, memory=1 << 20) == full
+    assert start(2, cpus=0.5, memory=2 << 30) == full
+    assert start(2, cpus=0.5, memory=1 << 30) == tried
+    assert start(3, cpus=0.1, memory=1 << 20) == full
+    Slot(slots, 0).clear()  # the session ended
+    assert start(3, cpus=0.1, memory=1 << 20) == tried
+    assert start(0, cpus=3.0) == ("BAD_REQUEST", False), "more than all together may have is never waited for"
+    os.close(descriptor)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 import asyncio
 import resource
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from service_harness import Client, alive, browsing, serving, session, until
+from service_harness import Client, alive, browsing, parent_of, serving, session, until
 
-from agentgym import cli
+from agentgym import cgroups, cli
 from agentgym.service.bounds import Bounds, raise_open_files
 
 
@@ -97,3 +100,80 @@ def test_a_mistake_is_told(words, wrong, capsys):
         code = ended.code
     assert code == 2
     assert wrong in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def in_groups():
+    """Whether a session gets a control group here."""
+    try:
+        group = cgroups.create_plain("agentgym-test-session", 64 << 20, 10)
+    except OSError as error:
+        pytest.skip(f"no control groups: {error}")
+    cgroups.remove(group)
+
+
+def groups_of(front):
+    """The folders of control groups of a server's sessions."""
+    zygotes = {str(parent_of(pid)) for pid in front.forks._keys}
+    found = [folder for zygote in zygotes for folder in Path("/sys/fs/cgroup").rglob(f"agentgym-session-{zygote}-*")]
+    return [folder for folder in found if folder.is_dir()]
+
+
+@pytest.mark.parametrize("greedy", ["share 200", "feed 60"])
+def test_shared_memory_and_children_count_as_a_sessions_own(in_groups, greedy):
+    async def play():
+        async with serving(bounds=Bounds(memory_bytes=64 << 20), workers=0) as front, session(front) as other:
+            await other.begin()
+            async with session(front) as client:
+                await client.begin()
+                assert (await client.step("echo"))["result"]
+                await client.step(greedy)
+                if greedy.startswith("share"):
+                    assert front.sessions.tally().ended == {"OUT_OF_MEMORY": 1}
+                else:
+                    await until(lambda: sum_of_oom(front) > 0, "a child that was killed")
+            await until(lambda: len(front.sessions.open) == 1 and len(front.forks._keys) == 1)
+            assert (await other.step("share 16"))["result"]
+
+    asyncio.run(play())
+
+
+def sum_of_oom(front):
+    """How often the kernel killed a process in a session's group."""
+    files = [folder / name for folder in groups_of(front) for name in ("memory.oom_control", "memory.events")]
+    words = [line.split() for file in files if file.exists() for line in file.read_text().splitlines()]
+    return sum(int(count) for name, count in words if name == "oom_kill")
+
+
+def test_a_session_that_forks_without_end_meets_its_own_limit_and_is_gone_when_it_ends(in_groups):
+    async def play():
+        async with serving(bounds=Bounds(pids=40)) as front, session(front) as other:
+            await other.begin()
+            async with session(front) as client:
+                await client.begin()
+                text = (await client.step("fork"))["result"][0][0]["content"]
+                assert 10 < int(text.split()[1]) < 40
+                assert (await other.step("child"))["result"], "another may still start processes"
+                async with session(front) as third:
+                    await third.begin()
+                full = [f for f in groups_of(front) if len((f / "cgroup.procs").read_text().split()) > 10]
+                assert full
+            await until(lambda: not any(folder.exists() for folder in full), "the end of what it forked")
+
+    asyncio.run(play())
+
+
+def test_where_no_group_can_be_made_the_server_says_so_and_serves():
+    hide = "mount -t tmpfs none /sys/fs/cgroup && exec $0 -m agentgym.cli serve frozen_lake --port 0 --session-memory 64MiB"
+    words = ["unshare", "--mount", "sh", "-c", hide, sys.executable]
+    server = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        told = server.stdout.readline()
+        if not told:
+            pytest.skip(f"nothing can be mounted here: {server.stderr.read()}")
+        assert "frozen_lake at http" in told
+    finally:
+        server.terminate()
+        said = server.communicate(timeout=30)[1]
+    assert "no control groups for sessions" in said
+    assert "--session-memory counts each process alone" in said

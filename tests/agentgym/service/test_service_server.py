@@ -13,8 +13,6 @@ import pytest
 from service_harness import SECONDS, Client, alive, browsing, parent_of, serving, session, until
 
 from agentgym import cli
-from agentgym.commands.serve_options import read_tokens
-from agentgym.mistake import Mistake
 from agentgym.registration import spec
 from agentgym.service.forks import ZygoteFailed
 from agentgym.service.server import ServeSettings, serve
@@ -205,27 +203,6 @@ def test_what_cannot_be_imported_cannot_be_served():
 
     with pytest.raises(ZygoteFailed, match="Nothing"):
         asyncio.run(start())
-
-
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
-        ("", "no token"),
-        ("short\n", ":1:"),
-        ("a b c\n", ":1:"),
-        (f"{'ö' * 20}\n", ":1:"),
-        (f"{'x' * 20}\n\n# no\nname {'x' * 20}\n", ":4:"),
-    ],
-)
-def test_a_bad_file_of_tokens_is_told(tmp_path, text, wrong):
-    (tmp_path / "tokens").write_text(text)
-    with pytest.raises(Mistake, match=wrong):
-        read_tokens(tmp_path / "tokens")
-
-
-def test_tokens_have_names(tmp_path):
-    (tmp_path / "tokens").write_text(f"# who\nann {'a' * 20}\n{'b' * 20}\n")
-    assert read_tokens(tmp_path / "tokens") == {"ann": "a" * 20, "line 3": "b" * 20}
 
 
 @pytest.mark.parametrize(

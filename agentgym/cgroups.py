@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
 _PROGRAMS, _GUEST = "programs", "guest"
+SESSION = "agentgym-session-"  # begins the names of groups of `agentgym serve`, which hold no sandboxes: those have limits of their own
 PERIOD = 100_000  # microseconds over which processor time is counted
 
 
@@ -72,6 +73,32 @@ def create(name: str, limits: Limits, keep: Callable[[Group], None] = lambda gro
     `keep` is told its folders before they are made, so that they are known if this process is killed meanwhile.
     """
     return _create_2(name, limits, keep) if (ROOT / "cgroup.controllers").exists() else _create_1(name, limits, keep)
+
+
+def create_plain(name: str, memory: int, pids: int) -> Group:
+    """Make a group without parts, for processes and all that they start. OSError if groups cannot be made here.
+
+    Args:
+        name: of its folder.
+        memory: bytes, shared memory and swap included; 0: no limit.
+        pids: processes and threads; 0: no limit.
+    """
+    wanted = tuple(controller for controller, most in (("memory", memory), ("pids", pids)) if most)
+    version = 2 if (ROOT / "cgroup.controllers").exists() else 1
+    if version == 2:
+        parents = {_delegating(_below(ROOT, _own().get("", "")), wanted): wanted}
+    else:
+        parents = _parents(wanted)
+    made: list[Path] = []
+    try:
+        for parent, controllers in parents.items():
+            (parent / name).mkdir()
+            made.append(parent / name)
+            _limit(parent / name, Limits(memory, pids, cpus=1.0), version, controllers)
+    except OSError:
+        remove(Group(tuple(made), version), patience=0.0)
+        raise
+    return Group(tuple(made), version)
 
 
 def _create_1(name: str, limits: Limits, keep: Callable[[Group], None]) -> Group:
@@ -149,7 +176,7 @@ def oom_kills(group: Group) -> int:
     """How many of its processes the kernel has killed for want of memory."""
     name = "memory.events" if group.version == 2 else "memory.oom_control"
     kills = 0
-    for folder in (group.programs, group.folders[0]):
+    for folder in (group.programs, *group.folders):
         try:
             fields = (folder / name).read_text().split() if folder is not None else []
         except OSError:
@@ -168,13 +195,13 @@ def _own() -> dict[str, str]:
     return own
 
 
-def _parents() -> dict[Path, tuple[str, ...]]:
+def _parents(controllers: Sequence[str] = CONTROLLERS) -> dict[Path, tuple[str, ...]]:
     """In version 1, this process's own folders with the controllers that each has, memory first."""
-    if missing := [name for name in CONTROLLERS if not (ROOT / name / "cgroup.procs").exists()]:
+    if missing := [name for name in controllers if not (ROOT / name / "cgroup.procs").exists()]:
         raise OSError(f"no control groups for {', '.join(missing)} under {ROOT}")
     own = _own()
     parents: dict[Path, tuple[str, ...]] = {}
-    for name in CONTROLLERS:
+    for name in controllers:
         folder = _below((ROOT / name).resolve(), own.get(name, ""))
         parents[folder] = (*parents.get(folder, ()), name)
     return parents
@@ -182,14 +209,15 @@ def _parents() -> dict[Path, tuple[str, ...]]:
 
 def _below(root: Path, path: str) -> Path:
     """This process's folder, or the root where a container shows another part of the tree than it names."""
-    return root / path if (root / path / "cgroup.procs").exists() else root
+    folder = root / path if (root / path / "cgroup.procs").exists() else root
+    return folder.parent if folder.name.startswith(SESSION) else folder
 
 
-def _delegating(folder: Path) -> Path:
+def _delegating(folder: Path, controllers: Sequence[str] = CONTROLLERS) -> Path:
     """In version 2, the nearest group from `folder` up whose children can have the controllers."""
     while True:
         try:
-            _delegate(folder, CONTROLLERS)
+            _delegate(folder, controllers)
             return folder
         except OSError as error:  # EBUSY: it holds processes; ENOENT: it has not got them itself; or no rights
             if folder == ROOT and error.errno == errno.EBUSY:  # that of a container

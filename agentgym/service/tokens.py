@@ -1,0 +1,129 @@
+"""Bearer tokens: whose they are, what they are good for, and the file that they come from, which is read again as it changes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+METRICS, PLAY, SANDBOXES = "metrics", "play", "sandboxes"
+SCOPES = (METRICS, PLAY, SANDBOXES)
+SHORTEST = 16
+_log = logging.getLogger("agentgym.service")
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token and its scopes: what it is good for. "metrics" is `/metrics` alone, "sandboxes" is `/sandboxes`, and "play" all else."""
+
+    secret: str
+    scopes: frozenset[str] = frozenset(SCOPES)
+
+
+class TokenFileError(ValueError):
+    """A token file cannot be read, or a line of it cannot be."""
+
+
+def read_tokens(path: Path) -> dict[str, Token]:
+    """The tokens of a file, by name. A line is TOKEN, NAME TOKEN, or NAME TOKEN SCOPE,SCOPE; without scopes a token is good for
+    all. Empty lines and those with # do not count.
+
+    Raises:
+        TokenFileError: it cannot be read, has no token, or has one that is too short or comes twice, or a scope that is none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise TokenFileError(f"{path}: cannot be read ({why})") from error
+    tokens: dict[str, Token] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        name, secret = (words[0], words[1]) if len(words) > 1 else (f"line {number}", words[0])
+        if len(words) > 3 or len(secret) < SHORTEST or not secret.isascii():
+            raise TokenFileError(
+                f"{path}:{number}: a line is TOKEN, NAME TOKEN, or NAME TOKEN SCOPES, a token of {SHORTEST} letters (ASCII) or more"
+            )
+        scopes = frozenset(words[2].split(",")) if len(words) == 3 else frozenset(SCOPES)
+        if unknown := scopes - set(SCOPES):
+            raise TokenFileError(
+                f"{path}:{number}: no scope {min(unknown)!r}; there are {', '.join(SCOPES)}, joined by commas"
+            )
+        if name in tokens or secret in {token.secret for token in tokens.values()}:
+            raise TokenFileError(f"{path}:{number}: this name or token was there before")
+        tokens[name] = Token(secret, scopes)
+    if not tokens:
+        raise TokenFileError(f"{path}: there is no token in it")
+    return tokens
+
+
+class Tokens:
+    """The tokens that a server takes now.
+
+    Args:
+        tokens: by name; none: none are wanted.
+        path: the file that they were read from, which `look` reads again; None: they stay.
+    """
+
+    def __init__(self, tokens: Mapping[str, Token | str], path: Path | None = None):
+        self._path = path
+        self._state = _state_of(path)
+        self._digests: dict[str, tuple[bytes, frozenset[str]]] = {}
+        self._take({name: Token(token) if isinstance(token, str) else token for name, token in tokens.items()})
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def _take(self, tokens: Mapping[str, Token]) -> None:
+        self._digests = {name: (_digest(token.secret), token.scopes) for name, token in tokens.items()}
+
+    def owner_of(self, authorization: str) -> str | None:
+        """The name of the token in an `Authorization` header; "" where none is wanted; None: it has a wrong one or none."""
+        if not self._digests:
+            return ""
+        scheme, _, given = authorization.partition(" ")
+        digest = _digest(given.strip())
+        # All of them, each in constant time: how long it takes tells nothing.
+        found = [name for name, (known, _) in self._digests.items() if hmac.compare_digest(known, digest)]
+        return found[0] if found and scheme.lower() == "bearer" else None
+
+    def why_not(self, owner: str, path: str) -> str:
+        """Why the token of a name is not good for a path; "": it is."""
+        scope = METRICS if path == "/metrics" else SANDBOXES if path.startswith("/sandboxes") else PLAY
+        scopes = self._digests[owner][1] if owner in self._digests else frozenset(SCOPES)
+        if scope in scopes:
+            return ""
+        return f"this token is for {', '.join(sorted(scopes))}, and {path:.100} takes one for {scope}"
+
+    def look(self) -> None:
+        """Read the file again if it has changed. One that cannot be read, or that holds a mistake, changes nothing, and is logged."""
+        state = _state_of(self._path)
+        if self._path is None or state == self._state:
+            return
+        self._state = state
+        try:
+            tokens = read_tokens(self._path)
+        except TokenFileError as error:
+            _log.error("agentgym serve: --token-file changed, and the tokens from before stay: %s", error)
+            return
+        self._take(tokens)
+        _log.warning("agentgym serve: --token-file changed; tokens now: %s", ", ".join(tokens))
+
+
+def _state_of(path: Path | None) -> tuple[int, int, int] | None:
+    """What tells one version of a file from the next, also where a link leads to another one."""
+    try:
+        found = None if path is None else os.stat(path)
+    except OSError:
+        return None
+    return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode(errors="replace")).digest()
