@@ -19,6 +19,7 @@ ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
 _PROGRAMS, _GUEST = "programs", "guest"
 SESSION = "agentgym-session-"  # begins the names of groups of `agentgym serve`, which hold no sandboxes: those have limits of their own
+SOCKET_MEMORY = 32 << 20  # bytes in TCP and UDP sockets, which version 1 counts apart; version 2 counts them as memory
 PERIOD = 100_000  # microseconds over which processor time is counted
 
 
@@ -149,6 +150,7 @@ def settings(limits: Limits, version: int) -> dict[str, str]:
     return {
         "memory.limit_in_bytes": memory,
         "memory.memsw.limit_in_bytes": memory,
+        "memory.kmem.tcp.limit_in_bytes": str(SOCKET_MEMORY),
         "pids.max": str(limits.pids),
         "cpu.cfs_period_us": str(PERIOD),
         "cpu.cfs_quota_us": str(quota),
@@ -239,8 +241,8 @@ def _delegate(folder: Path, controllers: Sequence[str]) -> None:
 def _limit(folder: Path, limits: Limits, version: int, controllers: Sequence[str]) -> None:
     for name, value in settings(limits, version).items():
         file = folder / name
-        counts_swap = "swap" in name or "memsw" in name
-        if name.split(".")[0] in controllers and (file.exists() or not counts_swap):  # not every kernel counts swap
+        optional = any(part in name for part in ("swap", "memsw", "kmem"))  # not every kernel counts these
+        if name.split(".")[0] in controllers and (file.exists() or not optional):
             file.write_text(value)
 
 

@@ -2,7 +2,8 @@
 
 It is a list of what is allowed. Not on it are what reaches past the sandbox's namespaces, what looks into other processes, keys
 that all users of one id share, and parts of the kernel that programs here do not need and that were often broken: they answer
-EPERM. Sockets are of families UNIX, INET and INET6, and netlink about routes; `clone` makes no namespaces.
+EPERM. Sockets are of families UNIX, INET and INET6, and have no filters: what the kernel keeps for netlink and for filters
+counts for no sandbox. `clone` makes no namespaces.
 
 What fills kernel memory that outlives its program answers what programs are prepared for: attributes of files as if
 the file system had none (ENOTSUP), System V queues and semaphores as if the kernel had none (ENOSYS). So does `clone3`, since its flags lie
@@ -28,7 +29,7 @@ pwrite64:18:68 readv:19:65 writev:20:66 access:21:- pipe:22:- select:23:- sched_
 msync:26:227 mincore:27:232 madvise:28:233 shmget:29:194 shmat:30:196 shmctl:31:195 dup:32:23 dup2:33:- pause:34:-
 nanosleep:35:101 getitimer:36:102 alarm:37:- setitimer:38:103 getpid:39:172 sendfile:40:71 connect:42:203
 accept:43:202 sendto:44:206 recvfrom:45:207 sendmsg:46:211 recvmsg:47:212 shutdown:48:210 bind:49:200 listen:50:201
-getsockname:51:204 getpeername:52:205 setsockopt:54:208 getsockopt:55:209 fork:57:- vfork:58:- execve:59:221
+getsockname:51:204 getpeername:52:205 getsockopt:55:209 fork:57:- vfork:58:- execve:59:221
 exit:60:93 wait4:61:260 kill:62:129 uname:63:160 semctl:66:191 shmdt:67:197 msgctl:71:187 fcntl:72:25 flock:73:32
 fsync:74:82 fdatasync:75:83 truncate:76:45 ftruncate:77:46 getdents:78:- getcwd:79:17 chdir:80:49 fchdir:81:50
 rename:82:- mkdir:83:- rmdir:84:- creat:85:- link:86:- unlink:87:- symlink:88:- readlink:89:- chmod:90:- fchmod:91:52
@@ -71,13 +72,38 @@ LAST = 469  # the newest call that was looked at, Linux 6.17; both machines numb
 
 # Allowed where all checks of one of the alternatives hold: the argument of this index, under a mask, has this value.
 _INT, _NAMESPACES = 0xFFFFFFFF, 0x7E020000  # CLONE_NEW*: mount, cgroup, uts, ipc, user, pid, net
-_UNIX, _INET, _INET6, _NETLINK, _NETLINK_ROUTE = 1, 2, 10, 16, 0
+_UNIX, _INET, _INET6 = 1, 2, 10
+_SOL_SOCKET, _ATTACH_FILTER, _ATTACH_BPF = 1, 26, 50  # and two more behind the last
+
+
+def _blocks(*without: int, first: int = 0, size: int = 128) -> Iterator[tuple[int, int]]:
+    """First number and size of the largest aligned blocks, sizes being powers of two, that hold all numbers but some."""
+    if not any(first <= number < first + size for number in without):
+        yield first, size
+    elif size > 1:
+        yield from _blocks(*without, first=first, size=size // 2)
+        yield from _blocks(*without, first=first + size // 2, size=size // 2)
+
+
 _CHECKED: dict[str, tuple[tuple[int, int], list[list[tuple[int, int, int]]]]] = {
     "clone": ((56, 220), [[(0, _NAMESPACES, 0)]]),
     "personality": ((135, 92), [[(0, _INT, value)] for value in (0, 0x8, 0x20000, 0x20008, _INT)]),
     "socket": (
         (41, 198),
-        [*([(0, _INT, family)] for family in (_UNIX, _INET, _INET6)), [(0, _INT, _NETLINK), (2, _INT, _NETLINK_ROUTE)]],
+        [[(0, _INT, family)] for family in (_UNIX, _INET, _INET6)],
+    ),
+    # Another level than that of the socket itself, or one of its options that is no filter: each alternative is a block of
+    # numbers with the same upper bits.
+    "setsockopt": (
+        (54, 208),
+        [
+            [(1, _SOL_SOCKET, 0)],
+            *([(1, 1 << bit, 1 << bit)] for bit in range(1, 32)),
+            *(
+                [(2, _INT ^ (size - 1), first)]
+                for first, size in _blocks(_ATTACH_FILTER, *range(_ATTACH_BPF, _ATTACH_BPF + 3))
+            ),
+        ],
     ),
     "socketpair": ((53, 199), [[(0, _INT, _UNIX)]]),
 }

@@ -9,27 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from opened import open_on
 from pool_doubles import Maker
 
 from agentgym.sandbox import SandboxSpec, images
 from agentgym.sandbox.pool import Places, SandboxPool
 
-RUN = "tests"
 SCRIPT = Path(__file__).parents[3] / "scripts" / "docker-engine.sh"
-
-
-def open_on(backend, spec):
-    if backend.startswith("http"):
-        from agentgym.sandbox.remote import open_remote
-
-        return open_remote(backend, spec, RUN)
-    if backend == "docker":
-        from agentgym.sandbox.docker import open_docker
-
-        return open_docker(spec, RUN)
-    from agentgym.sandbox.bubblewrap import open_bubblewrap
-
-    return open_bubblewrap(spec, RUN)
 
 
 @pytest.fixture(

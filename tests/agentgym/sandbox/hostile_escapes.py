@@ -45,7 +45,7 @@ attempt("packet", lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW))
     Hostile(
         "interfaces",
         """
-names = [name for _, name in socket.if_nameindex()]
+names = [line.split(":")[0].strip() for line in open("/proc/net/dev").readlines()[2:]]
 print("BREACH" if set(names) - {"lo", "sit0", "tunl0", "ip6tnl0", "gre0"} else "denied", names)
 """,
         says="denied",

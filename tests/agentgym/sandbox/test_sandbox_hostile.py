@@ -14,14 +14,16 @@ from pathlib import Path
 
 import hostile_escapes
 import hostile_kernel
+import hostile_more
 import hostile_programs
 import pytest
+from agentgym.sandbox.cgroups import ROOT
 from hostile_sessions import ATTACKS
 
 from agentgym.sandbox.core import MEGABYTE, SandboxError, SandboxSpec
 from agentgym.sandbox.pool import close_all
 
-PROGRAMS = hostile_programs.PROGRAMS + hostile_kernel.PROGRAMS + hostile_escapes.PROGRAMS
+PROGRAMS = hostile_programs.PROGRAMS + hostile_kernel.PROGRAMS + hostile_escapes.PROGRAMS + hostile_more.PROGRAMS
 SPEC = SandboxSpec(memory=256 * MEGABYTE, pids=64, disk=16 * MEGABYTE, output=64 * 1024)
 MARK = f"hostile-{uuid.uuid4().hex}"  # in the environment of every hostile program, and so of all that it starts
 SECRET = f"secret-{uuid.uuid4().hex}"
@@ -151,6 +153,12 @@ def test_there_are_enough_of_them_and_each_has_a_name():
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 def test_a_hostile_program_is_contained(program, box, place, host):
+    if (
+        program.name.startswith("bytes_in_")
+        and place.backend == "docker"
+        and not (ROOT / "cgroup.controllers").exists()
+    ):
+        pytest.xfail("with control groups of version 1 an engine takes a limit of socket memory and does not set it")
     box.write("/private/tests.py", TESTS)
     result, failure = None, ""
     try:

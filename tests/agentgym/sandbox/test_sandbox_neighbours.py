@@ -46,7 +46,7 @@ RESOURCES = {
 @pytest.fixture(scope="module")
 def greedy(where):
     """A sandbox of another agent, which takes what there is."""
-    from conftest import open_on
+    from opened import open_on
 
     from agentgym.sandbox import SandboxSpec
 

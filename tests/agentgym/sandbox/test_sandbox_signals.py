@@ -21,7 +21,7 @@ def ignored_and_blocked():
 
 @pytest.fixture(scope="module")
 def inheriting(where):
-    from conftest import open_on
+    from opened import open_on
 
     from agentgym.sandbox import SandboxSpec
 

@@ -81,7 +81,7 @@ def small(shared_small):
 
 @pytest.fixture(scope="module")
 def shared_small(where):
-    from conftest import open_on
+    from opened import open_on
 
     from agentgym.sandbox import SandboxSpec
 

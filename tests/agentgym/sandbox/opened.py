@@ -1,0 +1,17 @@
+"""Opening a sandbox of a back end that a test names."""
+
+RUN = "tests"
+
+
+def open_on(backend, spec):
+    if backend.startswith("http"):
+        from agentgym.sandbox.remote import open_remote
+
+        return open_remote(backend, spec, RUN)
+    if backend == "docker":
+        from agentgym.sandbox.docker import open_docker
+
+        return open_docker(spec, RUN)
+    from agentgym.sandbox.bubblewrap import open_bubblewrap
+
+    return open_bubblewrap(spec, RUN)
