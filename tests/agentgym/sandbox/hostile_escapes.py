@@ -10,7 +10,7 @@ NETWORK = [
 for host in ("1.1.1.1", "169.254.169.254", "172.17.0.1", "10.0.0.1"):
     attempt(host, lambda: socket.create_connection((host, 80), 2))
 """,
-        says="(?s)(denied.*){4}",
+        says="(?s)(denied.*?){4}",
     ),
     Hostile(
         "tcp_to_the_host",
@@ -19,7 +19,7 @@ port = int(os.environ["HOST_PORT"])
 for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0"):
     attempt(host, lambda: socket.create_connection((host, port), 2))
 """,
-        says="(?s)(denied.*){4}",
+        says="(?s)(denied.*?){4}",
     ),
     Hostile(
         "abstract_socket_of_the_host",
@@ -56,7 +56,7 @@ print("BREACH" if set(names) - {"lo", "sit0", "tunl0", "ip6tnl0", "gre0"} else "
 for path in ("/var/run/docker.sock", "/run/docker.sock", "/run/containerd/containerd.sock", os.environ["HOST_DOCKER"]):
     attempt(path, lambda: socket.socket(socket.AF_UNIX).connect(path))
 """,
-        says="(?s)(denied.*){4}",
+        says="(?s)(denied.*?){4}",
     ),
 ]
 
@@ -64,7 +64,7 @@ ROOT = [
     Hostile(
         "become_root",
         "attempt('setuid', lambda: os.setuid(0))\nattempt('setgid', lambda: os.setgid(0))\nattempt('groups', lambda: os.setgroups([0]))",
-        says="(?s)(denied.*){3}",
+        says="(?s)(denied.*?){3}",
     ),
     Hostile(
         "privileges",
@@ -76,7 +76,7 @@ print("denied" if status["NoNewPrivs"].strip() == "1" else "BREACH", "NoNewPrivs
 print("denied" if status["Seccomp"].strip() == "2" else "BREACH", "Seccomp", status["Seccomp"])
 print("denied" if len(set(status["Uid"].split())) == 1 and os.getuid() >= 10_000 else "BREACH", "Uid", status["Uid"])
 """,
-        says="(?s)(denied.*){6}",
+        says="(?s)(denied.*?){6}",
     ),
     Hostile(
         "setuid_programs",
@@ -101,7 +101,7 @@ attempt("unmount", lambda: call("umount2", b"/private", 2))
 attempt("pivot_root", lambda: call(number(155, 41), b"/", b"/workspace"))
 attempt("new mount api", lambda: call(430, b"tmpfs", 0))
 """,
-        says="(?s)(denied.*){7}",
+        says="(?s)(denied.*?){7}",
     ),
     Hostile(
         "namespaces",
@@ -111,7 +111,7 @@ for name, flag in (("user", 0x10000000), ("mount", 0x20000), ("pid", 0x20000000)
 for kind in ("mnt", "pid", "net", "user", "ipc"):
     attempt("setns " + kind, lambda: call("setns", os.open(f"/proc/1/ns/{kind}", os.O_RDONLY), 0))
 """,
-        says="(?s)(denied.*){11}",
+        says="(?s)(denied.*?){11}",
     ),
     Hostile(
         "clone_into_user_namespace",
@@ -128,7 +128,7 @@ for path in ("/dev/mem", "/dev/kmem", "/dev/kmsg", "/dev/port", "/dev/sda", "/de
 extra = set(os.listdir("/dev")) - set("core fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero console".split())
 print("BREACH" if extra else "denied", sorted(extra))
 """,
-        says="(?s)(denied.*){15}",
+        says="(?s)(denied.*?){15}",
     ),
     Hostile(
         "kernel",
@@ -146,7 +146,7 @@ attempt("quota", lambda: call(number(179, 60), 0x800002 << 8, b"/", 0, 0))
 if platform.machine() == "x86_64":
     attempt("ports", lambda: call("iopl", 3))
 """,
-        says="(?s)(denied.*){10}",
+        says="(?s)(denied.*?){10}",
     ),
     Hostile(
         "kernel_interfaces",
@@ -160,7 +160,7 @@ attempt("userfaultfd", lambda: call(number(323, 282), 0))
 attempt("watch everything", lambda: call(number(300, 262), 0, 0))
 attempt("memory policy of another", lambda: call(number(256, 238), 1, 2, ctypes.byref(ctypes.c_ulong(1)), ctypes.byref(ctypes.c_ulong(1))))
 """,
-        says="(?s)(denied.*){8}",
+        says="(?s)(denied.*?){8}",
     ),
     Hostile(
         "io_uring_and_personality",
@@ -168,7 +168,7 @@ attempt("memory policy of another", lambda: call(number(256, 238), 1, 2, ctypes.
 for name, act in (("io_uring", lambda: call(425, 8, ctypes.create_string_buffer(bytes(120)))), ("personality", lambda: call("personality", 0x0040000))):
     attempt(name, act)
 """,
-        says="(?s)(denied.*){2}",
+        says="(?s)(denied.*?){2}",
     ),
     Hostile(
         "proc_and_sys",
@@ -180,7 +180,7 @@ for path in ("/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/
 for path in ("/proc/kcore", "/proc/kmsg", "/proc/1/mem"):
     attempt(path, lambda: os.read(os.open(path, os.O_RDONLY), 1) or 1 / 0)
 """,
-        says="(?s)(denied.*){13}",
+        says="(?s)(denied.*?){13}",
     ),
     Hostile(
         "cgroups",
@@ -197,7 +197,7 @@ print("BREACH" if written else "denied", written)
 attempt("a group of its own", lambda: os.mkdir("/sys/fs/cgroup/memory/x"))
 attempt("mounted anew", lambda: call("mount", b"cgroup", b"/workspace", b"cgroup", 0, b"rdma"))
 """,
-        says="(?s)(denied.*){3}",
+        says="(?s)(denied.*?){3}",
     ),
     Hostile(
         "read_only_root",
@@ -210,7 +210,7 @@ for base, folders, names in os.walk("/", followlinks=False):
     if os.access(base, os.W_OK): writable.append(base)
 print("BREACH" if writable else "denied", "folders that can be written:", writable)
 """,
-        says="(?s)(denied.*){17}",
+        says="(?s)(denied.*?){17}",
     ),
     Hostile(
         "host_files_and_environment",
@@ -225,7 +225,7 @@ for name in os.listdir("/proc"):
 print("BREACH" if os.environ["SECRET_REVERSED"][::-1].encode() in seen else "denied", "host environment")
 print("BREACH" if set(os.environ) & {"DOCKER_HOST", "AGENTGYM_DATA", "VIRTUAL_ENV", "SSH_AUTH_SOCK", "HOST_SECRET"} else "denied", sorted(os.environ))
 """,
-        says="(?s)(denied.*){8}",
+        says="(?s)(denied.*?){8}",
     ),
     Hostile(
         "processes_of_the_host",
@@ -245,7 +245,7 @@ for part in ("mem", "root/etc", "cwd", "exe", "fd", "fd/0", "fd/1", "environ", "
     path = "/proc/1/" + part
     attempt(path, lambda: os.listdir(path) if os.path.isdir(path) else os.readlink(path) if os.path.islink(path) else open(path, "rb").read(1) or 1 / 0)
 """,
-        says="(?s)(denied.*){14}",
+        says="(?s)(denied.*?){14}",
     ),
     Hostile(
         "write_to_the_guest",
@@ -253,7 +253,7 @@ for part in ("mem", "root/etc", "cwd", "exe", "fd", "fd/0", "fd/1", "environ", "
 for path in ("/proc/1/fd/0", "/proc/1/fd/1", "/proc/1/fd/2", "/proc/1/mem", "/proc/1/oom_score_adj", "/proc/1/clear_refs", "/proc/1/comm", "/proc/1/timerslack_ns", "/proc/1/attr/current"):
     attempt(path, lambda: os.write(os.open(path, os.O_WRONLY), b"1"))
 """,
-        says="(?s)(denied.*){9}",
+        says="(?s)(denied.*?){9}",
     ),
     Hostile(
         "trace_the_guest",
@@ -266,7 +266,7 @@ attempt("read memory", lambda: call("process_vm_readv", 1, vector, 1, vector, 1,
 attempt("write memory", lambda: call("process_vm_writev", 1, vector, 1, vector, 1, 0))
 attempt("take a descriptor", lambda: call(438, call(434, 1, 0), 0, 0))
 """,
-        says="(?s)(denied.*){5}",
+        says="(?s)(denied.*?){5}",
     ),
     Hostile(
         "signal_the_guest",
@@ -278,7 +278,7 @@ attempt("priority", lambda: os.setpriority(os.PRIO_PROCESS, 1, 19))
 attempt("scheduler", lambda: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)))
 attempt("processors", lambda: os.sched_setaffinity(1, {0}))
 """,
-        says="(?s)(denied.*){14}",
+        says="(?s)(denied.*?){14}",
     ),
     Hostile("kill_all", "kill -9 -1; echo still here", shell=True, ends="any"),
     Hostile("kill_all_from_python", "signal.signal(15, signal.SIG_IGN)\nos.kill(-1, 15); os.kill(-1, 9)", ends="any"),
@@ -315,7 +315,7 @@ attempt("cores", lambda: resource.setrlimit(resource.RLIMIT_CORE, (1 << 20, 1 <<
 attempt("never killed", lambda: open("/proc/self/oom_score_adj", "wb", buffering=0).write(b"-1000"))
 attempt("locked memory", lambda: call("mlock", ctypes.create_string_buffer(1 << 27), 1 << 27))
 """,
-        says="(?s)(denied.*){6}",
+        says="(?s)(denied.*?){6}",
     ),
     Hostile("dump_core", "kill -SEGV $$", shell=True, ends="any"),
     Hostile("exit_codes", "os._exit(256 + 137)", ends="any"),
@@ -342,7 +342,7 @@ for what, act in (("write", lambda: open(test, "w")), ("append", lambda: open(te
     attempt(what, act)
 print(open(test).read())
 """,
-        says="(?s)(denied.*){16}the tests as they were",
+        says="(?s)(denied.*?){16}the tests as they were",
     ),
 ]
 

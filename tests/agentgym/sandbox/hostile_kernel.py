@@ -34,7 +34,7 @@ def place(size, protection=mmap.PROT_READ):
 
 def filler(name, code, **more):
     return Hostile(
-        name, HIDE + code, **{"says": "(?s)(denied.*){4}", "ends": "any", "oom": True, "timeout": 20.0, **more}
+        name, HIDE + code, **{"says": "(?s)(denied.*?){4}", "ends": "any", "oom": True, "timeout": 20.0, **more}
     )
 
 
@@ -119,7 +119,7 @@ for name, numbers in {"io_uring_setup": (425, 425), "io_uring_enter": (426, 426)
     try: call(number(*numbers), 0, 0, 0, 0, 0, 0); print("BREACH:", name)
     except OSError as error: print("denied" if error.errno in (errno.EPERM, errno.ENOSYS) else "BREACH", name, error)
 """,
-        says="(?s)(denied.*){16}",
+        says="(?s)(denied.*?){16}",
     ),
     Hostile(
         "sockets_of_odd_families",

@@ -44,7 +44,7 @@ print("BREACH" if taken > 100 << 20 else "denied", "after", taken >> 20, "MiB")
 for protocol in range(25): attempt(f"netlink {protocol}", lambda: socket.socket(16, 3, protocol))
 print(socket.getaddrinfo("127.0.0.1", 80)[0][4])
 """,
-        says=r"(?s)(denied.*){25}\('127.0.0.1', 80\)",
+        says=r"(?s)(denied.*?){25}\('127.0.0.1', 80\)",
     ),
     Hostile(
         "filters_of_sockets",
@@ -58,7 +58,7 @@ for family in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6):
 for option in (2, 7, 8, 9, 15, 20, 21): plug.setsockopt(1, option, struct.pack("@qq", 1, 0))
 plug.setsockopt(41, 26, 1); socket.socket().setsockopt(6, 1, 1)
 """,
-        says="(?s)(denied.*){12}$",
+        says="(?s)(denied.*?){12}$",
     ),
     Hostile(
         "sockets_and_pipes_in_the_place_of_files",
@@ -291,7 +291,7 @@ attempt("huge map", lambda: mmap.mmap(-1, 1 << 30, 0x22 | 0x40000))
 attempt("locked", lambda: call("mlockall", 7) or bytearray(64 << 20) and 1 / 0)
 attempt("locked map", lambda: mmap.mmap(-1, 64 << 20, 0x22 | 0x2000) and 1 / 0)
 """,
-        says="(?s)(denied.*){3}|MemoryError",
+        says="(?s)(denied.*?){3}|MemoryError",
         ends="any",
         oom=None,
     ),
@@ -329,7 +329,7 @@ for folder in ("/workspace", "/tmp", "/dev/shm"):
     attempt("write far out", lambda: os.pwrite(file, b"x", 1 << 60))
     attempt("allocate", lambda: os.posix_fallocate(file, 0, 1 << 60))
 """,
-        says="(?s)(denied.*){9}",
+        says="(?s)(denied.*?){9}",
     ),
     Hostile(
         "mount_points_replaced",
@@ -340,7 +340,7 @@ for path in ("/workspace", "/tmp", "/private", "/dev/shm", "/proc", "/"):
     attempt("exchange " + path, lambda: call("renameat2", -100, path.encode(), -100, b"/workspace", 2))
     attempt("link over " + path, lambda: os.symlink("/etc", path))
 """,
-        says="(?s)(denied.*){24}",
+        says="(?s)(denied.*?){24}",
     ),
     Hostile(
         "whiteouts",
@@ -365,7 +365,7 @@ for path in ("/workspace/f", "/tmp/f", "/dev/shm/f"):
     attempt("owner", lambda: os.chown(path, 0, 0)); attempt("group", lambda: os.chown(path, -1, 0))
 for path in ("/workspace", "/tmp"): attempt("of the folder", lambda: fcntl.ioctl(os.open(path, os.O_RDONLY), 0x40086602, struct.pack("q", 0x30)))
 """,
-        says="(?s)(denied.*){17}",
+        says="(?s)(denied.*?){17}",
     ),
     Hostile(
         "left_for_who_comes_next",
@@ -380,7 +380,7 @@ for name in (".bashrc", ".profile", ".bash_profile", ".bash_login", ".bash_logou
 for path in ("/etc/ld.so.preload", "/etc/profile.d/x.sh", "/var/spool/cron/crontabs/x", "/etc/cron.d/x", "/root/.bashrc", site.replace("/workspace", "/root")):
     attempt(path, lambda: open(path, "w"))
 """,
-        says="(?s)(denied.*){6}",
+        says="(?s)(denied.*?){6}",
     ),
 ]
 
@@ -432,7 +432,7 @@ attempt("pages", lambda: call(440, guest, vector, 1, 20, 0))
 attempt("release", lambda: call(448, guest, 0))
 attempt("wait", lambda: os.waitid(os.P_PIDFD, guest, os.WEXITED))
 """,
-        says="(?s)(denied.*){7}",
+        says="(?s)(denied.*?){7}",
     ),
     Hostile(
         "input_of_terminals",

@@ -299,7 +299,7 @@ for path in ("/workspace", "/tmp", "/dev/shm", "/private"):
         try: os.setxattr(path, "system.posix_acl_" + kind, acl); print("BREACH: set", kind, path)
         except OSError as error: print("denied", kind, path, error)
 """,
-        says="(?s)(denied.*){8}",
+        says="(?s)(denied.*?){8}",
     ),
     Hostile(
         "odd_names",

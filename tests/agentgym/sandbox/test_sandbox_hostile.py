@@ -17,9 +17,9 @@ import hostile_kernel
 import hostile_more
 import hostile_programs
 import pytest
-from agentgym.sandbox.cgroups import ROOT
 from hostile_sessions import ATTACKS
 
+from agentgym.cgroups import ROOT
 from agentgym.sandbox.core import MEGABYTE, SandboxError, SandboxSpec
 from agentgym.sandbox.pool import close_all
 
