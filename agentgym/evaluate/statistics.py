@@ -188,7 +188,7 @@ def pass_intervals(
     They are Wilson intervals as those of successes, over tasks; for k = 1 and as many episodes of each task these are the same.
     """
     found: tuple[dict[int, Interval], dict[int, Interval]] = {}, {}
-    played = list(outcomes)
+    played = sorted(outcomes)  # whose order must not change the last bits
     for k in ks_of(samples):
         enough = [(n, c) for n, c in played if n >= k]
         for intervals, estimate in zip(found, (pass_at_k, pass_hat_k), strict=True):

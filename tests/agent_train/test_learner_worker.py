@@ -73,7 +73,7 @@ def test_packed_loss_and_gradients_are_those_of_transformers_with_any_padding(wo
     metrics, grads = gradients_of(worker, share_of(rows))
     loss, expected = dense_loss(model_dir, rows, side=side)
     assert metrics.loss == pytest.approx(loss, abs=1e-6)
-    assert_same(grads, expected, atol=1e-6)
+    assert_same(grads, expected, atol=4e-6)  # processors differ in the order in which they sum float32
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])

@@ -93,7 +93,7 @@ def test_kto_moves_liked_answers_up_and_others_down(model_dir, tmp_path):
 
 
 def test_a_reward_model_tells_right_from_wrong_in_examples_that_it_never_saw(model_dir, tmp_path):
-    before, after = train(model_dir, tmp_path, config_of("rm"), steps=20, lr=3e-3)
+    before, after = train(model_dir, tmp_path, config_of("rm"), steps=40, lr=3e-3)
     assert before.measures["accuracy"] < 0.9
     assert after.measures["accuracy"] > 0.95
 

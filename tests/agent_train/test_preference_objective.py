@@ -154,7 +154,7 @@ def test_neither_the_split_nor_the_order_changes_loss_or_gradient(policy, rows, 
         learned, grads = gradients(policy, name, given, budget)
         assert learned.loss == pytest.approx(expected.loss, abs=1e-6)
         assert learned.measures == pytest.approx(expected.measures, abs=1e-6)
-        assert_same(grads, expected_grads, atol=2e-6)
+        assert_same(grads, expected_grads, atol=1e-5)  # of gradients up to 1: the sums of float32 differ by processor
 
 
 def test_an_answer_of_two_rows_is_one_answer(policy, rows):

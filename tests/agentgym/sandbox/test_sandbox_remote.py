@@ -53,8 +53,14 @@ def quick():
         yield server
 
 
+@pytest.fixture(scope="module", autouse=True)
+def elsewhere():
+    """Servers that other modules' tests share, with sessions of theirs."""
+    return list(SandboxServer.running)
+
+
 @pytest.fixture(autouse=True)
-def own_process(monkeypatch):
+def own_process(monkeypatch, elsewhere):
     """Each test begins as a new process would, and leaves no sandbox and no session."""
     for name in ("AGENTGYM_SANDBOX", "AGENTGYM_SANDBOXES", "AGENTGYM_SANDBOX_URL", "AGENTGYM_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -64,7 +70,8 @@ def own_process(monkeypatch):
     backends.close_pools(20)
     backends._begin_anew()
     until(lambda: not of_this_run(), "the end of this test's sandboxes")
-    until(lambda: not any(server.sessions() for server in SandboxServer.running), "the end of their sessions")
+    ours = [server for server in SandboxServer.running if server not in elsewhere]
+    until(lambda: not any(server.sessions() for server in ours), "the end of their sessions")
 
 
 @pytest.fixture
