@@ -1,6 +1,7 @@
 """What the kernel keeps a worker within."""
 
 import asyncio
+import os
 import resource
 import subprocess
 import sys
@@ -115,7 +116,9 @@ def in_groups():
 def groups_of(front):
     """The folders of control groups of a server's sessions."""
     zygotes = {str(parent_of(pid)) for pid in front.forks._keys}
-    found = [folder for zygote in zygotes for folder in Path("/sys/fs/cgroup").rglob(f"agentgym-session-{zygote}-*")]
+    begins = tuple(f"agentgym-session-{zygote}-" for zygote in zygotes)
+    folders = os.walk("/sys/fs/cgroup")  # which passes over folders that go meanwhile
+    found = [Path(place, name) for place, names, _ in folders for name in names if name.startswith(begins)]
     return [folder for folder in found if folder.is_dir()]
 
 
