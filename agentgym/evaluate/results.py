@@ -335,12 +335,9 @@ def results_of(
     """
     numbers = [e if isinstance(e, EpisodeNumbers) else numbers_of(e) for e in episodes]
     played = [e for e in numbers if not e.failed]
-    outcomes: dict[str, tuple[int, int]] = {}
-    for e in played:
-        n, c = outcomes.get(e.task, (0, 0))
-        outcomes[e.task] = (n + 1, c + (e.success > 0))
-    pass_at, pass_hat = passes(outcomes.values(), samples)
-    at_interval, hat_interval = pass_intervals(outcomes.values(), samples)
+    outcomes = _outcomes(played)
+    pass_at, pass_hat = passes(outcomes, samples)
+    at_interval, hat_interval = pass_intervals(outcomes, samples)
     costs = [e.cost for e in numbers if e.cost is not None]
     part = _part(numbers)
     return CellResult(
@@ -373,6 +370,15 @@ def results_of(
         seconds=seconds,
         asked=asked,
     )
+
+
+def _outcomes(played: Sequence[EpisodeNumbers]) -> list[tuple[int, int]]:
+    """Episodes and successes of each task."""
+    found: dict[str, tuple[int, int]] = {}
+    for e in played:
+        n, c = found.get(e.task, (0, 0))
+        found[e.task] = (n + 1, c + (e.success > 0))
+    return list(found.values())
 
 
 def _part(numbers: Sequence[EpisodeNumbers]) -> Part:

@@ -308,7 +308,8 @@ class _Evaluation:
             playing.result()
 
     def _policy(self, part: _Part, episode: Episode) -> Policy:
-        assert part.make_policy is not None  # others are not played
+        if part.make_policy is None:
+            raise RuntimeError(f"{part.cell.name} is not to be played, and an episode of it was begun")
         # Every try asks here before anything else of it happens, so these are the episodes that run.
         tries = self._running.setdefault((part.cell.name, (episode.task.id, episode.sample)), [])
         policy = part.make_policy(episode)
