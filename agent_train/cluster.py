@@ -37,7 +37,8 @@ async def start_ray(cpus: int, stack: AsyncExitStack) -> None:
     if not os.environ.get("RAY_ADDRESS"):
         scratch = stack.enter_context(_scratch_folder())
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        start = functools.partial(start, num_cpus=cpus, include_dashboard=False, _temp_dir=scratch)
+        # "local": Ray would otherwise join whatever cluster was last started on this machine.
+        start = functools.partial(start, address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=scratch)
     stack.callback(ray.shutdown)
     starting = asyncio.ensure_future(asyncio.to_thread(start))
     try:

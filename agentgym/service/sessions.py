@@ -34,11 +34,12 @@ from agentgym.service.session import Session
 from agentgym.service.slots import Slot
 from agentgym.service.spares import Spares
 from agentgym.service.tallies import Lags, Returns, Tally
-from agentgym.service.websocket import CLOSE, TEXT, close_frame, encoded
+from agentgym.service.websocket import TEXT, close_frame, contains_close, encoded
 from agentgym.service.wires import wire_class
 from agentgym.service.worker import ENDED, NOT_MADE
 
 LOOK_SECONDS = 0.05
+_PEEKED_BYTES = 1 << 16  # of what a client that left had still to say
 # A client's pings are answered within this, while its worker is in a call.
 PING_SECONDS = 2.0
 FILL_SECONDS = 1.0
@@ -380,10 +381,10 @@ def _reason(session: Session, clean: bool) -> str:
 
 
 def _took_leave(sock: socket.socket) -> bool:
-    """Whether a client that left said a close frame last, which its worker has not read yet: it is in a call, and what it
-    answers after that may cost it the frame."""
+    """Whether a client that left sent a close frame which its worker has not read yet: the worker is in a call, and the answer
+    that it sends after the call may cost it the frame."""
     try:
-        return sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == bytes((128 | CLOSE,))
+        return contains_close(sock.recv(_PEEKED_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except OSError:
         return False
 

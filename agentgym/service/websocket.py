@@ -136,6 +136,20 @@ def unmasked(payload: bytes, mask: bytes) -> bytes:
     return (int.from_bytes(payload, "little") ^ int.from_bytes(key, "little")).to_bytes(size, "little")
 
 
+def contains_close(data: bytes | bytearray) -> bool:
+    """Whether a close frame is among these masked frames. They begin with the head of one; the last may be cut."""
+    at = 0
+    while at + 2 <= len(data):
+        if data[at] & 15 == CLOSE:
+            return True
+        size, start = data[at + 1] & 127, at + 2
+        if size > 125:
+            start += 2 if size == 126 else 8
+            size = int.from_bytes(data[at + 2 : start], "big")
+        at = start + 4 + size
+    return False
+
+
 def _bad(why: str) -> Refused:
     return Refused(BAD_FRAME, why, fatal=True)
 
@@ -155,6 +169,9 @@ class Connection:
     def receive(self) -> str | None:
         """The next text message; None once the connection is over. Answers pings.
 
+        A message that a close frame follows is dropped: its client no longer waits for the answer, and what it asks for may
+        take long.
+
         Raises:
             Refused: what came is refused; fatal.
         """
@@ -170,6 +187,9 @@ class Connection:
                     message = frames.take(data)
                 opcode, payload = message
                 if opcode == TEXT:
+                    if frames.buffer and contains_close(frames.buffer):
+                        self._control(CLOSE, struct.pack("!H", NORMAL_CLOSE))
+                        return None
                     try:
                         return payload.decode()
                     except UnicodeDecodeError:

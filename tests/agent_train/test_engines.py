@@ -78,7 +78,7 @@ def served(request, model_dir, tmp_path_factory):
     if request.param == "vllm":
         import ray
 
-        ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+        ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
     with asyncio.Runner() as runner:
         engine = runner.run(
             start_engine(config, model_dir, logs, on_progress=lambda line, seconds: progress.append((line, seconds)))

@@ -29,7 +29,7 @@ def model_dir(tmp_path_factory):
 @pytest.fixture(scope="module", autouse=True)
 def running_ray():
     if not ray.is_initialized():
-        ray.init(num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
+        ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -210,7 +210,7 @@ def test_vllm_serves_the_adapter_as_the_learner_computes_it(tmp_path):
         finally:
             await engine.close()
 
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
     try:
         with one_rank(model, config) as worker:
             asyncio.run(asyncio.wait_for(run(worker), 250))

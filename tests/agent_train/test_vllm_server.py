@@ -158,7 +158,7 @@ def test_a_refusal_is_a_value_error_and_a_failure_an_engine_error(status: int, k
 def ray_cluster():
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -14,7 +14,7 @@ from agentgym.service import frames
 from agentgym.service.agentgym_wire import AgentgymWire
 from agentgym.service.frames import Refused, ServiceLimits, check_request, json_of_text, rng_of_json, rng_to_json
 from agentgym.service.slots import Slot, make_memory, map_memory
-from agentgym.service.websocket import CLOSE, PING, TEXT, Frames, close_frame, encoded, unmasked
+from agentgym.service.websocket import CLOSE, PING, TEXT, Frames, close_frame, contains_close, encoded, unmasked
 from agentgym.service.worker import Calls, SessionInfo
 
 
@@ -42,6 +42,17 @@ def messages_of(data, limit=1 << 20, chunk=None):
 def test_messages_come_out_as_they_went_in_however_they_are_cut(payloads, mask, chunk):
     data = b"".join(masked(TEXT, payload, mask) for payload in payloads)
     assert messages_of(data, chunk=chunk) == [(TEXT, payload) for payload in payloads]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([TEXT, PING]), st.binary(max_size=120) | st.just(bytes(70_000))), max_size=4),
+    st.data(),
+)
+@settings(max_examples=50, deadline=None)
+def test_a_close_frame_is_found_behind_others_and_nowhere_else(before, data):
+    whole = b"".join(masked(opcode, payload) for opcode, payload in before)
+    assert contains_close(whole + masked(CLOSE, b"\x03\xe8"))
+    assert not contains_close(whole[: data.draw(st.integers(0, len(whole)))])
 
 
 @pytest.mark.parametrize("size", [0, 125, 126, 65535, 65536, 100_000])

@@ -15,6 +15,9 @@ from service_harness import Client, alive, browsing, parent_of, serving, session
 
 from agentgym.service.catalogue import tell_tasks
 from agentgym.service.relay import relayed
+from agentgym.service.websocket import CLOSE, TEXT, encoded
+
+CLOSING = encoded(CLOSE, struct.pack("!H", 1000), masked=True)
 
 HANDSHAKE = (
     "GET {} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -62,6 +65,26 @@ def test_a_client_that_leaves_in_its_handshake_is_not_an_error(linger, caplog):
     with caplog.at_level(logging.WARNING):
         asyncio.run(knock())
     assert not caplog.records
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["in one packet", "while a call runs"])
+def test_a_request_that_a_close_frame_follows_is_not_run(busy, tmp_path):
+    note = tmp_path / "ran"
+
+    async def play():
+        async with serving() as front, browsing(front) as http:
+            client = await (await Client(http).connect()).begin()
+            sock = client.ws._response.connection.transport.get_extra_info("socket")
+            if busy:  # the worker reads neither of them before the front sees the client gone
+                await client.send("step", action="sleep 2")
+                await asyncio.sleep(0.2)
+            late = {"id": client.id + 1, "call": "step", "action": f"note {note}"}
+            os.write(sock.fileno(), encoded(TEXT, json.dumps(late).encode(), masked=True) + CLOSING)
+            sock.shutdown(socket.SHUT_WR)
+            await until(lambda: not front.sessions.open, "the end of the session, which may not be resumed")
+
+    asyncio.run(play())
+    assert not note.exists()
 
 
 def test_what_is_to_be_relayed_may_have_gone():
