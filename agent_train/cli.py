@@ -54,9 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refuse_or_run(arguments: argparse.Namespace) -> int:
     try:
-        from agent_train.compose import compose, to_yaml
-        from agent_train.config import ConfigError
-        from agent_train.validation import validate
+        from agent_train.config.compose import compose, to_yaml
+        from agent_train.config.schema import ConfigError
+        from agent_train.config.validation import validate
     except ModuleNotFoundError as error:
         return _refuse([f"{error.name} is not installed: pip install 'agentgym-toolkit[train]'"])
     try:
@@ -68,12 +68,12 @@ def _refuse_or_run(arguments: argparse.Namespace) -> int:
     except ConfigError as error:
         return _refuse(error.problems)
     if arguments.dry_run:
-        from agent_train.plan import as_text, plan
+        from agent_train.config.plan import as_text, plan
 
         with contextlib.suppress(BrokenPipeError):  # the reader of our output, `head` say, has left
             print(f"Would run:\n{as_text(plan(config))}\n\nSettings:\n{to_yaml(config).rstrip()}", flush=True)
         return 0
-    from agent_train.run import run
+    from agent_train.trainer.run import run
 
     return run(config)
 
@@ -101,8 +101,8 @@ def _refuse(problems: Sequence[str]) -> int:
 
 
 def _choices() -> str:
-    from agent_train.compose import GROUPS, choices, environment_names
-    from agentgym.registration import registry
+    from agent_train.config.compose import GROUPS, choices, environment_names
+    from agentgym.core.registration import registry
 
     told = {name: registry[name].description if name in registry else "" for name in environment_names()}
     lines = ["env (write +env=NAME)", *(f"  {name:<16}{text}".rstrip() for name, text in told.items())]

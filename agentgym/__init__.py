@@ -13,31 +13,36 @@ DISTRIBUTION = "agentgym-toolkit"
 """The name that package installers know. `agentgym` on the package index is another project."""
 
 _HOME = {
-    "Env": "core",
-    "Wrapper": "core",
-    "Message": "messages",
-    "Task": "tasks",
-    "TaskSet": "tasks",
-    "EnvSpec": "registration",
-    "register": "registration",
-    "make": "registration",
-    "spec": "registration",
-    "registry": "registration",
-    "tool": "tools",
-    "ToolSet": "tools",
-    "Policy": "policy",
-    "Reply": "policy",
-    "ChatPolicy": "chat",
-    "ScriptedPolicy": "policy",
-    "run_episode": "rollout",
-    "run_many": "rollout",
-    "Limits": "rollout",
-    "Turn": "trajectory",
-    "Tokens": "trajectory",
-    "Trajectory": "trajectory",
-    "Group": "trajectory",
+    "Env": "core.env",
+    "Wrapper": "core.env",
+    "Blocking": "core.blocking",
+    "Message": "core.messages",
+    "assistant": "core.messages",
+    "user": "core.messages",
+    "Task": "core.tasks",
+    "TaskSet": "core.tasks",
+    "EnvSpec": "core.registration",
+    "register": "core.registration",
+    "make": "core.registration",
+    "spec": "core.registration",
+    "registry": "core.registration",
+    "Turn": "core.trajectory",
+    "Tokens": "core.trajectory",
+    "Trajectory": "core.trajectory",
+    "Group": "core.trajectory",
+    "tool": "tools.toolset",
+    "ToolSet": "tools.toolset",
+    "Policy": "policies.base",
+    "Reply": "policies.base",
+    "ScriptedPolicy": "policies.base",
+    "ChatPolicy": "policies.chat",
+    "run_episode": "rollout.episode",
+    "run_many": "rollout.episode",
+    "Limits": "rollout.episode",
+    "check_env": "checks.check_env",
 }
 __all__ = [
+    "Blocking",
     "ChatPolicy",
     "Env",
     "EnvSpec",
@@ -55,6 +60,8 @@ __all__ = [
     "Turn",
     "Wrapper",
     "__version__",
+    "assistant",
+    "check_env",
     "make",
     "register",
     "registry",
@@ -62,18 +69,21 @@ __all__ = [
     "run_many",
     "spec",
     "tool",
+    "user",
 ]
 
 if TYPE_CHECKING:
-    from agentgym.chat import ChatPolicy
-    from agentgym.core import Env, Wrapper
-    from agentgym.messages import Message
-    from agentgym.policy import Policy, Reply, ScriptedPolicy
-    from agentgym.registration import EnvSpec, make, register, registry, spec
-    from agentgym.rollout import Limits, run_episode, run_many
-    from agentgym.tasks import Task, TaskSet
-    from agentgym.tools import ToolSet, tool
-    from agentgym.trajectory import Group, Tokens, Trajectory, Turn
+    from agentgym.checks.check_env import check_env
+    from agentgym.core.blocking import Blocking
+    from agentgym.core.env import Env, Wrapper
+    from agentgym.core.messages import Message, assistant, user
+    from agentgym.core.registration import EnvSpec, make, register, registry, spec
+    from agentgym.core.tasks import Task, TaskSet
+    from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
+    from agentgym.policies.base import Policy, Reply, ScriptedPolicy
+    from agentgym.policies.chat import ChatPolicy
+    from agentgym.rollout.episode import Limits, run_episode, run_many
+    from agentgym.tools.toolset import ToolSet, tool
 
 
 def __getattr__(name: str) -> Any:

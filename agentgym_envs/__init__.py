@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def register_all() -> None:
     """Register every environment: the entry point of this package in the group `agentgym.envs`."""
-    from agentgym.catalogue import register_data
+    from agentgym.datasets.catalogue import register_data
     from agentgym_envs.adapters import register_adapters
     from agentgym_envs.code import register_code
     from agentgym_envs.games import register_games

@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentgym.catalogue import DataSet, Rows
 from agentgym.datasets import HubData
-from agentgym.jsonl import line_of
+from agentgym.datasets.catalogue import DataSet, Rows
+from agentgym.storage.jsonl import line_of
 
 HUMANEVAL, MBPP, SVAMP = "humaneval/HumanEval.jsonl.gz", "mbpp/mbpp.jsonl", "svamp/svamp.jsonl"
 XQUAD, HOTPOT = "xquad/xquad.en.json", "hotpot_qa/validation.jsonl"

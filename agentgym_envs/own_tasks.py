@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
-from agentgym.tasks import Task, TaskSet
+from agentgym.core.tasks import Task, TaskSet
 
 
 def own_records(package: str, file: str) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable
 
-from agentgym.tasks import Task, TaskSet
+from agentgym.core.tasks import Task, TaskSet
 
 SEEDS = {"train": range(100_000), "test": range(1_000_000, 1_001_000)}
 HELD_OUT = 8  # one level in this many belongs to the test split

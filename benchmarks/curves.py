@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_train.report import read_result
-from agentgym.charts import Frame, Series, line_chart
-from agentgym.page import PRINT
+from agent_train.report.page import read_result
+from agentgym.viewer.charts import Frame, Series, line_chart
+from agentgym.viewer.page import PRINT
 
 GOAL = 0.9
 # The default job with as many episodes, but without a group for each task: a critic takes the place of the group.

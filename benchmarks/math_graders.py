@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentgym.text_forms import answer_in
+from agentgym.tools.text_forms import answer_in
 from agentgym_envs.math.symbolic import same_answer
 
 CASES = Path(__file__).parents[1] / "tests" / "agentgym_envs" / "math_answers.jsonl"

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentgym import Env, Task, make, run_many
-from agentgym.policy import ScriptedPolicy
-from agentgym.rollout import Episode
+from agentgym.policies.base import ScriptedPolicy
+from agentgym.rollout.episode import Episode
 from agentgym_envs.games.directions import DIRECTIONS
 
 Played = list[tuple[int, float]]  # turns and reward of each episode, in order

@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.sandbox import SandboxError, SandboxSpec, choose
-from agentgym.sandbox.backends import BACKENDS
-from agentgym.sandbox.bubblewrap import open_bubblewrap
-from agentgym.sandbox.docker import open_docker
+from agentgym.sandbox.backends.bubblewrap import open_bubblewrap
+from agentgym.sandbox.backends.docker import open_docker
+from agentgym.sandbox.backends.remote import open_remote
+from agentgym.sandbox.backends.select import BACKENDS
 from agentgym.sandbox.pool import Places, SandboxPool
-from agentgym.sandbox.remote import open_remote
 
 SPEC = SandboxSpec()
 PYTHON = ["python3", "-c", "print(1)"]

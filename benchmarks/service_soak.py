@@ -20,7 +20,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from agentgym.service.websocket import TEXT, Frames, encoded
+from agentgym.service.worker.websocket import TEXT, Frames, encoded
 
 GROWTH = 2.0  # MiB
 WARM = 0.2  # of each part

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from agentgym import ChatPolicy
 from agentgym.evaluate import evaluate, table_of
-from agentgym.policy import ExpertPolicy, RandomPolicy
+from agentgym.policies import ExpertPolicy, RandomPolicy
 
 ENVS = ("frozen_lake", "tic_tac_toe")
 

@@ -8,9 +8,8 @@ The server is this file too, run as a child process with the argument "serve". A
 import asyncio
 import sys
 
-from agentgym import Env, ScriptedPolicy, Task, ToolSet, run_episode
-from agentgym.mcp import McpTools
-from agentgym.messages import assistant, user
+from agentgym import Env, ScriptedPolicy, Task, ToolSet, assistant, run_episode, user
+from agentgym.tools.mcp import McpTools
 
 PRICES = {"pear": 0.40, "plum": 0.25}
 

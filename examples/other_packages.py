@@ -9,7 +9,7 @@ import asyncio
 import random
 
 import agentgym
-from agentgym.policy import RandomPolicy
+from agentgym.policies import RandomPolicy
 
 
 def main():

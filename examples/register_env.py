@@ -8,8 +8,7 @@ import random
 import re
 
 import agentgym
-from agentgym import Env, ScriptedPolicy, Task, TaskSet
-from agentgym.checker import check_env
+from agentgym import Env, ScriptedPolicy, Task, TaskSet, check_env
 
 
 class GuessNumber(Env):

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 import agentgym
-from agentgym.blocking import Blocking
-from agentgym.policy import ExpertPolicy
+from agentgym import Blocking
+from agentgym.policies import ExpertPolicy
 from agentgym.rollout import Episode, run_many
 
 ENVS = ("frozen_lake", "sokoban")

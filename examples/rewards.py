@@ -9,8 +9,8 @@ import asyncio
 
 import agentgym
 from agentgym import ScriptedPolicy
-from agentgym.judge import Judge
 from agentgym.rewards import Reward, Rewarded, Rubric, env_reward, has_tags, length_penalty
+from agentgym.rewards.judge import Judge
 
 
 def shows_its_work(completion: str, answer: str) -> float:

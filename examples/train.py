@@ -7,10 +7,10 @@ It is far too short to learn the game; `make train` runs the whole job. Any sett
 
 import sys
 
-from agent_train.compose import compose
 from agent_train.config import ConfigError
-from agent_train.run import run
-from agent_train.validation import validate
+from agent_train.config.compose import compose
+from agent_train.config.validation import validate
+from agent_train.trainer.run import run
 
 TINY = [
     "+env=frozen_lake",

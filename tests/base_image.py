@@ -37,7 +37,7 @@ OF_AGENTGYM = (
 @contextlib.contextmanager
 def base_image(client: Any, context: Path, packages: Iterable[str] = OF_AGENTGYM) -> Iterator[str]:
     """The tag of such an image, gone after the block; `context` is an empty folder."""
-    from agentgym.sandbox import images
+    from agentgym.sandbox.images import build as images
 
     for name in packages:
         package = distribution(name)

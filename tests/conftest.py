@@ -12,7 +12,7 @@ from functools import cache
 
 import pytest
 
-from agentgym.signals import restore_default_signals
+from agentgym.processes.signals import restore_default_signals
 
 
 def pytest_configure():
@@ -36,7 +36,10 @@ def no_data():
 
 @cache
 def no_docker():
-    from agentgym.sandbox import SandboxError, engine, engine_images, images
+    from agentgym.sandbox import SandboxError
+    from agentgym.sandbox.backends import engine
+    from agentgym.sandbox.images import build as images
+    from agentgym.sandbox.images import engine_images
 
     try:
         reason = engine.unavailable()
@@ -49,7 +52,7 @@ def no_docker():
 
 @cache
 def no_bubblewrap():
-    from agentgym.sandbox.bubblewrap import usable
+    from agentgym.sandbox.backends.bubblewrap import usable
 
     return usable() or None
 

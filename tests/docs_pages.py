@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.registration import registry, spec
+from agentgym.core.registration import registry, spec
 
 ROOT = Path(__file__).parent.parent
 PAGES = [

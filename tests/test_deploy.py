@@ -20,10 +20,10 @@ from base_image import base_image
 from compose_spec import PyCompose
 
 from agentgym.cli import parser
-from agentgym.commands.serve_options import settings_of
-from agentgym.policy import ExpertPolicy
-from agentgym.registration import make
-from agentgym.rollout import run_episode
+from agentgym.cli.serve_options import settings_of
+from agentgym.core.registration import make
+from agentgym.policies.base import ExpertPolicy
+from agentgym.rollout.episode import run_episode
 
 sys.path.insert(0, str(Path(__file__).parent / "agentgym" / "service"))
 from served import served
@@ -191,7 +191,7 @@ def test_probes_and_metrics_are_what_a_server_answers():
 def docker():
     from docker import DockerClient
 
-    from agentgym.sandbox import engine
+    from agentgym.sandbox.backends import engine
 
     client = DockerClient(base_url=engine.address(), timeout=120)
     yield client

@@ -9,14 +9,14 @@ import pytest
 import yaml
 from docs_pages import PAGES, ROOT
 
-from agent_train.compose import settings_keys
-from agent_train.config import Config
+from agent_train.config.compose import settings_keys
+from agent_train.config.schema import Config
+from agent_train.config.validation import get
 from agent_train.learner.measures import UpdateMetrics
-from agent_train.tracking import EvalMetrics, SftMetrics, StepMetrics
-from agent_train.validation import get
+from agent_train.report.tracking import EvalMetrics, SftMetrics, StepMetrics
 from agentgym.cli import main as agentgym
+from agentgym.core.registration import adapters, registry
 from agentgym.evaluate import CellResult
-from agentgym.registration import adapters, registry
 
 # Made by whole training runs, which come last.
 MADE_BY_RUNS = {"docs/results/frozen_lake.svg", "docs/results/README.md"}

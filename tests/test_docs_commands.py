@@ -15,11 +15,11 @@ from docs_endpoint import IN_DOCS, chat_endpoint
 from docs_pages import ROOT, blocks, code_blocks, commands
 
 from agent_train.cli import main as agent_train
-from agent_train.compose import compose
-from agentgym.catalogue import data_sets, missing_files
+from agent_train.config.compose import compose
 from agentgym.cli import main as agentgym
-from agentgym.registration import spec
-from agentgym.sandbox.images import WAYS, image_names, rootfs
+from agentgym.core.registration import spec
+from agentgym.datasets.catalogue import data_sets, missing_files
+from agentgym.sandbox.images.build import WAYS, image_names, rootfs
 
 OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 

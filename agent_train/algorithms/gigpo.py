@@ -10,7 +10,7 @@ from typing import Any
 
 from agent_train.algorithms.advantages import group_advantages
 from agent_train.algorithms.turn_rewards import turn_returns
-from agentgym.jsonl import plain
+from agentgym.storage.jsonl import plain
 
 
 def gigpo_advantages(

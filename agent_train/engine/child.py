@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from agentgym.signals import become
+from agentgym.processes.signals import become
 
 WORKER_MARK = "AGENT_TRAIN_ENGINE_WORKER"
 """Environment variable set for a server, by which its own children know to die with it."""

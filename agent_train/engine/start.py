@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from agent_train.config import EngineConfig
+from agent_train.config.schema import EngineConfig
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.engine.vllm import Progress, VllmEngine
 

@@ -17,14 +17,14 @@ from typing import Any
 
 import aiohttp
 
-from agent_train.config import EngineConfig
+from agent_train.cluster.placement import gpu_share
+from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import Completion, EngineError, Sampling
 from agent_train.engine.http import ServerFailed, healthy, open_client, post
 from agent_train.engine.requests import check_request
 from agent_train.engine.router import Router
 from agent_train.engine.server import ServerOptions, ServerState, VllmServer, check_vllm
 from agent_train.engine.sessions import Sessions
-from agent_train.placement import gpu_share
 from agent_train.weights.manifest import TensorInfo, WeightAddress, manifest_to_json
 
 Progress = Callable[[str, float], None]

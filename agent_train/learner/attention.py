@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from agent_train.data.packing import Prefix
 from agent_train.learner.shared_attention import Trunk, band, shared_attention
-from agent_train.packing import Prefix
 
 try:
     from torch.nn.attention.varlen import varlen_attn

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from agent_train.algorithms.losses import keep, weighted_sum
 from agent_train.algorithms.values import held_values, value_loss
+from agent_train.data.packing import MicroBatch
+from agent_train.data.samples import Row
 from agent_train.learner.measures import Contribute, StepResult
-from agent_train.packing import MicroBatch
-from agent_train.rows import Row
 
 # Sums over sampled tokens, except the loss, whose tokens are weighted already.
 VALUE_SUMS = ("loss", "tokens", "value", "target", "target_square", "error", "error_square", "clipped")

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import DTensor
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from agent_train.config import Config
+from agent_train.config.schema import Config
 from agent_train.learner.attention import PACKED, register
 from agent_train.learner.head import PackedPolicy
 from agent_train.learner.loading import build_empty, file_name, fill
@@ -27,7 +27,7 @@ from agent_train.learner.lora import (
     write_adapter,
 )
 from agent_train.learner.parallel import Layout, check_model, split_layers
-from agent_train.learner.sequence import spread_over, ulysses_attention
+from agent_train.learner.sequence_parallel import spread_over, ulysses_attention
 from agent_train.weights.checksum import checksum
 
 UNCOMPILED = f"{PACKED}_uncompiled"

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agent_train.data.packing import MicroBatch
 from agent_train.learner.attention import segments_of
-from agent_train.packing import MicroBatch
 
 
 class _ChunkedHead(torch.autograd.Function):

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from agent_train.config import LoraConfig
+from agent_train.config.schema import LoraConfig
 
 ADAPTER = "default"
 WEIGHTS_FILE = "adapter_model.safetensors"

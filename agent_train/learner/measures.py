@@ -19,7 +19,7 @@ from torch import Tensor
 from agent_train.algorithms import mismatch as panel
 from agent_train.algorithms.losses import k3, keep, log_ratio
 from agent_train.algorithms.mismatch import mismatch, mismatch_sums
-from agent_train.packing import MicroBatch
+from agent_train.data.packing import MicroBatch
 
 # What an objective makes of micro-batch i and what the model gave for it: the loss to differentiate, fp64 sums and maxima to report.
 # The first sum is the loss.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from agent_train.balance import TOKENS, Cost, balance
-from agent_train.prefixes import in_order
-from agent_train.rows import Row
+from agent_train.data.balance import TOKENS, Cost, balance
+from agent_train.data.prefixes import in_order
+from agent_train.data.samples import Row
 
 
 def split_steps(rows: Sequence[Row], parts: int, cost: Cost = TOKENS, groups_whole: bool = False) -> list[list[Row]]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn, optim
 from torch.distributed.tensor import DTensor
 
-from agent_train.config import LearnerConfig
+from agent_train.config.schema import LearnerConfig
 
 NAMES = ("adamw", "adamw8bit")
 

@@ -23,11 +23,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from agent_train.balance import TOKENS, Cost
-from agent_train.config import LearnerConfig
-from agent_train.learner.sequence import Spread, check_heads
-from agent_train.packing import Share, shares
-from agent_train.rows import Row
+from agent_train.config.schema import LearnerConfig
+from agent_train.data.balance import TOKENS, Cost
+from agent_train.data.packing import Share, shares
+from agent_train.data.samples import Row
+from agent_train.learner.sequence_parallel import Spread, check_heads
 
 COLWISE = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 ROWWISE = ("o_proj", "down_proj")

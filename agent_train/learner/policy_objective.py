@@ -30,10 +30,10 @@ from agent_train.algorithms.losses import entropy_bonus, keep, weighted_sum
 from agent_train.algorithms.policy_loss import LossInputs, PolicyLoss, policy_loss
 from agent_train.algorithms.policy_losses import m2po_drift, m2po_limit
 from agent_train.algorithms.registry import of_whole_rows
-from agent_train.config import AlgorithmConfig
+from agent_train.config.schema import AlgorithmConfig
+from agent_train.data.packing import MicroBatch, Share
+from agent_train.data.samples import Row
 from agent_train.learner.measures import Contribute, PolicyTerms, policy_sums
-from agent_train.packing import MicroBatch, Share
-from agent_train.rows import Row
 
 ROUNDING = 1e-5  # of fp32 numbers that were computed in another order
 

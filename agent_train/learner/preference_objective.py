@@ -19,10 +19,10 @@ from torch import Tensor
 
 from agent_train.algorithms.losses import keep
 from agent_train.algorithms.preferences import dpo, ipo, kto, kto_reference, margins, reward_model
+from agent_train.data.packing import MicroBatch
+from agent_train.data.samples import Row
 from agent_train.learner.measures import Contribute
 from agent_train.learner.value_head import last_sampled
-from agent_train.packing import MicroBatch
-from agent_train.rows import Row
 
 
 @dataclass(frozen=True)

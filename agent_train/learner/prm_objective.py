@@ -19,9 +19,9 @@ from torch import Tensor
 
 from agent_train.algorithms.losses import keep, weighted_sum
 from agent_train.algorithms.prime import outcome_loss, process_rewards
+from agent_train.data.packing import MicroBatch
+from agent_train.data.samples import Row
 from agent_train.learner.measures import Contribute
-from agent_train.packing import MicroBatch
-from agent_train.rows import Row
 
 # A trajectory weighs one part of the mean, whatever its length: the loss is of trajectories.
 REDUCTION = "seq-mean-token-sum"

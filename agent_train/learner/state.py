@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from agent_train.learner.optimizers import average, set_average, set_lr
-from agentgym.files import write_json
+from agentgym.storage.files import write_json
 
 Counters = Mapping[str, int | str]
 Held = Mapping[str, Any]  # DCP's metadata of each tensor in a folder, by its name

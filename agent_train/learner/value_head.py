@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agent_train.data.packing import MicroBatch
 from agent_train.learner.attention import register, segments_of
 from agent_train.learner.fsdp import plain
 from agent_train.learner.loading import WeightFiles, build_empty
-from agent_train.packing import MicroBatch
 
 HEAD = "score.weight"
 

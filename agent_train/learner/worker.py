@@ -21,9 +21,10 @@ import transformers
 from torch import Tensor
 
 from agent_train.algorithms.losses import weighted_sum
-from agent_train.config import Config
-from agent_train.determinism import make_deterministic
+from agent_train.config.schema import Config
+from agent_train.data.packing import MicroBatch, Share
 from agent_train.learner.critic_objective import CriticMetrics, check_targets, critic_contribute, summarise_critic
+from agent_train.learner.determinism import make_deterministic
 from agent_train.learner.fsdp import (
     DTYPES,
     full_tensors,
@@ -43,10 +44,9 @@ from agent_train.learner.parallel import clip_gradients, make_layout
 from agent_train.learner.policy_objective import PolicyObjective, PolicyStep, policy_objective, referenced
 from agent_train.learner.preference_objective import along_logprobs, along_scores
 from agent_train.learner.prm_objective import prm_contribute
+from agent_train.learner.roles import VALUED, learning_rate, learns
 from agent_train.learner.state import StateStore
 from agent_train.learner.value_head import PackedValue, load_value
-from agent_train.packing import MicroBatch, Share
-from agent_train.roles import VALUED, learning_rate, learns
 from agent_train.weights.collective import WeightGroup, broadcast_buckets, make_group
 from agent_train.weights.manifest import TensorInfo, WeightAddress
 

@@ -1,1 +1,1 @@
-"""What `agentgym check` looks at, a file for each kind of check; `agentgym.checker` runs them."""
+"""What `agentgym check` and `agentgym validate` look at, a file for each kind of check."""

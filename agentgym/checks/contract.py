@@ -11,12 +11,12 @@ from typing import Any
 
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
-from agentgym.blocking import Blocking
 from agentgym.checks.findings import NOTE, PROBLEM, Finding, said
 from agentgym.checks.subject import MAX_STEPS, Played, Subject, problems_of
-from agentgym.core import Env
-from agentgym.messages import Action
-from agentgym.tasks import Task, TaskSet
+from agentgym.core.blocking import Blocking
+from agentgym.core.env import Env
+from agentgym.core.messages import Action
+from agentgym.core.tasks import Task, TaskSet
 
 SPLITS = ("train", "validation", "test")
 SEEDS = (11, 12, 13)

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from agentgym.checks.findings import Home
-from agentgym.core import Env
-from agentgym.lanes import Lane
-from agentgym.messages import Action, Message, problem_of
-from agentgym.registration import EnvSpec
+from agentgym.core.env import Env
+from agentgym.core.executor import Lane
+from agentgym.core.messages import Action, Message, problem_of
+from agentgym.core.registration import EnvSpec
 
 MAX_STEPS = 1_000  # of an episode that does not end by itself
 _counter = itertools.count(1)

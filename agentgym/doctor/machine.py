@@ -115,7 +115,7 @@ def _words(path: Path) -> list[str]:
 def disk() -> list[Finding]:
     """Room and rights where data, images and runs go."""
     from agentgym.datasets import folder
-    from agentgym.sandbox.images import cache_folder
+    from agentgym.sandbox.images.build import cache_folder
 
     places = {"data folder": folder(), "image folder": cache_folder(), "runs folder": Path("runs")}
     return [_room(name, place) for name, place in places.items() if place is not None]

@@ -88,7 +88,7 @@ def requirements() -> dict[str, str] | None:
 
 def environments() -> list[Finding]:
     """The environments that installed packages register."""
-    from agentgym import registration
+    from agentgym.core import registration
 
     count = len(registration.registry)
     place = Path(__file__).resolve().parent.parent

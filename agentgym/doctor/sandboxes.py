@@ -16,7 +16,10 @@ def docker() -> list[Finding]:
     """The Docker Engine, and which of our images it has."""
     if importlib.util.find_spec("docker") is None:
         return [Finding("Docker", _lacking("docker"), "no package docker", "pip install 'agentgym-toolkit[docker]'")]
-    from agentgym.sandbox import SandboxError, engine, engine_images, images
+    from agentgym.sandbox import SandboxError
+    from agentgym.sandbox.backends import engine
+    from agentgym.sandbox.images import build as images
+    from agentgym.sandbox.images import engine_images
 
     try:
         api = engine.client(engine.PROBE_TIMEOUT)
@@ -48,8 +51,8 @@ def bubblewrap() -> list[Finding]:
     program = shutil.which("bwrap")
     if program is None:
         return [Finding("bubblewrap", _lacking("bubblewrap"), "no bwrap on the PATH", "apt install bubblewrap")]
-    from agentgym.sandbox import images
-    from agentgym.sandbox.bubblewrap import usable
+    from agentgym.sandbox.backends.bubblewrap import usable
+    from agentgym.sandbox.images import build as images
 
     version = output_of([program, "--version"], 5.0).strip()
     if why := usable():
@@ -65,7 +68,8 @@ def bubblewrap() -> list[Finding]:
 
 def _limits(title: str, backend: str, image: str) -> list[Finding]:
     """What a sandbox cannot keep its programs from here; nothing where it keeps them from all that it can elsewhere."""
-    from agentgym.sandbox import SandboxError, SandboxSpec, backends
+    from agentgym.sandbox import SandboxError, SandboxSpec
+    from agentgym.sandbox.backends import select as backends
 
     try:
         box = backends.opener(backend)(SandboxSpec(image=image, start_timeout=20.0), "doctor")
@@ -101,7 +105,7 @@ def _namespaces() -> str:
 
 def cgroups() -> list[Finding]:
     """Whether a control group with limits can be made, which bubblewrap's limits are better for."""
-    from agentgym import cgroups as groups
+    from agentgym.processes import cgroups as groups
 
     version = 2 if (groups.ROOT / "cgroup.controllers").exists() else 1
     try:

@@ -9,8 +9,8 @@ from agentgym.doctor.finding import Finding
 
 def data() -> list[Finding]:
     """The data folder and the data sets in it."""
-    from agentgym.catalogue import data_sets, missing_files
     from agentgym.datasets import FOLDER_VARIABLE, folder
+    from agentgym.datasets.catalogue import data_sets, missing_files
 
     root, named = folder(), os.environ.get(FOLDER_VARIABLE)
     if root is None:

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentgym.core.messages import Action, assistant
 from agentgym.evaluate.plan import AgentSpec
-from agentgym.messages import Action, assistant
-from agentgym.policy import ExpertPolicy, NullPolicy, Policy, RandomPolicy, ScriptedPolicy
-from agentgym.rollout import Episode
+from agentgym.policies.base import ExpertPolicy, NullPolicy, Policy, RandomPolicy, ScriptedPolicy
+from agentgym.rollout.episode import Episode
 
 if TYPE_CHECKING:
-    from agentgym.core import Env
+    from agentgym.core.env import Env
 
 MakePolicy = Callable[[Episode], Policy]
 ASKING = frozenset({"timeout", "retries", "stream"})
@@ -153,7 +153,7 @@ def _chat_maker(
     retries: int = 5,
     stream: bool = False,
 ) -> MakePolicy:
-    from agentgym.chat import ChatPolicy
+    from agentgym.policies.chat import ChatPolicy
 
     if not base_url:
         served = f" of {serve}, which is not served yet" if serve else ""

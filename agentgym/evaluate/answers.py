@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agentgym.completions import reply_of
-from agentgym.messages import Message, assistant
-from agentgym.policy import Reply
+from agentgym.core.messages import Message, assistant
+from agentgym.policies.base import Reply
+from agentgym.policies.completions import reply_of
 
 _AI = ("ai", "AIMessageChunk")  # what LangChain's messages of a model call their type
 

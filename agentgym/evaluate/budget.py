@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.results import usage_of
-from agentgym.policy import Calls, Policy
-from agentgym.trajectory import Trajectory
+from agentgym.policies.base import Calls, Policy
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from sys import intern
 
-from agentgym.trajectory import TOO_LONG, Trajectory
+from agentgym.core.trajectory import TOO_LONG, Trajectory
 
 CUT = ("length", "content_filter", "context")
 """Finish reasons of answers that are not what the model would have said: cut, withheld, or never asked for."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentgym.core.trajectory import Trajectory, read_jsonl
 from agentgym.evaluate.results import EpisodeNumbers, numbers_of
 from agentgym.evaluate.store import effective, read_run
-from agentgym.trajectory import Trajectory, read_jsonl
 
 MEASURES = ("success", "reward", "turns", "tokens")
 WITH_ERRORS = ("success_with_errors", "reward_with_errors")  # each error counted as the environment's least reward

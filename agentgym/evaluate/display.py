@@ -14,12 +14,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.causes import failure_in
 from agentgym.evaluate.formats import count, cut, duration, money, number, one_line, percent, percent_range
 from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.results import usage_of
 from agentgym.evaluate.statistics import ClusteredMean
-from agentgym.trajectory import Trajectory
 
 REFRESH_PER_SECOND = 4
 LINE_SECONDS = 10.0

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentgym.mistake import nearest
-from agentgym.registration import EnvSpec
-from agentgym.tasks import TaskSet
+from agentgym.cli.usage_error import nearest
+from agentgym.core.registration import EnvSpec
+from agentgym.core.tasks import TaskSet
 
 
 @dataclass(frozen=True)

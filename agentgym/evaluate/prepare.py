@@ -6,14 +6,14 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
-from agentgym import registration
+from agentgym.core import registration
+from agentgym.core.registration import EnvSpec
 from agentgym.evaluate.agents import check_plays, located, policy_maker
 from agentgym.evaluate.plan import AgentSpec, Cell
 from agentgym.evaluate.prices import Prices
 from agentgym.evaluate.probe import probe
 from agentgym.evaluate.run import model_of
-from agentgym.registration import EnvSpec
-from agentgym.rollout import close_env
+from agentgym.rollout.episode import close_env
 
 _ANYWHERE = "http://127.0.0.1:9/v1"
 

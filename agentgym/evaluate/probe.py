@@ -8,8 +8,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentgym.chat import url_of
-from agentgym.mistake import nearest
+from agentgym.cli.usage_error import nearest
+from agentgym.policies.chat import url_of
 
 if TYPE_CHECKING:
     import aiohttp

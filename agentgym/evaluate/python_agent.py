@@ -24,14 +24,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from agentgym.core.executor import Lane
+from agentgym.core.messages import Message
+from agentgym.core.raised import place_of
 from agentgym.evaluate.answers import reply_of_answer
-from agentgym.lanes import Lane
-from agentgym.messages import Message
-from agentgym.policy import Calls, EndEpisode, Reply
-from agentgym.raised import place_of
+from agentgym.policies.base import Calls, EndEpisode, Reply
 
 if TYPE_CHECKING:
-    from agentgym.core import Env
+    from agentgym.core.env import Env
 
 
 class AgentError(RuntimeError):

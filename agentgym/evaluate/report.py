@@ -8,13 +8,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agentgym.charts import Estimate, Frame, Series, interval_chart, line_chart, stacked_bars
 from agentgym.evaluate.formats import NOTHING, count, duration, half_width, money, number, percent, percent_range
 from agentgym.evaluate.results import CellResult, Part, Results
 from agentgym.evaluate.store import cells_of, effective, read_run
-from agentgym.files import write_text
-from agentgym.page import PAGE, card, document, folded, table
-from agentgym.page_episodes import episodes_html, examples
+from agentgym.storage.files import write_text
+from agentgym.viewer.charts import Estimate, Frame, Series, interval_chart, line_chart, stacked_bars
+from agentgym.viewer.page import PAGE, card, document, folded, table
+from agentgym.viewer.page_episodes import episodes_html, examples
 
 # Errors are rare: they are looked for among so many episodes.
 LOOKED_THROUGH = 5_000

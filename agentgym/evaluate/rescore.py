@@ -8,16 +8,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from agentgym.core.tasks import Task
+from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.report import write_report
 from agentgym.evaluate.results import Results
 from agentgym.evaluate.run import results_in
 from agentgym.evaluate.store import Planned, Store, cells_of, effective, open_store, read_run, scan
-from agentgym.files import write_json
-from agentgym.replays import ReplayPolicy
-from agentgym.rollout import Episode, Limits, close_env, run_many
-from agentgym.tasks import Task
-from agentgym.trajectory import Trajectory
+from agentgym.rollout.episode import Episode, Limits, close_env, run_many
+from agentgym.rollout.replays import ReplayPolicy
+from agentgym.storage.files import write_json
 
 BATCH = 512  # episodes that are in memory at a time
 _BY_ENV = ("terminated", "truncated")

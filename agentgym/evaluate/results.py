@@ -10,9 +10,9 @@ from itertools import pairwise
 from sys import intern
 from typing import Any
 
+from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.causes import CUT, cause_of, finishes_of
 from agentgym.evaluate.statistics import ClusteredMean, Interval, pass_intervals, passes
-from agentgym.trajectory import Trajectory
 
 FORMAT = 1
 COMMONEST_ERRORS = 10

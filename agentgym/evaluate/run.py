@@ -16,19 +16,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from agentgym.core.registration import EnvSpec, spec
+from agentgym.core.tasks import Task
+from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.budget import Budget, Tally, calls_of
 from agentgym.evaluate.plan import AgentSpec, Cell
 from agentgym.evaluate.report import write_report
 from agentgym.evaluate.results import CellResult, EpisodeNumbers, Results, numbers_of, results_of, usage_of
 from agentgym.evaluate.store import Key, Planned, Store, StoreError, cells_of, effective, open_store, read_run, scan
-from agentgym.files import write_json
-from agentgym.jsonl import line_of
-from agentgym.policy import KEY_REFUSED, Calls, Policy
-from agentgym.registration import EnvSpec, spec
-from agentgym.rollout import Batch, Episode, Limits, run_batches
-from agentgym.service.lookup import held, told_of
-from agentgym.tasks import Task
-from agentgym.trajectory import Trajectory
+from agentgym.policies.base import KEY_REFUSED, Calls, Policy
+from agentgym.rollout.episode import Batch, Episode, Limits, run_batches
+from agentgym.service.server.lookup import held, told_of
+from agentgym.storage.files import write_json
+from agentgym.storage.jsonl import line_of
 
 if TYPE_CHECKING:
     from agentgym.evaluate.prices import Prices

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agentgym.evaluate.tied import command_of
+from agentgym.processes.tied import command_of
 
 Say = Callable[[float, str], None]
 TOOL_PARSER = "hermes"

@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentgym import registration
+from agentgym.core import registration
+from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.agents import ASKING
 from agentgym.evaluate.budget import Spent
 from agentgym.evaluate.plan import Cell
-from agentgym.files import write_json
-from agentgym.jsonl import line_of, mend
-from agentgym.locks import hold
-from agentgym.trajectory import Trajectory
+from agentgym.storage.files import write_json
+from agentgym.storage.jsonl import line_of, mend
+from agentgym.storage.locks import hold
 
 FORMAT = 1
 Key = tuple[str, int]
@@ -66,7 +66,7 @@ class Planned:
         cell: the cell.
         tasks: how many it has.
         mark: a digest of its first task, which tells other data apart.
-        served: what the servers of its environment tell; see `agentgym.service.lookup.told_of`.
+        served: what the servers of its environment tell; see `agentgym.service.server.lookup.told_of`.
     """
 
     cell: Cell

@@ -22,14 +22,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from agentgym.cli.usage_error import instead
+from agentgym.core.registration import EnvSpec, spec
 from agentgym.evaluate import agents as kinds
 from agentgym.evaluate.budget import Budget
 from agentgym.evaluate.plan import AgentSpec, Cell
 from agentgym.evaluate.prices import Prices
 from agentgym.evaluate.store import cells_of, read_run
-from agentgym.mistake import instead
-from agentgym.registration import EnvSpec, spec
-from agentgym.rollout import Limits
+from agentgym.rollout.episode import Limits
 
 TASKS = 100
 """Of an environment, where nobody says how many."""

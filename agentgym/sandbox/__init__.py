@@ -1,7 +1,6 @@
 """Sandboxes: where programs that a model wrote are run. See `core` for the contract, `backends.acquire` to get one."""
 
-from agentgym.sandbox.backends import acquire, choose, describe
-from agentgym.sandbox.core import (
+from agentgym.sandbox.api import (
     PRIVATE,
     WORKSPACE,
     BackendDown,
@@ -13,6 +12,7 @@ from agentgym.sandbox.core import (
     SandboxSpoiled,
     Session,
 )
+from agentgym.sandbox.backends.select import acquire, choose, describe
 
 __all__ = [
     "PRIVATE",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from agentgym.sandbox.core import SandboxError
-from agentgym.sandbox.found import Found
+from agentgym.sandbox.api import SandboxError
+from agentgym.sandbox.discovery import Found
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Survey:
 
 def sandboxes() -> Survey:
     """All sandboxes, oldest first. A back end that is not here is no error: it is in `unasked`."""
-    from agentgym.sandbox.bubblewrap import bubblewrap_sandboxes
-    from agentgym.sandbox.docker import docker_sandboxes
+    from agentgym.sandbox.backends.bubblewrap import bubblewrap_sandboxes
+    from agentgym.sandbox.backends.docker import docker_sandboxes
 
     survey = Survey()
     for backend, ask in (("docker", docker_sandboxes), ("bubblewrap", bubblewrap_sandboxes)):
@@ -38,9 +38,9 @@ def sandboxes() -> Survey:
 def remove_sandbox(found: Found) -> None:
     """End a sandbox and all in it, whoever made it; one that is gone already is no error. Raises SandboxError if it stays."""
     if found.backend == "docker":
-        from agentgym.sandbox.docker import remove
+        from agentgym.sandbox.backends.docker import remove
     else:
-        from agentgym.sandbox.bubblewrap import remove
+        from agentgym.sandbox.backends.bubblewrap import remove
     remove(found)
 
 
@@ -58,7 +58,7 @@ def cleanup(*, everything: bool = False, run: str | None = None, survey: Survey 
     Raises:
         SandboxError: one stays; the others are removed.
     """
-    from agentgym.sandbox.docker import remove_volumes
+    from agentgym.sandbox.backends.docker import remove_volumes
 
     removed, errors = [], []
     survey = survey or sandboxes()

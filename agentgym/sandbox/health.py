@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from agentgym.sandbox.core import Sandbox, SandboxError
+from agentgym.sandbox.api import Sandbox, SandboxError
 
 PROBE_SECONDS = 20.0  # in which a fresh sandbox must have started and run a program
 KEPT_SECONDS = 2.0  # for which an answer holds: many sandboxes may be lost at once

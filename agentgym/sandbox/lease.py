@@ -1,7 +1,7 @@
 """A sandbox that a pool lent: it does what the sandbox does, and `close` gives it back.
 
 Its errors, once a program has run in it, are marked with the question whether that program can have brought them about; see
-`agentgym.agent_failure`.
+`agentgym.core.agent_failure`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from agentgym.agent_failure import SANDBOX_LOST, SANDBOX_SPOILED, blame
-from agentgym.sandbox.core import (
+from agentgym.core.agent_failure import SANDBOX_LOST, SANDBOX_SPOILED, blame
+from agentgym.sandbox.api import (
     MEGABYTE,
     WORKSPACE,
     BackendDown,

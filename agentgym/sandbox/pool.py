@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from agentgym.sandbox.core import Sandbox, SandboxError
+from agentgym.sandbox.api import Sandbox, SandboxError
 from agentgym.sandbox.lease import Lease
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0  # seconds without a new attempt after a failure; doubled each time

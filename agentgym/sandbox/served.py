@@ -11,10 +11,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from agentgym.sandbox import backends, bubblewrap, docker, images
-from agentgym.sandbox.channel import Header
-from agentgym.sandbox.core import MEGABYTE, SandboxError, SandboxSpec
-from agentgym.sandbox.guest_sandbox import FILE_TIMEOUT, GuestSandbox
+from agentgym.sandbox.api import MEGABYTE, SandboxError, SandboxSpec
+from agentgym.sandbox.backends import bubblewrap, docker
+from agentgym.sandbox.backends import select as backends
+from agentgym.sandbox.guest.channel import Header
+from agentgym.sandbox.guest.guest_sandbox import FILE_TIMEOUT, GuestSandbox
+from agentgym.sandbox.images import build as images
 
 with contextlib.suppress(ImportError):  # here, so that workers share it; its absence is told to who asks for docker
     import docker as _sdk  # noqa: F401

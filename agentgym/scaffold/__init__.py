@@ -57,7 +57,7 @@ def check_name(name: str) -> None:
     Raises:
         ValueError: says what is wrong, and what would do.
     """
-    from agentgym.registration import registry
+    from agentgym.core.registration import registry
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", name) or "__" in name or len(name) > LONGEST:
         near = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789")[:LONGEST]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym import __version__
-from agentgym.files import write_text
+from agentgym.storage.files import write_text
 from agentgym.viewer import answers
 from agentgym.viewer.answers import BadRequest
 from agentgym.viewer.index import EpisodeFile, NotServed

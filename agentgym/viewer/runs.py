@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentgym.mistake import Mistake
+from agentgym.cli.usage_error import Mistake
 from agentgym.viewer.index import NotServed, open_regular
 from agentgym.viewer.live import newest
 from agentgym.viewer.run import Kind, Run, is_inside

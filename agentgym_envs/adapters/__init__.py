@@ -6,7 +6,7 @@ from __future__ import annotations
 
 def register_adapters() -> None:
     """Register the prefix of every adapter. Neither the adapters nor the other packages are imported before they are used."""
-    from agentgym.registration import Adapter, register_adapter
+    from agentgym.core.registration import Adapter, register_adapter
 
     here = "agentgym_envs.adapters"
     register_adapter(
@@ -21,7 +21,7 @@ def register_adapters() -> None:
     register_adapter(
         Adapter(
             "openenv",
-            "agentgym.service.openenv_client:OpenEnvEnv",
+            "agentgym.service.openenv.client:OpenEnvEnv",
             install="aiohttp",  # nothing of OpenEnv's: its wire protocol is spoken here
             description="environments on OpenEnv servers",
             example="http://127.0.0.1:8000",

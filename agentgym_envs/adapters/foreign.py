@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from agentgym.registration import UnknownEnvError, adapters
+from agentgym.core.registration import UnknownEnvError, adapters
 
 
 def imported(prefix: str, module: str | None = None) -> Any:

@@ -12,10 +12,10 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from agentgym.core import Env, Step
-from agentgym.messages import Action, Observation, user
-from agentgym.registration import UnknownEnvError
-from agentgym.tasks import Task, TaskSet
+from agentgym.core.env import Env, Step
+from agentgym.core.messages import Action, Observation, user
+from agentgym.core.registration import UnknownEnvError
+from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.adapters.foreign import plain_info, settings_key
 from agentgym_envs.adapters.spaces import (
     Unreadable,

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from agentgym.core import Env, Step
-from agentgym.isolate import NoWorker, call_isolated
-from agentgym.messages import Action, Observation, user
-from agentgym.tasks import Task, TaskSet
-from agentgym.text_forms import answer_in, spoken
+from agentgym.core.env import Env, Step
+from agentgym.core.messages import Action, Observation, user
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.processes.isolate import NoWorker, call_isolated
+from agentgym.tools.text_forms import answer_in, spoken
 from agentgym_envs.adapters.foreign import check_name, imported, plain, settings_key
 from agentgym_envs.splits import check_split
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentgym.core import Env, Step
-from agentgym.messages import Action, Observation, text_of, user
-from agentgym.tasks import Task, TaskSet
+from agentgym.core.env import Env, Step
+from agentgym.core.messages import Action, Observation, text_of, user
+from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.adapters.foreign import check_name, imported, plain, plain_info, settings_key
 
 GSM8K_NAMES = ("gsm8k", "gsm8k_multi_turn")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from agentgym.text_forms import spoken
+from agentgym.tools.text_forms import spoken
 from agentgym_envs.adapters.foreign import plain
 
 MOST_NUMBERS = 256  # that an observation or an action may have to be read as text

@@ -6,9 +6,9 @@ import queue
 from collections.abc import Mapping
 from typing import Any
 
-from agentgym.core import Env, Step
-from agentgym.messages import Action, Message, Observation, assistant
-from agentgym.tasks import Task, TaskSet
+from agentgym.core.env import Env, Step
+from agentgym.core.messages import Action, Message, Observation, assistant
+from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.adapters.foreign import plain, plain_info
 from agentgym_envs.adapters.verifiers_host import Ask, Ended, Host, Rollout, host_of
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentgym.messages import Message, text_of
+from agentgym.core.messages import Message, text_of
 from agentgym_envs.adapters.foreign import imported, settings_key
 
 WAIT_SECONDS = 600.0  # for the next question of a rollout; the agent loop's own limits are shorter

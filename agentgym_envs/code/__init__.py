@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def register_code() -> None:
     """Register every environment of this package. Entry points are text: none is imported before it is made."""
-    from agentgym.registration import register
+    from agentgym.core.registration import register
 
     code = "agentgym_envs.code"
     register(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from agentgym.messages import Message, Observation, text_of, user
-from agentgym.text_forms import spoken
-from agentgym.tools import ToolError, ToolSet
+from agentgym.core.messages import Message, Observation, text_of, user
+from agentgym.tools.text_forms import spoken
+from agentgym.tools.toolset import ToolError, ToolSet
 from agentgym_envs.code.grading import Report
 from agentgym_envs.code.problems import Problem
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any, ClassVar, Literal
 
-from agentgym.core import Env, Step
-from agentgym.messages import Action, Observation, assistant, instructed
-from agentgym.tasks import Task, TaskSet
+from agentgym.core.env import Env, Step
+from agentgym.core.messages import Action, Observation, assistant, instructed
+from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.code import grading
 from agentgym_envs.code.attempt import SUBMIT, Attempt, fenced, tools_for
 from agentgym_envs.code.problems import Problem, check_data, problem_of

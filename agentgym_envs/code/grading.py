@@ -16,7 +16,7 @@ from typing import Any
 
 from agentgym import sandbox as sandboxes
 from agentgym.sandbox import Sandbox, SandboxError, SandboxSpec
-from agentgym.sandbox.core import MEGABYTE
+from agentgym.sandbox.api import MEGABYTE
 from agentgym_envs.code.inside.values import NOT_STARTED
 from agentgym_envs.code.problems import Problem
 
@@ -85,7 +85,7 @@ def grade(
     """Run code against some of a problem's tests, in a sandbox that nothing else is in.
 
     Nothing of it stays in the sandbox, so a sandbox that fails is replaced by a fresh one, once. Where that fails too and the back
-    end is up, it is the code's doing; see `agentgym.agent_failure`.
+    end is up, it is the code's doing; see `agentgym.core.agent_failure`.
 
     Args:
         problem: what the code is to solve.

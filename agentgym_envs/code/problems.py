@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agentgym.syntax import expression, program
-from agentgym.tasks import Task, TaskSet
+from agentgym.core.syntax import expression, program
+from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.own_tasks import own_tasks
 
 OWN_SOURCE = "the project's own programming tasks"

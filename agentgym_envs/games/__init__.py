@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def register_games() -> None:
     """Register every game. Imports no game: an entry point is text until somebody makes the environment."""
-    from agentgym.registration import register
+    from agentgym.core.registration import register
 
     games = "agentgym_envs.games"
     tags = ("game", "multi-turn", "generated")

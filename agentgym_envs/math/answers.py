@@ -15,7 +15,7 @@ import unicodedata
 from fractions import Fraction
 from typing import Literal
 
-from agentgym.text_forms import spoken
+from agentgym.tools.text_forms import spoken
 
 LONGEST_NUMBER = 300  # characters, and the largest power of ten: longer ones are nobody's answer and slow to compare
 LONGEST_ANSWER = 500  # characters of a stated answer that are read

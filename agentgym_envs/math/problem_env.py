@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from agentgym.core import Env
-from agentgym.messages import Observation, instructed
-from agentgym.tasks import Task, TaskSet
+from agentgym.core.env import Env
+from agentgym.core.messages import Observation, instructed
+from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.math.word_problems import check_task, load_word_problems
 
 

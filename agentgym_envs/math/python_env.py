@@ -6,11 +6,11 @@ import random
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from agentgym.core import Step
-from agentgym.messages import Action, assistant
-from agentgym.tasks import Task, TaskSet
-from agentgym.text_forms import FinalAnswer
-from agentgym.tools import Tool, ToolSet
+from agentgym.core.env import Step
+from agentgym.core.messages import Action, assistant
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.tools.text_forms import FinalAnswer
+from agentgym.tools.toolset import Tool, ToolSet
 from agentgym_envs.math.problem_env import ProblemEnv
 from agentgym_envs.math.python_session import PythonSession
 

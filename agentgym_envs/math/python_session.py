@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agentgym.sandbox import ExecResult, Sandbox, SandboxError, SandboxSpec, Session
-from agentgym.tools import shortened
+from agentgym.tools.toolset import shortened
 
 # The order of a set of texts, and so what code prints, must not differ from run to run.
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}

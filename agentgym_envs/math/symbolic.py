@@ -1,6 +1,6 @@
 r"""Whether an answer in LaTeX is the gold one: 0.5 for \frac12, 1 < x \le 2 for (1,2], 2, 1 for \{1,2\}, and not 25 for x^2+y^2=25.
 
-A text that a model chose may take long whatever the bounds, so the comparison runs in another process (`agentgym.isolate`), which
+A text that a model chose may take long whatever the bounds, so the comparison runs in another process (`agentgym.processes.isolate`), which
 imports `agentgym_envs.math.symbolic_worker`.
 """
 
@@ -10,7 +10,7 @@ import importlib.util
 import logging
 import re
 
-from agentgym.isolate import WorkerDied, call_isolated
+from agentgym.processes.isolate import WorkerDied, call_isolated
 
 LONGEST_ANSWER = 500  # characters; a longer one is nobody's answer
 SECONDS = 5.0  # for one comparison
@@ -37,8 +37,8 @@ def same_answer(gold: str, answer: str, seconds: float = SECONDS) -> bool:
     is wrong.
 
     Raises:
-        agentgym.isolate.NoWorker: the comparison could not be started.
-        agentgym.isolate.IsolatedCallError: `mpmath` cannot be imported.
+        agentgym.processes.isolate.NoWorker: the comparison could not be started.
+        agentgym.processes.isolate.IsolatedCallError: `mpmath` cannot be imported.
     """
     gold, answer = plain(gold), plain(answer)
     if not gold or not answer or max(len(gold), len(answer)) > LONGEST_ANSWER:

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from agentgym import datasets
-from agentgym.messages import user
-from agentgym.tasks import Task, TaskSet
+from agentgym.core.messages import user
+from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.math.answers import number_of
 from agentgym_envs.own_tasks import own_tasks
 from agentgym_envs.splits import check_split

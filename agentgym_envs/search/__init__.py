@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def register_search() -> None:
     """Register the environment of this package."""
-    from agentgym.registration import register
+    from agentgym.core.registration import register
 
     register(
         id="search",

@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from agentgym.core import Env, Step
-from agentgym.messages import Action, Observation, assistant, instructed, text_of
-from agentgym.tasks import Task, TaskSet
-from agentgym.text_forms import answer_in, call_text
-from agentgym.tools import Tool, ToolError, ToolSet, tool
+from agentgym.core.env import Env, Step
+from agentgym.core.messages import Action, Observation, assistant, instructed, text_of
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.tools.text_forms import answer_in, call_text
+from agentgym.tools.toolset import Tool, ToolError, ToolSet, tool
 from agentgym_envs.search.corpora import Passage, require_bm25s
 from agentgym_envs.search.questions import check_data, golds_of, load_questions, queries_of
 from agentgym_envs.search.retrievers import Retriever, check_kind, open_retriever

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from agentgym.core.messages import user
+from agentgym.core.tasks import Task, TaskSet
 from agentgym.datasets import tell_shipped
-from agentgym.messages import user
-from agentgym.tasks import Task, TaskSet
 from agentgym_envs.own_tasks import own_tasks
 from agentgym_envs.search import hotpot, xquad
 from agentgym_envs.splits import check_split

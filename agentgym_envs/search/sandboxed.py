@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.agent_failure import SANDBOX_SPOILED, blame
+from agentgym.core.agent_failure import SANDBOX_SPOILED, blame
 from agentgym_envs.search import bm25
 from agentgym_envs.search.corpora import Passage, corpus_lines
 from agentgym_envs.search.retrievers import passages_in

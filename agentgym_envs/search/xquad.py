@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from agentgym import datasets
-from agentgym.messages import user
-from agentgym.tasks import Task
+from agentgym.core.messages import user
+from agentgym.core.tasks import Task
 from agentgym_envs.search.corpora import Passage
 from agentgym_envs.splits import split_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def register_sql() -> None:
     """Register the environment. Its entry point is text: nothing is imported before it is made."""
-    from agentgym.registration import register
+    from agentgym.core.registration import register
 
     register(
         id="sql",

@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from agentgym.core import Env, Step
-from agentgym.messages import Action, Observation, assistant, text_of, user
-from agentgym.tasks import Task, TaskSet
-from agentgym.text_forms import call_text, spoken
-from agentgym.tools import ToolSet
+from agentgym.core.env import Env, Step
+from agentgym.core.messages import Action, Observation, assistant, text_of, user
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.tools.text_forms import call_text, spoken
+from agentgym.tools.toolset import ToolSet
 from agentgym_envs.sql.database import Database, load_database
 from agentgym_envs.sql.gold import golds_of, judge
 from agentgym_envs.sql.queries import Bounds, Queries

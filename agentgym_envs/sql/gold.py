@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentgym.tasks import Task
+from agentgym.core.tasks import Task
 from agentgym_envs.sql.queries import Bounds, Found, Problem, Queries
 from agentgym_envs.sql.ranking import has_order, ranking_of
 from agentgym_envs.sql.results import Segment, same_result

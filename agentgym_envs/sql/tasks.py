@@ -6,8 +6,8 @@ import csv
 from pathlib import Path
 
 from agentgym import datasets
-from agentgym.messages import user
-from agentgym.tasks import Task, TaskSet
+from agentgym.core.messages import user
+from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.own_tasks import own_records
 from agentgym_envs.splits import check_split
 from agentgym_envs.sql.database import CHINOOK, DEFOG

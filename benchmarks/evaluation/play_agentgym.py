@@ -9,10 +9,10 @@ from pathlib import Path
 from questions import Settings, answer, measure, question, right
 
 from agentgym import Env, Task, TaskSet
+from agentgym.core.messages import text_of, user
+from agentgym.core.registration import EnvSpec
 from agentgym.evaluate import evaluate
-from agentgym.messages import text_of, user
-from agentgym.policy import ChatPolicy, ScriptedPolicy
-from agentgym.registration import EnvSpec
+from agentgym import ChatPolicy, ScriptedPolicy
 
 
 class Sums(Env):

@@ -67,7 +67,7 @@ def write_case(case: Case, folder: Path, seed: int = 0) -> Path:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from agent_train.tiny import train_tokenizer
+    from agent_train.learner.tiny import train_tokenizer
 
     rng = random.Random(seed)
     prompts = [_prompt(rng, case) for _ in range(case.groups)]

@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 from flops import SHAPES, Shape, peak_of, training_flops, utilisation
 
-from agent_train.config import Config
+from agent_train.config.schema import Config
+from agent_train.data.samples import Row
 from agent_train.learner.parallel import rank_shares
 from agent_train.learner.worker import LearnerWorker
-from agent_train.rows import Row
 
 CONTEXTS = (4096, 16384)
 STEP_TOKENS = 65536

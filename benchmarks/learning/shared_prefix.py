@@ -15,8 +15,8 @@ import random
 from functools import partial
 from typing import Any
 
-from agent_train.packing import shares
-from agent_train.rows import Row
+from agent_train.data.packing import shares
+from agent_train.data.samples import Row
 
 try:
     from learning.sides import MODELS, in_turn, make_policy, make_row, train_once

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from agent_train.data.packing import MicroBatch
+from agent_train.data.samples import Row
 from agent_train.learner.attention import register
 from agent_train.learner.fsdp import plain
 from agent_train.learner.head import PackedPolicy
-from agent_train.packing import MicroBatch
-from agent_train.rows import Row
 
 # (hidden, layers, heads, intermediate, vocabulary), as Qwen3.
 MODELS = {"1M": (128, 4, 4, 384, 512), "44M": (512, 8, 8, 1536, 32768)}

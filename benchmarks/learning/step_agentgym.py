@@ -17,16 +17,16 @@ import torch.distributed as dist
 from cases import read_case, reward_of, tokens_of
 
 from agent_train.algorithms.advantages import group_advantages
-from agent_train.config import Config
+from agent_train.config.schema import Config
+from agent_train.data.samples import Row, rows_of
 from agent_train.engine.base import Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.learner.parallel import rank_shares
 from agent_train.learner.worker import LearnerWorker
-from agent_train.rows import Row, rows_of
 from agent_train.weights.manifest import TensorInfo, WeightAddress, free_port
 from agent_train.weights.sync import sync
-from agentgym.messages import assistant, user
-from agentgym.trajectory import Group, Tokens, Trajectory, Turn
+from agentgym.core.messages import assistant, user
+from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
 
 
 def settings(shared_prefix: bool = False) -> Config:

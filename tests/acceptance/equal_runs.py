@@ -6,7 +6,7 @@ from typing import Any
 
 from training_process import Training
 
-from agentgym.trajectory import read_jsonl
+from agentgym.core.trajectory import read_jsonl
 
 TIMES = {"elapsed", "tokens_per_second", "seconds"}
 

@@ -2,7 +2,7 @@
 
 import itertools
 
-from agentgym.messages import text_of
+from agentgym.core.messages import text_of
 
 ATTACKS = {
     "threads that outlive their leader": """

@@ -9,8 +9,8 @@ import pytest
 from evaluation_process import Evaluation, results
 from sandbox_attacks import ATTACKS
 
+from agentgym.core.messages import text_of
 from agentgym.evaluate.store import cells_of, effective, read_run
-from agentgym.messages import text_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 SAMPLES = 3  # so that the five tasks in which it attacks see every attack

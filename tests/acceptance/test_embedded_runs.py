@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from serving_process import serving
 from training_process import SMALL, Training, training
 
-from agentgym.trajectory import read_jsonl
+from agentgym.core.trajectory import read_jsonl
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
@@ -151,7 +151,7 @@ import os
 import time
 
 from agentgym import Env, Task, TaskSet
-from agentgym.messages import user
+from agentgym.core.messages import user
 
 
 class Guess(Env):

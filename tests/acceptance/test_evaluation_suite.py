@@ -22,10 +22,10 @@ import pytest
 from evaluation_process import ENVS, Evaluation, conversations, lines, results, stored, times_played
 from instruct_model import NAME, instruct_model
 
-from agent_train.config import TinyConfig
-from agent_train.tiny import build_tiny
+from agent_train.config.schema import TinyConfig
+from agent_train.learner.tiny import build_tiny
+from agentgym.core.registration import load_plugins, registry
 from agentgym.evaluate.serving import serve_model
-from agentgym.registration import load_plugins, registry
 
 KILLS = 10  # in all; with AGENTGYM_TEST_ALL of each player, and otherwise fewer of those that models play
 STARTING = 2  # of ten, so many while it still starts

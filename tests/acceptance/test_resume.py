@@ -14,7 +14,7 @@ from equal_runs import assert_equal_runs
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from training_process import SMALL, Training, training
 
-from agentgym.trajectory import read_jsonl
+from agentgym.core.trajectory import read_jsonl
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(3600)]
 SETTINGS = (

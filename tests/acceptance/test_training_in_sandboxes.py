@@ -5,7 +5,7 @@ import uuid
 import pytest
 from training_process import Training, training
 
-from agentgym.sandbox.docker import docker_sandboxes
+from agentgym.sandbox.backends.docker import docker_sandboxes
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.docker]
 STEPS = 2

@@ -9,8 +9,8 @@ from checkpoints import generates, weights_checksum
 from training_process import SMALL, training
 
 from agent_train.learner.measures import UpdateMetrics
-from agent_train.tracking import EvalMetrics, SftMetrics, StepMetrics
-from agentgym.trajectory import read_jsonl
+from agent_train.report.tracking import EvalMetrics, SftMetrics, StepMetrics
+from agentgym.core.trajectory import read_jsonl
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.slow]
 STEPS = 3

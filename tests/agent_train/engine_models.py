@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from agent_train.config import TinyConfig
-from agent_train.tiny import build_tiny
+from agent_train.config.schema import TinyConfig
+from agent_train.learner.tiny import build_tiny
 
 MAX_LEN = 512
 SHAPE = TinyConfig(hidden=64, layers=2, heads=2, intermediate=128, vocab=320)

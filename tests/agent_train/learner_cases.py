@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agent_train.config import Config
-from agent_train.learner.group import Learner
+from agent_train.config.schema import Config
+from agent_train.data.samples import Row
+from agent_train.learner.actor_group import Learner
 from agent_train.learner.worker import LearnerWorker
-from agent_train.rows import Row
 
 VOCAB = 40
 

@@ -7,7 +7,7 @@ import math
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from agent_train.packing import shares
+from agent_train.data.packing import shares
 
 
 @dataclasses.dataclass

@@ -9,10 +9,10 @@ import torch.distributed as dist
 import torch.multiprocessing
 from learner_cases import gradients_of, make_config
 
-from agent_train.config import AlgorithmConfig
+from agent_train.config.schema import AlgorithmConfig
+from agent_train.data.packing import shares
+from agent_train.data.samples import Row
 from agent_train.learner.worker import LearnerWorker
-from agent_train.packing import shares
-from agent_train.rows import Row
 
 BIG = 10_000
 # Losses whose ratio divides by the engine's policy, which no proximal policy may come between.

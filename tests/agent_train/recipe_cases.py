@@ -5,7 +5,7 @@ import functools
 
 import yaml
 
-from agent_train.compose import compose
+from agent_train.config.compose import compose
 
 
 @functools.cache

@@ -2,13 +2,13 @@
 
 import math
 
+from agent_train.algorithms.selection import Selection
 from agent_train.learner.measures import UpdateMetrics
-from agent_train.resume import run_path
-from agent_train.run_folder import RunFolder
-from agent_train.selection import Selection
-from agent_train.tracking import Clock, Learned
-from agentgym.messages import assistant, user
-from agentgym.trajectory import Group, Tokens, Trajectory, Turn
+from agent_train.report.tracking import Clock, Learned
+from agent_train.trainer.resume import run_path
+from agent_train.trainer.run_folder import RunFolder
+from agentgym.core.messages import assistant, user
+from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
 
 
 def episode(

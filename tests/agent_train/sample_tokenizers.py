@@ -8,8 +8,8 @@ from pathlib import Path
 import mistral_common
 from transformers import PreTrainedTokenizerFast
 
-from agent_train.renderer import Renderer
-from agent_train.tiny import train_tokenizer
+from agent_train.learner.tiny import train_tokenizer
+from agent_train.rollout.renderer import Renderer
 
 LAKE = ["P you, G goal, O hole, _ ice. Reach G.\nP _ _ O\n_ O _ _\n_ _ O G", "right", "left", "up", "down", "You fell."]
 MISTRAL = Path(mistral_common.__file__).parent / "data"

@@ -1,11 +1,11 @@
 """Trajectories with exact tokens, whose turns share one row or have a row each, and the advantages that a step gives them."""
 
-from agent_train.advantages import Scores, set_advantages
-from agent_train.config import AdvantageConfig, AlgorithmConfig, FilterConfig, KlConfig, OverlongConfig
-from agent_train.rows import rows_of
-from agent_train.selection import choose
-from agentgym.messages import assistant, user
-from agentgym.trajectory import Group, Tokens, Trajectory, Turn
+from agent_train.algorithms.selection import choose
+from agent_train.algorithms.step_advantages import Scores, set_advantages
+from agent_train.config.schema import AdvantageConfig, AlgorithmConfig, FilterConfig, KlConfig, OverlongConfig
+from agent_train.data.samples import rows_of
+from agentgym.core.messages import assistant, user
+from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
 
 
 def episode(task, sample, turns, *, rows="one", end="terminated", states=None, finish="stop"):

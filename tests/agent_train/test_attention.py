@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn.attention.flex_attention import create_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
+from agent_train.data.packing import Prefix
 from agent_train.learner.attention import packed_attention, segments_of
 from agent_train.learner.shared_attention import block_mask, flex
-from agent_train.packing import Prefix
 
 # (prefix, what each row has beyond it): rows by themselves are trees of one without a prefix.
 FORESTS = [

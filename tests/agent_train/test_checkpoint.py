@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agent_train import checkpoint as module
-from agent_train.checkpoint import CheckpointError, Checkpoints, commit, newest_whole, read_checkpoint
-from agent_train.config import Config
-from agent_train.progress import Progress
-from agent_train.run_folder import RunFolder
+from agent_train.config.schema import Config
+from agent_train.trainer import checkpoint as module
+from agent_train.trainer.checkpoint import CheckpointError, Checkpoints, commit, newest_whole, read_checkpoint
+from agent_train.trainer.progress import Progress
+from agent_train.trainer.run_folder import RunFolder
 
 
 class Learner:
@@ -225,7 +225,7 @@ def test_a_folder_that_cannot_be_made_and_ranks_that_are_late_are_failures_of_th
 
 def test_a_learner_that_has_ended_has_saved_nothing():
     """Its answer would be that all of its no ranks are done."""
-    from agent_train.learner.group import Learner as Ranks
+    from agent_train.learner.actor_group import Learner as Ranks
 
     learner = Ranks([], Config())
     learner.close()

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from agent_train.cli import main
-from agent_train.compose import config_from_yaml, environment_names
+from agent_train.config.compose import config_from_yaml, environment_names
 
 HEAVY = ("torch", "ray", "transformers", "vllm")
 QUICK = ["+env=frozen_lake", "engine=embedded", "learner.workers=1"]

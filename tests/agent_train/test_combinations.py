@@ -7,11 +7,12 @@ import sys
 import pytest
 from recipe_cases import settings_of
 
-from agent_train import advantages, combinations
 from agent_train.algorithms import corrections, kl, policy_loss, reductions, registry
-from agent_train.combinations import loss_parameters, wrong_combinations, wrong_learner
-from agent_train.compose import choices
-from agent_train.validation import CHOICES
+from agent_train.algorithms import step_advantages as advantages
+from agent_train.config import combinations
+from agent_train.config.combinations import loss_parameters, wrong_combinations, wrong_learner
+from agent_train.config.compose import choices
+from agent_train.config.validation import CHOICES
 
 
 def problems(*overrides):
@@ -121,5 +122,5 @@ def test_the_parameters_of_a_loss_are_read_from_its_source(name):
 
 
 def test_nothing_of_this_imports_torch():
-    code = "import sys; import agent_train.validation; sys.exit('torch' in sys.modules)"
+    code = "import sys; import agent_train.config.validation; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_train.compose import (
+from agent_train.config.compose import (
     GROUPS,
     choices,
     compose,
@@ -17,9 +17,9 @@ from agent_train.compose import (
     settings_keys,
     to_yaml,
 )
-from agent_train.config import Config, ConfigError, TrainerConfig
-from agentgym.core import Env
-from agentgym.registration import registry
+from agent_train.config.schema import Config, ConfigError, TrainerConfig
+from agentgym.core.env import Env
+from agentgym.core.registration import registry
 
 
 class Unlisted(Env):

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from agent_train import validation
-from agent_train.compose import choices, compose
-from agent_train.config import Config, ConfigError
-from agent_train.validation import validate, visible_gpus
-from agentgym.core import Env
-from agentgym.sandbox import backends
-from agentgym.tasks import Task, TaskSet
+from agent_train.config import validation
+from agent_train.config.compose import choices, compose
+from agent_train.config.schema import Config, ConfigError
+from agent_train.config.validation import validate, visible_gpus
+from agentgym.core.env import Env
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.sandbox.backends import select as backends
 
 
 class NoExpert(Env):

@@ -9,12 +9,12 @@ from learner_cases import assert_same, make_config, make_rows, one_rank, recorde
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from agent_train.algorithms.prime import outcome_loss, process_rewards
+from agent_train.data.packing import batch_of, shares
+from agent_train.data.samples import Row
 from agent_train.learner.critic_objective import critic_contribute, summarise_critic
 from agent_train.learner.measures import StepResult
 from agent_train.learner.prm_objective import REDUCTION, prm_targets
 from agent_train.learner.value_head import PackedValue, load_value
-from agent_train.packing import batch_of, shares
-from agent_train.rows import Row
 
 BIG = 10_000
 

@@ -11,13 +11,13 @@ import torch
 from engine_models import MAX_LEN, build, perturb, reference_greedy, reference_logprobs
 from transformers import AutoModelForCausalLM
 
-from agent_train.config import Config, EngineConfig
+from agent_train.config.schema import Config, EngineConfig
+from agent_train.data.samples import Row
 from agent_train.engine.base import Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.engine.server import MODEL_NAME
 from agent_train.engine.start import start_engine
-from agent_train.rows import Row
-from agent_train.teacher import Teacher
+from agent_train.engine.teacher import Teacher
 from agent_train.weights.collective import WeightAddress, broadcast_buckets, free_port, make_group, manifest_of
 
 

@@ -13,13 +13,13 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from agent_train.compose import compose
-from agent_train.config import ConfigError
-from agent_train.env_workers import placed_env
-from agent_train.placement import PlacementError, env_workers_wanted, own_ray_cpus
-from agent_train.validation import env_spec, validate
-from agentgym.policy import ExpertPolicy
-from agentgym.rollout import Episode, run_many
+from agent_train.cluster.placement import PlacementError, env_workers_wanted, own_ray_cpus
+from agent_train.config.compose import compose
+from agent_train.config.schema import ConfigError
+from agent_train.config.validation import env_spec, validate
+from agent_train.rollout.env_workers import placed_env
+from agentgym.policies.base import ExpertPolicy
+from agentgym.rollout.episode import Episode, run_many
 
 SECONDS = 120.0
 

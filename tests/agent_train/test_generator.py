@@ -13,19 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_train.config import EngineConfig, TinyConfig
+from agent_train.config.schema import EngineConfig, TinyConfig
+from agent_train.data.samples import rows_of
 from agent_train.engine.base import EngineError, Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.engine.start import start_engine
-from agent_train.generator import admit, collect, evaluate_policy, pick_tasks, play_greedily
-from agent_train.renderer import Renderer
-from agent_train.rows import rows_of
-from agent_train.tiny import build_tiny, texts_of_env
-from agent_train.token_policy import TokenPolicy
-from agentgym.messages import user
-from agentgym.policy import EndEpisode
-from agentgym.registration import make, spec
-from agentgym.tasks import Task, TaskSet
+from agent_train.learner.tiny import build_tiny, texts_of_env
+from agent_train.rollout.renderer import Renderer
+from agent_train.rollout.sampler import admit, collect, evaluate_policy, pick_tasks, play_greedily
+from agent_train.rollout.token_policy import TokenPolicy
+from agentgym.core.messages import user
+from agentgym.core.registration import make, spec
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.policies.base import EndEpisode
 from agentgym_envs.games.frozen_lake.env import FrozenLake
 
 SAMPLING = Sampling(max_tokens=6, temperature=0.8)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from agent_train.data.packing import batch_of
+from agent_train.data.samples import Row
 from agent_train.learner.head import PackedPolicy, chunked_head
-from agent_train.packing import batch_of
-from agent_train.rows import Row
 
 TOKENS, HIDDEN, VOCAB = 23, 3, 31
 

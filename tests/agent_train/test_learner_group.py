@@ -13,10 +13,10 @@ import ray
 from learner_cases import make_config, make_rows, one_rank, write_model
 from ray.exceptions import RayActorError
 
-from agent_train.config import AlgorithmConfig
-from agent_train.learner.group import Learner, LearnerError, _reason
-from agent_train.packing import shares
-from agent_train.role_start import begin_as_policy, start_models
+from agent_train.config.schema import AlgorithmConfig
+from agent_train.data.packing import shares
+from agent_train.learner.actor_group import Learner, LearnerError, _reason
+from agent_train.learner.role_start import begin_as_policy, start_models
 
 pytestmark = pytest.mark.ray
 

@@ -20,14 +20,14 @@ from step_cases import advantages, algorithm, episode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agent_train.algorithms.returns import moments, whiten
+from agent_train.data.packing import batch_of, shares, weigh
+from agent_train.data.samples import Row, rows_of
 from agent_train.engine.base import Completion, Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.engine.vllm import _request_body
-from agent_train.packing import batch_of, shares, weigh
-from agent_train.rows import Row, rows_of
 from agent_train.weights.manifest import WeightAddress, free_port
 from agent_train.weights.sync import WeightSyncError, sync
-from agentgym.trajectory import Group, Tokens, Trajectory, Turn
+from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "algorithms.md"

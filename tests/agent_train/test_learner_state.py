@@ -16,10 +16,10 @@ from learner_cases import make_config, make_rows, one_rank, write_model
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
+from agent_train.data.packing import shares
 from agent_train.learner.fsdp import full_tensors
 from agent_train.learner.state import StateError, tensors_of
 from agent_train.learner.worker import LearnerWorker
-from agent_train.packing import shares
 
 TINY_FILE = 512
 

@@ -9,8 +9,8 @@ import torch
 from learner_cases import advantage_of, assert_same, gradients_of, make_config, make_rows, one_rank, write_model
 from transformers import AutoModelForCausalLM
 
+from agent_train.data.packing import sampled, shares
 from agent_train.learner.fsdp import full_tensors
-from agent_train.packing import sampled, shares
 from agent_train.weights.collective import checksum, make_group, receive_buckets
 from agent_train.weights.manifest import WeightAddress, free_port
 

@@ -8,11 +8,11 @@ import pytest
 from run_cases import update
 from step_cases import algorithm, episode, group, rows_for
 
-from agent_train.config import Config
-from agent_train.progress import Progress
-from agent_train.roles import lr_scale
-from agent_train.selection import choose
-from agent_train.step import (
+from agent_train.algorithms.selection import choose
+from agent_train.config.schema import Config
+from agent_train.learner.roles import lr_scale
+from agent_train.trainer.progress import Progress
+from agent_train.trainer.step import (
     AdvantageError,
     NothingPlayed,
     Played,
@@ -22,7 +22,7 @@ from agent_train.step import (
     score,
     training_rows,
 )
-from agentgym.trajectory import Group
+from agentgym.core.trajectory import Group
 
 
 def config_of(**settings):

@@ -11,13 +11,13 @@ from learner_cases import make_config, make_rows, one_rank, write_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agent_train.config import Config, EngineConfig
+from agent_train.config.schema import Config, EngineConfig
 from agent_train.engine.base import EngineError, Sampling
 from agent_train.engine.vllm import VllmEngine
 from agent_train.learner.fsdp import full_tensors, load_policy
 from agent_train.learner.lora import add_adapters
 from agent_train.learner.parallel import rank_shares
-from agent_train.roles import reference_is_base, roles_of
+from agent_train.learner.roles import reference_is_base, roles_of
 from agent_train.weights.adapter import sync_adapter
 from agent_train.weights.sync import WeightSyncError
 

@@ -10,13 +10,13 @@ from learner_cases import make_config, one_rank
 from mode_cases import InProcess, assistant, pairs, spoken, user, write_lines
 from transformers import AutoTokenizer
 
-from agent_train.config import Config, DataConfig, LearnerConfig, TinyConfig
-from agent_train.modes.objectives import judge, learn, objective_of, refer
-from agent_train.modes.records import form_of, read_examples
-from agent_train.modes.samples import samples_of
-from agent_train.modes.schedule import batch_of_step, learning_rate, step_count
-from agent_train.renderer import Renderer
-from agent_train.tiny import build_tiny
+from agent_train.config.schema import Config, DataConfig, LearnerConfig, TinyConfig
+from agent_train.learner.tiny import build_tiny
+from agent_train.rollout.renderer import Renderer
+from agent_train.trainer.offline.objectives import judge, learn, objective_of, refer
+from agent_train.trainer.offline.records import form_of, read_examples
+from agent_train.trainer.offline.samples import samples_of
+from agent_train.trainer.offline.schedule import batch_of_step, learning_rate, step_count
 
 TRAIN, TEST = range(100, 160), range(160, 180)
 

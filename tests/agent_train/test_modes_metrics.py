@@ -6,11 +6,11 @@ import math
 import pytest
 from rich.console import Console
 
-from agent_train.modes.charts import cards, charts, file_steps
-from agent_train.modes.metrics import FileStep, HeldOut
-from agent_train.report import write_report
-from agent_train.run_folder import RunFolder
-from agent_train.tracking import Tracker, read_metrics
+from agent_train.report.page import write_report
+from agent_train.report.tracking import Tracker, read_metrics
+from agent_train.trainer.offline.charts import cards, charts, file_steps
+from agent_train.trainer.offline.metrics import FileStep, HeldOut
+from agent_train.trainer.run_folder import RunFolder
 
 
 def step_of(number, loss=0.5, **measures):

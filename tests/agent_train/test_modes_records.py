@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from mode_cases import assistant, call, user, write_lines
 
-from agent_train.modes.records import DataError, read_examples
-from agentgym.trajectory import Trajectory, Turn, write_jsonl
+from agent_train.trainer.offline.records import DataError, read_examples
+from agentgym.core.trajectory import Trajectory, Turn, write_jsonl
 
 HI, YES, NO = user("hi"), assistant("yes"), assistant("no")
 

@@ -7,12 +7,12 @@ import pytest
 from mode_cases import assistant, call, user
 from sample_tokenizers import FORGETFUL, tiny
 
-from agent_train.modes.records import Conversation, DataError, Example
-from agent_train.modes.samples import samples_of, texts_of
-from agent_train.renderer import Renderer
-from agent_train.rows import rows_of
-from agentgym.messages import tool_result
-from agentgym.trajectory import Tokens, Trajectory, Turn
+from agent_train.data.samples import rows_of
+from agent_train.rollout.renderer import Renderer
+from agent_train.trainer.offline.records import Conversation, DataError, Example
+from agent_train.trainer.offline.samples import samples_of, texts_of
+from agentgym.core.messages import tool_result
+from agentgym.core.trajectory import Tokens, Trajectory, Turn
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 

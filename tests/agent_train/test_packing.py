@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_train.data.packing import batch_of, shares
+from agent_train.data.samples import Row
 from agent_train.learner.optimizer_steps import split_steps
-from agent_train.packing import batch_of, shares
-from agent_train.rows import Row
 
 
 def rows_of_sizes(sizes):

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agent_train.balance import TOKENS, Cost, balance, model_cost, spread
-from agent_train.packing import shares
-from agent_train.rows import Row
+from agent_train.data.balance import TOKENS, Cost, balance, model_cost, spread
+from agent_train.data.packing import shares
+from agent_train.data.samples import Row
 
 COST = Cost(token=100, sampled=20, pair=1)
 COSTS = st.lists(st.integers(0, 1000), max_size=40)

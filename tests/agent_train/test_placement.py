@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent_train.config import Config
-from agent_train.placement import Room, gpu_share, gpus_needed, learner_devices, own_ray_cpus, rank_room
+from agent_train.cluster.placement import Room, gpu_share, gpus_needed, learner_devices, own_ray_cpus, rank_room
+from agent_train.config.schema import Config
 
 
 def test_no_gpu_is_asked_for_where_there_is_none():

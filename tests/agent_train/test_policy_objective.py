@@ -16,10 +16,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from agent_train.algorithms.policy_losses import m2po_limit
 from agent_train.algorithms.reductions import MODES
 from agent_train.algorithms.registry import losses
-from agent_train.config import AlgorithmConfig, CorrectionConfig, KlConfig
+from agent_train.config.schema import AlgorithmConfig, CorrectionConfig, KlConfig
+from agent_train.data.packing import batch_of
 from agent_train.learner.measures import MAXIMA, SUMS
 from agent_train.learner.policy_objective import PolicyStep, policy_objective
-from agent_train.packing import batch_of
 
 NARROW = {"clip_low": 0.2, "clip_high": 0.28}
 REDUCTIONS = [(mode, 9.0 if mode == "constant" else None) for mode in MODES]

@@ -16,8 +16,8 @@ from objective_cases import BIG, OF_BEHAVIOUR, fork_worlds, gradients_by, settin
 
 from agent_train.algorithms.reductions import MODES
 from agent_train.algorithms.registry import losses
-from agent_train.config import CorrectionConfig
-from agent_train.packing import shares
+from agent_train.config.schema import CorrectionConfig
+from agent_train.data.packing import shares
 
 KL = 0.2
 WORLDS = (4, 2)

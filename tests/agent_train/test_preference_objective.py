@@ -15,10 +15,10 @@ from mode_cases import InProcess, along, nan_outside, write_reward_model
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from agent_train.data.packing import shares
 from agent_train.learner.worker import LearnerWorker
-from agent_train.modes.objectives import Objective, judge, learn
-from agent_train.modes.samples import Sample
-from agent_train.packing import shares
+from agent_train.trainer.offline.objectives import Objective, judge, learn
+from agent_train.trainer.offline.samples import Sample
 
 SIZES = (9, 17, 5, 12, 9, 21, 7, 11)
 OBJECTIVES = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_train.reaper import reaped
+from agent_train.cluster.reaper import reaped
 
 # Keeps a file open; what follows on its command line is how it looks to the reaper.
 HOLDS_FILE = "import sys, time; f = open(sys.argv[1]); print('open', flush=True); time.sleep(60)"
@@ -51,7 +51,7 @@ def test_it_reaps_after_a_parent_that_was_killed(tmp_path, holder) -> None:
     folder.mkdir()
     (folder / "log").write_text("")
     code = (
-        "import sys, time; from agent_train.reaper import reaped\n"
+        "import sys, time; from agent_train.cluster.reaper import reaped\n"
         "with reaped(sys.argv[1]):\n    print('in', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE) as parent:

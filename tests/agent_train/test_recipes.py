@@ -14,20 +14,20 @@ from learner_cases import InProcess, in_process, one_rank
 from recipe_cases import composed, settings_of
 from transformers import AutoTokenizer
 
-from agent_train.compose import choices, config_folder
-from agent_train.config import TinyConfig
+from agent_train.algorithms.selection import choose
+from agent_train.config.compose import choices, config_folder
+from agent_train.config.schema import TinyConfig
 from agent_train.engine.base import Sampling
 from agent_train.engine.embedded import EmbeddedEngine
-from agent_train.generator import collect, play_greedily
-from agent_train.progress import Progress
-from agent_train.renderer import Renderer
-from agent_train.roles import ROLES, roles_of
-from agent_train.selection import choose
-from agent_train.step import Played, after, give_advantages, learn, score, training_rows
-from agent_train.tiny import build_tiny, texts_of_env
-from agentgym.core import Env
-from agentgym.messages import text_of, user
-from agentgym.tasks import Task, TaskSet
+from agent_train.learner.roles import ROLES, roles_of
+from agent_train.learner.tiny import build_tiny, texts_of_env
+from agent_train.rollout.renderer import Renderer
+from agent_train.rollout.sampler import collect, play_greedily
+from agent_train.trainer.progress import Progress
+from agent_train.trainer.step import Played, after, give_advantages, learn, score, training_rows
+from agentgym.core.env import Env
+from agentgym.core.messages import text_of, user
+from agentgym.core.tasks import Task, TaskSet
 
 RECIPES = choices("algorithm")
 ALONE = 50  # steps in which VAPO's critic learns alone

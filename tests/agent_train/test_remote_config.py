@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from agent_train.compose import compose
-from agent_train.config import ConfigError
-from agent_train.sft import expert_trajectories
-from agent_train.tiny import texts_of_env
-from agent_train.validation import env_spec, validate
-from agentgym.registration import spec
-from agentgym.service import lookup
+from agent_train.config.compose import compose
+from agent_train.config.schema import ConfigError
+from agent_train.config.validation import env_spec, validate
+from agent_train.learner.tiny import texts_of_env
+from agent_train.trainer.warm_start import expert_trajectories
+from agentgym.core.registration import spec
+from agentgym.service.server import lookup
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "agentgym" / "service"))
 from served import served

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sample_tokenizers import TOKENIZERS, forgetful, ordinary_ids, renderer, tiny
 
-from agent_train.renderer import Rendered, Renderer, RendererError
-from agent_train.tiny import train_tokenizer
-from agentgym.messages import Message, assistant, system, tool_result, user
+from agent_train.learner.tiny import train_tokenizer
+from agent_train.rollout.renderer import Rendered, Renderer, RendererError
+from agentgym.core.messages import Message, assistant, system, tool_result, user
 
 CALC = {"type": "function", "function": {"name": "calc", "description": "adds", "parameters": {"type": "object"}}}
 SLOW_OK = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])

@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 from run_cases import clock, episode, group, learned, new_run
 
-from agent_train.config import Config, TrainerConfig
-from agent_train.report import RESULT_KEYS, draw_curves, main, read_result, write_report, write_result
-from agent_train.run_folder import RunFolder
-from agent_train.tracking import Tracker
-from agentgym.charts import Frame, Palette, Series, line_chart, nice_ticks, stacked_bars
-from agentgym.trajectory import write_jsonl
+from agent_train.config.schema import Config, TrainerConfig
+from agent_train.report.page import RESULT_KEYS, draw_curves, main, read_result, write_report, write_result
+from agent_train.report.tracking import Tracker
+from agent_train.trainer.run_folder import RunFolder
+from agentgym.core.trajectory import write_jsonl
+from agentgym.viewer.charts import Frame, Palette, Series, line_chart, nice_ticks, stacked_bars
 
 SVG = "{http://www.w3.org/2000/svg}"
 PALETTE = Palette(("#111111", "#222222"), text="#000000", grid="#eeeeee")

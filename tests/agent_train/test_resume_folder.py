@@ -11,15 +11,15 @@ import pytest
 from rich.console import Console
 from run_cases import clock, episode, group, learned
 
-from agent_train.checkpoint import commit
-from agent_train.compose import compose, config_from_yaml
-from agent_train.config import Config, ConfigError
-from agent_train.progress import Progress
-from agent_train.report import write_report
-from agent_train.resume import OpenRun, open_run, refusals, resume_command, run_path
-from agent_train.run_folder import RunFolder
-from agent_train.tracking import Tracker, read_metrics
-from agentgym.trajectory import write_jsonl
+from agent_train.config.compose import compose, config_from_yaml
+from agent_train.config.schema import Config, ConfigError
+from agent_train.report.page import write_report
+from agent_train.report.tracking import Tracker, read_metrics
+from agent_train.trainer.checkpoint import commit
+from agent_train.trainer.progress import Progress
+from agent_train.trainer.resume import OpenRun, open_run, refusals, resume_command, run_path
+from agent_train.trainer.run_folder import RunFolder
+from agentgym.core.trajectory import write_jsonl
 from agentgym.viewer.run import Run
 
 
@@ -312,7 +312,7 @@ def test_a_folder_with_other_things_is_refused(config, tmp_path):
 
 def test_a_run_that_lives_is_refused_and_named(config, tmp_path):
     folder = trained(config, range(1, 3)).folder
-    script = "import sys, pathlib; from agentgym.locks import hold; hold(pathlib.Path(sys.argv[1])); print(flush=True); input()"
+    script = "import sys, pathlib; from agentgym.storage.locks import hold; hold(pathlib.Path(sys.argv[1])); print(flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", script, folder.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:

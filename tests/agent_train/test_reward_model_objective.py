@@ -12,8 +12,8 @@ from torch.nn.functional import logsigmoid
 from transformers import AutoModelForSequenceClassification
 
 from agent_train.learner.preference_objective import of_scored_pairs, of_scores
-from agent_train.modes.objectives import Objective, judge, learn
-from agent_train.modes.samples import Sample
+from agent_train.trainer.offline.objectives import Objective, judge, learn
+from agent_train.trainer.offline.samples import Sample
 
 SIZES = (9, 17, 5, 12, 9, 21, 7, 11)
 CONFIG = dataclasses.replace(make_config(), mode="rm")

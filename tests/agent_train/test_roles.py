@@ -8,12 +8,12 @@ import torch
 from learner_cases import make_config, make_rows, one_rank, write_model
 from sample_tokenizers import LAKE, tiny
 
-from agent_train.learner.group import Learner
-from agent_train.packing import shares
-from agent_train.role_start import check_vocabularies, learning_beside
-from agent_train.roles import learning_rate, learns, roles_of, source_of, start_of
-from agent_train.tiny import train_tokenizer
-from agent_train.vocabulary import VocabularyError, check_folder
+from agent_train.data.packing import shares
+from agent_train.learner.actor_group import Learner
+from agent_train.learner.role_start import check_vocabularies, learning_beside
+from agent_train.learner.roles import learning_rate, learns, roles_of, source_of, start_of
+from agent_train.learner.tiny import train_tokenizer
+from agent_train.learner.vocabulary import VocabularyError, check_folder
 
 
 def config_with(**settings):

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_tokenizers import renderer
 
-from agent_train.rows import rows_of
-from agentgym.messages import user
-from agentgym.trajectory import Tokens, Trajectory, Turn
+from agent_train.data.samples import rows_of
+from agentgym.core.messages import user
+from agentgym.core.trajectory import Tokens, Trajectory, Turn
 
 
 def trajectory(*turns: Tokens | None) -> Trajectory:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from run_cases import new_run
 
-from agent_train.compose import config_from_yaml
-from agent_train.config import Config, EnvConfig, TrainerConfig
-from agent_train.run_folder import RunFolder, run_name, versions
-from agentgym.files import write_json, write_text
+from agent_train.config.compose import config_from_yaml
+from agent_train.config.schema import Config, EnvConfig, TrainerConfig
+from agent_train.trainer.run_folder import RunFolder, run_name, versions
+from agentgym.storage.files import write_json, write_text
 
 
 @pytest.fixture

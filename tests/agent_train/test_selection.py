@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from step_cases import algorithm, episode, group
 
-from agent_train.config import Config, OverlongConfig
-from agent_train.progress import Progress
-from agent_train.selection import choose, cut, kept_groups, more_groups, outcomes_of, penalty
-from agent_train.step import play
-from agentgym.tasks import Task, TaskSet
-from agentgym.trajectory import Group
+from agent_train.algorithms.selection import choose, cut, kept_groups, more_groups, outcomes_of, penalty
+from agent_train.config.schema import Config, OverlongConfig
+from agent_train.trainer.progress import Progress
+from agent_train.trainer.step import play
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.core.trajectory import Group
 
 
 def rewarded(task, *rewards):

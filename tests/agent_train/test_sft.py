@@ -10,18 +10,18 @@ from learner_cases import make_rows, one_rank, write_model
 from transformers import AutoTokenizer
 
 import agentgym
-from agent_train.config import SftConfig, TinyConfig
+from agent_train.config.schema import SftConfig, TinyConfig
+from agent_train.data.packing import shares
+from agent_train.data.samples import rows_of
 from agent_train.engine.base import Completion, Sampling
+from agent_train.learner.tiny import build_tiny
 from agent_train.learner.worker import LearnerWorker
-from agent_train.packing import shares
-from agent_train.renderer import Renderer
-from agent_train.rows import rows_of
-from agent_train.sft import ExpertError, NoExpertError, expert_trajectories, sft_rows, warm_start
-from agent_train.tiny import build_tiny
-from agent_train.token_policy import TokenPolicy
+from agent_train.rollout.renderer import Renderer
+from agent_train.rollout.token_policy import TokenPolicy
+from agent_train.trainer.warm_start import ExpertError, NoExpertError, expert_trajectories, sft_rows, warm_start
 from agentgym import Env, Task, TaskSet
-from agentgym.messages import text_of, user
-from agentgym.rollout import run_episode
+from agentgym.core.messages import text_of, user
+from agentgym.rollout.episode import run_episode
 
 
 class Corridor(Env):

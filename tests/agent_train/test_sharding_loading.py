@@ -8,11 +8,11 @@ from learner_cases import make_config, one_rank, write_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from agent_train.data.samples import Row
 from agent_train.learner.fsdp import blocks_of, full_tensors, load_policy
 from agent_train.learner.loading import WeightFiles
 from agent_train.learner.parallel import data_ranks, make_layout, plan_of, rank_shares
-from agent_train.learner.sequence import check_heads
-from agent_train.rows import Row
+from agent_train.learner.sequence_parallel import check_heads
 
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])

@@ -10,7 +10,7 @@ from torch import nn
 from agent_train.learner.fsdp import UNCOMPILED, blocks_of, compile_blocks, load_policy
 from agent_train.learner.optimizers import make_optimizer, set_lr
 from agent_train.learner.parallel import rank_shares
-from agent_train.learner.sequence import ULYSSES, Spread, spread_over
+from agent_train.learner.sequence_parallel import ULYSSES, Spread, spread_over
 
 
 def settings_of(**learner):

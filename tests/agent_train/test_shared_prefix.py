@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from learner_cases import VOCAB, assert_same, gradients_of, make_config, one_rank, write_model
 
-from agent_train.balance import Cost
+from agent_train.data.balance import Cost
+from agent_train.data.packing import batch_of, shares
+from agent_train.data.prefixes import trees_of
+from agent_train.data.samples import Row
 from agent_train.learner.worker import LearnerWorker
-from agent_train.packing import batch_of, shares
-from agent_train.prefixes import trees_of
-from agent_train.rows import Row
 
 
 def row_of(prompt, size, rng, group="g", turns=1):

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_cases import advantages, algorithm, episode, example, firsts, group, rows_for
 
-from agent_train.advantages import ADVANTAGES, Scores, mean_and_spread, set_advantages
 from agent_train.algorithms.advantages import group_advantages
-from agentgym.trajectory import Group
+from agent_train.algorithms.step_advantages import ADVANTAGES, Scores, mean_and_spread, set_advantages
+from agentgym.core.trajectory import Group
 
 NEAR = {"abs": 4e-6}  # the hand-computed numbers have no eps
 

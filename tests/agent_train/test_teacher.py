@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 from sample_tokenizers import tiny
 
-from agent_train.config import Config
-from agent_train.rows import Row
-from agent_train.teacher import Teacher, TeacherError
-from agent_train.tiny import train_tokenizer
+from agent_train.config.schema import Config
+from agent_train.data.samples import Row
+from agent_train.engine.teacher import Teacher, TeacherError
+from agent_train.learner.tiny import train_tokenizer
 
 ROWS = [
     Row([3, 4, 5, 6], [False, True, False, True], [0.0, -1.0, 0.0, -1.0], trajectory="one"),

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from sample_tokenizers import LAKE, tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_train.config import TinyConfig
-from agent_train.renderer import Renderer
-from agent_train.tiny import build_tiny, texts_of_env, train_tokenizer
-from agentgym.messages import assistant, system, user
-from agentgym.registration import UnknownEnvError
+from agent_train.config.schema import TinyConfig
+from agent_train.learner.tiny import build_tiny, texts_of_env, train_tokenizer
+from agent_train.rollout.renderer import Renderer
+from agentgym.core.messages import assistant, system, user
+from agentgym.core.registration import UnknownEnvError
 
 SMALL = TinyConfig(hidden=64, layers=2, heads=2, intermediate=96, vocab=320)
 

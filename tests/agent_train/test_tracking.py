@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 from run_cases import clock, episode, group, learned, new_run
 
-from agent_train.config import Config, TrainerConfig
-from agent_train.metrics_file import broken_lines, read_metrics
-from agent_train.run_folder import RunFolder
-from agent_train.tracking import Clock, Tracker, eval_metrics, step_metrics
-from agentgym.trajectory import Group
+from agent_train.config.schema import Config, TrainerConfig
+from agent_train.report.metrics_file import broken_lines, read_metrics
+from agent_train.report.tracking import Clock, Tracker, eval_metrics, step_metrics
+from agent_train.trainer.run_folder import RunFolder
+from agentgym.core.trajectory import Group
 
 
 @pytest.fixture

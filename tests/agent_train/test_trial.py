@@ -3,10 +3,10 @@
 import pytest
 from recipe_cases import settings_of
 
-from agent_train import combinations, trial
-from agent_train.compose import choices
-from agent_train.trial import wrong_formulas
-from agent_train.validation import CHOICES
+from agent_train.config import combinations, trial
+from agent_train.config.compose import choices
+from agent_train.config.trial import wrong_formulas
+from agent_train.config.validation import CHOICES
 
 
 def problems(*overrides):

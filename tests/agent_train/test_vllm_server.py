@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from engine_models import build
 
-from agent_train.config import EngineConfig
+from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import EngineError, Sampling
 from agent_train.engine.http import ServerFailed, open_client, post
 from agent_train.engine.router import Router

@@ -10,10 +10,11 @@ import pytest
 
 import agentgym
 from agentgym import Env, ScriptedPolicy, Task
-from agentgym.agent_failure import SANDBOX_LOST, SANDBOX_SPOILED, STEP_TIMEOUT, AgentFailure
-from agentgym.rewards import Rewarded, Rubric
-from agentgym.rollout import Episode, Limits, run_episode, run_many
-from agentgym.sandbox import BackendDown, SandboxError, SandboxSpec, SandboxSpoiled, acquire, bubblewrap, engine
+from agentgym.core.agent_failure import SANDBOX_LOST, SANDBOX_SPOILED, STEP_TIMEOUT, AgentFailure
+from agentgym.rewards.rubric import Rewarded, Rubric
+from agentgym.rollout.episode import Episode, Limits, run_episode, run_many
+from agentgym.sandbox import BackendDown, SandboxError, SandboxSpec, SandboxSpoiled, acquire
+from agentgym.sandbox.backends import bubblewrap, engine
 from agentgym.sandbox.lease import Lease
 from agentgym.sandbox.pool import Places, SandboxPool
 
@@ -102,7 +103,7 @@ class TestSteps:
         kill_guest(box, backend)
         with pytest.raises(SandboxError) as raised:
             box.write("a", "b")
-        assert agentgym.agent_failure.cause_of(raised.value) is None
+        assert agentgym.core.agent_failure.cause_of(raised.value) is None
         box.close()
 
     def test_a_file_that_a_program_left_unreadable_is_the_agents_failure(self, backend):
@@ -227,7 +228,7 @@ class TestWhoseFault:
             box.exec("true")
         with pytest.raises(type(error)) as raised:
             box.write("a", "b")
-        return agentgym.agent_failure.cause_of(raised.value)
+        return agentgym.core.agent_failure.cause_of(raised.value)
 
     def test_a_loss_is_the_agents_where_the_back_end_is_up(self):
         assert self.cause(SandboxError("gone")) == SANDBOX_LOST
@@ -250,15 +251,15 @@ class TestWhoseFault:
         box.alive = False
         with pytest.raises(SandboxError) as raised:
             lease.exec("fail")
-        assert agentgym.agent_failure.cause_of(raised.value) is None
+        assert agentgym.core.agent_failure.cause_of(raised.value) is None
 
     def test_an_environment_that_raises_another_error_from_it_is_understood(self):
         lost = SandboxError("gone")
-        agentgym.agent_failure.blame(lost, lambda: SANDBOX_LOST)
+        agentgym.core.agent_failure.blame(lost, lambda: SANDBOX_LOST)
         other = RuntimeError("no grade")
         other.__cause__ = lost
-        assert agentgym.agent_failure.cause_of(other) == SANDBOX_LOST
-        assert agentgym.agent_failure.cause_of(RuntimeError("no grade")) is None
+        assert agentgym.core.agent_failure.cause_of(other) == SANDBOX_LOST
+        assert agentgym.core.agent_failure.cause_of(RuntimeError("no grade")) is None
 
 
 def test_a_pool_without_knowledge_of_its_back_end_blames_nobody():

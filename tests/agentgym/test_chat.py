@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from agentgym import endpoints
-from agentgym.chat import ChatPolicy, url_of
-from agentgym.messages import user
-from agentgym.policy import EndEpisode, EndpointError
+from agentgym.core.messages import user
+from agentgym.policies import endpoints
+from agentgym.policies.base import EndEpisode, EndpointError
+from agentgym.policies.chat import ChatPolicy, url_of
 
 HELLO = [user("hello")]
 

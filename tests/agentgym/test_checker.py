@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from agentgym import registration
-from agentgym.checker import CHECKS, check_env, examine
-from agentgym.core import Env
-from agentgym.messages import user
-from agentgym.registration import register
-from agentgym.tasks import Task, TaskSet
+from agentgym.checks.check_env import CHECKS, check_env, examine
+from agentgym.core import registration
+from agentgym.core.env import Env
+from agentgym.core.messages import user
+from agentgym.core.registration import register
+from agentgym.core.tasks import Task, TaskSet
 
 
 class Parity(Env):

@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from agentgym import catalogue, cli, datasets
-from agentgym.catalogue import DataSet, DownloadError, data_sets, fetch
-from agentgym.datasets import HubData
-from agentgym.registration import registry
+from agentgym import cli, datasets
+from agentgym.core.registration import registry
+from agentgym.datasets import HubData, catalogue
+from agentgym.datasets.catalogue import DataSet, DownloadError, data_sets, fetch
 
 REAL = pytest.mark.data
 HUB = HubData("me/lamps")

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from agentgym import datasets
-from agentgym.tasks import Task, TaskSet
+from agentgym.core.tasks import Task, TaskSet
 
 HUB = datasets.HubData("openai/gsm8k", "main")
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from agentgym.endpoints import Gate, backoff, gate_of, retry_after
+from agentgym.policies.endpoints import Gate, backoff, gate_of, retry_after
 
 
 def run(coroutine):

@@ -228,7 +228,8 @@ def base(fresh):
     """A Docker client, and an image that holds pip and all that agentgym needs, but not agentgym."""
     from docker import DockerClient
 
-    from agentgym.sandbox import engine, images
+    from agentgym.sandbox.backends import engine
+    from agentgym.sandbox.images import build as images
 
     client = DockerClient(base_url=engine.address(), timeout=120)
     folder, tag = fresh.folder / "base", f"agentgym-test-base:{os.getpid()}"
@@ -279,8 +280,8 @@ def test_its_image_is_built_and_checks_itself_with_no_network(fresh, base, tmp_p
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_a_real_endpoint(fresh, tmp_path):
-    from agent_train.config import TinyConfig
-    from agent_train.tiny import build_tiny
+    from agent_train.config.schema import TinyConfig
+    from agent_train.learner.tiny import build_tiny
     from agentgym.evaluate.serving import serve_model
 
     shape = replace(TinyConfig(), hidden=64, layers=2, heads=2, intermediate=128, vocab=512)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import agentgym
-from agentgym.human import HumanPolicy
-from agentgym.messages import user
-from agentgym.policy import EndEpisode, ExpertPolicy, ScriptedPolicy
-from agentgym.rollout import run_episode
-from agentgym.shown import RewardedSteps, Screen, ShownPolicy, plain
+from agentgym.cli.terminal_text import RewardedSteps, Screen, ShownPolicy, plain
+from agentgym.core.messages import user
+from agentgym.policies.base import EndEpisode, ExpertPolicy, ScriptedPolicy
+from agentgym.policies.human import HumanPolicy
+from agentgym.rollout.episode import run_episode
 
 
 def schema(name, properties, required=()):

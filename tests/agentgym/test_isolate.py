@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgym import isolate
-from agentgym.isolate import IsolatedCallError, NoWorker, WorkerDied, call_isolated, reference
+from agentgym.processes import isolate
+from agentgym.processes.isolate import IsolatedCallError, NoWorker, WorkerDied, call_isolated, reference
 
 CHECKOUT = Path(__file__).parent.parent.parent
 
@@ -106,7 +106,7 @@ def test_what_the_function_started_is_killed_with_it(tmp_path, monkeypatch):
     code = (
         "import os, sys\n"
         "from tests_isolate import leave_child\n"
-        "from agentgym.isolate import call_isolated\n"
+        "from agentgym.processes.isolate import call_isolated\n"
         "try:\n    call_isolated(leave_child, timeout=3.0)\n"
         "except TimeoutError:\n    print('late')\n"
     )
@@ -219,7 +219,7 @@ def test_a_fork_has_workers_of_its_own():
 
 def test_workers_end_with_the_process_even_if_it_is_killed():
     code = (
-        "import os, signal, sys\nfrom agentgym.isolate import call_isolated\n"
+        "import os, signal, sys\nfrom agentgym.processes.isolate import call_isolated\n"
         "print(call_isolated('os:getpid', timeout=30), flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run(
@@ -234,7 +234,7 @@ def test_workers_end_with_the_process_even_if_it_is_killed():
 
 def test_a_worker_that_hangs_ends_soon_after_a_caller_that_was_killed(tmp_path):
     code = (
-        "import os, signal, threading, time\nfrom agentgym.isolate import call_isolated\n"
+        "import os, signal, threading, time\nfrom agentgym.processes.isolate import call_isolated\n"
         "call_isolated('signal:signal', 14, 1, timeout=30)\n"  # SIGALRM is ignored: what one call does, the next must not suffer
         "print(call_isolated('os:getpid', timeout=30), flush=True)\n"
         "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()\n"
@@ -253,7 +253,7 @@ def test_a_worker_that_hangs_ends_soon_after_a_caller_that_was_killed(tmp_path):
 def test_functions_of_a_script_can_run_too(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "from agentgym.isolate import call_isolated\n"
+        "from agentgym.processes.isolate import call_isolated\n"
         "def half(x):\n    return x / 2\n"
         "if __name__ == '__main__':\n    print(call_isolated(half, 3, timeout=30), call_isolated(half, 5, timeout=30))\n"
     )

@@ -10,14 +10,14 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.core import Env
-from agentgym.judge import Judge, JudgeError, judge_group, transcript
-from agentgym.messages import assistant, user
-from agentgym.policy import ScriptedPolicy
-from agentgym.rewards import Reward, Rewarded, RewardError, Rubric
-from agentgym.rollout import run_episode
-from agentgym.tasks import Task
-from agentgym.trajectory import Group, Trajectory, Turn
+from agentgym.core.env import Env
+from agentgym.core.messages import assistant, user
+from agentgym.core.tasks import Task
+from agentgym.core.trajectory import Group, Trajectory, Turn
+from agentgym.policies.base import ScriptedPolicy
+from agentgym.rewards.judge import Judge, JudgeError, judge_group, transcript
+from agentgym.rewards.rubric import Reward, Rewarded, RewardError, Rubric
+from agentgym.rollout.episode import run_episode
 
 TASK = Task("t1", answer="Paris")
 FENCED = re.compile(r"(#[0-9a-f]{32}#) (candidate \d+|the episode) begins\n(.*?)\n\1 \2 ends", re.DOTALL)

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.core import Env
-from agentgym.mcp import McpServerError, McpTools, _Connection, _thread
-from agentgym.mcp_stdio import LONGEST_LINE
-from agentgym.messages import assistant
-from agentgym.policy import ScriptedPolicy
-from agentgym.rollout import run_episode
-from agentgym.tasks import Task
-from agentgym.tools import ToolSet, tool
+from agentgym.core.env import Env
+from agentgym.core.messages import assistant
+from agentgym.core.tasks import Task
+from agentgym.policies.base import ScriptedPolicy
+from agentgym.rollout.episode import run_episode
+from agentgym.tools.mcp import McpServerError, McpTools, _Connection, _thread
+from agentgym.tools.mcp_stdio import LONGEST_LINE
+from agentgym.tools.toolset import ToolSet, tool
 
 pytest.importorskip("mcp")
 
@@ -188,7 +188,7 @@ class TestTrouble:
             assert tools.call("slow", {"seconds": 0.0}) == "awake"
 
     def test_a_server_that_blocks_is_a_failure(self, kind, http, monkeypatch):
-        monkeypatch.setattr("agentgym.mcp.PROBE_SECONDS", 1.0)
+        monkeypatch.setattr("agentgym.tools.mcp.PROBE_SECONDS", 1.0)
         own = HttpServer() if kind == "http" else None
         try:
             with connect(kind, own, timeout=0.5) as server:
@@ -265,7 +265,7 @@ class TestProcess:
         pid = int(server.call("start_child", {}).split()[1])
         del server
         assert gone(pid)
-        code = f"from agentgym.mcp import McpTools; print(McpTools({SERVER!r}).call('start_child', {{}}))"
+        code = f"from agentgym.tools.mcp import McpTools; print(McpTools({SERVER!r}).call('start_child', {{}}))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
         assert all(gone(int(pid)) for pid in done.stdout.split())
 

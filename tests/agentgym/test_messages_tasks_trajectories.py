@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.messages import (
+from agentgym.core.messages import (
     assistant,
     problem_of,
     system,
@@ -16,9 +16,9 @@ from agentgym.messages import (
     tool_result,
     user,
 )
-from agentgym.spaces import ActionSpace, MessagesSpace
-from agentgym.tasks import Task, TaskSet
-from agentgym.trajectory import Tokens, Trajectory, Turn, read_jsonl, write_jsonl
+from agentgym.core.spaces import ActionSpace, MessagesSpace
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.core.trajectory import Tokens, Trajectory, Turn, read_jsonl, write_jsonl
 
 any_text = st.text(st.characters())  # surrogates too
 json_values = st.recursive(

@@ -6,9 +6,9 @@ import random
 import pytest
 
 import agentgym
-from agentgym.chat import ChatPolicy
-from agentgym.messages import user
-from agentgym.policy import EndEpisode, ExpertPolicy, NullPolicy, Policy, RandomPolicy, ScriptedPolicy
+from agentgym.core.messages import user
+from agentgym.policies.base import EndEpisode, ExpertPolicy, NullPolicy, Policy, RandomPolicy, ScriptedPolicy
+from agentgym.policies.chat import ChatPolicy
 
 HELLO = [user("hello")]
 
@@ -75,7 +75,7 @@ def test_all_are_policies(policy):
 
 
 def test_the_chat_policy_has_three_addresses():
-    from agentgym import policy
+    from agentgym.policies import base as policy
 
     assert policy.ChatPolicy is agentgym.ChatPolicy is ChatPolicy
     with pytest.raises(AttributeError, match="no attribute 'ChatPolcy'"):

@@ -8,8 +8,8 @@ import gymnasium
 import pytest
 
 import agentgym
-from agentgym.checker import check_env
-from agentgym.registration import registry
+from agentgym.checks.check_env import check_env
+from agentgym.core.registration import registry
 
 IDS = sorted(registry)
 EVERY = [pytest.param(id, marks=pytest.mark.sandbox) if "sandbox" in registry[id].tags else id for id in IDS]

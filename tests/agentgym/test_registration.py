@@ -9,11 +9,11 @@ import warnings
 import pytest
 
 import agentgym
-from agentgym import registration
-from agentgym.core import Env, Wrapper
-from agentgym.messages import user
-from agentgym.registration import EnvSpec, UnknownEnvError, make, register, spec
-from agentgym.tasks import Task, TaskSet
+from agentgym.core import registration
+from agentgym.core.env import Env, Wrapper
+from agentgym.core.messages import user
+from agentgym.core.registration import EnvSpec, UnknownEnvError, make, register, spec
+from agentgym.core.tasks import Task, TaskSet
 
 
 class Guess(Env):
@@ -235,7 +235,7 @@ HEAVY = ("torch", "ray", "transformers", "vllm", "datasets", "pyarrow")
     "code",
     [
         "import agentgym",
-        "import agentgym.core, agentgym.rollout, agentgym.policy, agentgym.evaluate, agentgym.checker, agentgym.cli",
+        "import agentgym.core.env, agentgym.rollout.episode, agentgym.policies.base, agentgym.evaluate, agentgym.checks.check_env, agentgym.cli",
         "import agentgym; list(agentgym.registry); agentgym.make('frozen_lake').reset(seed=1)",
         "import agentgym; [getattr(agentgym, name) for name in agentgym.__all__]",
     ],

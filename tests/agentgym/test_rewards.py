@@ -14,12 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentgym
-from agentgym import registration
-from agentgym.checker import check_env
-from agentgym.core import Env
-from agentgym.messages import assistant, user
-from agentgym.policy import ScriptedPolicy
-from agentgym.rewards import (
+from agentgym.checks.check_env import check_env
+from agentgym.core import registration
+from agentgym.core.env import Env
+from agentgym.core.messages import assistant, user
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.core.trajectory import Trajectory, Turn
+from agentgym.policies.base import ScriptedPolicy
+from agentgym.rewards.rubric import (
     TAKES,
     Reward,
     Rewarded,
@@ -31,9 +33,7 @@ from agentgym.rewards import (
     length_penalty,
     matches,
 )
-from agentgym.rollout import Limits, run_episode
-from agentgym.tasks import Task, TaskSet
-from agentgym.trajectory import Trajectory, Turn
+from agentgym.rollout.episode import Limits, run_episode
 
 TASK = Task("t1", (user("2 + 2?"),), answer="4")
 

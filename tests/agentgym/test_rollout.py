@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from agentgym.core import Env
-from agentgym.messages import user
-from agentgym.policy import EndEpisode, ExpertPolicy, Reply, ScriptedPolicy
-from agentgym.rollout import Episode, Limits, close_env, run_episode, run_many
-from agentgym.tasks import Task
-from agentgym.trajectory import read_jsonl, write_jsonl
+from agentgym.core.env import Env
+from agentgym.core.messages import user
+from agentgym.core.tasks import Task
+from agentgym.core.trajectory import read_jsonl, write_jsonl
+from agentgym.policies.base import EndEpisode, ExpertPolicy, Reply, ScriptedPolicy
+from agentgym.rollout.episode import Episode, Limits, close_env, run_episode, run_many
 
 TASK = Task("t")
 QUICK = Limits(step_timeout=0.3, reset_timeout=0.3, init_timeout=0.3, act_timeout=0.3, close_timeout=0.3)
@@ -473,8 +473,8 @@ def test_an_abandoned_thread_does_not_keep_the_process_alive(tmp_path):
     script = tmp_path / "hang.py"
     script.write_text(
         "import asyncio, threading\n"
-        "from agentgym.core import Env\nfrom agentgym.messages import user\n"
-        "from agentgym.policy import ScriptedPolicy\nfrom agentgym.rollout import *\nfrom agentgym.tasks import Task\n"
+        "from agentgym.core.env import Env\nfrom agentgym.core.messages import user\n"
+        "from agentgym.policies.base import ScriptedPolicy\nfrom agentgym.rollout.episode import *\nfrom agentgym.core.tasks import Task\n"
         "class Hang(Env):\n"
         "    def reset(self, *, seed=None, options=None):\n"
         "        threading.Event().wait()\n"

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from agentgym.core import Env
-from agentgym.lanes import Lane
-from agentgym.messages import user
-from agentgym.policy import ScriptedPolicy
-from agentgym.rollout import Limits, close_env, run_episode
-from agentgym.tasks import Task
+from agentgym.core.env import Env
+from agentgym.core.executor import Lane
+from agentgym.core.messages import user
+from agentgym.core.tasks import Task
+from agentgym.policies.base import ScriptedPolicy
+from agentgym.rollout.episode import Limits, close_env, run_episode
 
 
 def run(coroutine):

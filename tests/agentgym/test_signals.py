@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import agentgym
-from agentgym.blocking import Blocking
-from agentgym.evaluate import tied
-from agentgym.signals import command_of
+from agentgym.core.blocking import Blocking
+from agentgym.processes import tied
+from agentgym.processes.signals import command_of
 
 INHERITED = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1)
 BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
@@ -91,7 +91,7 @@ def own_signals():
 
 
 def test_an_isolated_call_does_not():
-    code = "from agentgym.isolate import call_isolated, reference; import test_signals as t; "
+    code = "from agentgym.processes.isolate import call_isolated, reference; import test_signals as t; "
     code += "print(call_isolated(t.own_signals, timeout=30))"
     with ignored_and_blocked():
         done = subprocess.run(

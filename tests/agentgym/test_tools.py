@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from agentgym.spaces import MessagesSpace
-from agentgym.tools import ToolCall, ToolError, ToolSet, tool
+from agentgym.core.spaces import MessagesSpace
+from agentgym.tools.toolset import ToolCall, ToolError, ToolSet, tool
 
 
 @tool

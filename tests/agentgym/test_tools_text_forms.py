@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agentgym.text_forms import FinalAnswer, NotJson, answer_in, calls_in, parse_json, spoken
-from agentgym.tools import ToolCall, ToolSet, tool
+from agentgym.tools.text_forms import FinalAnswer, NotJson, answer_in, calls_in, parse_json, spoken
+from agentgym.tools.toolset import ToolCall, ToolSet, tool
 
 
 @tool

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 import agentgym
-from agentgym.messages import assistant
-from agentgym.policy import Reply
-from agentgym.rollout import Episode, run_many
-from agentgym.tasks import Task
+from agentgym.core.messages import assistant
+from agentgym.core.tasks import Task
+from agentgym.policies.base import Reply
+from agentgym.rollout.episode import Episode, run_many
 
 
 def problem(answer="18", **more):

@@ -10,9 +10,9 @@ import pytest
 
 import agentgym
 from agentgym import sandbox
-from agentgym.messages import user
+from agentgym.core.messages import user
+from agentgym.core.tasks import Task
 from agentgym.sandbox import SandboxError
-from agentgym.tasks import Task
 from agentgym_envs.sql.tasks import load_questions
 
 PARALLEL = 4

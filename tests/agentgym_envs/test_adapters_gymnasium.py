@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agentgym
-from agentgym import registration
-from agentgym.checker import check_env
-from agentgym.policy import RandomPolicy, ScriptedPolicy
-from agentgym.registration import Adapter, EnvSpec, UnknownEnvError, register_adapter, spec
-from agentgym.rollout import Episode as RunEpisode
-from agentgym.rollout import run_episode, run_many
-from agentgym.tasks import Task, TaskSet
+from agentgym.checks.check_env import check_env
+from agentgym.core import registration
+from agentgym.core.registration import Adapter, EnvSpec, UnknownEnvError, register_adapter, spec
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.policies.base import RandomPolicy, ScriptedPolicy
+from agentgym.rollout.episode import Episode as RunEpisode
+from agentgym.rollout.episode import run_episode, run_many
 from agentgym_envs.adapters.gymnasium import GymnasiumEnv, description_of, uncoloured
 from agentgym_envs.adapters.spaces import Unreadable, action_of, check_actions, form_of, written
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import agentgym
 from agentgym import sandbox as sandboxes
-from agentgym.checker import check_env
-from agentgym.tasks import Task, TaskSet
+from agentgym.checks.check_env import check_env
+from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs import code as package
 from agentgym_envs import register_all
 from agentgym_envs.code.attempt import HINT, SUBMIT, fenced, says_submit

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import agentgym
-from agentgym.tasks import Task
+from agentgym.core.tasks import Task
 from agentgym_envs import games as games_package
 from agentgym_envs.games.symmetry import least_form
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from agentgym.tasks import Task
+from agentgym.core.tasks import Task
 from agentgym_envs.games.directions import read_direction
 from agentgym_envs.games.frozen_lake import FrozenLake
 from agentgym_envs.games.frozen_lake.env import NEAR_RULES, RULES

@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from agentgym.tasks import Task
+from agentgym.core.tasks import Task
 from agentgym_envs.games.directions import DIRECTIONS
 from agentgym_envs.games.sokoban import Sokoban
 from agentgym_envs.games.sokoban.levels import longest, make_level

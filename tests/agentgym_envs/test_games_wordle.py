@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.tasks import Task, TaskSet
+from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.games.wordle import Wordle
 from agentgym_envs.games.wordle.env import read_word
 from agentgym_envs.games.wordle.words import best_guess, consistent, feedback, word_list

@@ -6,8 +6,8 @@ import pytest
 from sql_cases import look, need_sandbox, question, reward_of, started
 
 import agentgym
-from agentgym.messages import user
-from agentgym.tasks import Task
+from agentgym.core.messages import user
+from agentgym.core.tasks import Task
 from agentgym_envs import register_all
 from agentgym_envs.code.grading import Limits, grade
 from agentgym_envs.code.problems import Problem

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agentgym
-from agentgym.checker import check_env as check_author
-from agentgym.messages import assistant
-from agentgym.tasks import Task, TaskSet
+from agentgym.checks.check_env import check_env as check_author
+from agentgym.core.messages import assistant
+from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs import math as package
 from agentgym_envs import register_all
 from agentgym_envs.math.arithmetic import compute, parse
@@ -484,7 +484,7 @@ class TestCountdown:
 def test_registering_imports_no_environment():
     code = (
         "import sys, agentgym_envs; agentgym_envs.register_all()\n"
-        "from agentgym.registration import registry\n"
+        "from agentgym.core.registration import registry\n"
         "assert {'gsm8k', 'gsm8k_tool', 'countdown', 'frozen_lake'} <= set(registry)\n"
         "print([m for m in sys.modules if m.startswith('agentgym_envs.math.') or m in ('torch', 'ray', 'datasets')])"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.text_forms import answer_in
+from agentgym.tools.text_forms import answer_in
 from agentgym_envs.math.symbolic import same_answer
 
 pytest.importorskip("mpmath")

@@ -13,10 +13,10 @@ from gymnasium.utils.env_checker import check_env
 from math_episodes import code, make, play_all, problem
 
 import agentgym
-from agentgym.checker import check_env as check_author
+from agentgym.checks.check_env import check_env as check_author
+from agentgym.core.tasks import Task
 from agentgym.sandbox import SandboxSpec
 from agentgym.sandbox import acquire as acquire_sandbox
-from agentgym.tasks import Task
 from agentgym_envs import math as package
 from agentgym_envs import register_all
 from agentgym_envs.math.gsm8k_python.svamp import load_svamp

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from math_episodes import Playing, code, make, problem
 
 import agentgym
-from agentgym.rollout import Episode, run_many
+from agentgym.rollout.episode import Episode, run_many
 from agentgym.sandbox import SandboxError, choose
 from agentgym.sandbox import acquire as acquire_sandbox
 from agentgym_envs import register_all

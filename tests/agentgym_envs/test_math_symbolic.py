@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgym.isolate import IsolatedCallError, NoWorker
+from agentgym.processes.isolate import IsolatedCallError, NoWorker
 from agentgym_envs.math import symbolic
 from agentgym_envs.math.symbolic import LONGEST_ANSWER, plain, same_answer
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.tasks import TaskSet
+from agentgym.core.tasks import TaskSet
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 PUBLISHED = ("gsm8k", "gsm8k_tool", "gsm8k_python", "math_python", "code_mbpp", "code_humaneval", "sql", "search")

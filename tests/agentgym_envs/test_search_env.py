@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agentgym
-from agentgym.checker import check_env as check_author
-from agentgym.messages import assistant
-from agentgym.policy import ExpertPolicy
-from agentgym.rollout import run_episode
-from agentgym.tasks import Task
+from agentgym.checks.check_env import check_env as check_author
+from agentgym.core.messages import assistant
+from agentgym.core.tasks import Task
+from agentgym.policies.base import ExpertPolicy
+from agentgym.rollout.episode import run_episode
 from agentgym_envs import register_all, search
 from agentgym_envs.search import corpora
 from agentgym_envs.search.env import NOTHING

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import agentgym
-from agentgym.agent_failure import cause_of
+from agentgym.core.agent_failure import cause_of
 from agentgym.sandbox import SandboxError
 from agentgym_envs import register_all
 from agentgym_envs.search import sandboxed

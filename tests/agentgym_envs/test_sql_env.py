@@ -17,10 +17,10 @@ from sql_cases import call, look, need_sandbox, question, reward_of, started
 
 import agentgym
 from agentgym import sandbox
-from agentgym.checker import check_env as check_author
-from agentgym.messages import assistant
+from agentgym.checks.check_env import check_env as check_author
+from agentgym.core.messages import assistant
+from agentgym.core.tasks import Task
 from agentgym.sandbox import SandboxError
-from agentgym.tasks import Task
 from agentgym_envs import register_all
 
 register_all()

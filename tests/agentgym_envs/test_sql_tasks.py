@@ -18,8 +18,8 @@ import pytest
 from sql_cases import all_of, call, need_sandbox, play, play_all, question, reward_of, started
 
 import agentgym
-from agentgym.messages import user
-from agentgym.tasks import Task
+from agentgym.core.messages import user
+from agentgym.core.tasks import Task
 from agentgym_envs import register_all, sql
 from agentgym_envs.sql import tasks as task_module
 from agentgym_envs.sql.database import load_database

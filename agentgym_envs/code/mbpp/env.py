@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from agentgym import datasets
-from agentgym.messages import user
-from agentgym.tasks import Task, TaskSet
+from agentgym.core.messages import user
+from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.code.env import CodeEnv
 from agentgym_envs.code.problems import Problem, check_data, imports_for, names_between, own_problems
 from agentgym_envs.splits import check_split

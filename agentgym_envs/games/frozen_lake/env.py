@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from agentgym.core import Env, Step
-from agentgym.messages import Action, Observation, user
-from agentgym.tasks import Task, TaskSet
+from agentgym.core.env import Env, Step
+from agentgym.core.messages import Action, Observation, user
+from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.games.directions import DIRECTIONS, LEGAL, read_direction
 from agentgym_envs.games.frozen_lake.levels import (
     EDGE,

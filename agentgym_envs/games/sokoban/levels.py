@@ -6,8 +6,8 @@ import os
 import random
 from pathlib import Path
 
+from agentgym.core.tasks import Task, TaskSet
 from agentgym.datasets import FOLDER_VARIABLE
-from agentgym.tasks import Task, TaskSet
 from agentgym_envs.games.sokoban.room import BOX, FLOOR, PLAYER, TARGET, WALL, content, parse_level
 from agentgym_envs.games.sokoban.solver import solve
 from agentgym_envs.games.symmetry import least_form

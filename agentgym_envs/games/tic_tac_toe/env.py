@@ -6,9 +6,9 @@ import random
 import re
 from typing import Any
 
-from agentgym.core import Env, Step
-from agentgym.messages import Action, Observation, user
-from agentgym.tasks import Task, TaskSet
+from agentgym.core.env import Env, Step
+from agentgym.core.messages import Action, Observation, user
+from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.games.tic_tac_toe.board import (
     AGENT,
     EMPTY,

@@ -6,9 +6,9 @@ import random
 import re
 from typing import Any
 
-from agentgym.core import Env, Step
-from agentgym.messages import Action, Observation, user
-from agentgym.tasks import Task, TaskSet
+from agentgym.core.env import Env, Step
+from agentgym.core.messages import Action, Observation, user
+from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.games.wordle.words import HIT, History, best_guess, feedback, word_list, word_tasks
 
 LEGAL = "answer with one word of five letters a-z"

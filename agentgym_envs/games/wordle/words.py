@@ -7,8 +7,8 @@ from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
+from agentgym.core.tasks import Task, TaskSet
 from agentgym.datasets import FOLDER_VARIABLE, locate
-from agentgym.tasks import Task, TaskSet
 from agentgym_envs.splits import seeds_of, split_of
 
 LISTS = ("own", "data")

@@ -8,10 +8,10 @@ from collections import Counter
 from fractions import Fraction
 from typing import Any
 
-from agentgym.core import Env, Step
-from agentgym.messages import Action, Observation, user
-from agentgym.tasks import Task, TaskSet
-from agentgym.text_forms import spoken
+from agentgym.core.env import Env, Step
+from agentgym.core.messages import Action, Observation, user
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.tools.text_forms import spoken
 from agentgym_envs.math.arithmetic import ArithmeticProblem, compute, numbers_of, parse, written
 from agentgym_envs.math.countdown.rounds import Difficulty, draw_round, parse_round, random_expression, solve
 from agentgym_envs.splits import IsTaken, never, seeds_of, without_repeats

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from agentgym.core import Step
-from agentgym.messages import Action
-from agentgym.tasks import TaskSet
+from agentgym.core.env import Step
+from agentgym.core.messages import Action
+from agentgym.core.tasks import TaskSet
 from agentgym_envs.math.answers import final_answer, hashes_answer, number_of
 from agentgym_envs.math.arithmetic import written
 from agentgym_envs.math.problem_env import ProblemEnv

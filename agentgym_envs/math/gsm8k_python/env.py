@@ -6,8 +6,8 @@ import ast
 import random
 from typing import Any, Literal
 
-from agentgym.tasks import TaskSet
-from agentgym.text_forms import FinalAnswer
+from agentgym.core.tasks import TaskSet
+from agentgym.tools.text_forms import FinalAnswer
 from agentgym_envs.math.answers import number_of, stated_answer
 from agentgym_envs.math.arithmetic import parse, written
 from agentgym_envs.math.gsm8k_python.svamp import load_svamp

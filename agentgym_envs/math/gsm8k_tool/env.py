@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any, ClassVar
 
-from agentgym.core import Step
-from agentgym.messages import Action, assistant
-from agentgym.text_forms import call_text
-from agentgym.tools import ToolError, ToolSet, tool
+from agentgym.core.env import Step
+from agentgym.core.messages import Action, assistant
+from agentgym.tools.text_forms import call_text
+from agentgym.tools.toolset import ToolError, ToolSet, tool
 from agentgym_envs.math.answers import number_of, stated_answer
 from agentgym_envs.math.arithmetic import ArithmeticProblem, compute, parse, written
 from agentgym_envs.math.problem_env import ProblemEnv

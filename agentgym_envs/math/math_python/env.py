@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from agentgym.tasks import Task, TaskSet
-from agentgym.text_forms import FinalAnswer, answer_in
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.tools.text_forms import FinalAnswer, answer_in
 from agentgym_envs.math.math_python.tasks import check_problem, load_problems
 from agentgym_envs.math.python_env import PythonEnv
 from agentgym_envs.math.symbolic import require_mpmath, same_answer

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from agentgym import datasets
-from agentgym.messages import user
-from agentgym.tasks import Task, TaskSet
-from agentgym.text_forms import answer_in
+from agentgym.core.messages import user
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.tools.text_forms import answer_in
 from agentgym_envs.own_tasks import own_tasks
 from agentgym_envs.splits import check_split
 

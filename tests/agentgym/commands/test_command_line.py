@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.cli import COMMANDS, main, parser
-from agentgym.mistake import nearest
+from agentgym.cli.usage_error import nearest
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -114,7 +114,7 @@ def imported_by(code):
 
 def test_help_and_completion_import_nothing_heavy():
     assert not imported_by("import agentgym.cli; agentgym.cli.parser()") & set(HEAVY)
-    code = "from agentgym.cli import parser; from agentgym.commands.candidates import candidates"
+    code = "from agentgym.cli import parser; from agentgym.cli.candidates import candidates"
     assert not imported_by(f"{code}; assert candidates(parser(), ['eval', 'froz'])") & set(HEAVY)
 
 

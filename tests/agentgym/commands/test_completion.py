@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from agentgym.cli import main, parser
-from agentgym.commands.candidates import candidates
-from agentgym.commands.completion import SCRIPTS, split_line
+from agentgym.cli.candidates import candidates
+from agentgym.cli.completion import SCRIPTS, split_line
 
 BIN = Path(sys.executable).parent
 BREAKS = " \t\n\"'@><=;|&(:"

@@ -97,7 +97,7 @@ def test_a_program_that_hangs_fails_or_is_not_there_is_told_in_one_line():
 def test_an_engine_that_never_answers_does_not_hold_it_up(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr("agentgym.sandbox.engine.PROBE_TIMEOUT", 0.5)
+        monkeypatch.setattr("agentgym.sandbox.backends.engine.PROBE_TIMEOUT", 0.5)
         start = time.monotonic()
         found = sandboxes.docker()
         assert time.monotonic() - start < 50
@@ -134,7 +134,7 @@ def test_a_needed_package_that_cannot_be_imported_is_broken(monkeypatch):
 
 
 def test_a_plugin_that_does_not_load_is_broken(monkeypatch):
-    monkeypatch.setattr("agentgym.registration._broken_plugins", {"acme": "ImportError: no wheel"})
+    monkeypatch.setattr("agentgym.core.registration._broken_plugins", {"acme": "ImportError: no wheel"})
     found = by_name(packages.environments())
     assert (found["plugin acme"].state, found["environments"].state) == ("broken", "ok")
     assert "no wheel" in found["plugin acme"].text
@@ -267,7 +267,7 @@ def test_the_engine_tells_its_version_and_our_images():
 
 @pytest.mark.bubblewrap
 def test_what_a_sandbox_cannot_prevent_here_is_told(monkeypatch):
-    from agentgym.sandbox import bubblewrap
+    from agentgym.sandbox.backends import bubblewrap
 
     assert "bubblewrap limits" not in by_name(sandboxes.bubblewrap()) or os.getuid()
     bubblewrap._warn_once.cache_clear()
@@ -277,7 +277,7 @@ def test_what_a_sandbox_cannot_prevent_here_is_told(monkeypatch):
 
 
 def test_control_groups_are_left_as_they_were():
-    from agentgym import cgroups
+    from agentgym.processes import cgroups
 
     before = set(cgroups.ROOT.glob("**/agentgym-doctor-*"))
     assert sandboxes.cgroups()[0].state in ("ok", "warning")

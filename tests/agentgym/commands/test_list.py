@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
-from agentgym import registration
 from agentgym.cli import main
-from agentgym.core import Env
-from agentgym.registration import adapters, register, registry
+from agentgym.core import registration
+from agentgym.core.env import Env
+from agentgym.core.registration import adapters, register, registry
 
 
 class Plain(Env):
@@ -77,7 +77,7 @@ def test_where_no_back_end_is_installed_a_sandbox_is_missing(capsys, monkeypatch
             "importlib.util.find_spec", lambda name, d=docker: object() if d or name != "docker" else None
         )
         monkeypatch.setattr(shutil, "which", lambda name, b=bwrap: found[b])
-        monkeypatch.setattr("agentgym.sandbox.images.rootfs", lambda name: None)
+        monkeypatch.setattr("agentgym.sandbox.images.build.rootfs", lambda name: None)
         need = listed(capsys)["test/needy"]["needs"][2]
         assert need["here"] is here
         assert need["remedy"] == ("agentgym sandbox build search" if bwrap else "agentgym doctor")

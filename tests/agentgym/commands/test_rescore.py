@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 
 from agentgym.cli import main
-from agentgym.core import Env
+from agentgym.core.env import Env
+from agentgym.core.messages import user
+from agentgym.core.registration import EnvSpec
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.core.trajectory import write_jsonl
 from agentgym.evaluate import store
 from agentgym.evaluate.plan import AgentSpec, Cell
 from agentgym.evaluate.rescore import rescore
-from agentgym.messages import user
-from agentgym.policy import Reply
-from agentgym.registration import EnvSpec
-from agentgym.replays import ReplayPolicy
-from agentgym.rollout import Episode, Limits, run_many
-from agentgym.tasks import Task, TaskSet
-from agentgym.trajectory import write_jsonl
+from agentgym.policies.base import Reply
+from agentgym.rollout.episode import Episode, Limits, run_many
+from agentgym.rollout.replays import ReplayPolicy
 
 BROKEN: set[str] = set()
 

@@ -5,12 +5,12 @@ import random
 
 import pytest
 
-from agentgym import registration
 from agentgym.cli import main
-from agentgym.core import Env
-from agentgym.messages import user
-from agentgym.registration import register
-from agentgym.tasks import Task, TaskSet
+from agentgym.core import registration
+from agentgym.core.env import Env
+from agentgym.core.messages import user
+from agentgym.core.registration import register
+from agentgym.core.tasks import Task, TaskSet
 
 
 class Doubling(Env):

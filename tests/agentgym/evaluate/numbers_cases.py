@@ -1,8 +1,8 @@
 """Episodes and cells made by hand, for the tests of statistics, tables, reports and comparisons."""
 
+from agentgym.core.registration import EnvSpec
+from agentgym.core.trajectory import Trajectory, Turn
 from agentgym.evaluate import AgentSpec, Cell, results_of
-from agentgym.registration import EnvSpec
-from agentgym.trajectory import Trajectory, Turn
 
 
 def trajectory(

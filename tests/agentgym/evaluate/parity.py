@@ -1,8 +1,8 @@
 """The environment that tests of `agentgym eval` play."""
 
-from agentgym.core import Env
-from agentgym.messages import user
-from agentgym.tasks import Task, TaskSet
+from agentgym.core.env import Env
+from agentgym.core.messages import user
+from agentgym.core.tasks import Task, TaskSet
 
 
 class Parity(Env):

@@ -11,14 +11,14 @@ import pytest
 
 import agentgym
 from agentgym import Env, Task
-from agentgym.chat import ChatPolicy
+from agentgym.core.messages import user
 from agentgym.evaluate import agents
 from agentgym.evaluate.agents import check_plays, located, policy_maker, python
 from agentgym.evaluate.plan import AgentSpec
 from agentgym.evaluate.python_agent import AgentError
-from agentgym.messages import user
-from agentgym.policy import Calls, EndEpisode, NullPolicy
-from agentgym.rollout import Episode, run_episode, run_many
+from agentgym.policies.base import Calls, EndEpisode, NullPolicy
+from agentgym.policies.chat import ChatPolicy
+from agentgym.rollout.episode import Episode, run_episode, run_many
 
 HELLO = [user("hello")]
 EPISODE = Episode(Task("t"), 1, 8)
@@ -36,7 +36,7 @@ ALL = [
     agents.null(),
     agents.scripted(["a", {"role": "assistant", "content": "b"}]),
     agents.scripted({"t": ["a"]}),
-    agents.python("agentgym.policy:NullPolicy"),
+    agents.python("agentgym.policies.base:NullPolicy"),
 ]
 
 
@@ -123,7 +123,7 @@ def test_an_environment_without_an_expert_is_named():
 OWN = """
 import asyncio, threading, time
 from agentgym import Reply
-from agentgym.policy import Calls, EndEpisode
+from agentgym.policies.base import Calls, EndEpisode
 
 def plain(messages): return "plain " + messages[-1]["content"]
 def with_tools(messages, tools): return f"{len(tools)} tools"
@@ -318,4 +318,4 @@ def test_a_module_that_cannot_be_imported_is_said_at_once(target, words, tmp_pat
 
 def test_an_agent_named_by_value_needs_no_file():
     assert isinstance(policy_maker(agents.null())(EPISODE), NullPolicy)
-    assert answer(python("agentgym.policy:NullPolicy"))["content"] == ""
+    assert answer(python("agentgym.policies.base:NullPolicy"))["content"] == ""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentgym.evaluate.answers import reply_of_answer
-from agentgym.policy import Reply
+from agentgym.policies.base import Reply
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 COMPLETION = {

@@ -10,11 +10,11 @@ from numbers_cases import cell, trajectory
 from rich.console import Console
 
 from agentgym.cli import main
+from agentgym.core.trajectory import write_jsonl
 from agentgym.evaluate import compare_runs
 from agentgym.evaluate.compare import MOST_CHANGED
 from agentgym.evaluate.comparison_table import comparison_table
-from agentgym.files import write_json
-from agentgym.trajectory import write_jsonl
+from agentgym.storage.files import write_json
 
 
 def evaluation(path, cells):

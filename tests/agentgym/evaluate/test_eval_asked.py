@@ -8,8 +8,8 @@ import pytest
 from endpoint_double import said, serving
 
 from agentgym.cli import main
+from agentgym.core.trajectory import read_jsonl
 from agentgym.evaluate.statistics import pass_intervals, success_interval
-from agentgym.trajectory import read_jsonl
 
 PARITY = f"{parity.__name__}:Parity"
 

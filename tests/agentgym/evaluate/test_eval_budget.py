@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentgym.core.trajectory import Tokens, Trajectory, Turn
 from agentgym.evaluate.budget import Budget, Spent, Tally, calls_of
-from agentgym.policy import Calls, NullPolicy
-from agentgym.trajectory import Tokens, Trajectory, Turn
+from agentgym.policies.base import Calls, NullPolicy
 
 
 class Counted:

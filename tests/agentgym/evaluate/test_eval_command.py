@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from parity import Parity
 
-from agentgym import registration
 from agentgym.cli import main
+from agentgym.core import registration
+from agentgym.core.registration import register
 from agentgym.evaluate.store import read_cell, read_run
-from agentgym.registration import register
 
 
 class Broken(Parity):

@@ -11,13 +11,13 @@ import pytest
 from endpoint_double import said, serving
 
 from agentgym.cli import main
+from agentgym.core.registration import EnvSpec
+from agentgym.core.trajectory import read_jsonl
 from agentgym.evaluate import Budget, agents
 from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.run import MOST_REFUSALS, run_plan
 from agentgym.evaluate.store import read_cell
-from agentgym.policy import Calls, Reply
-from agentgym.registration import EnvSpec
-from agentgym.trajectory import read_jsonl
+from agentgym.policies.base import Calls, Reply
 
 EXPERT = agents.expert()
 RUNNING: Counter[str] = Counter()

@@ -112,7 +112,7 @@ def test_an_environment_in_a_file_elsewhere_is_found_again(tmp_path, monkeypatch
     (tmp_path / "far" / "mine" / "__init__.py").touch()
     text = """
         from agentgym import Env
-        from agentgym.tasks import Task, TaskSet
+        from agentgym.core.tasks import Task, TaskSet
 
         class Mine(Env):
             @classmethod

@@ -6,12 +6,12 @@ from html.parser import HTMLParser
 import pytest
 from numbers_cases import calls, cell, result, trajectory
 
-from agentgym.charts import Estimate, Frame, Palette, interval_chart
+from agentgym.core.trajectory import write_jsonl
 from agentgym.evaluate import Results
 from agentgym.evaluate.report import write_report
-from agentgym.files import write_json
-from agentgym.page_episodes import OF_EACH_KIND, examples
-from agentgym.trajectory import write_jsonl
+from agentgym.storage.files import write_json
+from agentgym.viewer.charts import Estimate, Frame, Palette, interval_chart
+from agentgym.viewer.page_episodes import OF_EACH_KIND, examples
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)>\"'&\ud800"
 SHOWN = EVIL.replace("\ud800", "?")

@@ -14,17 +14,17 @@ from pathlib import Path
 import parity
 import pytest
 
-from agentgym import registration
+from agentgym.core import registration
+from agentgym.core.registration import EnvSpec, spec
+from agentgym.core.tasks import Task, TaskSet
 from agentgym.evaluate import agents, evaluate
 from agentgym.evaluate.budget import Budget, Tally
 from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.prices import Prices
 from agentgym.evaluate.run import results_in, run_plan
 from agentgym.evaluate.store import StoreError, open_store, read_cell, scan
-from agentgym.policy import Calls, ExpertPolicy, Reply, ScriptedPolicy
-from agentgym.registration import EnvSpec, spec
-from agentgym.rollout import Limits
-from agentgym.tasks import Task, TaskSet
+from agentgym.policies.base import Calls, ExpertPolicy, Reply, ScriptedPolicy
+from agentgym.rollout.episode import Limits
 
 # What the environments do in this process, by task id; tests fill it.
 FAILING: set[str] = set()

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentgym.core.registration import EnvSpec
+from agentgym.core.trajectory import Trajectory, Turn
 from agentgym.evaluate.agents import chat, expert, null
 from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.store import Planned, Store, StoreError, effective, open_store, read_cell, read_run, scan
-from agentgym.files import write_json
-from agentgym.jsonl import mend
-from agentgym.registration import EnvSpec
-from agentgym.trajectory import Trajectory, Turn
+from agentgym.storage.files import write_json
+from agentgym.storage.jsonl import mend
 
 ENV = EnvSpec("e", "some.module:Env")
 CELL = Cell(ENV, expert(), n=5, k=2)

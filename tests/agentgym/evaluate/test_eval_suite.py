@@ -35,7 +35,7 @@ WHOLE = """
       - {model: m, base_url: "http://localhost:8000/v1", temperature: 0.7, extra: {top_p: 0.9}}
       - policy: expert
       - random
-      - {agent: "agentgym.policy:NullPolicy", name: mine}
+      - {agent: "agentgym.policies.base:NullPolicy", name: mine}
       - script: answers.txt
     envs:
       - frozen_lake

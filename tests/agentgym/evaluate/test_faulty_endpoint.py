@@ -14,10 +14,10 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from agentgym import endpoints
+from agentgym.core.trajectory import read_jsonl
 from agentgym.evaluate import evaluate
 from agentgym.evaluate.agents import chat, policy_maker
-from agentgym.trajectory import read_jsonl
+from agentgym.policies import endpoints
 
 FAULTS = {"429": 2, "429 later": 1, "500": 2, "cut": 2, "garbage": 2, "timeout": 1}  # and how often each
 SILENCE, PATIENCE = 60.0, 1.0

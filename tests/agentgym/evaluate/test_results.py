@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from numbers_cases import calls, trajectory
 from numbers_cases import result as cell
 
+from agentgym.core.trajectory import Tokens
 from agentgym.evaluate import CellResult, Results
 from agentgym.evaluate.results import HISTOGRAM_BINS, numbers_of
-from agentgym.trajectory import Tokens
 
 
 def test_failed_episodes_are_errors_and_not_zeros():

@@ -15,12 +15,12 @@ import urllib.request
 import psutil
 import pytest
 
-from agentgym.chat import ChatPolicy
+from agentgym.core.messages import user
 from agentgym.evaluate import serving
 from agentgym.evaluate.agents import chat
 from agentgym.evaluate.prepare import check_agents
 from agentgym.evaluate.serving import ServingError, arguments, check_serving, serve_model
-from agentgym.messages import user
+from agentgym.policies.chat import ChatPolicy
 
 CONFIG = {
     "max_position_embeddings": 32768,
@@ -159,7 +159,7 @@ def gone(pid):
 @pytest.mark.parametrize("victim", ["us", "what watches"])
 def test_nothing_is_left_when_a_process_is_killed(victim):
     code = (
-        "import subprocess, sys, time; from agentgym.evaluate.tied import command_of; "
+        "import subprocess, sys, time; from agentgym.processes.tied import command_of; "
         f"p = subprocess.Popen(command_of([sys.executable, '-c', {CHILD!r}]), stdin=subprocess.PIPE); "
         "print(p.pid, flush=True); time.sleep(90)"
     )
@@ -192,8 +192,8 @@ def words_of(process):
 
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory):
-    from agent_train.config import TinyConfig
-    from agent_train.tiny import build_tiny, texts_of_env
+    from agent_train.config.schema import TinyConfig
+    from agent_train.learner.tiny import build_tiny, texts_of_env
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     build_tiny(folder, texts_of_env("frozen_lake", n=8), TinyConfig(), 512, seed=0)

@@ -12,7 +12,8 @@ import pytest
 from opened import open_on
 from pool_doubles import Maker
 
-from agentgym.sandbox import SandboxSpec, images
+from agentgym.sandbox import SandboxSpec
+from agentgym.sandbox.images import build as images
 from agentgym.sandbox.pool import Places, SandboxPool
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "docker-engine.sh"

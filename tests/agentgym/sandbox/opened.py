@@ -5,13 +5,13 @@ RUN = "tests"
 
 def open_on(backend, spec):
     if backend.startswith("http"):
-        from agentgym.sandbox.remote import open_remote
+        from agentgym.sandbox.backends.remote import open_remote
 
         return open_remote(backend, spec, RUN)
     if backend == "docker":
-        from agentgym.sandbox.docker import open_docker
+        from agentgym.sandbox.backends.docker import open_docker
 
         return open_docker(spec, RUN)
-    from agentgym.sandbox.bubblewrap import open_bubblewrap
+    from agentgym.sandbox.backends.bubblewrap import open_bubblewrap
 
     return open_bubblewrap(spec, RUN)

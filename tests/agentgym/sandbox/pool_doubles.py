@@ -3,7 +3,7 @@
 import threading
 import time
 
-from agentgym.sandbox.core import SandboxError, SandboxSpec
+from agentgym.sandbox.api import SandboxError, SandboxSpec
 
 
 class Box:

@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from engine_proxy import EngineProxy
 
-from agentgym.sandbox import SandboxError, SandboxSpec, acquire, backends, choose, describe, engine
+from agentgym.sandbox import SandboxError, SandboxSpec, acquire, choose, describe
+from agentgym.sandbox.backends import engine
+from agentgym.sandbox.backends import select as backends
 from agentgym.sandbox.cleanup import remove_sandbox, sandboxes
 from agentgym.sandbox.pool import Places
 
@@ -82,7 +84,7 @@ class TestChoosing:
     @pytest.mark.docker
     @pytest.mark.bubblewrap
     def test_an_engine_without_the_image_is_not_taken(self, monkeypatch):
-        monkeypatch.setattr("agentgym.sandbox.images.image_tag", lambda name: f"agentgym/{name}:never-built")
+        monkeypatch.setattr("agentgym.sandbox.images.build.image_tag", lambda name: f"agentgym/{name}:never-built")
         choice = choose()
         assert choice.name == "bubblewrap"
         assert "has no image agentgym/python:never-built" in choice.reason

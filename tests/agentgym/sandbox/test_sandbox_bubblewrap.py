@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from agentgym import cgroups
-from agentgym.cgroups import Limits
-from agentgym.sandbox import SandboxError, SandboxSpec, bubblewrap
-from agentgym.sandbox.bubblewrap import bubblewrap_sandboxes, open_bubblewrap, records, remove
+from agentgym.processes import cgroups
+from agentgym.processes.cgroups import Limits
+from agentgym.sandbox import SandboxError, SandboxSpec
+from agentgym.sandbox.backends import bubblewrap
+from agentgym.sandbox.backends.bubblewrap import bubblewrap_sandboxes, open_bubblewrap, records, remove
 
 needs_bubblewrap = pytest.mark.bubblewrap
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
@@ -54,7 +55,7 @@ class TestStart:
         assert leftovers(str(raised.value).split()[1]) == []
 
     def test_this_machine_s_own_programs_where_the_image_was_not_built(self, start, monkeypatch):
-        monkeypatch.setattr("agentgym.sandbox.images.rootfs", lambda name: None)
+        monkeypatch.setattr("agentgym.sandbox.images.build.rootfs", lambda name: None)
         box = start()
         code = "import sys; print(sys.version_info[:3], sys.argv); open('/etc/passwd').read()"
         assert box.exec(["python3", "-c", code]).stdout == f"{sys.version_info[:3]} ['-c']\n"
@@ -62,7 +63,7 @@ class TestStart:
         assert box.exec("touch /etc/x /usr/x /x").stderr.count("Read-only") == 3
 
     def test_which_does_not_do_for_every_image(self, monkeypatch):
-        monkeypatch.setattr("agentgym.sandbox.images.rootfs", lambda name: None)
+        monkeypatch.setattr("agentgym.sandbox.images.build.rootfs", lambda name: None)
         with pytest.raises(SandboxError, match="the image 'search' is not built: run `agentgym sandbox build search`"):
             open_bubblewrap(SandboxSpec(image="search"), "tests")
 
@@ -103,7 +104,7 @@ class TestEnd:
         assert not box.alive
 
     def test_one_that_is_stopped_does_not_hang_its_host(self, start, monkeypatch):
-        monkeypatch.setattr("agentgym.sandbox.guest_sandbox.GRACE", 0.5)
+        monkeypatch.setattr("agentgym.sandbox.guest.guest_sandbox.GRACE", 0.5)
         box = start()
         for pid in bubblewrap._children(process_of(box)):
             os.kill(pid, signal.SIGSTOP)
@@ -127,7 +128,7 @@ class TestEnd:
         code = """
 import sys, time
 from agentgym.sandbox import SandboxSpec
-from agentgym.sandbox.bubblewrap import open_bubblewrap
+from agentgym.sandbox.backends.bubblewrap import open_bubblewrap
 box = open_bubblewrap(SandboxSpec(), "doomed")
 box.session("shell").run("sleep 12345 &")
 print(box.id, flush=True)
@@ -204,7 +205,7 @@ box.exec("while :; do :; done", timeout=1000)
             (records() / "agentgym-bad.json").unlink()
 
 
-IMPORTS = "from agentgym.sandbox import SandboxSpec\nfrom agentgym.sandbox.bubblewrap import open_bubblewrap"
+IMPORTS = "from agentgym.sandbox import SandboxSpec\nfrom agentgym.sandbox.backends.bubblewrap import open_bubblewrap"
 
 
 @needs_bubblewrap
@@ -271,7 +272,8 @@ class TestWithoutRights:
 NOT_ROOT = r'''
 import json, logging, time
 logging.basicConfig()
-from agentgym.sandbox import SandboxSpec, bubblewrap
+from agentgym.sandbox import SandboxSpec
+from agentgym.sandbox.backends import bubblewrap
 bubblewrap.image_root = lambda name: None
 box = bubblewrap.open_bubblewrap(SandboxSpec(pids=30), "tests")
 told = {"two_users": box.facts["two_users"], "id": box.exec("echo $(id -u) $(id -g)").stdout}

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.sandbox import SandboxError, SandboxSpec
-from agentgym.sandbox.channel import LARGEST_FRAME, Channel, SocketStream
-from agentgym.sandbox.guest_programs import REPLY_LIMIT
-from agentgym.sandbox.guest_sandbox import GuestSandbox, guest_command, guest_source, joined
+from agentgym.sandbox.guest.channel import LARGEST_FRAME, Channel, SocketStream
+from agentgym.sandbox.guest.guest_programs import REPLY_LIMIT
+from agentgym.sandbox.guest.guest_sandbox import GuestSandbox, guest_command, guest_source, joined
 
 
 @pytest.fixture

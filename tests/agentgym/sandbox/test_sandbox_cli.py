@@ -9,7 +9,7 @@ import pytest
 
 from agentgym.cli import main
 from agentgym.sandbox import SandboxSpec
-from agentgym.sandbox.found import Found, found, marks, this_host
+from agentgym.sandbox.discovery import Found, found, marks, this_host
 
 RUN = f"test-cli-{os.getpid()}"
 
@@ -38,9 +38,7 @@ class TestOwner:
         assert not found("i", "docker", marks("r") | {"born": "1"}).alive
 
     def test_one_that_nobody_has_waited_for_has_ended(self):
-        code = (
-            "import json; from agentgym.sandbox.found import marks; print(json.dumps(marks('r')), flush=True); input()"
-        )
+        code = "import json; from agentgym.sandbox.discovery import marks; print(json.dumps(marks('r')), flush=True); input()"
         with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
             kept = json.loads(child.stdout.readline())
             assert found("i", "docker", kept).alive
@@ -105,7 +103,7 @@ class TestListing:
 
     @pytest.mark.docker
     def test_shows_a_sandbox_until_cleanup_is_told_its_run(self, capsys):
-        from agentgym.sandbox.docker import open_docker
+        from agentgym.sandbox.backends.docker import open_docker
 
         box = open_docker(SandboxSpec(), RUN)
         try:
@@ -126,7 +124,7 @@ class TestListing:
 
     @pytest.mark.bubblewrap
     def test_shows_sandboxes_of_bubblewrap_too(self, capsys):
-        from agentgym.sandbox.bubblewrap import open_bubblewrap
+        from agentgym.sandbox.backends.bubblewrap import open_bubblewrap
 
         box = open_bubblewrap(SandboxSpec(), RUN)
         try:
@@ -140,7 +138,7 @@ class TestListing:
 
 @pytest.mark.docker
 def test_building_what_is_there_is_quick_and_says_where_it_is(capsys):
-    from agentgym.sandbox import images
+    from agentgym.sandbox.images import build as images
 
     if images.rootfs("python") is None:
         pytest.skip("run `agentgym sandbox build python`")

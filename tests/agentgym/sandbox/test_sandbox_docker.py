@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.sandbox import SandboxError, SandboxSpec, engine, images, seccomp
-from agentgym.sandbox.attached import KEPT, Demultiplexer
+from agentgym.sandbox import SandboxError, SandboxSpec
+from agentgym.sandbox.backends import engine, seccomp
+from agentgym.sandbox.backends.attached import KEPT, Demultiplexer
+from agentgym.sandbox.backends.docker import docker_sandboxes, open_docker, remove
 from agentgym.sandbox.cleanup import cleanup
-from agentgym.sandbox.docker import docker_sandboxes, open_docker, remove
+from agentgym.sandbox.images import build as images
 
 RUN = f"test-docker-{os.getpid()}"
 
@@ -188,7 +190,7 @@ class TestContainer:
             api.remove_image("agentgym-test/own:1")
 
     def test_an_image_without_python_is_an_error_that_says_so(self, tmp_path):
-        from agentgym.sandbox import engine_images
+        from agentgym.sandbox.images import engine_images
 
         (tmp_path / "root").mkdir()
         (tmp_path / "root" / "only").write_text("a file")
@@ -220,7 +222,7 @@ class TestOwner:
         code = f"""
             import time
             from agentgym.sandbox import SandboxSpec
-            from agentgym.sandbox.docker import open_docker
+            from agentgym.sandbox.backends.docker import open_docker
             boxes = [open_docker(SandboxSpec(), {run!r}) for _ in range(2)]
             session = boxes[0].session("shell")
             session.run("sleep 1000 & disown; setsid sleep 1000 & echo")
@@ -250,8 +252,8 @@ class TestOwner:
         assert of_run(f"{RUN}-used") == []
 
     def test_cleanup_removes_what_a_dead_process_left(self):
-        from agentgym.sandbox.docker import LABEL
-        from agentgym.sandbox.found import marks
+        from agentgym.sandbox.backends.docker import LABEL
+        from agentgym.sandbox.discovery import marks
 
         # No dead-man switch here: nobody is attached, and nothing reads its input.
         ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)

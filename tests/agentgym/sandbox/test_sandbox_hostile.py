@@ -19,8 +19,8 @@ import hostile_programs
 import pytest
 from hostile_sessions import ATTACKS
 
-from agentgym.cgroups import ROOT
-from agentgym.sandbox.core import MEGABYTE, SandboxError, SandboxSpec
+from agentgym.processes.cgroups import ROOT
+from agentgym.sandbox.api import MEGABYTE, SandboxError, SandboxSpec
 from agentgym.sandbox.pool import close_all
 
 PROGRAMS = hostile_programs.PROGRAMS + hostile_kernel.PROGRAMS + hostile_escapes.PROGRAMS + hostile_more.PROGRAMS
@@ -86,8 +86,8 @@ class Place:
 
 
 def open_box(backend):
-    from agentgym.sandbox.bubblewrap import open_bubblewrap
-    from agentgym.sandbox.docker import open_docker
+    from agentgym.sandbox.backends.bubblewrap import open_bubblewrap
+    from agentgym.sandbox.backends.docker import open_docker
 
     return {"docker": open_docker, "bubblewrap": open_bubblewrap}[backend](SPEC, "hostile-tests")
 

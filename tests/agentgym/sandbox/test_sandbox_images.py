@@ -12,13 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.sandbox import SandboxError, SandboxSpec, debian, engine, engine_images, images
+from agentgym.sandbox import SandboxError, SandboxSpec
+from agentgym.sandbox.backends import engine
+from agentgym.sandbox.images import build as images
+from agentgym.sandbox.images import debian, engine_images
 
 TINY = "# as little as can be\npython3-minimal\nbase-files\nbash\ncoreutils\n"
 BUILD = """
 import sys, pathlib
 from agentgym.cli import main
-from agentgym.sandbox import images
+from agentgym.sandbox.images import build as images
 images.image_folder = lambda: pathlib.Path(sys.argv[1])
 sys.exit(main(["sandbox", "build", "--no-docker", "--how", "packages"]))
 """
@@ -259,7 +262,7 @@ class TestWithDocker:
             remove_image(images.image_tag("tiny"))
 
     def test_auto_builds_the_dockerfile_where_its_base_is_at_hand_and_copies_the_files_out(self, folder, monkeypatch):
-        from agentgym.sandbox.docker import open_docker
+        from agentgym.sandbox.backends.docker import open_docker
 
         base = TAG_OF_PYTHON
         (folder / "Dockerfile").write_text(f"FROM {base}\nCOPY packages.txt /made-here\nRUN echo ran >>/made-here\n")
@@ -314,7 +317,7 @@ class TestWithDocker:
         ],
     )
     def test_the_images_have_what_they_promise(self, name, command, shows):
-        from agentgym.sandbox.docker import open_docker
+        from agentgym.sandbox.backends.docker import open_docker
 
         if engine_images.way_of(engine.client(), images.image_tag(name)) is None:
             pytest.skip(f"run `agentgym sandbox build {name}`")

@@ -7,12 +7,12 @@ import time
 import pytest
 
 import agentgym
-from agentgym.messages import assistant, text_of
-from agentgym.policy import ExpertPolicy, Reply
-from agentgym.rollout import Episode, Limits, run_many
-from agentgym.sandbox import engine
-from agentgym.sandbox.backends import close_pools
-from agentgym.sandbox.docker import docker_sandboxes
+from agentgym.core.messages import assistant, text_of
+from agentgym.policies.base import ExpertPolicy, Reply
+from agentgym.rollout.episode import Episode, Limits, run_many
+from agentgym.sandbox.backends import engine
+from agentgym.sandbox.backends.docker import docker_sandboxes
+from agentgym.sandbox.backends.select import close_pools
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(280)]
 ENV = "math_python"  # holds a session with state, so that a lost sandbox is a lost episode

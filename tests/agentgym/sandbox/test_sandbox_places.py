@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pool_doubles import Maker, until
 
-from agentgym.sandbox.core import SandboxError
+from agentgym.sandbox.api import SandboxError
 from agentgym.sandbox.pool import Places
 
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_doubles import Maker, box_of, until
 
-from agentgym.sandbox.core import SandboxError
+from agentgym.sandbox.api import SandboxError
 from agentgym.sandbox.pool import Places, SandboxPool
 
 
@@ -422,7 +422,7 @@ def test_a_fork_cannot_use_what_its_parent_holds(pool_of, maker):
 def test_a_program_ends_though_a_pool_is_in_use(tmp_path):
     code = """
 import time
-from agentgym.sandbox.core import SandboxError
+from agentgym.sandbox.api import SandboxError
 from agentgym.sandbox.pool import Places, SandboxPool
 def hang():
     time.sleep(600)

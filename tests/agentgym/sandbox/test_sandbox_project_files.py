@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.sandbox import SandboxSpec, images
-from agentgym.sandbox.project_files import project_files
+from agentgym.sandbox import SandboxSpec
+from agentgym.sandbox.images import build as images
+from agentgym.sandbox.images.project_files import project_files
 
 REPOSITORY = Path(__file__).parents[3]
 SITE = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
@@ -36,7 +37,9 @@ print("searched", len(os.listdir("/usr/bin")) > 10)
 """
 HOST = f"""
 import sys
-from agentgym.sandbox import SandboxSpec, bubblewrap, images
+from agentgym.sandbox import SandboxSpec
+from agentgym.sandbox.backends import bubblewrap
+from agentgym.sandbox.images import build as images
 if sys.argv[1] == "machine":
     images.rootfs = lambda name: None
 box = bubblewrap.open_bubblewrap(SandboxSpec(), "tests")
@@ -130,8 +133,8 @@ def test_a_program_that_looks_everywhere_finds_nothing(root, furnished, tmp_path
 
 @pytest.mark.docker
 def test_an_image_of_docker_s_that_holds_it(furnished):
-    from agentgym.sandbox import engine
-    from agentgym.sandbox.docker import open_docker
+    from agentgym.sandbox.backends import engine
+    from agentgym.sandbox.backends.docker import open_docker
 
     tag = f"agentgym-test/holds-it:{uuid.uuid4().hex[:8]}"
     dockerfile = f"FROM {images.image_tag('python')}\nCOPY venv /opt/venv\nCOPY work /opt/work\n".encode()

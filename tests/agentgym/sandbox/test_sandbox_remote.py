@@ -15,10 +15,11 @@ import pytest
 from hostile_programs import PROGRAMS
 from remote_sandboxes import SECONDS, CuttingProxy, SandboxServer
 
-from agentgym.sandbox import SandboxError, SandboxSpec, acquire, backends, choose, describe
+from agentgym.sandbox import SandboxError, SandboxSpec, acquire, choose, describe
+from agentgym.sandbox.backends import select as backends
+from agentgym.sandbox.backends.remote import open_remote
 from agentgym.sandbox.cleanup import sandboxes
-from agentgym.sandbox.remote import open_remote
-from agentgym.service.blocking_websocket import BlockingWebSocket
+from agentgym.service.client.blocking_websocket import BlockingWebSocket
 
 SPEC = SandboxSpec(memory=128 << 20, disk=8 << 20)
 TOKEN = "a-token-of-sandboxes"
@@ -351,7 +352,7 @@ def running(found):
     """Whether a sandbox is more than a record of one that has ended."""
     if found.backend == "docker":
         return True
-    from agentgym.sandbox.bubblewrap import _is_bwrap, _kept
+    from agentgym.sandbox.backends.bubblewrap import _is_bwrap, _kept
 
     return any(id == found.id and _is_bwrap(kept["bwrap"]) for id, kept in _kept())
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.sandbox import images, seccomp
+from agentgym.sandbox.backends import seccomp
+from agentgym.sandbox.images import build as images
 
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x50000
 COLUMNS = [("x86_64", 0), ("aarch64", 1)]

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from agentgym.sandbox.bubblewrap import open_bubblewrap
-from agentgym.sandbox.core import MEGABYTE, SandboxSpec, SandboxSpoiled
-from agentgym.sandbox.docker import open_docker
+from agentgym.sandbox.api import MEGABYTE, SandboxSpec, SandboxSpoiled
+from agentgym.sandbox.backends.bubblewrap import open_bubblewrap
+from agentgym.sandbox.backends.docker import open_docker
 
 SECRET = "what only the grader may say"
 

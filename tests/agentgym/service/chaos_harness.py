@@ -15,7 +15,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentgym.service.websocket import CLOSE, PING, PONG, TEXT, Frames, encoded
+from agentgym.service.worker.websocket import CLOSE, PING, PONG, TEXT, Frames, encoded
 
 HERE = Path(__file__).parent
 SECONDS = 90.0  # by which anything must have happened, on any machine

@@ -15,11 +15,11 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from agentgym.core import Env
-from agentgym.registration import EnvSpec
-from agentgym.service.agentgym_wire import AgentgymWire
-from agentgym.service.frames import RESUME_HEADER, ServiceLimits, last_word
-from agentgym.service.worker import SessionInfo
+from agentgym.core.env import Env
+from agentgym.core.registration import EnvSpec
+from agentgym.service.protocol.frames import RESUME_HEADER, ServiceLimits, last_word
+from agentgym.service.worker.agentgym_handler import AgentgymWire
+from agentgym.service.worker.session_worker import SessionInfo
 
 
 class _Calls:

@@ -4,8 +4,8 @@ import json
 
 from hypothesis import strategies as st
 
-from agentgym.service import frames
-from agentgym.service.websocket import CLOSE, PING, TEXT, unmasked
+from agentgym.service.protocol import frames
+from agentgym.service.worker.websocket import CLOSE, PING, TEXT, unmasked
 
 # ---- what is sent
 

@@ -2,8 +2,8 @@
 
 import agentgym
 from agentgym import Task, TaskSet, tool
-from agentgym.messages import assistant, text_of, user
-from agentgym.tools import ToolSet
+from agentgym.core.messages import assistant, text_of, user
+from agentgym.tools.toolset import ToolSet
 
 
 class Sum(agentgym.Env):

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from agentgym.registration import EnvSpec, spec
-from agentgym.service.server import Front, ServeSettings, serve
+from agentgym.core.registration import EnvSpec, spec
+from agentgym.service.server.env_server import Front, ServeSettings, serve
 
 
 @contextmanager

@@ -7,9 +7,9 @@ import time
 
 import aiohttp
 
-from agentgym.registration import spec
-from agentgym.service.frames import ServiceLimits
-from agentgym.service.server import ServeSettings, serve
+from agentgym.core.registration import spec
+from agentgym.service.protocol.frames import ServiceLimits
+from agentgym.service.server.env_server import ServeSettings, serve
 
 SECONDS = 30.0  # by which anything must have happened, on any machine
 

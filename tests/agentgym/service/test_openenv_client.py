@@ -14,14 +14,14 @@ from openenv_package import FOREIGN, clean_environment, openenv_python, our_serv
 from served import served
 
 import agentgym
-from agentgym.checker import CHECKS, examine
+from agentgym.checks.check_env import CHECKS, examine
 from agentgym.checks.findings import NOTE, PROBLEM
 from agentgym.cli import main
-from agentgym.messages import text_of
-from agentgym.policy import ScriptedPolicy
-from agentgym.registration import spec
-from agentgym.rollout import run_episode
-from agentgym.service.address import Full, RemoteEnvError, SessionLost, Unavailable
+from agentgym.core.messages import text_of
+from agentgym.core.registration import spec
+from agentgym.policies.base import ScriptedPolicy
+from agentgym.rollout.episode import run_episode
+from agentgym.service.client.address import Full, RemoteEnvError, SessionLost, Unavailable
 
 slow = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -14,8 +14,8 @@ from importlib.metadata import distribution
 import pytest
 from openenv_package import FOREIGN, ROOT, clean_environment, openenv_python
 
-from agentgym.registration import spec
-from agentgym.service.openenv_export import export_openenv
+from agentgym.core.registration import spec
+from agentgym.service.openenv.export import export_openenv
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -41,7 +41,7 @@ def python(pytestconfig):
 def docker():
     from docker import DockerClient
 
-    from agentgym.sandbox import engine
+    from agentgym.sandbox.backends import engine
 
     if shutil.which("docker") is None:
         missing = "no docker on the PATH, which openenv validate calls"
@@ -64,7 +64,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def image(docker, python, folder, tmp_path_factory):
     """The folder's image."""
-    from agentgym.sandbox import images
+    from agentgym.sandbox.images import build as images
 
     context, tag = tmp_path_factory.mktemp("base"), f"agentgym-openenv-base:{os.getpid()}"
     # What was compiled before is kept: the container would compile it at every start.

@@ -14,11 +14,11 @@ from openenv_package import FOREIGN, ROOT, clean_environment, openenv_python, ou
 
 import agentgym
 from agentgym.cli import main
-from agentgym.policy import ScriptedPolicy
-from agentgym.registration import spec
-from agentgym.rollout import run_episode
-from agentgym.service import openenv_export
-from agentgym.service.openenv_export import export_openenv, requirements_of
+from agentgym.core.registration import spec
+from agentgym.policies.base import ScriptedPolicy
+from agentgym.rollout.episode import run_episode
+from agentgym.service.openenv import export as openenv_export
+from agentgym.service.openenv.export import export_openenv, requirements_of
 
 FILES = {
     "README.md",

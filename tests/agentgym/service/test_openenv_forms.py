@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentgym.service.openenv_forms import form_of, shown, shown_result, sole_text
+from agentgym.service.openenv.forms import form_of, shown, shown_result, sole_text
 
 
 def test_observations_are_shown_as_text():

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openenv_envs import AsyncSum, Counter, Sum
 
-from agentgym.messages import user
-from agentgym.service.openenv import OpenEnvWire
-from agentgym.service.openenv_play import Caller
+from agentgym.core.messages import user
+from agentgym.service.openenv.handler import OpenEnvWire
+from agentgym.service.openenv.play import Caller
 
 
 def wire(env):

@@ -8,10 +8,10 @@ from served import served
 
 import agentgym
 from agentgym import ScriptedPolicy
-from agentgym.registration import EnvSpec
-from agentgym.rollout import Limits, run_episode
-from agentgym.service.bounds import Bounds
-from agentgym.service.frames import ServiceLimits
+from agentgym.core.registration import EnvSpec
+from agentgym.rollout.episode import Limits, run_episode
+from agentgym.service.protocol.frames import ServiceLimits
+from agentgym.service.server.bounds import Bounds
 
 STEP_SECONDS = 1.5
 

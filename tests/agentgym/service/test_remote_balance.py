@@ -10,12 +10,14 @@ from faulty_server import FaultyServer, running
 from served import served
 
 import agentgym
-from agentgym.policy import ExpertPolicy
-from agentgym.registration import spec
-from agentgym.rollout import Episode, close_env, run_episode, run_many
-from agentgym.service import balance, lookup, opening
-from agentgym.service.address import SessionLost, Unavailable
-from agentgym.service.balance import Pool
+from agentgym.core.registration import spec
+from agentgym.policies.base import ExpertPolicy
+from agentgym.rollout.episode import Episode, close_env, run_episode, run_many
+from agentgym.service.client import acquire_session as opening
+from agentgym.service.client import balance
+from agentgym.service.client.address import SessionLost, Unavailable
+from agentgym.service.client.balance import Pool
+from agentgym.service.server import lookup
 
 
 @pytest.fixture(autouse=True)
@@ -252,7 +254,7 @@ def test_lookups_pass_over_a_server_that_is_dead() -> None:
 
 
 def test_a_dead_server_costs_its_episodes_and_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentgym.service.client.RECONNECT_SECONDS", 0.3)
+    monkeypatch.setattr("agentgym.service.client.session_client.RECONNECT_SECONDS", 0.3)
     monkeypatch.setattr(balance, "FIRST_REST", 0.05)
     monkeypatch.setattr(balance, "LONGEST_REST", 0.2)
     monkeypatch.setattr(balance, "FRESH_SECONDS", 0.0)
@@ -295,7 +297,7 @@ def test_a_dead_server_costs_its_episodes_and_is_taken_back(monkeypatch: pytest.
 def test_a_run_goes_on_when_a_server_dies_in_its_middle(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("agentgym.service.client.RECONNECT_SECONDS", 0.3)
+    monkeypatch.setattr("agentgym.service.client.session_client.RECONNECT_SECONDS", 0.3)
     with served("sokoban") as stay, contextlib.ExitStack() as stack:
         leave = stack.enter_context(served("sokoban"))
         made = spec(f"{stay.url}/sokoban,{leave.url}/sokoban")

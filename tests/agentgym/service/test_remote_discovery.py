@@ -8,8 +8,9 @@ import pytest
 from served import served
 
 import agentgym
-from agentgym.rollout import close_env
-from agentgym.service import balance, discovery, lookup
+from agentgym.rollout.episode import close_env
+from agentgym.service.client import balance, discovery
+from agentgym.service.server import lookup
 
 NAME = "envs.test"
 

@@ -14,16 +14,16 @@ from faulty_server import FaultyServer, cutting, running
 from served import served
 
 import agentgym
-from agentgym.blocking import Blocking
 from agentgym.cli import main
-from agentgym.policy import ExpertPolicy, Policy, RandomPolicy
-from agentgym.registration import UnknownEnvError, spec
-from agentgym.rollout import Episode, close_env, run_episode, run_many
-from agentgym.service import lookup
-from agentgym.service.address import RemoteEnvError, RemoteError, SessionLost, Unavailable, parse
-from agentgym.service.frames import ServiceLimits
-from agentgym.service.server import Front
-from agentgym.trajectory import Trajectory
+from agentgym.core.blocking import Blocking
+from agentgym.core.registration import UnknownEnvError, spec
+from agentgym.core.trajectory import Trajectory
+from agentgym.policies.base import ExpertPolicy, Policy, RandomPolicy
+from agentgym.rollout.episode import Episode, close_env, run_episode, run_many
+from agentgym.service.client.address import RemoteEnvError, RemoteError, SessionLost, Unavailable, parse
+from agentgym.service.protocol.frames import ServiceLimits
+from agentgym.service.server import lookup
+from agentgym.service.server.env_server import Front
 
 SERVED = ("frozen_lake", "sokoban", "gsm8k", "wordle", "countdown", "sql", "gsm8k_tool")
 EXPERT, RANDOM, MIXED = "expert", "random", "mixed"
@@ -213,7 +213,7 @@ def test_nonsense_and_fatal_errors_cost_the_episode_and_say_where(answer: str, w
 
 
 def test_a_connection_that_drops_while_the_policy_thinks_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentgym.service.client.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("agentgym.service.client.session_client.LOOK_SECONDS", 0.02)
     server = FaultyServer(spec("frozen_lake"))
 
     async def play() -> None:
@@ -265,7 +265,7 @@ def test_a_server_that_drops_every_connection_is_given_up() -> None:
 
 
 def test_a_silent_server_is_not_waited_for_longer_than_its_own_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentgym.service.client.CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr("agentgym.service.client.session_client.CONNECT_SECONDS", 0.2)
     server = FaultyServer(spec("frozen_lake"), ServiceLimits(step_seconds=0.1, message_seconds=0.1))
     stepped(server, "mute")  # it is asked again, and has the answer
     assert (server.opened, server.resumes) == (1, 1)

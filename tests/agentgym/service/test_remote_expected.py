@@ -20,12 +20,15 @@ from served import served
 
 import agentgym
 from agentgym.cli import main
-from agentgym.policy import ExpertPolicy, ScriptedPolicy
-from agentgym.registration import EnvSpec, spec
-from agentgym.rollout import Episode, Limits, close_env, run_episode, run_many
-from agentgym.service import balance, client, connection, lookup, pulse
-from agentgym.service.address import SessionLost, Unavailable
-from agentgym.service.expected import difference
+from agentgym.core.registration import EnvSpec, spec
+from agentgym.policies.base import ExpertPolicy, ScriptedPolicy
+from agentgym.rollout.episode import Episode, Limits, close_env, run_episode, run_many
+from agentgym.service.client import balance, connection
+from agentgym.service.client import liveness as pulse
+from agentgym.service.client import session_client as client
+from agentgym.service.client.address import SessionLost, Unavailable
+from agentgym.service.client.expected import difference
+from agentgym.service.server import lookup
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "acceptance"))
 from serving_process import Serving, serving
@@ -78,7 +81,7 @@ def test_several_servers_must_all_make_the_same_environment() -> None:
 
 
 def test_a_server_that_starts_again_with_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentgym.service.client.RECONNECT_SECONDS", 0.3)
+    monkeypatch.setattr("agentgym.service.client.session_client.RECONNECT_SECONDS", 0.3)
 
     async def play(url: str, stack: contextlib.ExitStack, port: int) -> None:
         env: Any = await asyncio.to_thread(agentgym.make, url)

@@ -7,12 +7,12 @@ import pytest
 from served import served
 
 import agentgym
-from agentgym.policy import ExpertPolicy, ScriptedPolicy
-from agentgym.registration import EnvSpec
-from agentgym.rollout import Limits, close_env, run_episode
-from agentgym.service import lookup
-from agentgym.service.address import RemoteEnvError, SessionLost, Unavailable
-from agentgym.service.frames import ServiceLimits
+from agentgym.core.registration import EnvSpec
+from agentgym.policies.base import ExpertPolicy, ScriptedPolicy
+from agentgym.rollout.episode import Limits, close_env, run_episode
+from agentgym.service.client.address import RemoteEnvError, SessionLost, Unavailable
+from agentgym.service.protocol.frames import ServiceLimits
+from agentgym.service.server import lookup
 
 QUICK = ServiceLimits(step_seconds=0.5, init_seconds=20.0)
 

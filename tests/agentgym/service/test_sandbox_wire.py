@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentgym.sandbox.served import Most, ServedSandbox, Total
-from agentgym.service.frames import CODES, ServiceLimits
-from agentgym.service.sandbox_frames import GUEST_CALLS, OWN_CALLS
-from agentgym.service.sandbox_routes import spec_of
-from agentgym.service.sandbox_wire import SandboxWire
-from agentgym.service.slots import Slot, make_memory, map_memory
-from agentgym.service.worker import Calls, SessionInfo
+from agentgym.service.protocol.frames import CODES, ServiceLimits
+from agentgym.service.protocol.sandbox_frames import GUEST_CALLS, OWN_CALLS
+from agentgym.service.server.sandbox_routes import spec_of
+from agentgym.service.server.slots import Slot, make_memory, map_memory
+from agentgym.service.worker.sandbox_handler import SandboxWire
+from agentgym.service.worker.session_worker import Calls, SessionInfo
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

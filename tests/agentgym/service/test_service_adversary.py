@@ -8,9 +8,9 @@ import pytest
 from chaos_harness import SECONDS, Raw
 from service_harness import browsing, serving, session, until
 
-from agentgym.service import slots
-from agentgym.service.settings import ServeSettings
-from agentgym.service.websocket import TEXT, encoded
+from agentgym.service.server import slots
+from agentgym.service.server.settings import ServeSettings
+from agentgym.service.worker.websocket import TEXT, encoded
 
 ENVS = {"nosy": "adversary_envs:Nosy"}
 SESSION = "/envs/nosy/session"

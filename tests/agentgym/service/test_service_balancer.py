@@ -8,9 +8,9 @@ import threading
 import pytest
 from served import served
 
-from agentgym.policy import ExpertPolicy
-from agentgym.registration import make
-from agentgym.rollout import Episode, run_many
+from agentgym.core.registration import make
+from agentgym.policies.base import ExpertPolicy
+from agentgym.rollout.episode import Episode, run_many
 
 
 class Balancer:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from service_harness import Client, alive, browsing, parent_of, serving, session, until
 
-from agentgym import cgroups, cli
-from agentgym.service.bounds import Bounds, raise_open_files
+from agentgym import cli
+from agentgym.processes import cgroups
+from agentgym.service.server.bounds import Bounds, raise_open_files
 
 
 def test_a_session_that_eats_memory_ends_alone_with_a_clear_error():

@@ -16,7 +16,7 @@ from chaos_envs import FAULTS, Chaos
 from chaos_harness import SECONDS, Raw, quiet, serving_command, settled
 
 import agentgym
-from agentgym.service.websocket import CLOSE, PING, encoded
+from agentgym.service.worker.websocket import CLOSE, PING, encoded
 
 ALL = 512
 EACH = 7  # sessions of each fault and of each bad client

@@ -10,7 +10,7 @@ import time
 
 from chaos_harness import SECONDS, files_of, quiet, serving_command, settled, until
 
-from agentgym.service.websocket import TEXT, encoded
+from agentgym.service.worker.websocket import TEXT, encoded
 
 UPGRADE = (
     b"GET /envs/Chaos/session HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

@@ -8,7 +8,7 @@ import pytest
 from service_harness import SECONDS, Client, browsing, serving, session, until
 
 from agentgym import __version__
-from agentgym.service.events import EnvErrors
+from agentgym.service.server.events import EnvErrors
 
 TOKEN = "t" * 20
 
@@ -37,7 +37,7 @@ class TestEnds:
         ],
     )
     def test_a_session_that_ends_badly_is_logged_in_one_line(self, action, cause, more, caplog):
-        from agentgym.service.bounds import Bounds
+        from agentgym.service.server.bounds import Bounds
 
         async def play():
             settings = {"tokens": {"ann": TOKEN}, "limits": {"step_seconds": 0.5}, "bounds": Bounds(200 << 20)}

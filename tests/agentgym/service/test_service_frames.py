@@ -9,13 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgym.registration import spec
-from agentgym.service import frames
-from agentgym.service.agentgym_wire import AgentgymWire
-from agentgym.service.frames import Refused, ServiceLimits, check_request, json_of_text, rng_of_json, rng_to_json
-from agentgym.service.slots import Slot, make_memory, map_memory
-from agentgym.service.websocket import CLOSE, PING, TEXT, Frames, close_frame, contains_close, encoded, unmasked
-from agentgym.service.worker import Calls, SessionInfo
+from agentgym.core.registration import spec
+from agentgym.service.protocol import frames
+from agentgym.service.protocol.frames import (
+    Refused,
+    ServiceLimits,
+    check_request,
+    json_of_text,
+    rng_of_json,
+    rng_to_json,
+)
+from agentgym.service.server.slots import Slot, make_memory, map_memory
+from agentgym.service.worker.agentgym_handler import AgentgymWire
+from agentgym.service.worker.session_worker import Calls, SessionInfo
+from agentgym.service.worker.websocket import CLOSE, PING, TEXT, Frames, close_frame, contains_close, encoded, unmasked
 
 
 def masked(opcode, payload, mask=b"\x01\x02\x03\x04", fin=True):

@@ -21,14 +21,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import agentgym
-from agentgym.registration import spec
-from agentgym.service import frames
-from agentgym.service.agentgym_wire import AgentgymWire
-from agentgym.service.frames import Refused, ServiceLimits
-from agentgym.service.openenv import OpenEnvWire
-from agentgym.service.slots import Slot, make_memory, map_memory
-from agentgym.service.websocket import CLOSE, PING, TEXT, Connection, Frames
-from agentgym.service.worker import Calls, SessionInfo
+from agentgym.core.registration import spec
+from agentgym.service.openenv.handler import OpenEnvWire
+from agentgym.service.protocol import frames
+from agentgym.service.protocol.frames import Refused, ServiceLimits
+from agentgym.service.server.slots import Slot, make_memory, map_memory
+from agentgym.service.worker.agentgym_handler import AgentgymWire
+from agentgym.service.worker.session_worker import Calls, SessionInfo
+from agentgym.service.worker.websocket import CLOSE, PING, TEXT, Connection, Frames
 
 LIMIT = 5000
 counted = collections.Counter()  # inputs by kind

@@ -14,16 +14,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentgym import Env
-from agentgym.commands.apart import told_apart
-from agentgym.mistake import Mistake
-from agentgym.registration import EnvSpec
-from agentgym.service import slots
-from agentgym.service.agentgym_wire import AgentgymWire
-from agentgym.service.frames import KEPT_ANSWERS, Refused, ServiceLimits, decoded, text_of_json
-from agentgym.service.openenv import OpenEnvWire
-from agentgym.service.slots import Slot
-from agentgym.service.websocket import CLOSE, PING, TEXT, Connection, Frames, unmasked
-from agentgym.service.worker import Calls, SessionInfo
+from agentgym.cli.usage_error import Mistake
+from agentgym.core.registration import EnvSpec
+from agentgym.processes.subprocess_query import told_apart
+from agentgym.service.openenv.handler import OpenEnvWire
+from agentgym.service.protocol.frames import KEPT_ANSWERS, Refused, ServiceLimits, decoded, text_of_json
+from agentgym.service.server import slots
+from agentgym.service.server.slots import Slot
+from agentgym.service.worker.agentgym_handler import AgentgymWire
+from agentgym.service.worker.session_worker import Calls, SessionInfo
+from agentgym.service.worker.websocket import CLOSE, PING, TEXT, Connection, Frames, unmasked
 
 WAIT = 20.0
 LIMIT = 70_000
@@ -235,13 +235,13 @@ def test_the_last_answers_are_kept_also_after_a_long_list():
 
 FRONT = """
 import argparse, sys
-from agentgym.commands import serve
+from agentgym.cli import serve
 parser = argparse.ArgumentParser()
 serve.add(parser.add_subparsers())
-from agentgym.commands.serve_options import settings_of
+from agentgym.cli.serve_options import settings_of
 settings = settings_of(parser.parse_args(["serve", "frozen_lake", "--kwargs", '{"view": "near"}', "--port", "0"]))
-import agentgym.service.openenv_routes, agentgym.service.server
-from agentgym.service.wires import WIRES, wire_class
+import agentgym.service.openenv.routes, agentgym.service.server.env_server
+from agentgym.service.worker.handlers import WIRES, wire_class
 for name in WIRES:
     wire_class(name)
 assert settings.envs["frozen_lake"].kwargs["view"] == "near"

@@ -7,9 +7,9 @@ import random
 import pytest
 from service_harness import Client, browsing, serving, session, until
 
-from agentgym.service import schemas
-from agentgym.service.frames import CODES, rng_to_json
-from agentgym.service.slots import TIME_BOUNDS, Slot, make_memory, map_memory
+from agentgym.service.protocol import schemas
+from agentgym.service.protocol.frames import CODES, rng_to_json
+from agentgym.service.server.slots import TIME_BOUNDS, Slot, make_memory, map_memory
 
 jsonschema = pytest.importorskip("jsonschema")
 parser = pytest.importorskip("prometheus_client.parser")

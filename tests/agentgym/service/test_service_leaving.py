@@ -13,9 +13,9 @@ from collections import Counter
 import pytest
 from service_harness import Client, alive, browsing, parent_of, serving, session, until
 
-from agentgym.service.catalogue import tell_tasks
-from agentgym.service.relay import relayed
-from agentgym.service.websocket import CLOSE, TEXT, encoded
+from agentgym.service.server.relay import relayed
+from agentgym.service.server.task_catalogue import tell_tasks
+from agentgym.service.worker.websocket import CLOSE, TEXT, encoded
 
 CLOSING = encoded(CLOSE, struct.pack("!H", 1000), masked=True)
 

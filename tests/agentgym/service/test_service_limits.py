@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from service_harness import SECONDS, Client, alive, browsing, serving, session, until
 
-from agentgym.service.websocket import TEXT, Frames, encoded
+from agentgym.service.worker.websocket import TEXT, Frames, encoded
 
 
 @pytest.mark.parametrize("action", ["hang", "spin"])

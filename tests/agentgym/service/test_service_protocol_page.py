@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from service_harness import SECONDS, serving
 
-from agentgym.service.frames import CALLS, CODES
-from agentgym.service.openenv_routes import PATHS
+from agentgym.service.openenv.routes import PATHS
+from agentgym.service.protocol.frames import CALLS, CODES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "service_protocol.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```frames\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)

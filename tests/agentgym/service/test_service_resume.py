@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from service_harness import Client, browsing, serving, until
 
-from agentgym.service import slots
-from agentgym.service.session import Session
+from agentgym.service.server import slots
+from agentgym.service.server.session import Session
 
 UPGRADE = {
     "Upgrade": "websocket",

@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 from service_harness import SECONDS, Client, alive, parent_of, session, until, url_told_by
 
-from agentgym.registration import EnvSpec, spec
+from agentgym.core.registration import EnvSpec, spec
 from agentgym.sandbox.cleanup import sandboxes
-from agentgym.service.server import ServeSettings, serve
+from agentgym.service.server.env_server import ServeSettings, serve
 
 BACKENDS = [
     pytest.param("docker", marks=pytest.mark.docker),

@@ -13,9 +13,9 @@ import pytest
 from service_harness import SECONDS, Client, alive, browsing, parent_of, serving, session, until
 
 from agentgym import cli
-from agentgym.registration import spec
-from agentgym.service.forks import ZygoteFailed
-from agentgym.service.server import ServeSettings, serve
+from agentgym.core.registration import spec
+from agentgym.service.server.env_server import ServeSettings, serve
+from agentgym.service.server.forks import ZygoteFailed
 
 UPGRADE = {
     "Upgrade": "websocket",

@@ -6,7 +6,7 @@ import random
 import pytest
 from service_harness import Client, alive, browsing, serving, session, until
 
-from agentgym.service.frames import rng_of_json, rng_to_json
+from agentgym.service.protocol.frames import rng_of_json, rng_to_json
 
 
 def test_a_session_plays_episodes_and_ends_with_close(tmp_path, monkeypatch):

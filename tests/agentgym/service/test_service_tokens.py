@@ -8,7 +8,7 @@ import pytest
 from service_harness import Client, browsing, serving, session, until
 
 from agentgym import cli
-from agentgym.service.tokens import SCOPES, Token, TokenFileError, Tokens, read_tokens
+from agentgym.service.server.tokens import SCOPES, Token, TokenFileError, Tokens, read_tokens
 
 ANN, BOB, EVE = "a" * 20, "b" * 20, "e" * 20
 

@@ -14,7 +14,7 @@ TOKEN = "t" * 20
 # Opens a session and begins an episode; says so; asks for a step that takes a while; and is silent from then on.
 CLIENT = """
 import json, sys, time
-from agentgym.service.blocking_websocket import BlockingWebSocket
+from agentgym.service.client.blocking_websocket import BlockingWebSocket
 url, action = sys.argv[1:]
 headers = {"Authorization": "Bearer TOKEN"}
 ws = BlockingWebSocket(url + "/envs/faulty/session", headers, None, time.monotonic() + 20)

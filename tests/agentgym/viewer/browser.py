@@ -130,7 +130,7 @@ def colours(chrome, picture: bytes) -> int:
 GROW = """
 import fcntl, sys
 from pathlib import Path
-from agentgym.trajectory import read_jsonl, write_jsonl
+from agentgym.core.trajectory import read_jsonl, write_jsonl
 run, source = Path(sys.argv[1]), Path(sys.argv[2])
 lock = (run / "lock").open("a")
 fcntl.flock(lock, fcntl.LOCK_EX)

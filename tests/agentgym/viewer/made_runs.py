@@ -13,13 +13,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from agentgym.core.registration import spec
+from agentgym.core.trajectory import Tokens, write_jsonl
 from agentgym.evaluate.plan import AgentSpec, Cell
 from agentgym.evaluate.statistics import success_interval
-from agentgym.files import write_json, write_text
-from agentgym.policy import ExpertPolicy, RandomPolicy, Reply
-from agentgym.registration import spec
-from agentgym.rollout import Episode, run_many
-from agentgym.trajectory import Tokens, write_jsonl
+from agentgym.policies.base import ExpertPolicy, RandomPolicy, Reply
+from agentgym.rollout.episode import Episode, run_many
+from agentgym.storage.files import write_json, write_text
 
 MOVES = ("up", "down", "left", "right")
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> <!-- \u2028"

@@ -6,7 +6,7 @@ from browser import NARROW, WIDE, elsewhere, overflow, serving
 
 from agentgym.evaluate.report import write_report
 from agentgym.evaluate.run import results_in
-from agentgym.files import write_json
+from agentgym.storage.files import write_json
 
 pytestmark = pytest.mark.browser
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from made_runs import HOSTILE, failed, hostile, play, policy_maker, write_evaluation, write_training
 
-from agentgym.trajectory import write_jsonl
+from agentgym.core.trajectory import write_jsonl
 from agentgym.viewer import export as module
 from agentgym.viewer.export import embedded, export, page_of
 from agentgym.viewer.runs import Runs, roots_of

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_runs import HOSTILE, TokenPolicy, byte_tokenizer, failed, hostile, play, policy_maker
 
-from agentgym.jsonl import line_of
-from agentgym.trajectory import read_jsonl, write_jsonl
+from agentgym.core.trajectory import read_jsonl, write_jsonl
+from agentgym.storage.jsonl import line_of
 from agentgym.viewer.index import EpisodeFile, NotServed
 from agentgym.viewer.query import MOST_ROWS, Query, find
 from agentgym.viewer.search import Search

@@ -8,10 +8,10 @@ import made_runs
 import pytest
 from browser import NARROW, elsewhere, overflow, serving
 
+from agentgym.core.trajectory import write_jsonl
 from agentgym.evaluate.compare import compare_runs
 from agentgym.evaluate.run import results_in
-from agentgym.files import write_json
-from agentgym.trajectory import write_jsonl
+from agentgym.storage.files import write_json
 
 pytestmark = pytest.mark.browser
 

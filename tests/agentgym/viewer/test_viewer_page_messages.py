@@ -10,7 +10,7 @@ import made_runs
 import pytest
 from browser import NARROW, elsewhere, overflow, serving
 
-from agentgym.trajectory import write_jsonl
+from agentgym.core.trajectory import write_jsonl
 
 pytestmark = pytest.mark.browser
 

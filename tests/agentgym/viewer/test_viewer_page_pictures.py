@@ -13,12 +13,12 @@ import pytest
 from browser import NARROW, colours, elsewhere, outside, overflow, serving
 from rich.console import Console
 
+from agentgym.core.registration import spec
 from agentgym.evaluate.agents import policy_maker
 from agentgym.evaluate.display import LiveDisplay
 from agentgym.evaluate.plan import AgentSpec, Cell
 from agentgym.evaluate.run import run_plan
 from agentgym.evaluate.tables import results_table
-from agentgym.registration import spec
 
 pytestmark = pytest.mark.browser
 

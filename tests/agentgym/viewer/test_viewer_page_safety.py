@@ -9,7 +9,7 @@ import made_runs
 import pytest
 from browser import elsewhere, overflow, serving, watch
 
-from agentgym.trajectory import write_jsonl
+from agentgym.core.trajectory import write_jsonl
 
 pytestmark = pytest.mark.browser
 

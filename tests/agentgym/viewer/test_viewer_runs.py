@@ -7,9 +7,9 @@ import time
 import pytest
 from made_runs import failed, play, policy_maker, write_evaluation, write_training
 
-from agentgym.files import write_json
-from agentgym.mistake import Mistake
-from agentgym.trajectory import write_jsonl
+from agentgym.cli.usage_error import Mistake
+from agentgym.core.trajectory import write_jsonl
+from agentgym.storage.files import write_json
 from agentgym.viewer import live
 from agentgym.viewer.index import NotServed
 from agentgym.viewer.runs import Runs, roots_of, run_folders

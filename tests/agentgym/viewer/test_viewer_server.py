@@ -13,8 +13,8 @@ import httpx
 import pytest
 from made_runs import HOSTILE, failed, hostile, play, policy_maker, write_evaluation, write_training
 
+from agentgym.core.trajectory import write_jsonl
 from agentgym.evaluate.run import results_in
-from agentgym.trajectory import write_jsonl
 from agentgym.viewer.runs import Runs, roots_of
 from agentgym.viewer.server import serve, static_files
 

@@ -5,10 +5,10 @@ import json
 import sys
 from dataclasses import replace
 
-from agentgym.checker import check_env
-from agentgym.policy import ScriptedPolicy
-from agentgym.registration import spec
-from agentgym.rollout import run_episode
+from agentgym.checks.check_env import check_env
+from agentgym.core.registration import spec
+from agentgym.policies.base import ScriptedPolicy
+from agentgym.rollout.episode import run_episode
 
 
 def spec_of(env_id, **kwargs):

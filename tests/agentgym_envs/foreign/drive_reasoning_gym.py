@@ -8,7 +8,7 @@ from drive import check_env, refusal, report, spec_of
 from reasoning_gym.factory import DATASETS
 
 import agentgym
-from agentgym.tasks import TaskSet
+from agentgym.core.tasks import TaskSet
 from agentgym_envs.adapters.reasoning_gym import answer_of
 
 SIZE, SEED, INDEX = 12, 42, 5

@@ -10,7 +10,7 @@ from drive import check_env, played, refusal, report, spec_of
 from omegaconf import OmegaConf
 
 import agentgym
-from agentgym.tasks import Task
+from agentgym.core.tasks import Task
 
 FOLDER = Path(sys.argv[1])
 ASK = {"role": "user", "content": "How many users are there?"}

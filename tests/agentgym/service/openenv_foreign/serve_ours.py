@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import sys
 
-from agentgym.registration import spec
-from agentgym.service.server import ServeSettings, serve
+from agentgym.core.registration import spec
+from agentgym.service.server.env_server import ServeSettings, serve
 
 
 async def main():

@@ -1,0 +1,119 @@
+"""Which share of a machine's GPUs and CPUs each process takes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent_train.config.schema import Config
+from agent_train.learner.roles import roles_of
+
+
+class PlacementError(RuntimeError):
+    """The cluster has no room for the workers of the environments, or they do not start. Says what there is and what to do."""
+
+
+def gpu_share(gpus: int, engine: str) -> float:
+    """GPUs of one learner rank and, times its tensor parallelism, of one vLLM server: 1, or a half each of an only GPU.
+
+    Halves are given only where there is one GPU: on several, two learner ranks could meet on the same one, and NCCL
+    refuses that.
+
+    Args:
+        gpus: how many the cluster has; 0 gives 0.
+        engine: `engine.name`.
+    """
+    if not gpus:
+        return 0.0
+    return 0.5 if gpus == 1 and engine == "vllm" else 1.0
+
+
+@dataclass(frozen=True)
+class Room:
+    """What one rank of a role takes.
+
+    Attributes:
+        gpus, cpus: of the rank itself.
+        bundle: what rank i of all roles take together, on one device, as Ray names it; None where each rank is placed for
+            itself.
+    """
+
+    gpus: float
+    cpus: float
+    bundle: dict[str, float] | None = None
+
+
+def rank_room(config: Config, gpus: int) -> Room:
+    """What a rank takes: a device of its own, or with `learner.placement` shared its part of one that all roles share.
+
+    Without a GPU the roles share a CPU for each rank: they work one after another.
+
+    Args:
+        config: of the run.
+        gpus: how many the cluster has.
+    """
+    device, parts = gpu_share(gpus, config.engine.name), len(roles_of(config))
+    if config.learner.placement == "own" or parts == 1:
+        return Room(device, 1.0)
+    # Ray counts in ten thousandths, and the parts may not add up to more than the whole.
+    share = math.floor(10_000 / parts) / 10_000
+    bundle = {"GPU": device, "CPU": 1.0} if gpus else None
+    return Room(math.floor(device * share * 10_000) / 10_000, share, bundle)
+
+
+def learner_devices(config: Config) -> int:
+    """How many devices, or CPUs where there is no GPU, the ranks of all roles take."""
+    own = config.learner.placement == "own"
+    return config.learner.workers * (len(roles_of(config)) if own else 1)
+
+
+def gpus_needed(config: Config) -> int:
+    """GPUs that learner ranks and vLLM servers take when none is shared. The embedded engine shares with rank 0."""
+    servers = config.engine.replicas * config.engine.tensor_parallel if config.engine.name == "vllm" else 0
+    return learner_devices(config) + servers
+
+
+def own_ray_cpus(config: Config) -> int:
+    """CPUs that a Ray of the run's own is told to have: enough for all its parts, also where this machine has fewer."""
+    parts = learner_devices(config) + 1
+    cpus = max(os.cpu_count() or 1, parts)
+    if config.env.placement != "ray":
+        return cpus
+    count = config.env.workers or _fitting([float(os.cpu_count() or 1)], config.env.cpus)
+    return max(cpus, parts + math.ceil(max(count, 1) * config.env.cpus))
+
+
+def env_workers_wanted(config: Config, nodes: Sequence[float]) -> int:
+    """How many workers for environments a run places: `env.workers`, or where that is 0 as many as fit beside the learner.
+
+    Args:
+        config: of the run.
+        nodes: CPUs of each node of the cluster.
+
+    Raises:
+        PlacementError: the nodes have too few CPUs for that.
+    """
+    env, ranks = config.env, learner_devices(config)
+    there = f"the cluster has {sum(nodes):g} ({', '.join(f'{cpus:g}' for cpus in nodes)} on its nodes)"
+    free = int((sum(nodes) - ranks) / env.cpus)
+    fitting = min(_fitting(nodes, env.cpus), free)
+    if fitting < 1:
+        raise PlacementError(
+            f"env.cpus={env.cpus:g}: no worker fits beside the learner's {ranks} CPUs: {there}: lower env.cpus or"
+            " learner.workers, or add nodes"
+        )
+    if env.workers > fitting:
+        raise PlacementError(
+            f"env.workers={env.workers} of env.cpus={env.cpus:g} do not fit beside the learner's {ranks} CPUs: {there}, which is"
+            f" room for {fitting}: lower env.workers or env.cpus, or add nodes"
+        )
+    if env.workers:
+        return env.workers
+    # A Ray of one's own was told to have more CPUs than there are.
+    return fitting if os.environ.get("RAY_ADDRESS") else min(fitting, max(1, int((os.cpu_count() or 1) / env.cpus)))
+
+
+def _fitting(nodes: Sequence[float], cpus: float) -> int:
+    return sum(int(node / cpus) for node in nodes)

@@ -1,0 +1,306 @@
+"""From the command line to a `Config`: Hydra composes `configs/`, the dataclasses are the schema.
+
+Nothing here imports torch, ray or transformers, so that a wrong word is refused at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from agent_train.config.schema import Config, ConfigError
+from agentgym.core.registration import UnknownEnvError, registry, spec
+
+GROUPS = ("env", "model", "engine", "algorithm")
+FILE_MODES = ("sft", "dpo", "rm")  # they learn from files and play no environment
+FREE_KEYS = ("env.kwargs", "algorithm.loss_settings")
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list[str]: "a list, as in [A,B]"}
+
+
+def compose(overrides: Sequence[str]) -> Config:
+    """The settings that a command line asks for. `validate` still has to look at them.
+
+    Args:
+        overrides: `+env=NAME` or `env=NAME` (a file of `configs/env`, a registered id or "pkg.mod:Class"), a choice of
+            another group such as `engine=embedded`, and dotted keys such as `trainer.steps=3`. A mode that learns from files
+            takes no environment. With `trainer.resume=FOLDER` and no choice at all, what is not said is as in that run.
+
+    Raises:
+        ConfigError: an unknown key, choice or environment, or a value of the wrong type; it names the nearest valid one.
+    """
+    groups: dict[str, str] = {}
+    values: dict[str, str] = {}
+    parsed = _parse(overrides)
+    for override in parsed:
+        key = override.key_or_group
+        if key in GROUPS:
+            groups[key] = _choice_name(override)
+        else:
+            values[key] = _value_override(override)
+    env = groups.pop("env", None) or _id_of(values.pop("env.id", None))
+    if env is None and not groups and (settings := _settings_of_run(parsed)) is not None:
+        return _compose_again(settings, parsed)
+    mode = _mode_of(values.get("mode"))
+    if mode in FILE_MODES:
+        _refuse_env(mode, env, values)
+    elif env is None:
+        raise ConfigError([f"no environment: choose one with +env=NAME. {_environments()}"])
+    chosen = [f"{group}={_known_choice(group, name)}" for group, name in groups.items()]
+    chosen += _env_overrides(env) if env else []
+    return _compose_with_hydra([*chosen, *values.values()])
+
+
+def to_yaml(config: Config) -> str:
+    """The settings as YAML text; `config_from_yaml` reads it back to an equal `Config`."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def config_from_yaml(text: str) -> Config:
+    """The reverse of `to_yaml`: keys that are left out keep their defaults.
+
+    Raises:
+        ConfigError: the text is no YAML, or has an unknown key or a value of the wrong type.
+    """
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text))
+    except OmegaConfBaseException as error:
+        raise ConfigError([_explain(error)]) from error
+    except (ValueError, YAMLError) as error:
+        raise ConfigError([f"not a YAML of settings: {' '.join(str(error).split())}"]) from error
+    return _to_object(merged)
+
+
+def config_folder() -> Path:
+    """The folder `configs/`: beside the packages in a checkout, inside `agent_train` when installed from a wheel.
+
+    Raises:
+        ConfigError: it is in neither place; the installation is broken.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "configs", package.parent / "configs"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise ConfigError([f"configs/config.yaml is neither in {package} nor beside it: install agentgym again"])
+
+
+def choices(group: str) -> list[str]:
+    """The names of a group's files, sorted."""
+    return sorted(path.stem for path in (config_folder() / group).glob("*.yaml"))
+
+
+def environment_names() -> list[str]:
+    """Every environment that can be named: files of `configs/env` and registered ids, sorted."""
+    return sorted({*choices("env"), *registry})
+
+
+def settings_keys(schema: type = Config, prefix: str = "") -> dict[str, Any]:
+    """Every dotted key of the settings with its type; a section has its dataclass as type."""
+    keys: dict[str, Any] = {}
+    for name, kind in get_type_hints(schema).items():
+        keys[prefix + name] = kind
+        if dataclasses.is_dataclass(kind):
+            keys.update(settings_keys(kind, f"{prefix}{name}."))  # type: ignore[arg-type]
+    return keys
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str:
+    """The candidate that looks most like the word.
+
+    Raises:
+        ValueError: no candidates.
+    """
+    return max(sorted(candidates), key=lambda name: difflib.SequenceMatcher(None, word, name).ratio())
+
+
+def _parse(overrides: Sequence[str]) -> list[Override]:
+    parser = OverridesParser.create()
+    parsed = []
+    for text in overrides:
+        if "=" not in text:
+            hint = f"did you mean +env={text}" if text in environment_names() else "settings are written key=value"
+            raise ConfigError([f"{text!r} is not a setting: {hint}"])
+        try:
+            override = parser.parse_override(text)
+        except HydraException as error:
+            raise ConfigError(
+                [f"{text}: cannot be read as key=value; put a value with special characters in quotes"]
+            ) from error
+        if override.is_delete() or override.package or override.is_sweep_override():
+            raise ConfigError([f"{text}: a run takes one value for each key, as in key=value"])
+        parsed.append(override)
+    return parsed
+
+
+def _settings_of_run(overrides: Sequence[Override]) -> Path | None:
+    """The settings of the run whose folder `trainer.resume` names; None where it names none."""
+    named = [str(_plain(override.value())) for override in overrides if override.key_or_group == "trainer.resume"]
+    settings = Path(named[-1]).expanduser() / "config.yaml" if named else None
+    return settings if settings is not None and settings.is_file() else None
+
+
+def _compose_again(settings: Path, overrides: Sequence[Override]) -> Config:
+    """The settings of a run, with the given keys over them."""
+    try:
+        merged = OmegaConf.structured(config_from_yaml(settings.read_text(encoding="utf-8")))
+    except ConfigError as error:
+        raise ConfigError([f"{settings}: {problem}" for problem in error.problems]) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{settings} cannot be read: {error}"]) from error
+    try:
+        for override in overrides:
+            free = any(override.key_or_group.startswith(f"{key}.") for key in FREE_KEYS)
+            OmegaConf.update(merged, override.key_or_group, _plain(override.value()), force_add=free)
+    except OmegaConfBaseException as error:
+        raise ConfigError([_explain(error)]) from error
+    return _to_object(merged)
+
+
+def _plain(value: Any) -> Any:
+    """What an override says, without the quotes that it says it in."""
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, dict):
+        return {_plain(key): _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _choice_name(override: Override) -> str:
+    value = override.value()
+    if isinstance(value, QuotedString):
+        value = value.text
+    if not isinstance(value, str) or not value:
+        group = override.key_or_group
+        raise ConfigError(
+            [f"{override.input_line}: {group} takes the name of a choice; settings are written {group}.key=value"]
+        )
+    return value
+
+
+def _value_override(override: Override) -> str:
+    """The override in the form that Hydra takes for a key that is there and for one that is new in a free dict."""
+    key = override.key_or_group
+    if not any(key.startswith(free + ".") for free in FREE_KEYS):
+        _check_key(key)
+    return "++" + str(override.input_line).lstrip("+")
+
+
+def _check_key(key: str) -> None:
+    keys = settings_keys()
+    kind = keys.get(key)
+    if kind is None:
+        same_leaf = [k for k in keys if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+        guess = " or ".join(same_leaf) or nearest(key, keys)
+        raise ConfigError([f"unknown key {key!r}: did you mean {guess}?"])
+    if dataclasses.is_dataclass(kind):
+        inside = [f"{key}.{field.name}" for field in dataclasses.fields(kind)]
+        raise ConfigError([f"{key!r} is a section: set one of its keys: {', '.join(inside)}"])
+
+
+def _known_choice(group: str, name: str) -> str:
+    names = choices(group)
+    if name not in names:
+        raise ConfigError(
+            [
+                f"{group}={name}: unknown choice: did you mean {group}={nearest(name, names)}? Choices: {', '.join(names)}"
+            ]
+        )
+    return name
+
+
+def _id_of(override: str | None) -> str | None:
+    """The environment that `env.id=NAME` names: the same as `+env=NAME`."""
+    if override is None:
+        return None
+    return _choice_name(OverridesParser.create().parse_override(override))
+
+
+def _mode_of(override: str | None) -> str:
+    mode = Config.mode if override is None else str(OverridesParser.create().parse_override(override).value())
+    if mode not in (Config.mode, *FILE_MODES):
+        modes = (Config.mode, *FILE_MODES)
+        raise ConfigError(
+            [f"mode={mode}: unknown: did you mean mode={nearest(mode, modes)}? Choices: {', '.join(modes)}"]
+        )
+    return mode
+
+
+def _refuse_env(mode: str, env: str | None, values: dict[str, str]) -> None:
+    """An environment beside a mode that plays none is a mistake about what will be done."""
+    named = [f"env={env}"] if env else []
+    named += [key for key in values if key.startswith("env.")]
+    if named:
+        raise ConfigError(
+            [f"{named[0]}: mode={mode} learns from data.train and plays no environment: leave one of the two out"]
+        )
+
+
+def _env_overrides(name: str) -> list[str]:
+    if name in choices("env"):
+        return [f"env={name}"]
+    try:
+        found = spec(name)
+    except UnknownEnvError as error:
+        raise ConfigError([_unknown_env(name)]) from error
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError([f"env={name}: {_first_line(error)}"]) from error
+    env_id = name if ":" in name else found.id
+    return [f"++env.id={QuotedString(env_id, quote=Quote.single).with_quotes()}"]
+
+
+def _unknown_env(name: str) -> str:
+    return f"unknown environment {name!r}: did you mean {nearest(name, environment_names())}? {_environments()}"
+
+
+def _environments() -> str:
+    return f"Environments: {', '.join(environment_names())}"
+
+
+def _compose_with_hydra(overrides: list[str]) -> Config:
+    ConfigStore.instance().store(name="schema", node=Config)
+    try:
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            composed = hydra_compose("config", overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError([_explain(error)]) from error
+    return _to_object(composed)
+
+
+def _to_object(composed: Any) -> Config:
+    try:
+        config: Any = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        raise ConfigError([_explain(error)]) from error
+    return config  # a Config: its schema says so
+
+
+def _explain(error: BaseException) -> str:
+    """One line for an error of Hydra or OmegaConf: the key, the value, and what the key takes."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OmegaConfBaseException):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return _first_line(error)
+    key = str(getattr(cause, "full_key", None) or "")
+    keys = settings_keys()
+    if key and key not in keys and not any(key.startswith(free) for free in FREE_KEYS):
+        return f"unknown key {key!r}: did you mean {nearest(key, keys)}?"
+    wanted = KINDS.get(keys.get(key))  # type: ignore[arg-type]
+    problem = _first_line(cause)
+    return f"{key}: needs {wanted}: {problem}" if wanted else f"{key}: {problem}" if key else problem
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,128 @@
+"""Do the settings of an algorithm compute? A step's own formulas, on a few made-up episodes, before anything starts.
+
+A setting that its formula refuses, or that makes a number that is not finite, would else be found after a warm start and a
+rollout. This imports torch, so it comes last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from agent_train.algorithms.selection import Outcome, outcomes_of
+from agent_train.algorithms.step_advantages import Scores, set_advantages
+from agent_train.config.schema import Config
+from agent_train.data.packing import batch_of, weigh
+from agent_train.data.samples import Row, rows_of
+from agent_train.learner.policy_objective import PolicyObjective, PolicyStep, policy_objective
+from agentgym.core.messages import assistant, user
+from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
+
+TURNS = 2
+SAMPLED = 4  # tokens of a turn
+# How far the trained policy is from the one before: nothing, and both ways, from little to what every clip holds.
+DRIFTS = (0.0, 0.01, -0.01, 0.3, -0.3, 3.0, -3.0)
+
+
+def wrong_formulas(config: Config) -> Iterator[str]:
+    """What is wrong with the settings of the algorithm, tried on advantages of both signs; at most one line."""
+    algorithm = config.algorithm
+    try:
+        objective = policy_objective(algorithm)
+    except ValueError as error:
+        yield f"algorithm.loss={algorithm.loss}: {_line(error)}"
+        return
+    try:
+        rows = _rows(config)
+    except ValueError as error:
+        yield f"algorithm.advantage.name={algorithm.advantage.name}: {_line(error)}"
+        return
+    try:
+        given = [row.advantages for row in rows]
+        for gains in (given, *(_gains(rows, sign) for sign in (1.0, -1.0))):
+            for row, advantages in zip(rows, gains, strict=True):
+                row.advantages = advantages
+            _try(objective, rows, algorithm.kl.coef if algorithm.kl.place == "loss" else 0.0)
+    except ValueError as error:
+        yield f"algorithm.loss={algorithm.loss} with its settings and algorithm.correction, kl and proximal: {_line(error)}"
+
+
+def _rows(config: Config) -> list[Row]:
+    """Rows of two groups with the advantages of these settings.
+
+    Raises:
+        ValueError: the settings are none for these, or an advantage is not finite.
+    """
+    algorithm = config.algorithm
+    groups = [_group(f"task {number}", algorithm.group_size) for number in range(2)]
+    episodes = [t for group in groups for t in group.trajectories]
+    outcomes: dict[str, Outcome] = {}
+    for group in groups:
+        made = outcomes_of(group, algorithm.overlong)
+        outcomes |= {t.id: outcome for t, outcome in zip(group.trajectories, made, strict=True)}
+    rows = [row for episode in episodes for row in rows_of(episode)]
+    for row in rows:
+        row.reference = [p - 0.2 if on else 0.0 for p, on in zip(row.logprobs, row.mask, strict=True)]
+        row.values = row.spread(0.3)
+    said = [row.reference for row in rows]
+    scores = Scores({t.task_id: 0.5 for t in episodes}, said, said, config.teacher.coef)
+    set_advantages(algorithm, groups, rows, outcomes, scores, algorithm.kl.coef)
+    for name in ("advantages", "targets"):
+        if not all(math.isfinite(number) for row in rows for number in getattr(row, name)):
+            raise ValueError(f"with these settings of algorithm.advantage the {name} are not all finite")
+    weigh(rows, algorithm.reduction, algorithm.reduction_length)
+    return rows
+
+
+def _group(task: str, size: int) -> Group:
+    """Episodes that succeed and that fail, as long as a few tokens."""
+    return Group(task, [_episode(task, sample) for sample in range(max(2, min(size, 4)) if size > 1 else 1)])
+
+
+def _episode(task: str, sample: int) -> Trajectory:
+    ids, turns = [1, 2], []
+    for number in range(TURNS):
+        sampled = [3 + (sample + place) % 5 for place in range(SAMPLED)]
+        logprobs = [-0.1 - 0.5 * place for place in range(SAMPLED)]
+        tokens = Tokens(list(ids), sampled, logprobs, [0] * SAMPLED)
+        reward = float(sample % 2) if number == TURNS - 1 else 0.0
+        turns.append(Turn([user("?")], assistant("!"), reward, tokens=tokens))
+        ids += [*sampled, 2]
+    return Trajectory(f"{task}/{sample}", "trial", task, sample, turns=turns)
+
+
+def _gains(rows: Sequence[Row], sign: float) -> list[list[float]]:
+    """Advantages of both signs, in turn; of a loss of whole rows each has one."""
+    return [row.spread(sign if number % 2 else -sign) for number, row in enumerate(rows)]
+
+
+def _try(objective: PolicyObjective, rows: list[Row], kl_coef: float) -> None:
+    """The loss and its gradient in the first optimizer step of a training step and in a later one.
+
+    Raises:
+        ValueError: one of them cannot be computed, or is not finite.
+    """
+    objective.check(rows, kl_coef, 1)
+    batch = batch_of(rows)
+    start_T = batch.behaviour_logprobs_T + 0.1
+    drift_T = torch.tensor(DRIFTS).repeat(len(start_T) // len(DRIFTS) + 1)[: len(start_T)]
+    for number in range(2):
+        logprobs_T = (start_T + drift_T).requires_grad_()
+        entropy_T = torch.ones_like(start_T, requires_grad=True)
+        limit = torch.tensor(0.2) if objective.needs_drift_limit else None
+        step = PolicyStep([batch], [True], number, 2, kl_coef, 1, [start_T], limit)
+        try:
+            loss, _ = objective.terms(step, 0, logprobs_T, entropy_T)
+            (grad_T,) = torch.autograd.grad(loss, logprobs_T)
+        except ValueError:
+            raise
+        except Exception as error:  # the code of a loss of one's own, say
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        if not (loss.isfinite() and grad_T.isfinite().all()):
+            raise ValueError(f"loss {loss.item()} and its gradient are not all finite where the policy has moved")
+
+
+def _line(error: ValueError) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,150 @@
+"""A teacher that is an endpoint: how likely it finds each token that the policy sampled, by exact ids.
+
+A teacher that is a model folder is a frozen role of the learner; `logprobs` of both says the same. The teacher's distribution
+is that at temperature 1, whatever the policy sampled at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from agent_train.config.schema import Config
+from agent_train.data.samples import Row
+from agent_train.engine.base import EngineError
+from agent_train.engine.http import open_client, post
+from agent_train.learner.vocabulary import tokenizer_of
+
+# Ids whose text is asked for in one request.
+IDS_AT_ONCE = 4096
+# A log-probability above this is none; rounding may lift one over 0.
+ABOVE_ZERO = 1e-4
+# What vLLM says in place of minus infinity, which JSON has not.
+RULED_OUT = -9999.0
+
+
+class TeacherError(EngineError):
+    """The teacher's endpoint does not answer, or answers what cannot be. Names the endpoint and what is wrong."""
+
+
+class Teacher:
+    """An endpoint of vLLM that scores given ids. Make one with `await Teacher.connect(...)`.
+
+    Each request waits `engine.request_timeout` seconds at most, and `engine.max_concurrent` of them go out at once.
+    """
+
+    def __init__(self, config: Config, client: aiohttp.ClientSession):
+        self.url = str(config.teacher.url).rstrip("/").removesuffix("/v1")
+        self.model = config.teacher.model
+        self._seconds = config.engine.request_timeout
+        self._places = asyncio.Semaphore(config.engine.max_concurrent)
+        self._client = client
+
+    @classmethod
+    async def connect(cls, config: Config, policy_dir: str | Path) -> Teacher:
+        """Reach the endpoint and make sure that it means by each id what the policy does.
+
+        Raises:
+            TeacherError: it does not answer, has no such model, or has another vocabulary.
+        """
+        teacher = cls(config, open_client())
+        try:
+            await teacher._check_vocabulary(await asyncio.to_thread(tokenizer_of, policy_dir))
+        except BaseException:
+            await teacher.close()
+            raise
+        return teacher
+
+    async def logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
+        """The teacher's log-probability of each sampled token of each row, in nats, 0.0 elsewhere.
+
+        Raises:
+            TeacherError: the endpoint failed, was late, or scored other tokens. No request is left behind.
+        """
+        try:
+            async with asyncio.TaskGroup() as asking:
+                asked = [asking.create_task(self._score(row)) for row in rows]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [each.result() for each in asked]
+
+    async def close(self) -> None:
+        """Close the connections. May be called twice."""
+        await self._client.close()
+
+    async def _score(self, row: Row) -> list[float]:
+        if not any(row.mask):
+            return [0.0] * len(row.ids)
+        # One token has to be sampled; nothing is asked of it.
+        body = {"prompt": row.ids, "max_tokens": 1, "prompt_logprobs": 0, "return_token_ids": True, "temperature": 0.0}
+        async with self._places:
+            answer = await self._ask("/v1/completions", body)
+        try:
+            choice = answer["choices"][0]
+            return _read(choice["prompt_logprobs"], choice.get("prompt_token_ids"), row)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise self._wrong(
+                f"the answer to {len(row.ids)} ids of trajectory {row.trajectory!r}: {_why(error)}"
+            ) from error
+
+    async def _check_vocabulary(self, tokenizer: Any) -> None:
+        """Have the endpoint spell all ids of the policy, and compare."""
+        size = len(tokenizer)
+        for first in range(0, size, IDS_AT_ONCE):
+            ids = list(range(first, min(first + IDS_AT_ONCE, size)))
+            answer = await self._ask("/detokenize", {"tokens": ids})
+            text = answer.get("prompt") if isinstance(answer, dict) else None
+            if not isinstance(text, str):
+                raise self._wrong("it does not say which text ids stand for")
+            if text != tokenizer.decode(ids):
+                raise self._wrong(
+                    f"another vocabulary than the policy's: it spells the ids {ids[0]} to {ids[-1]} differently: take a"
+                    " teacher with the policy's tokenizer"
+                )
+
+    async def _ask(self, path: str, body: dict[str, Any]) -> Any:
+        try:
+            named = {"model": self.model, **body} if self.model else body
+            return await post(self._client, self.url, path, named, self._seconds, "teacher")
+        except json.JSONDecodeError as error:
+            raise self._wrong(f"what it answers to {path} is not JSON: {error}") from error
+        except (ValueError, EngineError) as error:
+            raise TeacherError(str(error)) from error
+
+    def _wrong(self, what: str) -> TeacherError:
+        return TeacherError(f"teacher: {self.url}: {what}")
+
+
+def _read(scored: Any, ids: Any, row: Row) -> list[float]:
+    """The numbers of one row out of the endpoint's answer.
+
+    Raises:
+        ValueError: it is about other tokens, or a number cannot be a log-probability.
+    """
+    if ids is not None and ids != row.ids:
+        raise ValueError("it scored other ids than it was sent")
+    if len(scored) != len(row.ids):
+        raise ValueError(f"it scored {len(scored)} tokens")
+    return [
+        _number(entry, token, position) if sampled else 0.0
+        for position, (entry, token, sampled) in enumerate(zip(scored, row.ids, row.mask, strict=True))
+    ]
+
+
+def _number(entry: Any, token: int, position: int) -> float:
+    if not isinstance(entry, dict) or str(token) not in entry:
+        raise ValueError(f"it says nothing of id {token} at position {position}")
+    found = float(entry[str(token)]["logprob"])
+    if math.isnan(found) or found > ABOVE_ZERO:
+        raise ValueError(f"{found} is no log-probability (id {token} at position {position})")
+    return -math.inf if found <= RULED_OUT else min(found, 0.0)
+
+
+def _why(error: Exception) -> str:
+    return str(error) if isinstance(error, ValueError) else f"it cannot be read ({type(error).__name__}: {error})"

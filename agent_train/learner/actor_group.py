@@ -1,0 +1,391 @@
+"""The driver's handle on the learner ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from agent_train.cluster.placement import learner_devices, rank_room
+from agent_train.config.schema import Config
+from agent_train.data.balance import TOKENS, model_cost
+from agent_train.data.packing import Share
+from agent_train.data.samples import Row
+from agent_train.learner.critic_objective import CriticMetrics, check_targets
+from agent_train.learner.measures import SftUpdate, StepResult, UpdateMetrics
+from agent_train.learner.optimizer_steps import split_steps
+from agent_train.learner.parallel import rank_shares
+from agent_train.learner.prm_objective import REDUCTION, PrmMetrics, prm_targets
+from agent_train.learner.worker import LearnerWorker
+from agent_train.weights.manifest import TensorInfo, WeightAddress
+
+# A rank that dies breaks the others' collectives, and their errors may come first. This long the cause is waited for.
+CAUSE_SECONDS = 5.0
+STATE_POLL_SECONDS = 0.1
+
+
+class LearnerError(RuntimeError):
+    """A role of the learner failed: a rank died, raised, or did not answer in time. Names the role, the call and the rank."""
+
+
+class _Actor(LearnerWorker):
+    def node_ip(self) -> str:
+        """Address of the node that this rank runs on."""
+        return str(ray.util.get_node_ip_address())
+
+
+class Learner:
+    """The N ranks of one role as Ray actors, on GPUs where the cluster has any, else on CPUs. Make one with `await Learner.start(...)`.
+
+    Each call goes to all ranks and waits at most `config.learner.timeout` seconds. After a failure the ranks are killed
+    and every further call raises.
+    """
+
+    def __init__(self, actors: Sequence[Any], config: Config, role: str = "policy"):
+        self.role = role
+        self._actors = list(actors)
+        self._config = config
+        self._manifest: list[TensorInfo] = []
+        self._cost = TOKENS
+        self._ended = ""
+
+    @classmethod
+    async def start(
+        cls, model_dir: str | Path, config: Config, role: str = "policy", bundles: PlacementGroup | None = None
+    ) -> Learner:
+        """Start the ranks, let them find each other, load the model. Ray must be running.
+
+        Args:
+            model_dir: a Hugging Face folder that every node can read.
+            config: of the run.
+            role: which of the run's models, see `roles.ROLES`.
+            bundles: what `shared_devices` gave, where roles share devices.
+
+        Raises:
+            LearnerError: Ray is not running, there are too few GPUs, or a rank did not start.
+        """
+        if not ray.is_initialized():
+            raise LearnerError("the learner runs as Ray actors and Ray is not running: call ray.init() first")
+        world = config.learner.workers
+        gpus = _gpus(config)
+        room = rank_room(config, gpus)
+        make = ray.remote(max_restarts=0, num_gpus=room.gpus, num_cpus=room.cpus)(_Actor)
+        arguments = (world, config, "cuda" if gpus else "cpu", role)
+        learner = cls(
+            [make.options(**_place(bundles, rank)).remote(rank, *arguments) for rank in range(world)], config, role
+        )
+        try:
+            host = (await learner._call("find the node of rank 0", "node_ip", [()]))[0]
+            port = (await learner._call("open the store of rank 0", "open_store", [(host,)]))[0]
+            where = (host, port, _absolute(model_dir))
+            learner._cost = model_cost(model_dir)
+            learner._manifest = (await learner._call("start", "start", [where] * world))[0]
+        except BaseException:
+            learner.close()
+            raise
+        return learner
+
+    async def update(
+        self, rows: Sequence[Row], *, lr_scale: float = 1.0, kl_coef: float = 0.0, version: int | None = None
+    ) -> UpdateMetrics:
+        """One training step: `algorithm.updates_per_step` optimizer steps, each on its part of the rows.
+
+        Args:
+            rows: with their advantages.
+            lr_scale: factor of the learning rate.
+            kl_coef: of the KL to the reference in the loss; above 0 the rows need their `reference`.
+            version: of the policy's weights as they are; None takes the newest that sampled a token.
+
+        Raises:
+            ValueError: a row is malformed, or no row holds a sampled token.
+            LearnerError: a rank failed.
+        """
+        if version is None:
+            version = max((max(row.versions, default=-1) for row in rows), default=-1)
+        own = [(list(parts), lr_scale, kl_coef, version) for parts in zip(*self._steps(rows), strict=True)]
+        return (await self._call("update", "update", own))[0]
+
+    async def sft(self, rows: Sequence[Row], lr: float) -> SftUpdate:
+        """One supervised step on the masked tokens of the rows, at this learning rate. Raises as `update`."""
+        dealt = self._deal(rows)
+        return (await self._call("sft", "sft", [(share, lr) for share in dealt]))[0]
+
+    async def update_critic(self, rows: Sequence[Row], *, lr_scale: float = 1.0) -> CriticMetrics:
+        """One training step of the critic: as many optimizer steps as the policy's.
+
+        Args:
+            rows: with their targets, and with their values where `critic.clip` is set.
+            lr_scale: factor of the learning rate.
+
+        Raises:
+            ValueError: a row is malformed or lacks these, or no row holds a sampled token.
+            LearnerError: a rank failed.
+        """
+        check_targets(rows, self._config.critic.clip)
+        own = [(list(parts), lr_scale) for parts in zip(*self._steps(rows), strict=True)]
+        return (await self._call("update_critic", "update_critic", own))[0]
+
+    async def update_prm(
+        self,
+        rows: Sequence[Row],
+        logprobs: Sequence[Sequence[float]],
+        reference: Sequence[Sequence[float]],
+        outcomes: Mapping[str, float],
+        *,
+        lr_scale: float = 1.0,
+    ) -> PrmMetrics:
+        """One optimizer step of PRIME's reward model.
+
+        Args:
+            rows: all rows of the trajectories that it learns from.
+            logprobs: what its own `logprobs` just said of the rows.
+            reference: the same under what it started from.
+            outcomes: of each trajectory by its id, from 0 (wrong) to 1 (right).
+            lr_scale: factor of the learning rate.
+
+        Raises:
+            ValueError: see `prm_objective.prm_targets`.
+            LearnerError: a rank failed.
+        """
+        started = time.monotonic()
+        targets = prm_targets(rows, logprobs, reference, outcomes, self._config.algorithm.advantage.prime_beta)
+        dealt = self._deal(targets.rows, REDUCTION)
+        step = (await self._call("update_prm", "update_prm", [(share, lr_scale) for share in dealt]))[0]
+        return PrmMetrics(
+            loss=targets.loss,
+            accuracy=targets.accuracy,
+            reward_mean=targets.reward_mean,
+            grad_norm=step.grad_norm,
+            lr=step.lr,
+            skipped=not step.applied,
+            seconds=time.monotonic() - started,
+        )
+
+    async def logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
+        """The log-probability of each sampled token of each row, 0.0 elsewhere: at the row's temperature, a teacher's at 1."""
+        if self.role == "teacher":
+            rows = [dataclasses.replace(row, temperature=1.0) for row in rows]
+        found: list[list[float]] = await self._of_rows("logprobs", rows)
+        return found
+
+    async def reference_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
+        """As `logprobs`, of the policy as the run began: the model without its adapters (`lora.rank` above 0)."""
+        found: list[list[float]] = await self._of_rows("logprobs_without_adapters", rows)
+        return found
+
+    async def values(self, rows: Sequence[Row]) -> list[list[float]]:
+        """The critic's value before each sampled token of each row, 0.0 elsewhere."""
+        found: list[list[float]] = await self._of_rows("values", rows)
+        return found
+
+    async def scores(self, rows: Sequence[Row]) -> list[float]:
+        """The reward model's score of each row at its last sampled token. That of a trajectory is the score of its last row."""
+        found: list[float] = await self._of_rows("scores", rows)
+        return found
+
+    async def descend(self, rows: Sequence[Row], derivatives: Sequence[Sequence[float]], lr: float) -> StepResult:
+        """One optimizer step, at this learning rate, on a loss of which the derivatives are known.
+
+        Args:
+            rows: of the whole step.
+            derivatives: of each row, by the log-probability of each token, 0.0 outside the mask; of a reward model by the row's
+                score, at its last sampled token.
+            lr: learning rate.
+        """
+        along = [dataclasses.replace(row, advantages=list(own)) for row, own in zip(rows, derivatives, strict=True)]
+        dealt = self._deal(along)
+        return (await self._call("descend", "descend", [(share, lr) for share in dealt]))[0]
+
+    async def load(self, model_dir: str | Path) -> None:
+        """Take the model of another folder, as if the ranks had just started with it."""
+        self._manifest = (await self._call("load", "load", self._each(_absolute(model_dir))))[0]
+
+    async def _of_rows(self, method: str, rows: Sequence[Row]) -> list[Any]:
+        """What a method of the ranks says of each row, in the order of the rows."""
+        dealt = self._deal(rows)
+        answers = await self._call(method, method, [(share,) for share in dealt])
+        found = {
+            id(row): scored
+            for share, of_rank in zip(dealt, answers, strict=True)
+            for packed, of_bin in zip(share.micro_batches, of_rank, strict=True)
+            for row, scored in zip(packed, of_bin, strict=True)
+        }
+        return [found[id(row)] for row in rows]
+
+    def _steps(self, rows: Sequence[Row]) -> list[list[Share]]:
+        """For each optimizer step of a training step, the shares of the ranks."""
+        algorithm = self._config.algorithm
+        whole = algorithm.reduction == "prompt-mean" or self._config.learner.shared_prefix
+        parts = split_steps(rows, algorithm.updates_per_step, self._cost, whole)
+        return [self._deal(part, algorithm.reduction, algorithm.reduction_length) for part in parts]
+
+    def _deal(self, rows: Sequence[Row], reduction: str = "token-mean", length: float | None = None) -> list[Share]:
+        """The shares of the ranks in one optimizer step."""
+        return rank_shares(rows, self._config.learner, reduction, length, self._cost)
+
+    async def connect_weights(self, address: WeightAddress) -> None:
+        """Rank 0 joins the weight group as sender; returns when the receivers have joined too."""
+        await self._call("connect_weights", "connect_weights", self._each(address))
+
+    def manifest(self) -> list[TensorInfo]:
+        """Names, shapes and type of the weights, in the order in which `send_weights` sends them."""
+        return list(self._manifest)
+
+    async def send_weights(self) -> dict[str, int]:
+        """Send all weights to the receivers; the checksum of each by name."""
+        return (await self._call("send_weights", "send_weights", self._each()))[0]
+
+    async def save(self, folder: str | Path) -> None:
+        """Write the weights, adapters added to them, as a Hugging Face folder, whole or not at all; one that is there is replaced."""
+        await self._call("save", "save", self._each(_absolute(folder)))
+
+    async def save_adapter(self, folder: str | Path) -> dict[str, int]:
+        """Write the adapters alone in PEFT's format, whole or not at all; the checksum of each tensor by name."""
+        return (await self._call("save_adapter", "save_adapter", self._each(_absolute(folder))))[0]
+
+    async def save_state(self, folder: str | Path, export: str | Path | None = None) -> None:
+        """Have the ranks copy all that a resumed run needs and write it into a new folder; returns with the copies made.
+
+        Args:
+            folder: what `load_state` takes, once `state_saved` has said that it is whole.
+            export: where a Hugging Face folder of the same weights is written too; None: nowhere.
+        """
+        to = None if export is None else _absolute(export)
+        await self._call("save_state", "save_state", self._each(_absolute(folder), to))
+
+    async def state_saved(self) -> str:
+        """Wait until what `save_state` began is written: "" where it went well, else what failed. Never raises for that."""
+        while True:
+            if self._ended:
+                return f"the learner ended before: {self._ended}"
+            refs = [actor.state_saved.remote() for actor in self._actors]
+            said = await asyncio.gather(*(asyncio.wrap_future(r.future()) for r in refs), return_exceptions=True)
+            errors = [error for error in said if isinstance(error, BaseException)]
+            failures = [answer for answer in said if isinstance(answer, str) and answer]
+            if errors or failures or None not in said:
+                return str(failures[0] if failures else errors[0] if errors else "").split("\n")[0]
+            await asyncio.sleep(STATE_POLL_SECONDS)
+
+    async def load_state(self, folder: str | Path) -> None:
+        """Go on from what `save_state` wrote, on any number of ranks.
+
+        Raises:
+            LearnerError: the folder is of another model, or a rank failed.
+        """
+        await self._call("load_state", "load_state", self._each(_absolute(folder)))
+
+    def close(self) -> None:
+        """Kill the ranks. May be called twice."""
+        self._ended = self._ended or "it was closed"
+        # After ray.shutdown() the actors are gone, and a call would start Ray again.
+        for actor in self._actors if ray.is_initialized() else []:
+            ray.kill(actor, no_restart=True)
+        self._actors = []
+
+    @property
+    def _name(self) -> str:
+        return "learner" if self.role == "policy" else f"learner: {self.role}"
+
+    def _each(self, *arguments: Any) -> list[tuple[Any, ...]]:
+        return [arguments] * len(self._actors)
+
+    async def _call(self, what: str, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of ranks 0, 1, ... with their arguments; their answers in that order."""
+        if self._ended:
+            raise LearnerError(f"{self._name}: cannot {what}: {self._ended}")
+        refs = [getattr(self._actors[rank], method).remote(*own) for rank, own in enumerate(arguments)]
+        answers = [asyncio.wrap_future(ref.future()) for ref in refs]
+        for answer in answers:
+            answer.add_done_callback(_look_at)
+        timeout = self._config.learner.timeout
+        await asyncio.wait(answers, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
+        if any(answer.done() and answer.exception() for answer in answers):
+            await asyncio.wait(answers, timeout=CAUSE_SECONDS, return_when=asyncio.ALL_COMPLETED)
+            raise self._failed(what, answers)
+        late = [str(rank) for rank, answer in enumerate(answers) if not answer.done()]
+        if late:
+            self._ended = f"{what} took longer than {timeout:g} s"
+            self.close()
+            raise LearnerError(
+                f"{self._name}: {what}: rank {', '.join(late)} did not answer within learner.timeout={timeout:g} s"
+            )
+        return [answer.result() for answer in answers]
+
+    def _failed(self, what: str, answers: Sequence[asyncio.Future[Any]]) -> LearnerError:
+        """The error to raise; a rank that died is its own cause, before what it made the others raise."""
+        ended = [(rank, answer.exception()) for rank, answer in enumerate(answers) if answer.done()]
+        errors = [(rank, error) for rank, error in ended if error is not None]
+        died = [(rank, error) for rank, error in errors if isinstance(error, RayActorError)]
+        rank, error = (died or errors)[0]
+        self._ended = f"rank {rank} failed in {what}"
+        self.close()
+        failure = LearnerError(f"{self._name}: {what}: rank {rank} {'died' if died else 'failed'}: {_reason(error)}")
+        failure.__cause__ = error
+        return failure
+
+
+def _reason(error: BaseException) -> str:
+    """In one line. Of a rank that could not be made, Ray's text ends with the exception that its constructor raised."""
+    cause = getattr(error, "cause", None) or error
+    lines = str(cause).strip().splitlines() or [""]
+    return lines[-1] if "in its creation task" in lines[0] else f"{type(cause).__name__}: {lines[0]}"
+
+
+async def shared_devices(config: Config) -> PlacementGroup | None:
+    """One bundle for rank i of all roles, where roles share devices; None where each rank is placed for itself.
+
+    Raises:
+        LearnerError: the cluster has too few GPUs, or does not give them in `learner.timeout` seconds.
+    """
+    bundle = rank_room(config, _gpus(config)).bundle
+    if bundle is None:
+        return None
+    bundles = placement_group([dict(bundle)] * config.learner.workers, strategy="PACK")
+    try:
+        await asyncio.wait_for(asyncio.wrap_future(bundles.ready().future()), config.learner.timeout)
+    except TimeoutError:
+        remove_placement_group(bundles)
+        raise LearnerError(
+            f"learner: Ray did not give {config.learner.workers} devices of {bundle} in learner.timeout={config.learner.timeout:g} s"
+        ) from None
+    return bundles
+
+
+def _gpus(config: Config) -> int:
+    """How many GPUs the cluster has.
+
+    Raises:
+        LearnerError: fewer than the roles need.
+    """
+    gpus, needed = int(ray.cluster_resources().get("GPU", 0)), learner_devices(config)
+    if 0 < gpus < needed:
+        less = " or share them: learner.placement=shared" if needed > config.learner.workers else ""
+        raise LearnerError(
+            f"learner.workers={config.learner.workers} need {needed} GPUs and the cluster has {gpus}: lower learner.workers{less}"
+        )
+    return gpus
+
+
+def _place(bundles: PlacementGroup | None, rank: int) -> dict[str, Any]:
+    if bundles is None:
+        return {}
+    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=rank)}
+
+
+def _absolute(folder: str | Path) -> str:
+    """The path as a rank sees it, whose working directory may be another."""
+    return str(Path(folder).absolute())
+
+
+def _look_at(answer: asyncio.Future[Any]) -> None:
+    """Mark the exception of an answer that nobody waits for any more as seen."""
+    if not answer.cancelled():
+        answer.exception()

@@ -1,0 +1,114 @@
+"""Starting the models of a run, side by side, and giving those that begin as the policy does its weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent_train.config.schema import Config
+from agent_train.learner.roles import learns, roles_of, source_of, start_of
+from agent_train.learner.vocabulary import check_folder
+
+if TYPE_CHECKING:
+    from agent_train.engine.teacher import Teacher
+    from agent_train.learner.actor_group import Learner
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models of a run. None where nothing asks for one.
+
+    Attributes:
+        policy: what is trained.
+        reference: frozen; what the policy is held to, and what PRIME's reward model started from.
+        critic: gives values, and learns them.
+        prm: PRIME's process reward model, which learns from outcomes.
+        teacher: frozen, or an endpoint.
+        reward_model: frozen; scores whole trajectories.
+    """
+
+    policy: Learner
+    reference: Learner | None = None
+    critic: Learner | None = None
+    prm: Learner | None = None
+    teacher: Learner | Teacher | None = None
+    reward_model: Learner | None = None
+
+
+def learning_beside(config: Config, *learners: Learner | None) -> list[Learner]:
+    """Those that learn: what a checkpoint holds beside the policy."""
+    return [learner for learner in learners if learner is not None and learns(config, learner.role)]
+
+
+def check_vocabularies(config: Config, policy_dir: str | Path) -> None:
+    """Refuse a role's folder that means something else by an id than the policy.
+
+    Raises:
+        VocabularyError: the first that does.
+    """
+    for role in roles_of(config):
+        if role != "policy" and source_of(config, role):
+            key = (
+                "critic.path"
+                if role == "prm" and config.critic.path
+                else f"{'reference' if role == 'prm' else role}.path"
+            )
+            check_folder(start_of(config, role, policy_dir), policy_dir, key)
+
+
+async def start_models(config: Config, model_dir: str | Path, begin: str | Path, stack: AsyncExitStack) -> Models:
+    """Start every role that the settings ask for, side by side; each is closed with the stack, also if another fails.
+
+    Args:
+        config: of the run.
+        model_dir: what the policy is loaded from.
+        begin: the policy as the run starts, for the roles that the settings name no folder for.
+        stack: takes what has to be closed.
+
+    Raises:
+        LearnerError: a role did not start.
+        TeacherError: the teacher's endpoint does not answer, or has another vocabulary.
+    """
+    from agent_train.engine.teacher import Teacher
+    from agent_train.learner.actor_group import Learner, shared_devices
+
+    bundles = await shared_devices(config)
+
+    async def open_role(role: str) -> Learner:
+        folder = Path(model_dir) if role == "policy" else start_of(config, role, begin)
+        learner = await Learner.start(folder, config, role, bundles)
+        stack.callback(learner.close)
+        return learner
+
+    async def open_endpoint() -> Teacher:
+        teacher = await Teacher.connect(config, model_dir)
+        stack.push_async_callback(teacher.close)
+        return teacher
+
+    try:
+        async with asyncio.TaskGroup() as starting:
+            roles = {role: starting.create_task(open_role(role)) for role in roles_of(config)}
+            endpoint = None
+            if config.algorithm.advantage.name == "distill" and config.teacher.url is not None:
+                endpoint = starting.create_task(open_endpoint())
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    found: dict[str, Learner | Teacher] = {role: task.result() for role, task in roles.items()}
+    if endpoint is not None:
+        found["teacher"] = endpoint.result()
+    return Models(**found)  # type: ignore[arg-type]  # each role is of the class that its field says
+
+
+async def begin_as_policy(config: Config, policy: Learner, beside: Sequence[Learner | None], begin: str | Path) -> None:
+    """Save the policy as it is to `begin`, and have the roles without a folder of their own start from there.
+
+    Called once, when the warm start is over. Nothing happens where no role asks for it.
+    """
+    following = [role for role in beside if role is not None and source_of(config, role.role) is None]
+    if following:
+        await policy.save(begin)
+        await asyncio.gather(*(role.load(begin) for role in following))

@@ -1,0 +1,82 @@
+"""The models of a run: which there are, what each starts from, which of them learn. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent_train.config.schema import Config
+
+ROLES = ("policy", "reference", "critic", "prm", "teacher", "reward_model")
+# Those that give a number for each position in place of log-probabilities.
+VALUED = ("critic", "reward_model")
+# Advantages that a critic is asked for.
+WITH_CRITIC = ("gae", "bilevel_gae")
+
+
+def roles_of(config: Config) -> tuple[str, ...]:
+    """The roles of a run, what it is about first. A teacher that is an endpoint is none."""
+    if config.mode != "rl":
+        return {"sft": ("policy",), "dpo": ("policy",), "rm": ("reward_model",)}[config.mode]
+    advantage = config.algorithm.advantage.name
+    wanted = {
+        "policy": True,
+        "reference": needs_reference(config) and not reference_is_base(config),
+        "critic": advantage in WITH_CRITIC,
+        "prm": advantage == "prime",
+        "teacher": advantage == "distill" and config.teacher.url is None,
+        "reward_model": config.reward_model.path is not None,
+    }
+    return tuple(role for role in ROLES if wanted[role])
+
+
+def needs_reference(config: Config) -> bool:
+    """Whether anything of a run with episodes asks for the log-probabilities of a reference."""
+    return config.algorithm.kl.coef > 0 or config.algorithm.advantage.name == "prime"
+
+
+def reference_is_base(config: Config) -> bool:
+    """Whether the reference is the policy without its adapters, which needs no model of its own.
+
+    That is not so where the settings name another, or where the run starts from a warm start that the adapters learned.
+    """
+    return config.lora.rank > 0 and config.reference.path is None and config.sft.episodes == 0
+
+
+def learns(config: Config, role: str) -> bool:
+    """Whether a role has an optimizer. The others stay as they are loaded: a reward model too, but where it is what is trained."""
+    return role in ("policy", "critic", "prm") or (role == "reward_model" and config.mode == "rm")
+
+
+def source_of(config: Config, role: str) -> str | None:
+    """The folder that the settings name for a role; None for the policy as the run starts.
+
+    PRIME's reward model starts from `critic.path`, else as its reference does, and its rewards then start at 0.
+    """
+    paths = {
+        "reference": config.reference.path,
+        "critic": config.critic.path,
+        "prm": config.critic.path or config.reference.path,
+        "teacher": config.teacher.path,
+        "reward_model": config.reward_model.path,
+    }
+    return paths.get(role)
+
+
+def start_of(config: Config, role: str, policy_dir: str | Path) -> Path:
+    """The folder that a role is loaded from, where the policy starts from `policy_dir`."""
+    source = source_of(config, role)
+    return Path(source).expanduser().absolute() if source else Path(policy_dir)
+
+
+def learning_rate(config: Config, role: str) -> tuple[float, int]:
+    """The learning rate of a role that learns, and the steps of its warm-up: `critic` names those of what learns beside a policy."""
+    settings = config.critic if role in ("critic", "prm") else config.learner
+    return settings.lr, settings.warmup_steps
+
+
+def lr_scale(config: Config, step: int, steps: int) -> float:
+    """Share of the learning rate that step `step` of `steps`, from 1, takes by `learner.schedule`; the warm-up comes on top.
+
+    Linear: 1 at step 1 and 1 / steps at the last one, so that every step learns something; 0 would come after it.
+    """
+    return 1.0 if config.learner.schedule == "constant" else 1 - (step - 1) / steps

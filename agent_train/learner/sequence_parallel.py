@@ -1,0 +1,217 @@
+"""The tokens of one micro-batch over several ranks (Ulysses), and the head's tokens over all ranks of one replica.
+
+Every rank of a replica gets the same micro-batch. The layers see a contiguous part of its tokens on each rank; inside attention the
+ranks exchange tokens for heads, so that each sees all tokens of some heads and packed rows may cross the cuts. Behind the last
+layer the hidden states are gathered, each rank takes its stripe of what is predicted, and the answers are added up: every rank
+then holds the whole output, and computes the same loss.
+
+Legend: T packed tokens, P of them on one rank (T / ranks, rounded up), H query heads, K key/value heads, D head or hidden size, R ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from agent_train.data.packing import MicroBatch
+from agent_train.learner.attention import PACKED, packed_attention
+
+ULYSSES = f"{PACKED}_ulysses"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The ranks among which one micro-batch is spread.
+
+    Attributes:
+        sequence: group of the ranks that share its tokens.
+        sequence_rank, sequence_size: the place in it.
+        replica: group of all ranks that hold one replica: these, times those that share the layers (tensor parallel).
+        replica_rank, replica_size: the place in it.
+    """
+
+    sequence: dist.ProcessGroup
+    sequence_rank: int
+    sequence_size: int
+    replica: dist.ProcessGroup
+    replica_rank: int
+    replica_size: int
+
+    @property
+    def tensor_size(self) -> int:
+        """Ranks that share the layers."""
+        return self.replica_size // self.sequence_size
+
+    def part(self, size: int) -> slice:
+        """This rank's stretch of T tokens that were padded to a multiple of the ranks."""
+        length = -(-size // self.sequence_size)
+        return slice(self.sequence_rank * length, (self.sequence_rank + 1) * length)
+
+    def padding(self, size: int) -> int:
+        """How many tokens are added to T."""
+        return -size % self.sequence_size
+
+
+class _Exchange(torch.autograd.Function):
+    """All-to-all: block r of the first dimension goes to rank r. Its own inverse, so its own gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _exchanged(blocks, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _exchanged(grads[0], ctx.group), None
+
+
+def _exchanged(blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
+    # The collective reads and writes memory in order, whatever the strides.
+    sent = blocks.contiguous()
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return received
+
+
+class _Gather(torch.autograd.Function):
+    """The hidden states of all tokens from every rank's own. Backward: what all ranks of the replica add, the own part of it.
+
+    Tensor-parallel ranks each hold the same states and pass on their gradient in full, so theirs is divided by their number.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, own_PD: Tensor, spread: Spread, size: int) -> Tensor:
+        ctx.spread, ctx.size = spread, size
+        own_PD = own_PD.contiguous()
+        parts = [torch.empty_like(own_PD) for _ in range(spread.sequence_size)]
+        dist.all_gather(parts, own_PD, group=spread.sequence)
+        return torch.cat(parts)[:size]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        spread: Spread = ctx.spread
+        whole_TD = nn.functional.pad(grads[0], (0, 0, 0, spread.padding(ctx.size))).contiguous()
+        dist.all_reduce(whole_TD, group=spread.replica)
+        return whole_TD[spread.part(ctx.size)] / spread.tensor_size, None, None
+
+
+class _Join(torch.autograd.Function):
+    """The sum over the replica's ranks, of which each has some elements and zeros elsewhere. Backward: the same to each.
+
+    The parameters of the head are averaged over tensor-parallel ranks, which each have part of the sum: so it is multiplied.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, stripe: Tensor, spread: Spread) -> Tensor:
+        ctx.spread = spread
+        whole = stripe.clone()
+        dist.all_reduce(whole, group=spread.replica)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] * ctx.spread.tensor_size, None
+
+
+def ulysses_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    spread: Spread | None = None,
+    spread_tokens: int = 0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Packed attention over the tokens of all ranks: query (1, H, P, D), key and value (1, K, P, D) -> (1, P, H, D).
+
+    Args:
+        module, attention_mask: as transformers gives them.
+        query, key, value: of this rank's tokens.
+        spread: the ranks; None calls packed attention as it is.
+        spread_tokens: T, before padding.
+        kwargs: of packed attention.
+
+    Raises:
+        ValueError: the heads do not divide by the ranks.
+    """
+    if spread is None or spread.sequence_size == 1:
+        return packed_attention(module, query, key, value, attention_mask, **kwargs)
+    check_heads(query.shape[1], key.shape[1], spread.sequence_size)
+    repeats = max(1, spread.sequence_size // key.shape[1])
+    wide = (query, key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1))
+    whole = [_heads_of_all(x[0], spread, spread_tokens)[None] for x in wide]
+    out_1THD, _ = packed_attention(module, whole[0], whole[1], whole[2], attention_mask, **kwargs)
+    padded_THD = nn.functional.pad(out_1THD[0], (0, 0, 0, 0, 0, spread.padding(spread_tokens)))
+    blocks_RPHD = padded_THD.unflatten(0, (spread.sequence_size, -1))
+    received_RPHD = _Exchange.apply(blocks_RPHD, spread.sequence)
+    return received_RPHD.transpose(0, 1).flatten(1, 2).unsqueeze(0), None
+
+
+def _heads_of_all(own_HPD: Tensor, spread: Spread, size: int) -> Tensor:
+    """From all heads of this rank's tokens to this rank's heads of all T tokens: (H, P, D) -> (H / R, T, D)."""
+    blocks_RHPD = own_HPD.unflatten(0, (spread.sequence_size, -1))
+    received_RHPD: Tensor = _Exchange.apply(blocks_RHPD, spread.sequence)
+    return received_RHPD.transpose(0, 1).flatten(1, 2)[:, :size]
+
+
+def check_heads(query: int, key: int, ranks: int) -> None:
+    """Raises ValueError where `ranks` cannot share the heads evenly."""
+    if query % ranks or (key % ranks and ranks % key):
+        raise ValueError(
+            f"learner.sequence_parallel={ranks} cannot share {query} query and {key} key/value heads: "
+            "it has to divide the query heads, and to divide the key/value heads or be a multiple of them"
+        )
+
+
+def spread_over(policy: Any, spread: Spread) -> None:
+    """Let a packed module (`PackedPolicy`, `PackedValue`) run over the ranks of a replica; its forward stays as it is written.
+
+    Args:
+        policy: with the transformers model as `model`, called with whole micro-batches.
+        spread: the ranks.
+    """
+    scores_masked_tokens = not hasattr(policy.model, "score")
+    # Blocks that are compiled have a name of their own for the same function.
+    if spread.sequence_size > 1 and policy.model.config._attn_implementation == PACKED:
+        AttentionInterface.register(ULYSSES, ulysses_attention)
+        policy.model.config._attn_implementation = ULYSSES
+
+    def own_stripe(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The head then looks at every n-th of the masked tokens."""
+        batch: MicroBatch = args[0]
+        masked_M = batch.mask_T.nonzero()[:, 0][spread.replica_rank :: spread.replica_size]
+        mask_T = torch.zeros_like(batch.mask_T).index_fill(0, masked_M, True)
+        return (dataclasses.replace(batch, mask_T=mask_T), *args[1:]), kwargs
+
+    def own_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        size = kwargs["input_ids"].shape[1]
+        cut = {name: _cut(kwargs[name], spread, size) for name in ("input_ids", "position_ids")}
+        return args, {**kwargs, **cut, "spread": spread, "spread_tokens": size}
+
+    def all_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        output.last_hidden_state = _Gather.apply(output.last_hidden_state[0], spread, kwargs["spread_tokens"])[None]
+        return output
+
+    def joined(module: nn.Module, args: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return tuple(_Join.apply(x_T, spread) for x_T in output)
+        # Values are cheap: every rank computes all of them, and one of them counts.
+        mine = torch.arange(len(output), device=output.device) % spread.replica_size == spread.replica_rank
+        return _Join.apply(torch.where(mine, output, 0.0), spread)
+
+    if scores_masked_tokens:
+        policy.register_forward_pre_hook(own_stripe, with_kwargs=True)
+    policy.register_forward_hook(joined)
+    policy.model.base_model.register_forward_pre_hook(own_tokens, with_kwargs=True)
+    policy.model.base_model.register_forward_hook(all_tokens, with_kwargs=True)
+
+
+def _cut(whole_1T: Tensor, spread: Spread, size: int) -> Tensor:
+    return nn.functional.pad(whole_1T, (0, spread.padding(size)))[:, spread.part(size)]

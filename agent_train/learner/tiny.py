@@ -1,0 +1,198 @@
+"""A tiny policy built by code in seconds: Qwen3 architecture, its own byte-level tokenizer, a compact chat template.
+
+The folder that `build_tiny` writes is an ordinary Hugging Face one: transformers and vLLM load it by its path.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from agent_train.config.schema import TinyConfig
+from agentgym.core.blocking import Blocking
+from agentgym.core.messages import text_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen3Config
+
+    from agentgym.core.env import Env
+    from agentgym.core.tasks import Task
+
+PAD, END = "<|pad|>", "<|end|>"
+SPECIAL_TOKENS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+BYTES = 256
+# Head sizes that both transformers and every vLLM attention back end take (the CPU one is the narrowest).
+HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+
+# What may never share a token: a digit, a line break, a capital that starts no word, a symbol. A grid such as " P _\n O G"
+# or "SFFH" is therefore one token a cell wherever it stands. A cell keeps the space before it.
+PIECES = r" ?\p{Lu}?[\p{Ll}\p{Lo}\p{Lm}\p{Lt}\p{M}]+| ?\p{Lu}|\p{N}|\n| ?[^\s\p{L}\p{M}\p{N}]|\s"
+
+CHAT_TEMPLATE = """\
+{%- set first = messages[0] if messages and messages[0].role == 'system' else none -%}
+{%- if tools -%}
+<|system|>{{ first.content + '\\n' if first else '' }}Tools:
+{% for tool in tools %}{{ (tool.function if tool.function is defined else tool) | tojson }}
+{% endfor %}Call one with <tool_call>{"name": NAME, "arguments": {...}}</tool_call><|end|>
+{%- endif -%}
+{%- for message in messages -%}
+{%- if not (tools and first and loop.first) -%}
+<|{{ message.role }}|>
+{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif -%}
+{{ message.content or '' }}
+{%- for call in message.tool_calls or [] -%}
+{%- set called = call.function if call.function is defined else call -%}
+<tool_call>{"name": {{ called.name | tojson }}, "arguments": {{ called.arguments if called.arguments is string else called.arguments | tojson }}}</tool_call>
+{%- endfor -%}
+<|end|>
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}<|assistant|>{% endif -%}
+"""
+
+
+def build_tiny(folder: str | Path, texts: Iterable[str], tiny: TinyConfig, max_len: int, seed: int) -> None:
+    """Write a model folder: config, float32 weights, tokenizer, chat template. The same arguments give the same files.
+
+    Args:
+        folder: made if it is not there; files of the same names are overwritten.
+        texts: what the tokenizer is trained on, for example `texts_of_env(...)`.
+        tiny: shape of the model; `tiny.vocab` bounds the vocabulary, and fewer are used where `texts` hold fewer pieces.
+        max_len: longest sequence in tokens.
+        seed: of the random weights.
+
+    Raises:
+        ValueError: a size is not positive, `vocab` does not hold all bytes, or vLLM has no such head size.
+    """
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    _check_shape(tiny, max_len)
+    tokenizer = train_tokenizer(texts, tiny.vocab, max_len)
+    config = _model_config(tokenizer, tiny, max_len)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config).to(torch.float32)
+    model.save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+
+
+def train_tokenizer(texts: Iterable[str], vocab: int, max_len: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with the compact chat template. Every byte is a token, so any text round-trips."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab - len(TAGS),
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    bpe.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token=END,
+        pad_token=PAD,
+        extra_special_tokens=[token for token in SPECIAL_TOKENS if token not in (PAD, END)],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=max_len,
+    )
+
+
+def _model_config(tokenizer: PreTrainedTokenizerFast, tiny: TinyConfig, max_len: int) -> Qwen3Config:
+    from transformers import Qwen3Config
+
+    return Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=tiny.hidden,
+        intermediate_size=tiny.intermediate,
+        num_hidden_layers=tiny.layers,
+        num_attention_heads=tiny.heads,
+        num_key_value_heads=tiny.heads,
+        head_dim=tiny.hidden // tiny.heads,
+        max_position_embeddings=max_len,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+
+
+def _check_shape(tiny: TinyConfig, max_len: int) -> None:
+    for name in ("hidden", "layers", "heads", "intermediate"):
+        if getattr(tiny, name) < 1:
+            raise ValueError(f"model.tiny.{name} must be at least 1, not {getattr(tiny, name)}")
+    if max_len < 1:
+        raise ValueError(f"the longest sequence must be at least 1 token, not {max_len}")
+    smallest = BYTES + len(SPECIAL_TOKENS) + len(TAGS)
+    if tiny.vocab < smallest:
+        raise ValueError(
+            f"model.tiny.vocab must hold all bytes and the special tokens: at least {smallest}, not {tiny.vocab}"
+        )
+    if tiny.hidden % tiny.heads or tiny.hidden // tiny.heads not in HEAD_SIZES:
+        sizes = ", ".join(map(str, HEAD_SIZES))
+        raise ValueError(f"model.tiny: hidden / heads = {tiny.hidden} / {tiny.heads} must be one of {sizes} for vLLM")
+
+
+def texts_of_env(
+    env_id: str, kwargs: Mapping[str, Any] | None = None, n: int = 64, seed: int = 0, mistakes: float = 0.3
+) -> list[str]:
+    """The texts of n episodes of an environment, to train a tokenizer on: each message's content, in order.
+
+    The environment's expert plays; `mistakes` is the share of random actions, so that the texts of failures are there too.
+    An environment without an expert gives the opening messages of n tasks.
+
+    Raises:
+        UnknownEnvError: no such environment.
+    """
+    from agentgym.core.registration import make, spec
+
+    rng = random.Random(seed)
+    texts: list[str] = []
+    env = _blocking(make(env_id, **(kwargs or {})))
+    try:
+        tasks = replace(spec(env_id), kwargs={**spec(env_id).kwargs, **(kwargs or {})}).tasks("train")
+        for _ in range(n):
+            texts += _episode_texts(env, tasks[rng.randrange(len(tasks))], rng, mistakes)
+    finally:
+        env.close()
+    return texts
+
+
+def _blocking(env: Env) -> Env:
+    """The environment, or one with plain methods where its own are `async def`."""
+    methods = (env.init, env.reset, env.step)
+    return cast("Env", Blocking(env)) if any(map(inspect.iscoroutinefunction, methods)) else env
+
+
+def _episode_texts(env: Env, task: Task, rng: random.Random, mistakes: float) -> Iterator[str]:
+    expert, wanderer = getattr(env, "expert_action", None), getattr(env, "random_action", None)
+    if expert is None:
+        yield from map(text_of, task.messages)
+        return
+    env.init(task)
+    observation, _ = env.reset(seed=rng.randrange(2**31))
+    yield from map(text_of, observation)
+    over = False
+    while not over:
+        action = wanderer(rng) if wanderer and rng.random() < mistakes else expert()
+        yield text_of(action)
+        observation, _, terminated, truncated, _ = env.step(action)
+        yield from map(text_of, observation)
+        over = terminated or truncated

@@ -1,0 +1,264 @@
+"""Environments spread over a Ray cluster, as `env.placement=ray` asks for.
+
+A worker is a Ray actor that holds `env.cpus` CPUs of a node and serves the run's environment there, as `agentgym serve` does:
+a process for each episode that runs, deadlines, and nothing left when it dies. The trainer is a client of all workers, which
+shares its episodes out by their load. A worker that dies costs the episodes on it, which are run again elsewhere, and is
+placed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from agent_train.cluster.placement import PlacementError, env_workers_wanted
+from agent_train.config.schema import Config
+from agentgym.core.env import Env
+from agentgym.core.registration import EnvSpec, spec
+from agentgym.service.client.address import RemoteError
+from agentgym.service.client.balance import pool_of
+from agentgym.service.protocol.frames import ServiceLimits
+from agentgym.service.server.bounds import Bounds, raise_open_files
+from agentgym.service.server.env_server import Front, ServeSettings, serve
+
+NAME = "env"
+PLACE_SECONDS = 120.0
+START_SECONDS = 180.0
+FIRST_REST, LONGEST_REST = 0.5, 30.0
+# What environments read that is the same on every node; folders (AGENTGYM_DATA) and secrets are each node's own.
+_TOLD = ("AGENTGYM_RUN", "AGENTGYM_SANDBOX", "AGENTGYM_SANDBOX_URL")
+
+log = logging.getLogger(__name__)
+
+
+class EnvWorker:
+    """An actor: a server of the run's environment, on the node where Ray put it."""
+
+    def __init__(self) -> None:
+        self._front: Front | None = None
+
+    def where(self) -> str:
+        """The address of its node."""
+        import ray
+
+        return str(ray.util.get_node_ip_address())
+
+    async def start(self, spec: EnvSpec, token: str, limits: ServiceLimits, most: int, home: str, told: dict) -> str:
+        """Serve; the URL. On the trainer's own node nobody else can reach it."""
+        import ray
+
+        os.environ.update(told)
+        bounds = Bounds(open_files=raise_open_files(most))
+        host = "127.0.0.1" if ray.get_runtime_context().get_node_id() == home else self.where()
+        settings = ServeSettings(
+            envs={NAME: spec},
+            host=host,
+            port=0,
+            max_sessions=most,
+            tokens={"trainer": token},
+            limits=limits,
+            bounds=bounds,
+        )
+        self._front = await serve(settings)
+        return self._front.url
+
+    async def wait(self) -> None:
+        """Never returns: whoever waits for it hears when this process ends."""
+        await asyncio.Event().wait()
+
+
+@dataclass
+class EnvWorkers:
+    """The workers of a run. `placed_env` makes and closes them.
+
+    Attributes:
+        config: of the run.
+        spec: what they serve.
+        note: told what happens to them.
+        most: sessions that each takes: all of them, so that those that are left can take over.
+        token: which they let in.
+        actors: one each.
+        urls: where each was last.
+        first: where each was first; these stay their names when they move.
+        client: what makes clients of them all.
+    """
+
+    config: Config
+    spec: EnvSpec
+    note: Callable[[str], None]
+    most: int
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    actors: dict[int, Any] = field(default_factory=dict)
+    urls: dict[int, str] = field(default_factory=dict)
+    first: tuple[str, ...] = ()
+    client: EnvSpec | None = None
+
+    def make(self) -> Env:
+        """A new environment, on whichever worker has the most room. It asks a worker what it serves, and opens no session yet."""
+        if self.client is None:
+            raise RuntimeError("the workers of the environments have not been started")
+        env = self.client.make()
+        env.unwrapped.spec = self.spec  # type: ignore[assignment]  # episodes are recorded by the environment's own id
+        return env
+
+    async def start(self, count: int, token_file: str) -> None:
+        """Place and start so many, side by side.
+
+        Args:
+            count: how many.
+            token_file: holds their token; clients read it.
+
+        Raises:
+            PlacementError: one did not start.
+        """
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for number in range(count):
+                    starting.create_task(self._start(number))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        self.first = tuple(self.urls[number] for number in range(count))
+        found = spec(",".join(f"{url}/{NAME}" for url in self.first))
+        self.client = replace(found, kwargs={**found.kwargs, "token_file": token_file})
+
+    async def _start(self, number: int) -> None:
+        import ray
+        from ray.exceptions import RayError, RayTaskError
+
+        make = ray.remote(num_cpus=self.config.env.cpus, scheduling_strategy="SPREAD", max_restarts=0)(EnvWorker)
+        actor = self.actors[number] = make.remote()
+        told = {name: os.environ[name] for name in _TOLD if name in os.environ}
+        home = ray.get_runtime_context().get_node_id()
+        try:
+            node = await _within(actor.where.remote(), PLACE_SECONDS, f"env worker {number} found no place{_free()}")
+            start = actor.start.remote(self.spec, self.token, self._limits(), self.most, home, told)
+            self.urls[number] = await _within(start, START_SECONDS, f"env worker {number} on {node} did not start")
+        except RayTaskError as error:
+            raise PlacementError(f"env worker {number}: {error.cause}") from error
+        except RayError as error:
+            raise PlacementError(f"env worker {number} died while it started: {_first_line(error)}") from error
+        log.info("env worker %d serves at %s", number, self.urls[number])
+
+    def _limits(self) -> ServiceLimits:
+        # A session waits while the engine answers.
+        patience = max(ServiceLimits().idle_seconds, 2 * self.config.engine.request_timeout)
+        return ServiceLimits(step_seconds=self.config.env.step_timeout, idle_seconds=patience)
+
+    async def keep(self, number: int) -> None:
+        """Place a worker again whenever it dies; until this is cancelled."""
+        from ray.exceptions import RayError
+
+        while True:
+            try:
+                await self.actors[number].wait.remote()
+            except RayError as error:
+                self.note(f"env worker {number} at {self.urls[number]} died and is placed again: {_first_line(error)}")
+            await self._start_again(number)
+
+    async def _start_again(self, number: int) -> None:
+        before, rest = self.urls[number], FIRST_REST
+        while True:
+            try:
+                await self._start(number)
+            except PlacementError as error:
+                log.warning("%s", error)
+                self._kill(number)
+                await asyncio.sleep(rest)
+                rest = min(2 * rest, LONGEST_REST)
+            else:
+                pool_of(self.first).move(before, self.urls[number])
+                self.note(f"env worker {number} is back, at {self.urls[number]}")
+                return
+
+    def close(self) -> None:
+        """Kill them; their servers end with them."""
+        for number in list(self.actors):
+            self._kill(number)
+
+    def _kill(self, number: int) -> None:
+        import ray
+
+        # After ray.shutdown() the actors are gone, and a call would start Ray again.
+        if ray.is_initialized():
+            ray.kill(self.actors[number], no_restart=True)
+
+
+@asynccontextmanager
+async def placed_env(config: Config, env: EnvSpec, note: Callable[[str], None]) -> AsyncIterator[EnvWorkers]:
+    """Spread an environment over the cluster that Ray is connected to.
+
+    Args:
+        config: of the run; `env.workers` and `env.cpus` say how many workers there are, and of how many CPUs.
+        env: how the environment is made.
+        note: told when a worker dies, and when it is back.
+
+    Raises:
+        PlacementError: the cluster has too few CPUs, or a worker did not start.
+    """
+    count = env_workers_wanted(config, _cpus_of_nodes())
+    workers = EnvWorkers(config, env, note, most=config.engine.max_concurrent * config.engine.replicas)
+    async with AsyncExitStack() as stack:
+        token_file = stack.enter_context(_secret_file(workers.token))
+        stack.callback(workers.close)
+        await workers.start(count, token_file)
+        try:
+            await asyncio.to_thread(workers.make)
+        except (RemoteError, ValueError) as error:
+            raise PlacementError(str(error)) from error
+        keepers = [asyncio.create_task(workers.keep(number)) for number in range(count)]
+        stack.push_async_callback(_cancelled, keepers)
+        yield workers
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _within(reference: Any, seconds: float, otherwise: str) -> Any:
+    """What a Ray call gives.
+
+    Raises:
+        PlacementError: it takes longer than so many seconds.
+    """
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(reference.future()), seconds)
+    except TimeoutError:
+        raise PlacementError(f"{otherwise} within {seconds:g} s") from None
+
+
+@contextlib.contextmanager
+def _secret_file(secret: str) -> Iterator[str]:
+    """A file of this user's alone that holds a secret; gone after the block."""
+    with tempfile.TemporaryDirectory(prefix="agent-train-") as folder:
+        path = Path(folder) / "token"
+        path.touch(mode=0o600)
+        path.write_text(secret, encoding="ascii")
+        yield str(path)
+
+
+def _cpus_of_nodes() -> list[float]:
+    """CPUs of each node of the cluster, busy or not."""
+    import ray
+
+    return [float(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+
+
+def _free() -> str:
+    import ray
+
+    return f" ({ray.available_resources().get('CPU', 0):g} CPUs are free in the cluster)"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,343 @@
+"""Chat messages to token ids and back, by the tokenizer's own chat template.
+
+Sampled ids are never encoded again. A later prompt is the previous prompt, the sampled completion, and the bridge: what
+the template writes after the completion, encoded by itself. The template has the last word: where it writes the past
+differently from what was sampled (it drops earlier think blocks, trims, re-orders the JSON of a tool call), the prompt is
+encoded from scratch, and `agent_train.data.samples.rows_of` begins a new row there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentgym.core.messages import Message, assistant, text_of, tool_result, user
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Tool = Mapping[str, Any]
+
+_PROBE = "MARK7XQ"
+_TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
+
+
+class RendererError(ValueError):
+    """The tokenizer has no usable chat template, or the template refuses these messages. The message says which and why."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A prompt as the engine was given it: its ids, the text the template wrote, and what was sampled after it."""
+
+    ids: list[int]
+    text: str
+    completion: list[int] = field(default_factory=list)
+
+    def answered(self, completion: Sequence[int]) -> Rendered:
+        """The same prompt with its sampled completion, stop token included: what the next prompt may extend."""
+        return Rendered(self.ids, self.text, list(completion))
+
+
+class Renderer:
+    """Renders conversations for one tokenizer.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer with a chat template.
+        eos_ids: further ids that end an answer, those of the model's generation config.
+
+    Attributes:
+        end_of_turn: the token with which the template ends an assistant turn; the eos token where that is no special one.
+        stop_token_ids: that token, the eos token and `eos_ids`.
+
+    Raises:
+        RendererError: no chat template, a template that cannot write an assistant turn, or no stop token.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int] = ()):
+        if not getattr(tokenizer, "chat_template", None):
+            name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+            raise RendererError(
+                f"the tokenizer of {name} has no chat template: use an instruction-tuned model, or add a chat_template to its folder"
+            )
+        self.tokenizer = tokenizer
+        self._anchor_ids, self._lead = self._probe_answer()
+        self._anchor = self._decode(self._anchor_ids)
+        self._plain_arguments = self._takes_argument_text()
+        self.end_of_turn, self.stop_token_ids = self._find_stop_tokens(eos_ids)
+
+    @classmethod
+    def of_folder(cls, model_dir: str | Path) -> Renderer:
+        """For the tokenizer of a model folder; `generation_config.json` says what else ends an answer, as it does to vLLM.
+
+        Raises:
+            RendererError: as above, or that file cannot be read.
+        """
+        from transformers import AutoTokenizer
+
+        return cls(AutoTokenizer.from_pretrained(str(model_dir)), eos_ids_of(model_dir))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens of the tokenizer's own; those written out in the text become ids."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, completion_ids: Sequence[int]) -> str:
+        """The text of a completion, special tokens kept, as it reads after a prompt.
+
+        Decoding it behind the end of a prompt keeps its first space, which some tokenizers drop at the start of a text.
+        """
+        whole = self._decode([*self._anchor_ids, *completion_ids])
+        return whole[len(self._anchor) :] if whole.startswith(self._anchor) else self._decode(completion_ids)
+
+    def text(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answering: bool = True) -> str:
+        """What the template writes for a conversation; with `answering`, up to where the assistant begins to speak.
+
+        Raises:
+            RendererError: the template refuses the messages.
+        """
+        view = [self._for_template(message) for message in messages]
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    view, tools=list(tools) or None, tokenize=False, add_generation_prompt=answering
+                )
+            )
+        except Exception as error:  # a template is code of the model's author: jinja errors, TypeError, anything
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise RendererError(
+                f"the chat template refuses the roles [{roles}]: {type(error).__name__}: {error}"
+            ) from error
+
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), previous: Rendered | None = None
+    ) -> Rendered:
+        """The next prompt of a conversation.
+
+        Args:
+            messages: the whole conversation so far, the assistant's earlier messages as `parse` returned them.
+            tools: OpenAI tool schemas.
+            previous: the previous prompt with its completion. Its ids are an exact prefix of the new ones wherever the
+                template writes the past as it was sampled. None begins from scratch.
+        """
+        text = self.text(messages, tools)
+        if previous is None:
+            return Rendered(self.encode(text), text)
+        said = previous.text + self.decode(previous.completion)
+        if not text.startswith(said):
+            return Rendered(self.encode(text), text)
+        return Rendered([*previous.ids, *previous.completion, *self.encode(text[len(said) :])], text)
+
+    def first_prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        """Ids of the prompt of a conversation's first turn."""
+        return self.prompt(messages, tools).ids
+
+    def next_prompt(self, previous: Rendered, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        """Ids of the prompt of a later turn; see `prompt`."""
+        return self.prompt(messages, tools, previous).ids
+
+    def parse(self, completion_ids: Sequence[int], turn: int = 0) -> Message:
+        """The assistant message of a completion, in the OpenAI form.
+
+        `<tool_call>` blocks that hold JSON become `tool_calls`, their arguments the exact text that was sampled.
+        `<think>` goes into `reasoning_content` if the template then writes the sampled text again, or if it cuts thoughts
+        out of the content anyway; else it stays in the content.
+
+        Args:
+            completion_ids: what the engine sampled; a stop token at the end is left out of the message.
+            turn: the turn in its episode, which makes the ids of tool calls differ from those of other turns.
+        """
+        said = list(completion_ids)
+        if said and said[-1] in self.stop_token_ids:
+            said.pop()
+        text = self.decode(said)
+        content = text.removeprefix(self._lead)
+        if "<tool_call>" not in text and "</think>" not in text:
+            return assistant(content)
+        readings = list(_readings(content, turn))
+        faithful = (message for message in readings if self._writes(message, text))
+        return next(faithful, None) or self._unfaithful(readings, text)
+
+    def _unfaithful(self, readings: list[Message], text: str) -> Message:
+        """The best reading where the template writes none of them as sampled.
+
+        A template that cuts thoughts out of the content knows them: they may as well be `reasoning_content`, which keeps
+        them out of what the environment reads. Another would lose them there.
+        """
+        thought = readings[0].get("reasoning_content", "").strip()
+        if thought and thought not in self.text([user(_PROBE), assistant(text), user(_PROBE)]):
+            return readings[0]
+        return next(message for message in readings if "reasoning_content" not in message)
+
+    def _writes(self, message: Message, text: str) -> bool:
+        """Whether the template, given the message as the last one or with an answer to it, writes the sampled text."""
+        before = [user(_PROBE)]
+        answer = [tool_result(call["id"], _PROBE, call["function"]["name"]) for call in message.get("tool_calls", [])]
+        try:
+            said = self.text(before) + text
+            return any(
+                self.text([*before, message, *after], answering=False).startswith(said)
+                for after in ([], answer or [user(_PROBE)])
+            )
+        except RendererError:
+            return False
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _for_template(self, message: Message) -> Message:
+        """A message as templates read it: text content, and tool arguments as an object where the template wants that."""
+        view = {**message, "content": text_of(message)}
+        calls = message.get("tool_calls")
+        if calls and not self._plain_arguments:
+            view["tool_calls"] = [_with_arguments_read(call) for call in calls]
+        return view
+
+    def _probe_answer(self) -> tuple[list[int], str]:
+        """The last ids of a prompt, and the space that the template writes before an answer where the prompt has none.
+
+        After "[/INST]" such a template writes " " and the content: what is sampled there begins with the space, and the
+        content is the rest.
+        """
+        prompt = self.text([user(_PROBE)])
+        if _PROBE not in prompt:
+            raise RendererError("the chat template leaves out what the user says")
+        answered = self.text([user(_PROBE), assistant(_PROBE), user(".")])
+        lead = answered[len(prompt) :].partition(_PROBE)[0] if answered.startswith(prompt) else ""
+        return self.encode(prompt)[-8:], "" if lead.strip() else lead
+
+    def _find_stop_tokens(self, eos_ids: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        """The special token right behind an assistant's text (an end of turn, or the next role's), and all that stop an answer."""
+        stops: list[int] = [] if self.tokenizer.eos_token_id is None else [int(self.tokenizer.eos_token_id)]
+        _, found, behind = self.text([user("."), assistant(_PROBE), user(".")], answering=False).rpartition(_PROBE)
+        if not found:
+            raise RendererError("the chat template leaves out what the assistant says")
+        ids = self.encode(behind)
+        special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
+        end_of_turn = ids[0] if ids and ids[0] in special else next(iter(stops), None)
+        if end_of_turn is None:
+            raise RendererError(
+                "the tokenizer has no eos token and the chat template ends an assistant turn with no special token: nothing would stop the model"
+            )
+        return end_of_turn, tuple(dict.fromkeys([*stops, end_of_turn, *eos_ids]))
+
+    def _takes_argument_text(self) -> bool:
+        """Whether the template writes the text of a tool call's arguments as it is, and does not quote it once more."""
+        self._plain_arguments = True
+        arguments = '{"a":  "b"}'  # two spaces: a template that reads it and writes it again keeps one
+        try:
+            return arguments in self.text(
+                [user("."), _calling("", [_call("f", arguments, "call00000")])], answering=False
+            )
+        except RendererError:
+            return False
+
+
+def eos_ids_of(model_dir: str | Path) -> list[int]:
+    """`eos_token_id` of a model folder's `generation_config.json`, which may be one id, several, or none.
+
+    Raises:
+        RendererError: the file cannot be read, or holds something else there.
+    """
+    path = Path(model_dir) / "generation_config.json"
+    if not path.is_file():
+        return []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError) as error:
+        raise RendererError(f"{path} cannot be read: {error}") from error
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
+        raise RendererError(f"{path}: eos_token_id is {found!r}, not a token id or a list of them")
+    return ids
+
+
+def _readings(text: str, turn: int) -> Iterator[Message]:
+    """Messages that a sampled text may stand for, from the most structured to the plainest."""
+    thoughts = list(_split_thoughts(text))
+    for reasoning, rest in [*thoughts, (None, text)]:
+        for content, calls in _split_calls(rest, turn):
+            message = _calling(content, calls) if calls else assistant(content)
+            if reasoning is not None:
+                message["reasoning_content"] = reasoning
+            yield message
+
+
+def _split_thoughts(text: str) -> Iterator[tuple[str, str]]:
+    """Reasoning and the rest, without the line breaks that templates put between them and then exactly as sampled.
+
+    The opening tag may be missing: some templates write it at the end of the prompt.
+    """
+    head, found, rest = text.partition("</think>")
+    if not found:
+        return
+    opened, tag, reasoning = head.partition("<think>")
+    if tag and opened.strip():
+        return
+    inside = reasoning if tag else head
+    yield inside.strip("\n"), rest.lstrip("\n")
+    yield inside, rest
+
+
+def _split_calls(text: str, turn: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Content and tool calls; the content without the line break before the first call, then exactly as sampled."""
+    blocks = list(_TOOL_CALL.finditer(text))
+    calls = [_read_call(block.group(1), f"t{turn:04d}c{index:03d}") for index, block in enumerate(blocks)]
+    good = [call for call in calls if call is not None]
+    if not good:
+        yield text, []
+        return
+    content = text[: blocks[0].start()]
+    yield content.removesuffix("\n"), good
+    yield content, good
+
+
+def _read_call(block: str, call_id: str) -> dict[str, Any] | None:
+    """A tool call from the JSON of a block, its arguments as sampled; None if it is not the JSON of a call."""
+    try:
+        value = json.loads(block)
+    except ValueError:
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    arguments = value.get("arguments", {})
+    if isinstance(arguments, str):
+        return _call(value["name"], arguments, call_id)
+    return _call(value["name"], _sampled_arguments(block, arguments), call_id)
+
+
+def _sampled_arguments(block: str, arguments: Any) -> str:
+    """The text that stands for `arguments` in a block of JSON."""
+    decoder = json.JSONDecoder()
+    for key in _ARGUMENTS.finditer(block):
+        try:
+            value, end = decoder.raw_decode(block, key.end())
+        except ValueError:
+            continue
+        if value == arguments:
+            return block[key.end() : end]
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def _call(name: str, arguments: str, call_id: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _calling(content: str, calls: list[dict[str, Any]]) -> Message:
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+def _with_arguments_read(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool call whose arguments are an object; text that is no JSON object stays text."""
+    function = dict(call["function"])
+    try:
+        value = json.loads(function["arguments"])
+    except (ValueError, TypeError):
+        return dict(call)
+    if isinstance(value, dict):
+        function["arguments"] = value
+    return {**call, "function": function}

@@ -1,0 +1,197 @@
+"""Tasks to groups of trajectories: which tasks a step takes, how many episodes may run, and with which seeds.
+
+Nothing here depends on the order in which episodes finish: groups keep the order of their tasks and samples, and every seed
+derives from (run seed, step, position of the task in the step, sample).
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from agent_train.engine.base import Engine, Sampling
+from agent_train.rollout.renderer import Renderer
+from agent_train.rollout.token_policy import TokenPolicy
+from agent_train.trainer.seeds import derive_seed
+from agentgym.core.env import Env
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.core.trajectory import Group, Trajectory
+from agentgym.rollout.episode import Episode, Limits, run_many
+
+OnEnd = Callable[[Trajectory], None]
+
+
+def pick_tasks(tasks: TaskSet, first: int, count: int, seed: int) -> list[Task]:
+    """The next `count` tasks of an endless row of epochs, each in a shuffled order of its own.
+
+    The row follows from the seed alone, so a run that is resumed with the place it had reached (`Progress.tasks`) goes on where it
+    stopped, and no epoch repeats or skips a task.
+
+    Args:
+        tasks: what to draw from.
+        first: the place in the row to begin at, from 0.
+        count: how many; may be more than there are tasks.
+        seed: of the run.
+
+    Raises:
+        ValueError: no tasks, a place below 0, or fewer than 1 task.
+    """
+    if not len(tasks):
+        raise ValueError(f"task set {tasks.name!r} is empty: there is nothing to train on")
+    if first < 0 or count < 1:
+        raise ValueError(f"the first place must be at least 0 and the count at least 1, not {first} and {count}")
+    picked = []
+    for position in range(first, first + count):
+        epoch, place = divmod(position, len(tasks))
+        picked.append(tasks[_order(len(tasks), derive_seed(seed, "epoch", epoch))[place]])
+    return picked
+
+
+@functools.lru_cache(maxsize=4)
+def _order(size: int, seed: int) -> tuple[int, ...]:
+    order = list(range(size))
+    random.Random(seed).shuffle(order)
+    return tuple(order)
+
+
+def admit(*, batch: int, version: int, staleness: int, accepted: int, running: int, max_concurrent: int) -> int:
+    """How many new trajectories may start now: `min(max_concurrent - running, (s + v + 1) * B - (accepted + running))`.
+
+    None is then more than `staleness` versions old when it is trained on, if batches take trajectories in the order in which
+    they started. The formula is that of AReaL (arXiv:2505.24298).
+
+    Args:
+        batch: trajectories of one training step, B.
+        version: of the weights that the engine holds, v: training steps done.
+        staleness: s; 0 is synchronous.
+        accepted: trajectories finished since the run began, those trained on included.
+        running: trajectories in flight.
+        max_concurrent: most in flight.
+    """
+    return max(0, min(max_concurrent - running, (staleness + version + 1) * batch - (accepted + running)))
+
+
+async def collect(
+    make_env: Callable[[], Env],
+    engine: Engine,
+    renderer: Renderer,
+    tasks: Sequence[Task],
+    *,
+    group_size: int,
+    sampling: Sampling,
+    step: int,
+    seed: int,
+    concurrency: int = 64,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+    on_end: OnEnd | None = None,
+    before: Sequence[Task] = (),
+) -> list[Group]:
+    """Play each task `group_size` times with the present weights.
+
+    Args:
+        make_env: makes a new environment.
+        engine: what samples.
+        renderer: of the engine's tokenizer.
+        tasks: of this step; see `pick_tasks`. One that is there twice gets two groups, whose samples count on.
+        group_size: trajectories of one task.
+        sampling: of every turn; its seed is replaced.
+        step: number of the step, 0 for the first: its trajectories are those of policy version `step`.
+        seed: of the run.
+        concurrency: most episodes at a time.
+        limits: of turns and seconds of an episode.
+        on_end: called with each trajectory as it ends, in the order in which they end.
+        before: tasks that the step has played already; positions and samples count on from theirs.
+
+    Returns:
+        A group for each task, in the order of `tasks`, with all samples in order. Those whose environment or engine failed
+        are marked (`Trajectory.failed`) and have no reward.
+    """
+    batch = len(tasks) * group_size
+    at_once = admit(
+        batch=batch, version=step, staleness=0, accepted=step * batch, running=0, max_concurrent=concurrency
+    )
+    episodes = []
+    met = Counter(task.id for task in before)
+    for position, task in enumerate(tasks, start=len(before)):
+        for k in range(group_size):
+            sample = met[task.id] * group_size + k
+            episodes.append(Episode(task, sample, derive_seed(seed, "train", step, position, k)))
+        met[task.id] += 1
+    trajectories = await _play(make_env, engine, renderer, episodes, sampling, at_once, limits, on_end)
+    groups = [trajectories[start : start + group_size] for start in range(0, batch, group_size)]
+    return [Group(task.id, group) for task, group in zip(tasks, groups, strict=True)]
+
+
+async def play_greedily(
+    make_env: Callable[[], Env],
+    engine: Engine,
+    renderer: Renderer,
+    tasks: Sequence[Task],
+    *,
+    sampling: Sampling,
+    step: int,
+    seed: int,
+    concurrency: int = 64,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+    on_end: OnEnd | None = None,
+) -> list[Trajectory]:
+    """Play each task once at temperature 0, in the order of `tasks`: ReMax's baseline (arXiv 2310.10505). Nothing trains on it."""
+    greedy = replace(sampling, temperature=0.0)
+    episodes = [Episode(task, 0, derive_seed(seed, "greedy", step, position)) for position, task in enumerate(tasks)]
+    return await _play(make_env, engine, renderer, episodes, greedy, concurrency, limits, on_end)
+
+
+async def evaluate_policy(
+    make_env: Callable[[], Env],
+    engine: Engine,
+    renderer: Renderer,
+    tasks: Sequence[Task],
+    *,
+    sampling: Sampling,
+    seed: int,
+    concurrency: int = 64,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+    on_end: OnEnd | None = None,
+) -> list[Trajectory]:
+    """Play each held-out task once; the same path as `collect`, in the order of `tasks`.
+
+    The seeds are the same in every evaluation of a run, so that two differ by the weights alone.
+    """
+    episodes = [Episode(task, 0, derive_seed(seed, "eval", position)) for position, task in enumerate(tasks)]
+    return await _play(make_env, engine, renderer, episodes, sampling, concurrency, limits, on_end)
+
+
+async def _play(
+    make_env: Callable[[], Env],
+    engine: Engine,
+    renderer: Renderer,
+    episodes: Sequence[Episode],
+    sampling: Sampling,
+    concurrency: int,
+    limits: Limits,
+    on_end: OnEnd | None,
+) -> list[Trajectory]:
+    """Run the episodes; the engine knows at any time how many of them may still ask it (its sessions)."""
+    left = len(episodes)
+    sessions = min(concurrency, left)
+
+    def make_policy(episode: Episode) -> TokenPolicy:
+        return TokenPolicy(engine, renderer, sampling, episode.seed)
+
+    def ended(trajectory: Trajectory) -> None:
+        nonlocal left, sessions
+        left -= 1
+        if left < sessions:  # no episode waits for the place that is free now
+            sessions -= 1
+            engine.close_session()
+        if on_end is not None:
+            on_end(trajectory)
+
+    engine.open_session(sessions)
+    try:
+        return await run_many(make_env, make_policy, episodes, concurrency=concurrency, limits=limits, on_end=ended)
+    finally:
+        engine.close_session(sessions)

@@ -1,0 +1,316 @@
+"""What a run needs while it trains: Ray, the engine, the learner, the tasks. Opened together, closed together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from agent_train.cluster.placement import own_ray_cpus
+from agent_train.cluster.ray_cluster import start_ray
+from agent_train.config.schema import Config
+from agent_train.config.validation import env_spec, env_spec_of_run, sandbox_choice
+from agent_train.data.samples import Row
+from agent_train.engine.base import Sampling
+from agent_train.engine.start import start_engine
+from agent_train.learner.role_start import Models, begin_as_policy, check_vocabularies, learning_beside, start_models
+from agent_train.learner.tiny import build_tiny, texts_of_env
+from agent_train.report.tracking import Tracker
+from agent_train.rollout.env_workers import placed_env
+from agent_train.rollout.renderer import Renderer
+from agent_train.rollout.sampler import OnEnd, collect, evaluate_policy, play_greedily
+from agent_train.trainer.checkpoint import Checkpoint, Checkpoints
+from agent_train.trainer.progress import Progress
+from agent_train.trainer.run_folder import RunFolder
+from agent_train.trainer.warm_start import ExpertError, SftProgress, demonstrations, warm_start
+from agent_train.weights.adapter import sync_adapter
+from agent_train.weights.manifest import WeightAddress, free_port
+from agent_train.weights.sync import sync
+from agentgym.core.env import Env
+from agentgym.core.registration import EnvSpec
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.core.trajectory import Group, Trajectory
+from agentgym.rollout.episode import Limits
+
+if TYPE_CHECKING:
+    from agent_train.engine.embedded import EmbeddedEngine
+    from agent_train.engine.teacher import Teacher
+    from agent_train.engine.vllm import VllmEngine
+    from agent_train.learner.actor_group import Learner
+
+CLOSE_SECONDS = 5.0
+TOKENIZER_EPISODES = 64
+DEMONSTRATION_SECONDS = 1800.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """The open parts of a run. `open_job` makes one and closes everything in it."""
+
+    config: Config
+    folder: RunFolder
+    make_env: Callable[[], Env]
+    engine: VllmEngine | EmbeddedEngine
+    learner: Learner
+    renderer: Renderer
+    train_tasks: TaskSet
+    test_tasks: TaskSet
+    demonstrations: asyncio.Future[list[Row]] | None
+    checkpoints: Checkpoints
+    resumed: Progress | None = None
+    reference: Learner | None = None
+    critic: Learner | None = None
+    prm: Learner | None = None
+    teacher: Learner | Teacher | None = None
+    reward_model: Learner | None = None
+
+    async def collect(
+        self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None, before: Sequence[Task] = ()
+    ) -> list[Group]:
+        """Play `algorithm.group_size` episodes of each task with the present weights; see `generator.collect`.
+
+        Raises:
+            EngineError: an episode failed because the engine is dead.
+        """
+        groups = await collect(
+            self.make_env,
+            self.engine,
+            self.renderer,
+            tasks,
+            group_size=self.config.algorithm.group_size,
+            sampling=self._sampling,
+            step=step,
+            seed=self.config.trainer.seed,
+            concurrency=self._concurrency,
+            limits=self._limits,
+            on_end=on_end,
+            before=before,
+        )
+        await self._look_at_engine([t for group in groups for t in group.trajectories])
+        return groups
+
+    async def play_greedily(self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None) -> list[Trajectory]:
+        """Play each task once at temperature 0 with the present weights. Raises as `collect`."""
+        trajectories = await play_greedily(
+            self.make_env,
+            self.engine,
+            self.renderer,
+            tasks,
+            sampling=self._sampling,
+            step=step,
+            seed=self.config.trainer.seed,
+            concurrency=self._concurrency,
+            limits=self._limits,
+            on_end=on_end,
+        )
+        await self._look_at_engine(trajectories)
+        return trajectories
+
+    async def evaluate(self, tasks: Sequence[Task], on_end: OnEnd | None = None) -> list[Trajectory]:
+        """Play each task once with the present weights. Raises as `collect`."""
+        trajectories = await evaluate_policy(
+            self.make_env,
+            self.engine,
+            self.renderer,
+            tasks,
+            sampling=self._sampling,
+            seed=self.config.trainer.seed,
+            concurrency=self._concurrency,
+            limits=self._limits,
+            on_end=on_end,
+        )
+        await self._look_at_engine(trajectories)
+        return trajectories
+
+    async def _look_at_engine(self, trajectories: Sequence[Trajectory]) -> None:
+        """Episodes fail each for itself. Whether they did because the engine is dead is asked here."""
+        if any(trajectory.failed for trajectory in trajectories):
+            await self.engine.live()
+
+    async def imitate_expert(self, tracker: Tracker) -> None:
+        """The supervised warm start that `config.sft` asks for; nothing where it asks for no episodes."""
+        if self.demonstrations is None:
+            return
+        tracker.phase("warm start", f"the expert plays {self.config.sft.episodes} episodes")
+        rows = await _result_of(self.demonstrations, "the expert's demonstrations", DEMONSTRATION_SECONDS)
+
+        def show(progress: SftProgress) -> None:
+            tracker.sft_step(progress.step, progress.steps, progress.metrics.loss, progress.metrics.tokens)
+
+        await warm_start(self.learner, rows, self.config.sft, show, self.config.trainer.seed)
+        await begin_as_policy(self.config, self.learner, (self.reference, self.critic, self.prm), self.folder.start)
+
+    async def sync(self, version: int) -> int:
+        """Move the policy's weights into the engine as a version: a vLLM engine gets adapters alone. See `weights.sync`.
+
+        Raises:
+            EngineError, LearnerError, WeightSyncError: they did not arrive as they were sent.
+        """
+        if self.config.lora.rank and self.config.engine.name == "vllm":
+            adapters = self.folder.path / "adapters"
+            return await sync_adapter(self.learner, cast("VllmEngine", self.engine), adapters, version)
+        return await sync(self.learner, self.engine, version)
+
+    async def save(self, progress: Progress) -> None:
+        """Begin to keep all that a run needs to go on from here; returns when it is copied. See `Checkpoints.save`."""
+        await self.checkpoints.save(progress, {"policy": self.learner, **self._learning_beside})
+
+    @property
+    def _learning_beside(self) -> dict[str, Learner]:
+        return {learner.role: learner for learner in learning_beside(self.config, self.critic, self.prm)}
+
+    @property
+    def _sampling(self) -> Sampling:
+        settings = self.config.sampling
+        return Sampling(settings.max_tokens, settings.temperature)
+
+    @property
+    def _limits(self) -> Limits:
+        engine, step_timeout = self.config.engine, self.config.env.step_timeout
+        # Whoever waits for a batch that waits for all is bound by the limits of the others' calls.
+        waits_for_all = engine.name == "embedded" and self.config.trainer.deterministic
+        return Limits(step_timeout=step_timeout, act_timeout=None if waits_for_all else engine.request_timeout)
+
+    @property
+    def _concurrency(self) -> int:
+        return self.config.engine.max_concurrent * self.config.engine.replicas
+
+
+@asynccontextmanager
+async def open_job(
+    config: Config, folder: RunFolder, tracker: Tracker, checkpoint: Checkpoint | None = None
+) -> AsyncIterator[Job]:
+    """Build or find the model, start Ray, engine and learner, and join the two by a weight group.
+
+    With a checkpoint the roles that learn go on from it, and there is no warm start.
+
+    On leaving, by whatever way, the engine stops, the ranks are killed and Ray is shut down.
+
+    Raises:
+        VocabularyError: a role's model means something else by an id than the policy.
+        EngineError, LearnerError, RendererError: a part did not start; those that had started are stopped.
+    """
+    tracker.phase("reading tasks", config.env.id)
+    _hide_progress_bars()
+    spec = env_spec_of_run(config)
+    if (choice := sandbox_choice(config)) is not None:
+        tracker.note(f"sandbox: {choice}")
+    train_tasks, test_tasks = spec.tasks(config.env.train_split), spec.tasks(config.env.test_split)
+    model_dir = await asyncio.to_thread(find_model, config, folder, tracker)
+    await asyncio.to_thread(check_vocabularies, config, model_dir)
+    renderer = await asyncio.to_thread(Renderer.of_folder, model_dir)
+    async with AsyncExitStack() as stack:
+        tracker.phase("starting Ray")
+        await start_ray(own_ray_cpus(config), stack)
+        make_env: Callable[[], Env] = spec.make
+        if config.env.placement == "ray":
+            tracker.phase("placing environments")
+            make_env = (await stack.enter_async_context(placed_env(config, spec, tracker.note))).make
+        # Played by a worker of Ray while the engine starts: thousands of episodes would hold up this process.
+        warm = config.sft.episodes and checkpoint is None
+        demonstrated = _in_ray(_demonstrate, config, spec, str(model_dir)) if warm else None
+        engine, models = await _start_parts(config, folder, model_dir, tracker, stack)
+        tracker.phase("connecting learner and engine")
+        address = WeightAddress("127.0.0.1", free_port(), 1 + engine.receivers)
+        await asyncio.gather(models.policy.connect_weights(address), engine.connect_weights(address))
+        if checkpoint is not None:
+            tracker.phase("loading the checkpoint", checkpoint.path.name)
+            learning = learning_beside(config, models.policy, models.critic, models.prm)
+            await asyncio.gather(*(learner.load_state(checkpoint.state(learner.role)) for learner in learning))
+        trainer, timeout = config.trainer, config.learner.timeout
+        checkpoints = Checkpoints(folder, trainer.keep_checkpoints, timeout, tracker.note, lambda: tracker.elapsed)
+        await stack.enter_async_context(checkpoints)
+        resumed = checkpoint.progress if checkpoint else None
+        beside = {name: learner for name, learner in vars(models).items() if name != "policy"}
+        parts = (config, folder, make_env, engine, models.policy, renderer, train_tasks, test_tasks)
+        yield Job(*parts, demonstrated, checkpoints, resumed, **beside)
+
+
+def find_model(config: Config, folder: RunFolder, tracker: Tracker) -> Path:
+    """The folder of `model.path`, or a tiny model built into the run folder."""
+    if config.model.path:
+        return Path(config.model.path).expanduser().absolute()
+    tracker.phase("building the tiny model")
+    target = folder.path / "model"
+    spec = env_spec(config)
+    texts = texts_of_env(spec.id, spec.kwargs, TOKENIZER_EPISODES, config.trainer.seed)
+    build_tiny(target, texts, config.model.tiny, config.engine.max_model_len, config.trainer.seed)
+    return target
+
+
+async def _start_parts(
+    config: Config, folder: RunFolder, model_dir: Path, tracker: Tracker, stack: AsyncExitStack
+) -> tuple[VllmEngine | EmbeddedEngine, Models]:
+    """Start engine and learner side by side; whichever has started is closed with the stack even if the other fails."""
+
+    async def open_engine() -> VllmEngine | EmbeddedEngine:
+        engine = await start_engine(
+            config.engine,
+            model_dir,
+            folder.logs,
+            dtype=config.model.dtype,
+            seed=config.trainer.seed,
+            adapter_rank=config.lora.rank,
+            deterministic=config.trainer.deterministic,
+            on_progress=lambda line, seconds: tracker.phase("starting the engine", f"{seconds:.0f} s: {line}"),
+        )
+        stack.push_async_callback(_close_in_time, engine)
+        return engine
+
+    try:
+        async with asyncio.TaskGroup() as parts:
+            begin = folder.start if folder.start.is_dir() else model_dir
+            engine = parts.create_task(open_engine())
+            models = parts.create_task(start_models(config, model_dir, begin, stack))
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return engine.result(), models.result()
+
+
+def _hide_progress_bars() -> None:
+    """Those of transformers would be drawn over the display of the run."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+
+
+def _demonstrate(config: Config, spec: EnvSpec, model_dir: str) -> list[Row]:
+    return asyncio.run(demonstrations(config, spec, model_dir))
+
+
+def _in_ray(function: Callable[..., list[Row]], *arguments: object) -> asyncio.Future[list[Row]]:
+    import ray
+
+    return asyncio.wrap_future(ray.remote(num_cpus=0)(function).remote(*arguments).future())
+
+
+async def _result_of(future: asyncio.Future[list[Row]], name: str, seconds: float) -> list[Row]:
+    """The result of a Ray task; its own error where it failed.
+
+    Raises:
+        ExpertError: the worker died.
+        TimeoutError: it took too long; by name.
+    """
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        return await asyncio.wait_for(future, seconds)
+    except RayTaskError as error:
+        raise error.cause from None
+    except RayError as error:
+        raise ExpertError(f"the worker that makes {name} died: {error}") from error
+    except TimeoutError:
+        raise TimeoutError(f"{name} took longer than {seconds:g} s") from None
+
+
+async def _close_in_time(engine: VllmEngine | EmbeddedEngine) -> None:
+    """Close the engine, but not for longer than a stop may take: Ray's end takes its processes too."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(engine.close(), CLOSE_SECONDS)

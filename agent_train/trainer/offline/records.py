@@ -1,0 +1,351 @@
+"""The files that the modes sft, dpo and rm learn from: records read and checked, not yet tokens. No torch here.
+
+A file is JSON Lines (gzipped if its name ends in `.gz`) or Parquet; a folder stands for the files of episodes of the run in it.
+What a record may hold is in docs/training.md. Every error names the file, the line and the field.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent_train.config.schema import Config
+from agentgym.core.messages import Message, problem_of, user
+from agentgym.core.trajectory import Trajectory
+
+Record = dict[str, Any]
+
+MESSAGES = "messages"
+# Fields of a file written by people, of which a record has one.
+FORMS = {
+    "sft": ("messages", "prompt and completion"),
+    "dpo": ("prompt (or messages), chosen and rejected",),
+    "kto": ("messages and label", "prompt, completion and label"),
+    "rm": ("prompt (or messages), chosen and rejected", "messages and score"),
+}
+
+
+class DataError(ValueError):
+    """A data file that cannot be trained on. Names file, line and field."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What is learned: the assistant's messages in `said`, each in its place behind `prompt`.
+
+    Attributes:
+        id: where it comes from, "train.jsonl:12".
+        prompt: messages that are only read; the last one is not the assistant's.
+        said: begins and ends with the assistant's.
+        tools: OpenAI tool schemas, which are part of the prompt.
+        env: the environment whose tools are asked for when the prompt is written; "" where `tools` has them all.
+    """
+
+    id: str
+    prompt: list[Message]
+    said: list[Message]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    env: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One thing to learn from: an answer, with a label or a score where its mode asks for one; or a pair, the better one first."""
+
+    answers: tuple[Conversation, ...]
+    label: bool | None = None
+    score: float | None = None
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether it is one of two answers that is to be preferred."""
+        return len(self.answers) == 2
+
+
+def form_of(config: Config) -> str:
+    """Which of `FORMS` the files of a run have."""
+    return "kto" if config.mode == "dpo" and config.data.loss == "kto" else config.mode
+
+
+def read_examples(path: str | Path, form: str, min_reward: float | None = None) -> list[Example]:
+    """The examples of a file or of a run's folder, in order.
+
+    Args:
+        path: `.jsonl`, `.json`, `.jsonl.gz` or `.parquet`; or the folder of an evaluation or a training run.
+        form: of `FORMS`.
+        min_reward: episodes with less are left out where whole episodes are imitated, and disliked in "kto".
+
+    Raises:
+        DataError: no such file, nothing in it, a broken line, a field that is missing or wrong, or examples of two kinds.
+    """
+    examples: list[Example] = []
+    episodes: list[tuple[str, Trajectory]] = []
+    for where, record in _records(Path(path).expanduser()):
+        if "turns" in record:
+            episodes.append((where, _episode(where, record)))
+        else:
+            examples.append(_READERS[form](where, record))
+    examples += _of_episodes(episodes, form, min_reward)
+    if not examples:
+        raise DataError(f"{path}: nothing to learn from: {_why_nothing(form, episodes, min_reward)}")
+    _check_kinds(path, form, examples)
+    return examples
+
+
+def _why_nothing(form: str, episodes: Sequence[tuple[str, Trajectory]], min_reward: float | None) -> str:
+    if not episodes:
+        return f"it has no record with {' or '.join(FORMS[form])}"
+    if form in ("dpo", "rm"):
+        return f"none of its {len(episodes)} episodes has a task that another one ended with another reward"
+    best = max((e.reward for _, e in episodes if not e.failed), default=None)
+    bound = "" if min_reward is None else f" and reached data.min_reward={min_reward:g} (the best: {best})"
+    return f"none of its {len(episodes)} episodes was played to its end, said something{bound}"
+
+
+def _check_kinds(path: str | Path, form: str, examples: Sequence[Example]) -> None:
+    if form == "kto" and len({e.label for e in examples}) == 1:
+        raise DataError(
+            f"{path}: label: every example is {'liked' if examples[0].label else 'disliked'}: kto needs both kinds"
+        )
+    if form == "kto" and len(examples) < 2:
+        raise DataError(f"{path}: kto needs at least 2 examples")
+    other = next((e for e in examples if e.is_pair != examples[0].is_pair), None)
+    if other is not None:
+        kinds = ("a score", "a pair")
+        raise DataError(
+            f"{other.answers[0].id}: {kinds[other.is_pair]}, where the file began with {kinds[examples[0].is_pair]}: use one form"
+        )
+
+
+def _records(path: Path) -> Iterator[tuple[str, Record]]:
+    """Each record with its place, "FILE:LINE"."""
+    for file in _files(path):
+        try:
+            yield from _parquet(file) if file.suffix == ".parquet" else _json_lines(file)
+        except (OSError, EOFError, UnicodeDecodeError) as error:
+            raise DataError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.exists():
+        raise DataError(f"{path}: no such file")
+    found = [*sorted(path.glob("episodes/*.jsonl")), *sorted(path.glob("trajectories/train-*.jsonl"))]
+    if not found:
+        raise DataError(f"{path}: a folder without episodes: name a file, or the folder of a run")
+    return found
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, Record]]:
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                hint = "; the file is JSON Lines: one object a line" if line.strip() in "[{" else ""
+                raise DataError(f"{where}: no JSON: {error}{hint}") from error
+            if not isinstance(record, dict):
+                raise DataError(f"{where}: a record is a JSON object, not {type(record).__name__}")
+            yield where, record
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Record]]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise DataError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow") from error
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path}: no Parquet file: {str(error).splitlines()[0]}") from error
+    for number, row in enumerate(rows):
+        yield f"{path}: row {number}", _without_nulls(row)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Parquet gives every message all fields that any message has; those that one does not have are null."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _imitated(where: str, record: Record) -> Example:
+    return Example((_conversation(where, record),))
+
+
+def _judged(where: str, record: Record) -> Example:
+    label = _need(where, record, "label")
+    if not isinstance(label, bool):
+        raise DataError(f"{where}: label: must be true or false, not {label!r}")
+    return Example((_conversation(where, record),), label=label)
+
+
+def _preferred(where: str, record: Record) -> Example:
+    tools = _tools(where, record)
+    chosen, rejected = (_said(where, name, _need(where, record, name)) for name in ("chosen", "rejected"))
+    opening = next((name for name in ("prompt", MESSAGES) if name in record), None)
+    if opening is not None:
+        prompt = _opening(where, opening, record[opening])
+        both = [_behind(prompt, said) for said in (chosen, rejected)]
+    else:
+        shared = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
+        if shared is None:
+            raise DataError(f"{where}: rejected: says nothing else than chosen")
+        # The prompt ends where the assistant first answers differently.
+        prompt, both = chosen[:shared], [chosen[shared:], rejected[shared:]]
+        if not prompt:
+            raise DataError(f"{where}: prompt: is missing, and chosen and rejected begin with nothing in common")
+    if both[0] == both[1]:
+        raise DataError(f"{where}: rejected: says nothing else than chosen")
+    names = ("chosen", "rejected")
+    return Example(tuple(_whole(where, name, prompt, said, tools) for name, said in zip(names, both, strict=True)))
+
+
+def _scored(where: str, record: Record) -> Example:
+    if "score" not in record:
+        return _preferred(where, record)
+    score = record["score"]
+    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+        raise DataError(f"{where}: score: must be a number, not {score!r}")
+    return Example((_conversation(where, record),), score=float(score))
+
+
+_READERS = {"sft": _imitated, "kto": _judged, "dpo": _preferred, "rm": _scored}
+
+
+def _conversation(where: str, record: Record) -> Conversation:
+    """Of "messages", all of whose assistant messages are learned, or of "prompt" and "completion"."""
+    tools = _tools(where, record)
+    if "completion" in record:
+        name = "prompt" if "prompt" in record else MESSAGES
+        prompt = _opening(where, name, _need(where, record, name))
+        return _whole(where, "completion", prompt, _said(where, "completion", record["completion"]), tools)
+    messages = _messages(where, MESSAGES, _need(where, record, MESSAGES))
+    first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+    return _whole(where, MESSAGES, messages[:first], messages[first:], tools)
+
+
+def _whole(
+    where: str, name: str, prompt: list[Message], said: list[Message], tools: list[dict[str, Any]]
+) -> Conversation:
+    while said and said[-1]["role"] != "assistant":  # nothing is learned of what nobody answered
+        said = said[:-1]
+    if not said:
+        raise DataError(f"{where}: {name}: the assistant says nothing in it")
+    if said[0]["role"] != "assistant":
+        raise DataError(
+            f"{where}: {name}: must begin with the assistant's answer, not with the role {said[0]['role']!r}"
+        )
+    if not prompt:
+        raise DataError(f"{where}: {name}: nothing comes before the assistant's first message")
+    silent = next((m for m in said if m["role"] == "assistant" and not (m.get("content") or m.get("tool_calls"))), None)
+    if silent is not None:
+        raise DataError(f"{where}: {name}: message {said.index(silent) + len(prompt) + 1}: content: is empty")
+    return Conversation(where, prompt, said, tools)
+
+
+def _behind(prompt: list[Message], said: list[Message]) -> list[Message]:
+    """What comes after the prompt, where the hub's files say the prompt again."""
+    return said[len(prompt) :] if said[: len(prompt)] == prompt else said
+
+
+def _need(where: str, record: Record, name: str) -> Any:
+    if name not in record:
+        raise DataError(f"{where}: {name}: is missing; the record has {', '.join(sorted(record)) or 'nothing'}")
+    return record[name]
+
+
+def _opening(where: str, name: str, value: Any) -> list[Message]:
+    return [user(value)] if isinstance(value, str) else _messages(where, name, value)
+
+
+def _said(where: str, name: str, value: Any) -> list[Message]:
+    return [{"role": "assistant", "content": value}] if isinstance(value, str) else _messages(where, name, value)
+
+
+def _messages(where: str, name: str, value: Any) -> list[Message]:
+    if not isinstance(value, list) or not value:
+        raise DataError(f"{where}: {name}: must be a list of messages, not {value!r:.80}")
+    for number, message in enumerate(value, start=1):
+        problem = problem_of(message) or _wrong_calls(message)
+        if problem:
+            raise DataError(f"{where}: {name}: message {number}: {problem}")
+    return [dict(message) for message in value]
+
+
+def _wrong_calls(message: Message) -> str | None:
+    calls = message.get("tool_calls")
+    if calls is None:
+        return None
+    if not isinstance(calls, list):
+        return f"tool_calls must be a list, not {type(calls).__name__}"
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or "arguments" not in function:
+            return "tool_calls: a call has a function with a name and arguments"
+    return None
+
+
+def _tools(where: str, record: Record) -> list[dict[str, Any]]:
+    tools = record.get("tools") or []
+    if isinstance(tools, str):  # so that one column holds schemas of any shape
+        try:
+            tools = json.loads(tools)
+        except ValueError as error:
+            raise DataError(f"{where}: tools: text that is no JSON: {error}") from error
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise DataError(f"{where}: tools: must be a list of tool schemas, not {tools!r:.80}")
+    return tools
+
+
+def _episode(where: str, record: Record) -> Trajectory:
+    try:
+        return Trajectory.from_json(record)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise DataError(f"{where}: turns: not an episode of agentgym: {error!r}") from error
+
+
+def _of_episodes(episodes: Sequence[tuple[str, Trajectory]], form: str, min_reward: float | None) -> list[Example]:
+    """What a form makes of whole episodes. Failed ones have no reward and are left out."""
+    played = [(where, e) for where, e in episodes if not e.failed and e.turns]
+    if form in ("dpo", "rm"):
+        return _best_and_worst(played)
+    spoken = [(_played(where, e), e) for where, e in played]
+    if form == "sft":
+        return [Example((said,)) for said, e in spoken if min_reward is None or e.reward >= min_reward]
+    good = [e.success > 0.5 if min_reward is None else e.reward >= min_reward for _, e in spoken]
+    return [Example((said,), label=liked) for (said, _), liked in zip(spoken, good, strict=True)]
+
+
+def _best_and_worst(played: Sequence[tuple[str, Trajectory]]) -> list[Example]:
+    """One pair for each opening that was played with different rewards: the first best episode and the first worst one."""
+    tasks: dict[tuple[str, str, str], list[tuple[str, Trajectory]]] = {}
+    for where, episode in played:
+        opening = json.dumps(episode.turns[0].observation, sort_keys=True, default=str)
+        tasks.setdefault((episode.env, episode.task_id, opening), []).append((where, episode))
+    pairs = []
+    for of_task in tasks.values():
+        best = max(of_task, key=lambda one: one[1].reward)
+        worst = min(of_task, key=lambda one: one[1].reward)
+        if best[1].reward > worst[1].reward:
+            pairs.append(Example((_played(*best), _played(*worst))))
+    return pairs
+
+
+def _played(where: str, episode: Trajectory) -> Conversation:
+    said: list[Message] = []
+    for turn in episode.turns:
+        said += [*turn.observation, turn.reply]
+    first = len(episode.turns[0].observation)
+    whole = _whole(where, "turns", said[:first], said[first:], [])
+    return Conversation(whole.id, whole.prompt, whole.said, env=episode.env)

@@ -1,0 +1,177 @@
+"""One run from settings to report: what `agent-train` does once the settings are accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_train.cluster.placement import PlacementError
+from agent_train.config.schema import Config, ConfigError
+from agent_train.engine.base import EngineError
+from agent_train.learner.actor_group import LearnerError
+from agent_train.learner.determinism import make_deterministic
+from agent_train.learner.vocabulary import VocabularyError
+from agent_train.report.page import write_report, write_result
+from agent_train.report.tracking import Summary, Tracker
+from agent_train.rollout.renderer import RendererError
+from agent_train.trainer.checkpoint import CheckpointError
+from agent_train.trainer.context import open_job
+from agent_train.trainer.loop import train
+from agent_train.trainer.offline.context import open_file_job
+from agent_train.trainer.offline.loop import train_on_files
+from agent_train.trainer.offline.records import DataError
+from agent_train.trainer.resume import OpenRun, open_run, resume_command
+from agent_train.trainer.run_folder import RunFolder
+from agent_train.trainer.step import AdvantageError, NothingPlayed
+from agent_train.trainer.warm_start import ExpertError, NoExpertError
+from agent_train.weights.sync import WeightSyncError
+
+FAILURES = (
+    EngineError,
+    LearnerError,
+    RendererError,
+    PlacementError,
+    CheckpointError,
+    WeightSyncError,
+    NothingPlayed,
+    AdvantageError,
+    DataError,
+    NoExpertError,
+    ExpertError,
+    VocabularyError,
+    OSError,
+)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SECONDS = 8.0
+
+
+@dataclass
+class Stop:
+    """The signal that ends a run before it is done; 0 while there is none."""
+
+    number: int = 0
+    _deadline: threading.Timer | None = None
+
+    def begin(self, number: int) -> None:
+        """Remember the signal. The process ends within STOP_SECONDS even if something hangs, and all it started with it."""
+        self.number = number
+        self._deadline = threading.Timer(STOP_SECONDS, os._exit, (128 + number,))
+        self._deadline.daemon = True
+        self._deadline.start()
+
+    def done(self) -> None:
+        """All is closed and written: there is nothing left that could hang."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+
+def run(config: Config) -> int:
+    """Train, or go on training, report, and return the exit code: 0 done, 1 failed, 2 refused, 130 or 143 stopped by a signal.
+
+    However it ends, no process of the run stays behind, and the last checkpoint and the report are whole.
+    """
+    command = ["agent-train", *sys.argv[1:]]
+    try:
+        opened = open_run(config, command)
+    except ConfigError as refused:  # since the settings were looked at, another process came first, say
+        print("\n".join(f"agent-train: error: {problem}" for problem in refused.problems), file=sys.stderr)
+        return 2
+    folder, checkpoint = opened.folder, opened.checkpoint
+    os.environ.setdefault("AGENTGYM_RUN", folder.path.name)  # the label of its sandboxes, also in Ray's workers
+    if config.trainer.deterministic:
+        make_deterministic(config.trainer.seed)
+    stop = Stop()
+    with Tracker(folder, config.trainer.steps, elapsed=checkpoint.elapsed if checkpoint else 0.0) as tracker:
+        for line in opened.told:
+            tracker.note(line)
+        code, error = _train(config, opened, tracker, stop)
+        summary = tracker.finish({0: "finished", 1: "failed"}.get(code, "interrupted"))
+    if code:
+        tracker.note(f"to go on: {shlex.join(resume_command(folder))}")
+    try:
+        write_report(folder)
+    except OSError as failure:  # the disk is full, say
+        tracker.note(f"{folder.report} was not written: {failure}")
+    stop.done()
+    for record in _records(config, folder) if code == 0 else []:
+        _write_record(record, config, summary, command)
+    if error:
+        print(f"agent-train: error: {error}", file=sys.stderr)
+        print(f"agent-train: logs and all that was measured: {folder.path}", file=sys.stderr)
+    return code
+
+
+def _train(config: Config, opened: OpenRun, tracker: Tracker, stop: Stop) -> tuple[int, str]:
+    """Run the job; the exit code, and what to say of a failure."""
+    error = ""
+    try:
+        asyncio.run(_until_stopped(config, opened, tracker, stop))
+    except FAILURES as failure:
+        error = str(failure) or type(failure).__name__
+    # What fails because it is being stopped is no failure.
+    return (128 + stop.number, "") if stop.number else (int(bool(error)), error)
+
+
+async def _until_stopped(config: Config, opened: OpenRun, tracker: Tracker, stop: Stop) -> None:
+    """Train until done, or until a signal cancels it; the job closes on the way out."""
+    with _signals(stop):
+        try:
+            if config.mode == "rl":
+                async with open_job(config, opened.folder, tracker, opened.checkpoint) as job:
+                    await train(config, job, tracker)
+                    tracker.phase("stopping")
+            else:
+                async with open_file_job(config, opened.folder, tracker, opened.checkpoint) as job:
+                    await train_on_files(config, job, tracker)
+                    tracker.phase("stopping")
+        except asyncio.CancelledError:
+            if not stop.number:
+                raise
+
+
+@contextlib.contextmanager
+def _signals(stop: Stop) -> Iterator[None]:
+    """Ctrl-C and SIGTERM cancel this task, once; a second one ends the process at once."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+    def begin(number: int) -> None:
+        stop.begin(number)
+        for each in STOP_SIGNALS:
+            loop.remove_signal_handler(each)
+        if task is not None:
+            task.cancel()
+
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, begin, number)
+    try:
+        yield
+    finally:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _records(config: Config, folder: RunFolder) -> list[Path]:
+    return [folder.path / "result.json", *([Path(config.trainer.record)] if config.trainer.record else [])]
+
+
+def _write_record(path: Path, config: Config, summary: Summary, command: list[str]) -> None:
+    if summary.start is None or summary.end is None:
+        return
+    write_result(
+        path,
+        env=config.env.id,
+        seed=config.trainer.seed,
+        start=summary.start,
+        end=summary.end,
+        minutes=summary.minutes,
+        curve=summary.curve,
+        command=shlex.join(command),
+    )

@@ -1,0 +1,176 @@
+"""`check_env` and `examine`: what an author runs before publishing an environment. The checks are in `agentgym.checks`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from agentgym.checks import contract
+from agentgym.checks import isolation as neighbours
+from agentgym.checks.findings import NOTE, OK, PROBLEM, Finding, said
+from agentgym.checks.subject import Hung, Played, Subject, home_of, made
+from agentgym.core.env import Env, Wrapper
+from agentgym.core.registration import EnvSpec, spec
+
+TIMEOUT = 30.0
+_BEAT = 0.1  # seconds between signs of life
+Check = Callable[[Subject, list[Played]], Awaitable[list[Finding]]]
+# In their order: `values` plays the episodes that the rest compares with, `close` is the last.
+_FIRST: dict[str, Check] = {
+    "spec": neighbours.spec,
+    "tasks": contract.tasks,
+    "tools": contract.tools,
+    "values": contract.values,
+}
+_SAME: dict[str, Check] = {
+    "repeats": contract.repeats,
+    "concurrency": neighbours.concurrency,
+    "other process": neighbours.other_process,
+}
+_REST: dict[str, Check] = {
+    "seeds": neighbours.seeds,
+    "process state": neighbours.process_state,
+    "any action": contract.any_action,
+    "end": contract.end,
+    "rewards": contract.rewards,
+    "gymnasium": contract.gymnasium,
+    "memory": neighbours.memory,
+    "close": contract.close,
+}
+CHECKS = (*_FIRST, *_SAME, *_REST)
+_ALWAYS = ("any action", "close")  # which need no episode to compare with
+
+
+def check_env(env: Env | str | EnvSpec, timeout: float = TIMEOUT) -> list[str]:
+    """Problems of an environment, in words that say what to change; empty if there are none. See `examine`."""
+    return [str(finding) for finding in examine(env, timeout=timeout) if finding.state == PROBLEM]
+
+
+def examine(
+    env: Env | str | EnvSpec, *, timeout: float = TIMEOUT, on_beat: Callable[[], None] = lambda: None
+) -> list[Finding]:
+    """Look at an environment from outside: it is reset, stepped with good and bad actions, and closed, again and again.
+
+    Args:
+        env: an id, spec or "module:Class" to make it by; or an environment, of which less can be seen.
+        timeout: seconds that one call may take. One that takes longer is reported, and ends the examination.
+        on_beat: called now and then while Python can run at all: for who must know that a call holds the interpreter.
+
+    Returns:
+        At least one finding for each check that was done, in order.
+
+    Raises:
+        UnknownEnvError, ImportError, TypeError: it cannot be found or made by that name.
+        ValueError: its arguments are refused, or the timeout is not positive.
+    """
+    if not timeout > 0:
+        raise ValueError(f"the timeout must be positive, not {timeout:g}")
+    watched = _Watched(env if isinstance(env, Env | Wrapper) else spec(env) if isinstance(env, str) else env, timeout)
+    # A thread, so that an `async def` method that blocks its event loop cannot block who waits here.
+    thread = threading.Thread(target=watched.run, name="agentgym check", daemon=True)
+    on_beat()
+    thread.start()
+    while not watched.done.wait(_BEAT):
+        on_beat()
+        if time.monotonic() - watched.beat > timeout + 1:
+            return [*watched.found, watched.blocked(thread)]
+    if watched.refused is not None:
+        raise watched.refused
+    return watched.found
+
+
+class _Watched:
+    """An examination in a thread of its own, which others can look at."""
+
+    def __init__(self, what: Env | Wrapper | EnvSpec, timeout: float):
+        self.found: list[Finding] = []
+        self.beat = time.monotonic()
+        self.refused: Exception | None = None
+        self.done = threading.Event()  # set before the thread ends, which an `async def` call that hangs may prevent
+        self._what: Any = what
+        self._timeout = timeout
+        self._subject: Subject | None = None
+        self._check = "making the environment"
+
+    def run(self) -> None:
+        """What the thread does."""
+        asyncio.run(self._run())
+
+    def blocked(self, thread: threading.Thread) -> Finding:
+        """What is to say of an event loop that stands still."""
+        frame = sys._current_frames().get(thread.ident or 0)
+        place = self._subject.home.place_in(frame) if self._subject else ""
+        text = (
+            f"an `async def` method blocks the event loop for more than {self._timeout:g} s: await what takes long, or make "
+            "the method a plain `def`, which runs in a thread of its own"
+        )
+        return Finding(self._check, PROBLEM, text, place)
+
+    async def _run(self) -> None:
+        beating = asyncio.create_task(self._keep_beating())
+        try:
+            await self._examine()
+        except Exception as error:
+            self.refused = error
+        finally:
+            beating.cancel()
+            self.done.set()
+            if self._subject is not None:
+                await asyncio.sleep(
+                    0
+                )  # a call that was given up ends first, or the lane would take its end for the call's
+                self._subject.lane.stop()
+
+    async def _keep_beating(self) -> None:
+        while True:
+            self.beat = time.monotonic()
+            await asyncio.sleep(_BEAT)
+
+    async def _examine(self) -> None:
+        try:
+            if isinstance(self._what, EnvSpec):
+                self._subject = await made(self._what, self._timeout)
+            else:
+                known = self._what.unwrapped.spec
+                known = known if isinstance(known, EnvSpec) else None
+                self._subject = Subject(self._what, known, home_of(self._what), self._timeout)
+        except Hung as hung:
+            self.found.append(Finding("spec", PROBLEM, str(hung), hung.place))
+            return
+        alone: list[Played] = []
+        subject = self._subject
+        checks = _FIRST
+        if await self._pass(checks, subject, alone):
+            if any(finding.check == "values" and finding.state == PROBLEM for finding in self.found):
+                checks = {name: _REST[name] for name in _ALWAYS}
+            elif subject.spec is not None and subject.spec.nondeterministic:
+                self.found += [Finding(name, NOTE, "not looked at: nondeterministic=True") for name in _SAME]
+                checks = _REST
+            else:
+                checks = _SAME | _REST
+            await self._pass(checks, subject, alone)
+        if rest := [name for name in CHECKS if name not in {finding.check for finding in self.found}]:
+            self.found.append(Finding("the rest", NOTE, f"not looked at before this is mended: {', '.join(rest)}"))
+
+    async def _pass(self, checks: dict[str, Check], subject: Subject, alone: list[Played]) -> bool:
+        """Do these checks. False where a call hung."""
+        for name, check in checks.items():
+            self._check = name
+            try:
+                found = await check(subject, alone)
+            except Hung as hung:
+                self.found.append(Finding(name, PROBLEM, str(hung), hung.place))
+                return False
+            except Exception as error:
+                found = [Finding(name, PROBLEM, said(error), subject.home.place_of(error))]
+            self.found += found or [Finding(name, OK)]
+        return True
+
+
+def summary(found: Sequence[Finding]) -> dict[str, int]:
+    """How many findings there are of each state."""
+    return {state: sum(finding.state == state for finding in found) for state in (OK, NOTE, PROBLEM)}

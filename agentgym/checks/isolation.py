@@ -1,0 +1,295 @@
+"""Checks of what an environment shares: with its process, with others of its kind, with other processes; its memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import json
+import os
+import pickle
+import random
+import sys
+import time
+import tracemalloc
+from collections.abc import AsyncIterator
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from agentgym.checks.contract import SEEDS
+from agentgym.checks.findings import NOTE, PROBLEM, Finding, said, shown
+from agentgym.checks.subject import Played, Subject, text_of
+from agentgym.core.messages import Action
+from agentgym.core.registration import REMOTE_ENV, EnvSpec, registry
+from agentgym.core.tasks import Task
+from agentgym.rollout.episode import Episode, Limits
+from agentgym.rollout.replays import ElsewhereError, replay_elsewhere
+from agentgym.rollout.replays import shown as shown_by
+from agentgym.service.client.address import Full
+
+_SOLE = "not looked at: the server allows no second session beside this one"
+MEMORY_RESETS, MEMORY_SECONDS, MEMORY_GROWTH = 60, 2.0, 50_000  # bytes that each reset may keep
+_RANDOM_WORDS = tuple(
+    f"{module}random.{name}("
+    for module in ("", "np.", "numpy.")
+    for name in (
+        "random",
+        "randint",
+        "randrange",
+        "choice",
+        "choices",
+        "shuffle",
+        "sample",
+        "uniform",
+        "seed",
+        "gauss",
+        "rand",
+    )
+)
+
+
+async def spec(subject: Subject, alone: list[Played]) -> list[Finding]:
+    """The spec goes to other processes, and says to a reader what this is."""
+    given = subject.spec
+    if given is None:
+        text = (
+            "it was given as an object: give an id or module:Class, to see whether others like it can be made elsewhere"
+        )
+        return [Finding("spec", NOTE, text)]
+    if _lives_in_a_script(given):
+        text = "it lives in the script that runs: no other process can make it until it is moved to a module"
+        return [Finding("spec", NOTE, text)]
+    try:
+        again = EnvSpec.from_json(json.loads(json.dumps(given.to_json())))
+        if pickle.loads(pickle.dumps(given)) != given or again != given:
+            text = f"the spec is another one after pickle or JSON: use plain JSON values as kwargs, not {dict(given.kwargs)}"
+            return [Finding("spec", PROBLEM, text)]
+    except Exception as error:
+        text = f"the spec cannot go to another process ({said(error)}): define the class at the top of a module, kwargs as JSON"
+        return [Finding("spec", PROBLEM, text)]
+    if given.entry_point == REMOTE_ENV:  # its server has the registered one
+        return [Finding("spec", "ok", given.description)]
+    if given.id not in registry:
+        return [
+            Finding("spec", NOTE, "named by value, not registered: agentgym.register gives it an id and a description")
+        ]
+    missing = [] if given.description else ["a description: register(..., description='one line')"]
+    missing += [] if _readme(subject) else ["a README.md beside its module or at the root of its package"]
+    if missing:
+        return [Finding("spec", NOTE, f"a reader misses {' and '.join(missing)}")]
+    return [Finding("spec", "ok", given.description)]
+
+
+def _readme(subject: Subject) -> bool:
+    """Whether there is a README beside the environment's module, above it up to the package's root, or in its metadata."""
+    kind = type(subject.bare)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    depth = kind.__module__.count(".") + 1
+    folders = itertools.islice(Path(file).resolve().parents, depth) if file else ()
+    if any(list(folder.glob("README*")) for folder in folders):
+        return True
+    packages = metadata.packages_distributions().get(kind.__module__.partition(".")[0], ())
+    return any(_body(name) for name in packages)
+
+
+def _body(name: str) -> bool:
+    """Whether an installed package's metadata carries its README, which stands after the fields."""
+    return bool((metadata.distribution(name).read_text("METADATA") or "").partition("\n\n")[2].strip())
+
+
+async def seeds(subject: Subject, alone: list[Played]) -> list[Finding]:
+    """Whether the seed of reset draws the task: worth a note where it does not."""
+    if len({(played.shown[0], (played.task or {}).get("id")) for played in alone}) > 1:
+        return []
+    count = len(await subject.call("tasks", lambda: subject.bare.tasks)) if alone[0].task is not None else 0
+    if count < 2:
+        return [Finding("seeds", "ok", "one task, so every seed draws it")]
+    return [
+        Finding(
+            "seeds",
+            NOTE,
+            f"seeds {', '.join(map(str, SEEDS))} all draw the same task, though there are {count:,} tasks",
+        )
+    ]
+
+
+async def process_state(subject: Subject, alone: list[Played]) -> list[Finding]:
+    """Nothing of the process is used or changed that others share: random states, folder, environment variables."""
+    own = random.getstate(), np.random.get_state()
+    # States of our own, or a second seeding by the same seed would change nothing.
+    random.seed("agentgym check")
+    np.random.seed(20_240_229)
+    before = _state()
+    another = await subject.another() if subject.spec is not None and not subject.sole else None
+    try:
+        await (another or subject).play(alone[0].seed, alone[0].actions)
+        after = _state()
+    finally:
+        random.setstate(own[0])
+        np.random.set_state(own[1])
+        if another is not None:
+            await another.close()
+    found = []
+    for name, advice in _ADVICE.items():
+        if before[name] != after[name]:
+            place = subject.home.line_with(
+                type(subject.bare), _RANDOM_WORDS if "random" in name else ("chdir", "environ")
+            )
+            found.append(Finding("process state", PROBLEM, f"an episode changes {name}: {advice}", place))
+    return found
+
+
+_ADVICE = {
+    "Python's global random state": "draw from self.np_random or a random.Random of your own, and seed nothing global",
+    "NumPy's global random state": "draw from self.np_random, and seed nothing global",
+    "the current folder": "give paths in full instead: other environments run in the same process",
+    "the environment variables": "pass settings as arguments instead: other environments run in the same process",
+}
+
+
+def _state() -> dict[str, object]:
+    numpy_state = np.random.get_state(legacy=True)
+    state = (random.getstate(), (str(numpy_state[1].tobytes()), numpy_state[2:]), os.getcwd(), dict(os.environ))  # type: ignore[union-attr,index]
+    return dict(zip(_ADVICE, state, strict=True))
+
+
+async def concurrency(subject: Subject, alone: list[Played]) -> list[Finding]:
+    """Two environments in turn, and three in threads at a time, play the episodes that each played alone."""
+    if subject.spec is None:
+        return [Finding("concurrency", NOTE, "not looked at: the environment was given as an object without a spec")]
+    three = [await subject.another() for _ in SEEDS]
+    try:
+        in_turn = await _in_turn(three[:2], alone[:2])
+        at_once = await asyncio.gather(
+            *(one.play(was.seed, was.actions) for one, was in zip(three, alone, strict=True)), return_exceptions=True
+        )
+        for how, played in (("in turn", in_turn), ("at the same time", at_once)):
+            for now, was in zip(played, alone, strict=False):
+                if isinstance(now, BaseException):
+                    raise now
+                if difference := was.difference(now):
+                    text = (
+                        f"environments that play {how} play other episodes than alone, {difference}: keep what an episode "
+                        "changes in self, not in the class, the module or the task"
+                    )
+                    return [Finding("concurrency", PROBLEM, text)]
+    except Full as full:
+        subject.sole = True
+        return [Finding("concurrency", NOTE, f"{_SOLE}: {full}")]
+    finally:
+        for one in three:
+            await one.close()
+    return []
+
+
+async def _in_turn(envs: list[Subject], alone: list[Played]) -> list[Played]:
+    """Episodes whose steps alternate."""
+    played = [Played(was.seed) for was in alone]
+    players = [_stepwise(env, was, now) for env, was, now in zip(envs, alone, played, strict=True)]
+    for player in players:
+        await anext(player)
+    going = list(players)
+    while going:
+        for player in tuple(going):
+            if not await anext(player, False):
+                going.remove(player)
+    return played
+
+
+async def _stepwise(env: Subject, was: Played, now: Played) -> AsyncIterator[bool]:
+    """The episode again, a step at a time; `now` fills as it goes."""
+    now.shown.append(text_of(list(await env.reset(was.seed))))
+    yield True
+    for action in was.actions:
+        observation, reward, terminated, truncated, info = await env.step(action)
+        now.shown.append(text_of([observation, float(reward), bool(terminated), bool(truncated), info]))
+        yield True
+        if terminated or truncated:
+            return
+
+
+def _lives_in_a_script(spec: EnvSpec) -> bool:
+    return getattr(spec.entry_point, "__module__", "") == "__main__"
+
+
+async def other_process(subject: Subject, alone: list[Played]) -> list[Finding]:
+    """Another process, in which texts have other hashes, plays the same episodes."""
+    if subject.spec is None:
+        return [Finding("other process", NOTE, "not looked at: the environment was given as an object without a spec")]
+    if _lives_in_a_script(subject.spec):
+        return [Finding("other process", NOTE, "not looked at: the environment lives in the script that runs")]
+    if subject.sole:
+        return [Finding("other process", NOTE, _SOLE)]
+    if any(played.task is None for played in alone):
+        return [Finding("other process", NOTE, "not looked at: the environment binds no task")]
+    limit = subject.timeout
+    limits = Limits(init_timeout=limit, reset_timeout=limit, step_timeout=limit)
+    episodes = [
+        (Episode(Task.from_json(played.task or {}), sample, played.seed), played.actions)
+        for sample, played in enumerate(alone)
+    ]
+    try:
+        there = await replay_elsewhere(subject.spec, episodes, limits=limits, timeout=3 * limit + 10)
+    except (ElsewhereError, ValueError, TypeError) as error:
+        return [Finding("other process", PROBLEM, str(error))]
+    for played, trajectory in zip(alone, there, strict=True):
+        if trajectory.error:
+            return [
+                Finding("other process", PROBLEM, f"another process fails to play the same episode: {trajectory.error}")
+            ]
+        if difference := _difference(played, shown_by(trajectory)):
+            text = (
+                f"another process plays the same task, seed and actions differently, {difference}: do not depend on the "
+                "order of sets, on hash() or on what else was played before"
+            )
+            return [Finding("other process", PROBLEM, text)]
+    return []
+
+
+def _difference(here: Played, there: list[str]) -> str:
+    ours = [json.loads(text) for text in here.shown]
+    texts = [json.dumps(values[0] if turn == 0 else values[:2], ensure_ascii=False) for turn, values in enumerate(ours)]
+    for turn, (one, two) in enumerate(zip(texts, there, strict=False)):
+        if one != two:
+            return f"at turn {turn}: {one:.120} here, {two:.120} there"
+    return "" if len(texts) + 1 == len(there) else f"in length: {len(texts) - 1} turns here, {len(there) - 2} there"
+
+
+async def memory(subject: Subject, alone: list[Played]) -> list[Finding]:
+    """Many resets of one task do not keep more and more memory."""
+    if tracemalloc.is_tracing():
+        return []
+    task = getattr(subject.bare, "task", None)
+    first = alone[0].actions[:1]
+    tracemalloc.start()
+    try:
+        until = time.monotonic() + min(MEMORY_SECONDS, subject.timeout / 2)
+        await _again(subject, first, task, 5, until)
+        gc.collect()
+        before, snapshot = tracemalloc.get_traced_memory()[0], tracemalloc.take_snapshot()
+        count = await _again(subject, first, task, MEMORY_RESETS, until)
+        if count < 10:
+            return [Finding("memory", NOTE, f"not looked at: only {count} resets were done in {MEMORY_SECONDS:g} s")]
+        gc.collect()
+        growth = (tracemalloc.get_traced_memory()[0] - before) / count
+        if growth <= MEMORY_GROWTH:
+            return []
+        grown = tracemalloc.take_snapshot().compare_to(snapshot, "lineno")
+        lines = (line.traceback[0] for line in grown if line.size_diff > 0)
+        place = next(
+            (f"{shown(line.filename)}:{line.lineno}" for line in lines if subject.home.owns(line.filename)), ""
+        )
+    finally:
+        tracemalloc.stop()
+    text = f"each of {count} resets kept {growth / 1e3:,.0f} kB more: let go in reset of what the last episode made"
+    return [Finding("memory", PROBLEM, text, place)]
+
+
+async def _again(subject: Subject, actions: list[Action], task: Task | None, times: int, until: float) -> int:
+    for done in range(times):
+        await subject.play(1_000 + done, actions, task)
+        if time.monotonic() > until:
+            return done + 1
+    return times

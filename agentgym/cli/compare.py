@@ -1,0 +1,57 @@
+"""The command `agentgym compare`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from agentgym.cli.output import print_json, print_table
+from agentgym.cli.usage_error import Mistake
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add `agentgym compare`."""
+    parser = commands.add_parser(
+        "compare",
+        help="whether one run is better than another, paired by task",
+        description="Compare runs with the first, on the tasks that both have: differences with 95% intervals, an exact"
+        " sign test, the tasks that changed most. A run is the folder of an evaluation, that of a training run (its last"
+        " evaluation), or a file of trajectories.",
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="two or more; the first is the baseline")
+    parser.add_argument(
+        "--measure",
+        choices=("success", "reward", "turns", "tokens"),
+        default="success",
+        help="what the table shows; tokens are those that the agent wrote (default: success)",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print all measures as JSON: an object, or a list where there are more than two runs",
+    )
+    parser.set_defaults(run=_compare)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from agentgym.evaluate.compare import compare_all
+    from agentgym.evaluate.comparison_table import comparison_table
+
+    if len(args.runs) < 2:
+        raise Mistake(f"needs two runs or more, not only {args.runs[0]}")
+    try:
+        comparisons = compare_all(args.runs)
+    except (ValueError, OSError) as error:
+        raise Mistake(str(error)) from error
+    if args.json:
+        found = [comparison.to_json() for comparison in comparisons]
+        print_json(found[0] if len(found) == 1 else found)
+    for position, comparison in enumerate(comparisons):
+        if not args.json:
+            if position:
+                print()
+            print_table(comparison_table(comparison, args.measure))
+        if not any(cell.measures for cell in comparison.cells):
+            print(f"agentgym compare: {comparison.a} and {comparison.b} have no task in common", file=sys.stderr)
+    return 0 if all(any(cell.measures for cell in c.cells) for c in comparisons) else 1

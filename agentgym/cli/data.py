@@ -1,0 +1,96 @@
+"""The command `agentgym data`: list, get."""
+
+from __future__ import annotations
+
+import argparse
+import os.path
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentgym.cli.output import print_json, print_table
+from agentgym.cli.usage_error import Mistake, instead
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add `agentgym data` and its commands."""
+    parser = commands.add_parser("data", help="the data sets that environments can use")
+    commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND", parser_class=type(parser))
+
+    listing = commands.add_parser("list", help="the data sets that environments can use, and which are here")
+    listing.add_argument("--json", action="store_true", help="as JSON")
+    listing.set_defaults(run=_list)
+
+    get = commands.add_parser("get", help="fetch data sets from the Hugging Face hub into the data folder")
+    get.add_argument("names", nargs="+", metavar="DATA", help="which; `agentgym data list` shows them")
+    get.add_argument("--force", action="store_true", help="write also the files that are there already")
+    get.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for each part (default: 600)")
+    get.add_argument("--json", action="store_true", help="which files were written, as JSON")
+    get.set_defaults(run=_get)
+
+
+@dataclass(frozen=True)
+class _Row:
+    name: str
+    items: str
+    licence: str
+    where: str
+    envs: str
+
+
+def _list(args: argparse.Namespace) -> int:
+    from agentgym.datasets import FOLDER_VARIABLE, folder
+    from agentgym.datasets.catalogue import data_sets, missing_files
+
+    root = folder()
+    rows = []
+    for data in data_sets().values():
+        missing = missing_files(data)
+        how = f"agentgym data get {data.name}" if data.parts else f"see {data.source}"
+        parts = "missing" if len(missing) == len(data.files) else f"{len(missing)} of {len(data.files)} files missing"
+        where = f"{parts}: {how}" if missing else str(Path(root or "", os.path.commonpath(data.files)))
+        rows.append(_Row(data.name, data.items, data.licence, where, ", ".join(data.envs)))
+    if args.json:
+        print_json([vars(row) for row in rows])
+        return 0
+    from rich.table import Table
+
+    table = Table("data", "items", "licence", "where", "environments", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(row.name, row.items, row.licence, row.where, row.envs or "-")
+    print(f"data folder: {root or f'none ({FOLDER_VARIABLE} is empty)'}", flush=True)
+    print_table(table)
+    return 0
+
+
+def _get(args: argparse.Namespace) -> int:
+    from agentgym.datasets.catalogue import DownloadError, data_sets, fetch
+
+    known = data_sets()
+    for name in args.names:
+        if name not in known:
+            raise Mistake(f"no data set {name!r}{instead(name, known)}")
+    if not args.timeout > 0:
+        raise Mistake(f"--timeout must be positive, not {args.timeout:g}")
+    records = []
+    for name in args.names:
+        written: list[Path] = []
+        problem = None
+        try:
+            written = fetch(known[name], force=args.force, seconds=args.timeout)
+        except DownloadError as error:
+            problem = str(error)
+            print(f"agentgym data: {problem}", file=sys.stderr)
+        records.append({"name": name, "written": [str(path) for path in written], "error": problem})
+        if not args.json and problem is None:
+            _tell(name, written)
+    if args.json:
+        print_json(records)
+    return 1 if any(record["error"] for record in records) else 0
+
+
+def _tell(name: str, written: list[Path]) -> None:
+    for path in written:
+        print(f"{name}: {path}, {path.stat().st_size:,} bytes", flush=True)
+    if not written:
+        print(f"{name}: already there; --force writes it again", flush=True)

@@ -1,0 +1,61 @@
+"""The command `agentgym doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from agentgym.cli.output import print_json
+
+if TYPE_CHECKING:
+    from agentgym.doctor import Finding
+
+_COLOURS = {"ok": "32", "warning": "33", "missing": "2", "broken": "31"}
+_EPILOG = """states: ok; warning: it works, but not as it should; missing: optional, and not here; broken: every command needs it,
+or one of your settings (AGENTGYM_DATA, AGENTGYM_SANDBOX, DOCKER_HOST) names it, and it cannot be used.
+exit code: 1 if something is broken, else 0"""
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add `agentgym doctor`."""
+    doctor = commands.add_parser(
+        "doctor",
+        help="what is installed, what this machine can do, and what to do about the rest",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    doctor.add_argument(
+        "--network", action="store_true", help="ask the Hugging Face hub too; else nothing is contacted"
+    )
+    doctor.add_argument("--json", action="store_true", help="as JSON")
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from agentgym.doctor import PROBES, examine, network_probe
+
+    found = examine([*PROBES, network_probe()] if args.network else PROBES)
+    broken = [f for findings in found.values() for f in findings if f.state == "broken"]
+    if args.json:
+        parts = [{"part": part, **asdict(f)} for part, findings in found.items() for f in findings]
+        print_json({"ok": not broken, "findings": parts})
+    else:
+        for part, findings in found.items():
+            _print(part, findings)
+        print("everything that is needed is here" if not broken else f"{len(broken)} broken", flush=True)
+    return 1 if broken else 0
+
+
+def _print(part: str, findings: list[Finding]) -> None:
+    print(part)
+    for f in findings:
+        print(f"  {_coloured(f.state)}  {f.name}: {f.text}")
+        if f.todo:
+            print(f"{'':<11}-> {f.todo}")
+
+
+def _coloured(state: str) -> str:
+    text = f"{state:<7}"
+    return f"\x1b[{_COLOURS[state]}m{text}\x1b[0m" if sys.stdout.isatty() else text

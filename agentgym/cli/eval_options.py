@@ -1,0 +1,287 @@
+"""What `agentgym eval` is told: its options, and the suite that they describe."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentgym.cli.spec_of import ENVS, find_modules, spec_of
+from agentgym.cli.usage_error import Mistake
+
+if TYPE_CHECKING:
+    from agentgym.evaluate.suite import Suite
+
+SUITES = (".yaml", ".yml")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_EXTENT = ("split", "n", "k", "seed", "max_turns", "shuffle")
+_LIMITS = {
+    "episode_limit": "episodes",
+    "token_limit": "tokens",
+    "cost_limit": "cost",
+    "time_limit": "seconds",
+    "max_episode_tokens": "episode_tokens",
+    "episode_timeout": "episode_seconds",
+    "answer_timeout": "answer_seconds",
+    "step_timeout": "step_seconds",
+}
+_AGENTS = ("policy", "model", "serve", "agent", "script")
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The options of `agentgym eval`. None stands for what is not given, so that a suite's own value holds."""
+    command.add_argument("envs", nargs="*", metavar="ENV", help=f"{ENVS}; or one file of a suite, NAME.yaml")
+    add = command.add_argument
+    add("--suite", type=Path, metavar="FILE", help="a YAML file with agents, environments and limits")
+    add("--resume", type=Path, metavar="RUN", help="go on with the run in a folder, as it was asked for")
+    _add_agents(command)
+    group = command.add_argument_group("what is played")
+    add = group.add_argument
+    add("--split", help="which tasks (default: test)")
+    add("-n", "--n", type=_count, metavar="N", help="how many tasks of each environment, or all (default: 100)")
+    add(
+        "--task",
+        action="append",
+        metavar="ID",
+        help="this task alone, in place of the first N; may be given several times",
+    )
+    add(
+        "--shuffle",
+        action="store_true",
+        default=None,
+        help="shuffle the split by the seed before its first N are taken",
+    )
+    add("-k", "--k", type=int, metavar="K", help="episodes of each task (default: 1)")
+    add("--seed", type=int, help="of episodes and sampling (default: 0)")
+    add("--kwargs", type=_table, metavar="JSON", help="what the environments are made with")
+    group = command.add_argument_group("limits of an episode")
+    add = group.add_argument
+    add("--max-turns", type=int, metavar="N", help="replies after which it is ended (default: the environment's)")
+    add("--max-episode-tokens", type=int, metavar="N", help="tokens read and written after which it is ended")
+    add("--episode-timeout", type=_seconds, metavar="TIME", help="after which it is ended: seconds, 90s, 10m, 2h")
+    add("--answer-timeout", type=_seconds, metavar="TIME", help="of one answer, with all its requests (default: 300s)")
+    add("--step-timeout", type=_seconds, metavar="TIME", help="of one step of the environment (default: 60s)")
+    add("--retries", type=int, help="of an episode that failed (default: 1)")
+    group = command.add_argument_group(
+        "limits of the whole run", "one that is reached ends the run with exit code 3; started again, it goes on"
+    )
+    add = group.add_argument
+    add("--episode-limit", type=int, metavar="N", help="episodes")
+    add("--token-limit", type=int, metavar="N", help="tokens read and written, by the endpoints' count")
+    add("--cost-limit", type=float, metavar="USD", help="US dollars, by --prices")
+    add("--time-limit", type=_seconds, metavar="TIME", help="seconds, 90s, 10m, 2h; of this start of the run")
+    add("--prices", type=Path, metavar="FILE", help="what tokens cost: a YAML or JSON table by model")
+    add("--concurrency", type=int, metavar="N", help="episodes at a time (default: 64)")
+    group = command.add_argument_group("what it leaves behind")
+    add = group.add_argument
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="the run's folder (default: a new one in runs/); given again, it goes on",
+    )
+    add("--no-store", action="store_true", help="keep nothing")
+    add("--no-probe", action="store_true", help="do not ask endpoints for their models first")
+    add("--parts", action="store_true", help="tables by tag and by difficulty too")
+    add("--quiet", action="store_true", help="no progress, only the results")
+    add("--json", action="store_true", help="print the results as JSON")
+
+
+def _add_agents(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("what plays", "each may be given several times: all play all environments")
+    add = group.add_argument
+    policies = ("chat", "expert", "random", "null")
+    add("--policy", action="append", choices=policies, help="chat: a --model (default); null: says nothing")
+    add("--model", action="append", metavar="NAME", help="a model at an endpoint")
+    add(
+        "--base-url",
+        action="append",
+        metavar="URL",
+        help="its endpoint, http://localhost:8000/v1, or one for each model",
+    )
+    add("--serve", action="append", metavar="DIR", help="a model folder, served by vLLM for this run")
+    add("--serve-args", metavar="ARGS", help="more arguments of vLLM's server, in one word")
+    add("--agent", action="append", metavar="MODULE:NAME", help="your own: a function or class of Python")
+    add("--agent-kwargs", type=_table, metavar="JSON", help="what it is given")
+    add("--script", action="append", metavar="FILE", help="answers, one a line, or JSON")
+    add("--name", help="what results call the agent, where there is one")
+    group = command.add_argument_group("how models answer (default: as the endpoint likes)")
+    add = group.add_argument
+    add("--system", metavar="TEXT", help="a system message; it stands before the environment's own")
+    add("--stop", action="append", metavar="TEXT", help="where an answer ends; may be given several times")
+    add("--temperature", type=float, help="of sampling")
+    add("--top-p", type=float, help="of sampling: the likeliest tokens whose chances sum to this")
+    add("--max-tokens", type=int, help="of one answer")
+    add("--reasoning-effort", metavar="LEVEL", help="low, medium, high: sent as reasoning_effort")
+    add("--send-reasoning", action="store_true", help="send the reasoning of earlier turns back")
+    add("--extra", type=_table, metavar="JSON", help="more fields of every request")
+    add("--stream", action="store_true", help="read answers as they are made; the timeout is then of silence")
+    add("--timeout", type=_seconds, metavar="TIME", help="of one request (default: 120s)")
+    add("--request-retries", type=int, metavar="N", help="of one request (default: 5)")
+
+
+def suite_from(args: argparse.Namespace) -> Suite:
+    """The suite that a command line describes, by itself, by a file, or by a run folder.
+
+    Raises:
+        Mistake: it describes none.
+    """
+    from agentgym.evaluate.suite import read_suite, suite_of
+
+    file = args.suite
+    if file is None and len(args.envs) == 1 and args.envs[0].endswith(SUITES):
+        file, args.envs = Path(args.envs[0]), []
+    try:
+        if args.resume is not None:
+            return _resumed(args)
+        if file is None:
+            return suite_of(_record(args), spec_of)
+        record = read_suite(file)
+        if args.envs or args.kwargs or args.task:
+            given = "--kwargs" if args.kwargs else "--task" if args.task else args.envs[0]
+            raise ValueError(f"{given}: {file} has the environments")
+        try:
+            return suite_of(_over(record, args), spec_of)
+        except (ValueError, Mistake) as error:
+            raise Mistake(f"{file}: {error}") from error
+    except ValueError as error:
+        raise Mistake(str(error)) from error
+
+
+def _record(args: argparse.Namespace) -> dict[str, Any]:
+    """The suite of a command line without a file."""
+    if not args.envs:
+        raise Mistake("which environment? `agentgym list` shows all; or give a suite, NAME.yaml")
+    if suites := [name for name in args.envs if name.endswith(SUITES)]:
+        raise Mistake(f"{suites[0]}: a suite has its own environments: give one alone, and no other ENV")
+    if args.task and (args.n is not None or args.shuffle):
+        raise Mistake("--task names the tasks: leave out -n and --shuffle")
+    own = {"kwargs": args.kwargs or {}, "tasks": args.task}
+    record = {"envs": [{"id": id, **own} for id in dict.fromkeys(args.envs)]}
+    more = f"+{len(record['envs']) - 1}" if len(record["envs"]) > 1 else ""
+    record = _over({**record, "name": f"{args.envs[0]}{more}"}, args)
+    if not record.get("agents"):
+        raise Mistake(
+            "--model and --base-url are needed, or --policy expert, random or null, --agent, --script, --serve"
+        )
+    return record
+
+
+def _over(record: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """A suite with what the command line says in place of its own."""
+    given = {name: getattr(args, name) for name in _EXTENT if getattr(args, name) is not None}
+    if agents := list(_agents(args)):
+        given["agents"] = agents
+    envs = record.get("envs")
+    if isinstance(envs, list):
+        own = [{k: v for k, v in env.items() if k not in given} if isinstance(env, dict) else env for env in envs]
+        record = {**record, "envs": own}
+    for name in ("concurrency", "retries"):
+        if getattr(args, name) is not None:
+            given[name] = getattr(args, name)
+    if args.prices is not None:
+        given["prices"] = str(args.prices)
+    if limits := _limits(args):
+        stored = record.get("limits")
+        given["limits"] = {**stored, **limits} if isinstance(stored, dict) else limits
+    return {**record, **given}
+
+
+def _resumed(args: argparse.Namespace) -> Suite:
+    from agentgym.evaluate.prices import Prices
+    from agentgym.evaluate.suite import limits_of, suite_in
+
+    asked = [
+        f"--{name.replace('_', '-')}"
+        for name in (*_EXTENT, *_AGENTS, "kwargs", "task", "suite", "out")
+        if getattr(args, name)
+    ]
+    if args.envs or asked:
+        raise Mistake(f"--resume plays what the folder was made for: leave out {(args.envs or asked)[0]}")
+    find_modules(args.resume)
+    suite = suite_in(args.resume)
+    limits, budget = limits_of(_limits(args), suite.limits, suite.budget)
+    given = {name: getattr(args, name) for name in ("concurrency", "retries") if getattr(args, name) is not None}
+    if args.prices is not None:
+        given["prices"] = Prices.load(args.prices)
+    return replace(suite, limits=limits, budget=budget, **given)
+
+
+def _limits(args: argparse.Namespace) -> dict[str, float]:
+    return {name: getattr(args, option) for option, name in _LIMITS.items() if getattr(args, option) is not None}
+
+
+def _agents(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The entries of agents, as in a suite's file."""
+    entries = [{"policy": policy} for policy in args.policy or () if policy != "chat"]
+    extra = {"top_p": args.top_p, "reasoning_effort": args.reasoning_effort, "stop": args.stop}
+    extra = {**(args.extra or {}), **{name: value for name, value in extra.items() if value is not None}}
+    asking = {
+        "system": args.system,
+        "temperature": args.temperature,
+        "max_tokens": args.max_tokens,
+        "extra": extra or None,
+        "send_reasoning": args.send_reasoning or None,
+        "stream": args.stream or None,
+        "timeout": args.timeout,
+        "retries": args.request_retries,
+    }
+    asking = {name: value for name, value in asking.items() if value is not None}
+    entries += [{"model": model, **url, **asking} for model, url in zip(args.model or (), _urls(args), strict=True)]
+    entries += [{"serve": folder, **asking} for folder in args.serve or ()]
+    kwargs = {"kwargs": args.agent_kwargs} if args.agent_kwargs else {}
+    entries += [{"agent": target, **kwargs} for target in args.agent or ()]
+    entries += [{"script": file} for file in args.script or ()]
+    for option, needed in (("agent_kwargs", "agent"), ("serve_args", "serve"), ("base_url", "model")):
+        if getattr(args, option) and not getattr(args, needed):
+            raise Mistake(f"--{option.replace('_', '-')} is there, but no --{needed}")
+    if asking and not (args.model or args.serve):
+        raise Mistake(f"{', '.join(asking)}: for a --model or --serve, and there is none")
+    if args.name:
+        if len(entries) != 1:
+            raise Mistake(f"--name names one agent, and there are {len(entries)}: name them in a suite's file")
+        entries[0]["name"] = args.name
+    yield from entries
+
+
+def _urls(args: argparse.Namespace) -> list[dict[str, str]]:
+    """The base URL of each model."""
+    models, urls = args.model or [], args.base_url or []
+    if models and not urls and not os.environ.get("OPENAI_BASE_URL"):
+        raise Mistake("--model and --base-url are needed (or OPENAI_BASE_URL in the environment)")
+    if len(urls) not in (0, 1, len(models)):
+        raise Mistake(f"{len(urls)} --base-url for {len(models)} --model: give one, or one for each")
+    if len(urls) == 1:
+        urls = urls * len(models)
+    return [{"base_url": url} for url in urls] if urls else [{} for _ in models]
+
+
+def _count(text: str) -> int | str:
+    if text == "all":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a whole number or all, not {text!r}") from None
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)([smhd]?)", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"a time: 90, 90s, 10m, 2h, not {text!r}")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def _table(text: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"no JSON: {error}: {text}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, not {text}")
+    return value

@@ -1,0 +1,62 @@
+"""The command `agentgym export`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from agentgym.cli.json_object import json_object
+from agentgym.cli.output import print_json
+from agentgym.cli.spec_of import ENVS, spec_of
+from agentgym.cli.usage_error import Mistake
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add `agentgym export` and its forms."""
+    command = commands.add_parser("export", help="an environment in another framework's form")
+    forms = command.add_subparsers(dest="form", required=True, metavar="FORM", parser_class=type(command))
+    openenv = forms.add_parser("openenv", help="a folder that OpenEnv's tools build, validate and deploy")
+    add = openenv.add_argument
+    add("env", metavar="ENV", help=ENVS)
+    add("--out", type=Path, required=True, metavar="DIR", help="the folder, new or empty")
+    add("--kwargs", default="{}", metavar="JSON", help="what the environment is made with")
+    add(
+        "--wheel",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a package that no index has; repeatable",
+    )
+    add("--json", action="store_true", help="what was made as JSON")
+    openenv.set_defaults(run=_openenv)
+
+
+def _openenv(args: argparse.Namespace) -> int:
+    from agentgym.service.openenv.export import export_openenv, lacks_agentgym
+
+    spec = spec_of(args.env)
+    kwargs = json_object(args.kwargs, "--kwargs")
+    try:
+        replace(spec, kwargs={**spec.kwargs, **kwargs}).make()
+        files = export_openenv(spec, args.out, kwargs, args.wheel)
+    except (ValueError, TypeError, ImportError, FileExistsError) as error:
+        raise Mistake(str(error)) from error
+    except OSError as error:
+        raise Mistake(f"{args.out}: cannot be written ({error.strerror or error})") from error
+    names = [str(file.relative_to(args.out)) for file in files]
+    if lacks_agentgym(args.wheel):
+        print(
+            "agentgym export: agentgym here did not come from a package index, and a container's build would ask one for it: give"
+            " its wheel too, --wheel FILE (pip wheel --no-deps makes it)",
+            file=sys.stderr,
+        )
+    if args.json:
+        print_json({"env": spec.id, "folder": str(args.out), "files": names})
+        return 0
+    for name in names:
+        print(args.out / name)
+    print(f"\nNext:\n  openenv validate {args.out}\n  cd {args.out} && python -m server.app")
+    return 0

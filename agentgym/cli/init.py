@@ -1,0 +1,44 @@
+"""The command `agentgym init`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from agentgym.cli.output import print_json
+from agentgym.cli.usage_error import Mistake
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add `agentgym init`."""
+    command = commands.add_parser("init", help="begin an environment of your own, as an installable package")
+    add = command.add_argument
+    add("name", metavar="NAME", help="of the package and the environment, such as my_env")
+    add("--dir", type=Path, default=Path("."), metavar="DIR", help="where the folder NAME is made (default: here)")
+    kind = command.add_mutually_exclusive_group()
+    kind.add_argument("--tools", action="store_true", help="one whose agent calls tools")
+    kind.add_argument("--sandbox", action="store_true", help="one whose agent runs commands in a sandbox, by a tool")
+    add("--json", action="store_true", help="what was made as JSON")
+    command.set_defaults(run=_init)
+
+
+def _init(args: argparse.Namespace) -> int:
+    from agentgym.scaffold import scaffold
+
+    kind = "sandbox" if args.sandbox else "tools" if args.tools else "plain"
+    try:
+        root, files = scaffold(args.name, args.dir, kind)
+    except ValueError as error:
+        raise Mistake(str(error)) from error
+    except OSError as error:
+        raise Mistake(f"{args.dir / args.name}: cannot be made ({error.strerror or error})") from error
+    if args.json:
+        print_json({"folder": str(root), "files": [str(file.relative_to(root)) for file in files]})
+        return 0
+    for file in files:
+        print(f"{root / file.relative_to(root)}")
+    print(f"\nNext:\n  cd {root}\n  pip install -e '.[dev]'")
+    for words in (f"check {args.name}", f"validate {args.name}", f"eval {args.name} --policy expert"):
+        print(f"  agentgym {words}")
+    print("  python -m pytest")
+    return 0

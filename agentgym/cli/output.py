@@ -1,0 +1,48 @@
+"""What commands print: JSON for programs, tables for people, on standard output."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TextIO
+
+from agentgym.storage.files import json_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WIDE = 10_000  # columns where nobody looks: a pipe gets every row as one line, with nothing cut off
+
+
+_kept: list[TextIO | None] = []  # standard output, while only `print_json` may write there
+
+
+@contextlib.contextmanager
+def json_alone() -> Iterator[None]:
+    """Whatever else is printed, by an environment or an agent of the user's, goes to standard error for as long as this lasts."""
+    _kept.append(sys.stdout)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _kept.pop()
+
+
+def print_json(value: Any) -> None:
+    """One JSON document, the only thing on standard output of a command with `--json`."""
+    out = _kept[-1] if _kept else sys.stdout
+    if out is not None:
+        print(json_text(value), file=out, flush=True)
+
+
+def print_table(table: RenderableType) -> None:
+    """A table as wide as the terminal; into a pipe or a file as wide as it needs."""
+    from rich.console import Console
+
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 - inside rich's handler: the command line says what a reader that left means
+
+    terminal = sys.stdout.isatty()
+    Output(width=None if terminal else WIDE, highlight=False, markup=False, emoji=False).print(table)

@@ -1,0 +1,196 @@
+"""The command `agentgym play`: a person plays an environment in the terminal, or looks on while an agent does."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib
+import os
+import random
+import signal
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from agentgym.cli.json_object import json_object
+from agentgym.cli.output import print_json
+from agentgym.cli.spec_of import ENVS, spec_of
+from agentgym.cli.usage_error import Mistake
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console
+
+    from agentgym.cli.terminal_text import Screen
+    from agentgym.core.env import Env
+    from agentgym.core.registration import EnvSpec
+    from agentgym.core.tasks import Task
+    from agentgym.core.trajectory import Trajectory
+    from agentgym.evaluate.plan import AgentSpec
+    from agentgym.policies.base import Policy
+
+_ABOUT = """A line that you type is your answer; /help shows what else you can type. Where standard input is no terminal, its lines are
+the answers. Exit codes: 0 the episode ended or you left it (/quit, Ctrl-D), 1 it failed, 2 your mistake, 130 Ctrl-C."""
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add `agentgym play`."""
+    command = commands.add_parser("play", help="play an environment yourself, or watch an agent play it", epilog=_ABOUT)
+    command.add_argument("env", metavar="ENV", help=ENVS)
+    add = command.add_argument
+    add("--task", metavar="ID", help="which task, by id or by number from 0 (default: one drawn by the seed)")
+    add("--split", default="test", help="of the tasks (default: test)")
+    add("--seed", type=int, help="of the task drawn and the episode (default: a new one each time)")
+    add("--kwargs", default="{}", metavar="JSON", help="what the environment is made with")
+    add("--max-turns", type=int, metavar="N", help="replies after which the episode ends (default: the environment's)")
+    policies = ("human", "expert", "random", "null", "chat")
+    add("--policy", choices=policies, help="who plays (default: human, or chat with --model)")
+    add("--model", metavar="NAME", help="a model at an endpoint plays")
+    add("--base-url", metavar="URL", help="its endpoint, http://localhost:8000/v1; key in OPENAI_API_KEY")
+    add("--temperature", type=float, help="of the model (default: the endpoint's)")
+    add("--max-tokens", type=int, help="of one answer of the model (default: the endpoint's)")
+    add("--agent", metavar="MODULE:NAME", help="your own agent plays: a function or class of Python")
+    add("--agent-kwargs", default="{}", metavar="JSON", help="what it is given")
+    add("--watch", action="store_true", help="wait for Enter after each of the agent's turns")
+    add("--json", action="store_true", help="print the episode as JSON; all else goes to standard error")
+    command.set_defaults(run=_play)
+
+
+def _play(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from agentgym.cli.terminal_text import Screen
+
+    agent = _agent(args)
+    found = spec_of(args.env)
+    found = replace(found, kwargs={**found.kwargs, **json_object(args.kwargs, "--kwargs")})
+    seed = random.SystemRandom().randrange(1_000_000) if args.seed is None else args.seed
+    screen = Screen(Console(stderr=args.json, highlight=False, soft_wrap=not sys.stdout.isatty()))
+    try:
+        task = _task(found, args, seed)
+        trajectory = asyncio.run(_played(found, task, seed, agent, screen, args))
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        raise Mistake(str(error)) from error
+    if args.json:
+        print_json(trajectory.to_json())
+    return 130 if trajectory.end == "interrupted" else int(trajectory.failed)
+
+
+def _agent(args: argparse.Namespace) -> AgentSpec | None:
+    """What plays; None for a person."""
+    from agentgym.evaluate import agents
+
+    chosen = [option for option in ("model", "agent") if getattr(args, option)]
+    if len(chosen) > 1 or (chosen and args.policy not in (None, "chat" if chosen == ["model"] else "")):
+        raise Mistake("one plays: choose --policy, --model or --agent")
+    try:
+        if args.agent:
+            agent = agents.python(args.agent, json_object(args.agent_kwargs, "--agent-kwargs"))
+        elif args.model or args.policy == "chat":
+            base_url = args.base_url or os.environ.get("OPENAI_BASE_URL")
+            if not (args.model and base_url):
+                raise Mistake("--model and --base-url (or OPENAI_BASE_URL) are needed for a model to play")
+            agent = agents.chat(args.model, base_url, temperature=args.temperature, max_tokens=args.max_tokens)
+        elif args.policy in (None, "human"):
+            return None
+        else:
+            agent = agents.AgentSpec(args.policy, args.policy)
+        agents.policy_maker(agent)
+    except ValueError as error:
+        raise Mistake(str(error)) from error
+    return agent
+
+
+def _task(found: EnvSpec, args: argparse.Namespace, seed: int) -> Task:
+    tasks = found.tasks(args.split)
+    if not len(tasks):
+        raise Mistake(f"{found.id}/{args.split} has no tasks")
+    if args.task is None:
+        return tasks[random.Random(seed).randrange(len(tasks))]
+    if args.task.isdecimal() and int(args.task) < len(tasks):
+        return tasks[int(args.task)]
+    for task in tasks:
+        if task.id == args.task:
+            return task
+    raise Mistake(
+        f"{found.id}/{args.split} has no task {args.task!r}; it has {len(tasks)}, the first is {tasks[0].id!r}"
+    )
+
+
+async def _played(
+    found: EnvSpec, task: Task, seed: int, agent: AgentSpec | None, screen: Screen, args: argparse.Namespace
+) -> Trajectory:
+    from agentgym.cli.terminal_text import RewardedSteps, ShownPolicy
+    from agentgym.evaluate.agents import check_plays
+    from agentgym.rollout.episode import Episode, Limits, close_env, run_episode
+
+    steps = RewardedSteps(found.make())
+    env = cast("Env", steps)
+    try:
+        if agent is not None:
+            check_plays(agent, env)
+        screen.say(f"{found.id}, task {task.id}, seed {seed}", "bold")
+        policy = _policy(agent, screen, Episode(task, 0, seed))
+        pause = _pause(screen) if args.watch and agent is not None else lambda: None
+        shown = ShownPolicy(policy, screen, steps.rewards, replies=agent is not None, pause=pause)
+        limits = Limits(max_turns=args.max_turns, act_timeout=None if agent is None else 600.0)
+        trajectory = await run_episode(env, shown, task, seed=seed, limits=limits, env_id=found.id)
+        screen.end(trajectory, shown.seen)
+    finally:
+        await close_env(env)
+    return trajectory
+
+
+def _policy(agent: AgentSpec | None, screen: Screen, episode: Any) -> Policy:
+    from agentgym.evaluate.agents import policy_maker
+    from agentgym.policies.human import HumanPolicy
+
+    if agent is None:
+        return HumanPolicy(lambda prompt: _read(prompt, screen.console), screen.say)
+    return policy_maker(agent)(episode)
+
+
+def _pause(screen: Screen) -> Any:
+    from agentgym.policies.base import EndEpisode
+
+    def pause() -> None:
+        if not sys.stdin.isatty():
+            return
+        try:
+            _read("[Enter]", screen.console)
+        except EOFError:
+            raise EndEpisode("quit") from None
+        except KeyboardInterrupt:
+            raise EndEpisode("interrupted") from None
+
+    return pause
+
+
+def _read(prompt: str, console: Console) -> str:
+    """A line from the terminal, with editing and history, or the next of standard input."""
+    from agentgym.cli.terminal_text import plain
+
+    with _interruptible():
+        if sys.stdin.isatty() and sys.stdout.isatty() and not console.stderr:
+            with contextlib.suppress(ImportError):  # what gives input() editing and history
+                importlib.import_module("readline")
+            return input(prompt)
+        console.print(prompt, end="", markup=False, highlight=False)
+        line = sys.stdin.buffer.readline().decode(errors="replace")
+        if not sys.stdin.isatty():
+            console.print(plain(line.rstrip("\r\n")), markup=False, highlight=False)  # as if it were typed
+        if not line:
+            raise EOFError
+        return line.removesuffix("\n").removesuffix("\r")
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends the reading at once; asyncio's own handler would wait for the line."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,109 @@
+"""The command `agentgym rescore`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentgym.cli.json_object import json_object
+from agentgym.cli.output import print_json, print_table
+from agentgym.cli.spec_of import find_modules
+from agentgym.cli.usage_error import Mistake
+
+if TYPE_CHECKING:
+    from agentgym.evaluate.rescore import Rescored
+
+_EVERY = 500  # episodes between two lines of progress
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add `agentgym rescore`."""
+    command = commands.add_parser("rescore", help="grade a run's stored episodes again, as the environments are now")
+    add = command.add_argument
+    add("run_folder", type=Path, metavar="RUN", help="the folder of an evaluation")
+    add("--out", type=Path, metavar="DIR", help="the folder to write (default: RUN-rescored)")
+    add(
+        "--kwargs",
+        default="{}",
+        metavar="JSON",
+        help="of the environments, over those that they were played with; of one alone: {ENV: {...}}",
+    )
+    add("--concurrency", type=int, default=64, help="episodes at a time (default: 64)")
+    add("--json", action="store_true", help="old and new scores as JSON")
+    command.set_defaults(run=_rescore)
+
+
+def _rescore(args: argparse.Namespace) -> int:
+    from agentgym.evaluate.rescore import rescore
+    from agentgym.sandbox import SandboxError
+
+    run: Path = args.run_folder
+    if not run.is_dir():
+        raise Mistake(f"{run}: there is no such folder")
+    beside = run if run.name not in ("", "..") else run.resolve()
+    out = args.out or beside.with_name(f"{beside.name}-rescored")
+    seen = 0
+
+    def on_end(*_: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if seen % _EVERY == 0:
+            print(f"{run}: {seen} episodes", file=sys.stderr, flush=True)
+
+    try:
+        find_modules(run)
+        rows, _ = asyncio.run(
+            rescore(
+                run,
+                out,
+                kwargs=json_object(args.kwargs, "--kwargs"),
+                concurrency=args.concurrency,
+                command=sys.argv,
+                on_end=on_end,
+            )
+        )
+    except (ValueError, TypeError, ImportError, OSError, SandboxError) as error:
+        raise Mistake(str(error)) from error
+    if args.json:
+        print_json({"run": str(run), "out": str(out), "cells": [row.to_json() for row in rows]})
+    else:
+        _print(rows)
+        print(f"written to {out}")
+    if (kept := sum(row.episodes for row in rows) - seen) > 0:
+        print(
+            f"{out}: {kept} episodes were graded there before and are not graded again: for that choose another --out",
+            file=sys.stderr,
+        )
+    return 1 if any(row.failed or row.missing for row in rows) else 0
+
+
+def _print(rows: list[Rescored]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("cell", no_wrap=True)
+    for column in ("graded", "changed", "reward", "success", "shown otherwise", "errors"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        scores = ["-", "-"]
+        if row.old_reward is not None and row.old_success is not None:
+            scores = [
+                f"{row.old_reward:.3f} -> {row.new_reward:.3f}",
+                f"{row.old_success:.1%} -> {row.new_success:.1%}",
+            ]
+        errors = row.failed + row.missing + row.failed_before
+        table.add_row(row.cell, str(row.graded), str(row.changed), *scores, str(row.unfaithful), str(errors))
+    print_table(table)
+    for row in rows:
+        parts = {
+            "had failed when they were played": row.failed_before,
+            "failed now": row.failed,
+            "have a task that the environment no longer has": row.missing,
+            "were shown something else than when they were played, where the agent might have replied otherwise": row.unfaithful,
+        }
+        for text, count in parts.items():
+            if count:
+                print(f"{row.cell}: {count} episodes {text}", file=sys.stderr)

@@ -1,0 +1,275 @@
+"""What `agentgym serve` is told: its options, and the settings that they mean."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentgym.cli import serve_sandboxes
+from agentgym.cli.json_object import json_object
+from agentgym.cli.spec_of import ENVS, spec_of
+from agentgym.cli.usage_error import Mistake
+from agentgym.hosts import host_name
+from agentgym.processes.subprocess_query import told_apart
+from agentgym.service.protocol.frames import ServiceLimits
+from agentgym.service.server.tokens import Token, TokenFileError, read_tokens
+
+if TYPE_CHECKING:
+    from agentgym.core.registration import EnvSpec
+    from agentgym.service.server.env_server import ServeSettings
+
+_SIZES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+# Options of limits: name, the limit it sets, and its help.
+_LIMITS = (
+    ("--init-timeout", "init_seconds", "of making an environment, and of one init"),
+    ("--reset-timeout", "reset_seconds", "of one reset"),
+    ("--step-timeout", "step_seconds", "of one step; a process that takes longer is killed"),
+    ("--idle-timeout", "idle_seconds", "without a request, after which a session ends"),
+    ("--resume-timeout", "resume_seconds", "for a client to come back after its connection dropped"),
+    ("--message-timeout", "message_seconds", "for a message to arrive whole, and for an answer to be taken"),
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `agentgym serve`."""
+    add = parser.add_argument
+    _add_served(add)
+    _add_limits(add)
+    serve_sandboxes.add_options(add)
+
+
+def _add_served(add: Callable[..., Any]) -> None:
+    add("envs", nargs="*", metavar="ENV", help=f"what to serve: {ENVS}")
+    add(
+        "--kwargs",
+        default="{}",
+        metavar="JSON",
+        help="what the environments are made with; of one alone: {ENV: {...}}",
+    )
+    add("--port", type=int, default=8000, help="where to listen; 0 takes a free one (default: 8000)")
+    add("--host", default="127.0.0.1", help="where to listen; any but this machine's own address takes --token-file")
+    add(
+        "--workers",
+        type=int,
+        default=2,
+        metavar="N",
+        help="processes that are forked ahead and kept ready, so that opening a session waits for no fork (default: 2)",
+    )
+    add("--max-sessions", type=int, default=256, metavar="N", help="open at a time (default: 256)")
+    add("--max-sessions-per-token", type=int, metavar="N", help="open at a time for one token (default: no limit)")
+    add(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="bearer tokens that are let in, one a line: TOKEN, NAME TOKEN, or NAME TOKEN SCOPES, which are of metrics, play"
+        " and sandboxes, joined by commas (default: all); read again when it changes",
+    )
+    add(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name beside localhost by which a server without tokens may be asked (a proxy's, say); may be repeated."
+        " Requests with another Host header are refused",
+    )
+    add("--tls-cert", type=Path, metavar="FILE", help="serve over TLS with this certificate chain (PEM)")
+    add("--tls-key", type=Path, metavar="FILE", help="its key, if that is in a file of its own")
+
+
+def _add_limits(add: Callable[..., Any]) -> None:
+    defaults = ServiceLimits()
+    for option, name, what in _LIMITS:
+        value = getattr(defaults, name)
+        add(option, type=float, default=value, dest=name, metavar="S", help=f"seconds {what} (default: {value:g})")
+    add(
+        "--max-message",
+        type=int,
+        default=defaults.message_bytes,
+        metavar="BYTES",
+        help=f"of one message from a client (default: {defaults.message_bytes})",
+    )
+    add(
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds for running sessions to end after Ctrl-C or SIGTERM; a second one ends them at once (default: 30)",
+    )
+    add(
+        "--session-memory",
+        type=_size,
+        default=0,
+        metavar="SIZE",
+        help="that a session may take above what all share, with shared memory and what it starts, as 512MiB or 2GiB; one that"
+        " wants more is ended, and no other (default: no limit)",
+    )
+    add(
+        "--session-pids",
+        type=int,
+        default=512,
+        metavar="N",
+        help="processes and threads of a session at a time, where control groups can be made; 0: no limit (default: 512)",
+    )
+
+
+def _size(text: str) -> int:
+    """Bytes of a size: 512MiB, 2GiB, 2G, or a number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size = int(float(found[1]) * (1 << _SIZES[found[2].upper()])) if found else 0
+    if not size:
+        raise argparse.ArgumentTypeError(f"a size is like 512MiB or 2GiB, not {text!r}")
+    return size
+
+
+def settings_of(args: argparse.Namespace) -> ServeSettings:
+    """What the command line means.
+
+    Raises:
+        Mistake: something in it cannot be.
+    """
+    if sys.platform != "linux":
+        raise Mistake("runs on Linux alone: it takes process descriptors and epoll")
+    if not 0 <= args.port <= 65535:
+        raise Mistake(f"--port is from 0 (a free one) to 65535, not {args.port}")
+    from agentgym.service.server.bounds import Bounds, raise_open_files
+    from agentgym.service.server.env_server import ServeSettings
+
+    if args.tls_key and not args.tls_cert:
+        raise Mistake("--tls-key needs --tls-cert")
+    for option, file in (("--tls-cert", args.tls_cert), ("--tls-key", args.tls_key)):
+        try:
+            if file is not None:
+                file.open("rb").close()
+        except OSError as error:
+            raise Mistake(f"{option} {file}: cannot be read ({error.strerror})") from error
+    _check_numbers(args)
+    sandbox = serve_sandboxes.sandbox_settings(args)
+    if not args.envs and sandbox is None:
+        raise Mistake("name environments to serve, or give --sandbox")
+    try:
+        open_files = raise_open_files(args.max_sessions + args.workers)
+    except ValueError as error:
+        raise Mistake(f"--max-sessions: {error}") from error
+    try:
+        return ServeSettings(
+            envs=_specs_apart(args.envs, json_object(args.kwargs, "--kwargs")),
+            host=args.host,
+            port=args.port,
+            max_sessions=args.max_sessions,
+            max_sessions_per_token=args.max_sessions_per_token,
+            workers=args.workers,
+            tokens=_tokens(args.token_file),
+            token_file=args.token_file,
+            allowed_hosts=_allowed_hosts(args.allow_host),
+            cert=str(args.tls_cert) if args.tls_cert else None,
+            key=str(args.tls_key) if args.tls_key else None,
+            limits=ServiceLimits(
+                **{name: getattr(args, name) for _, name, _ in _LIMITS}, message_bytes=args.max_message
+            ),
+            bounds=Bounds(args.session_memory, open_files, args.session_pids),
+            drain_seconds=args.drain_timeout,
+            sandbox=sandbox,
+        )
+    except ValueError as error:
+        raise Mistake(str(error)) from error
+
+
+def _tokens(path: Path | None) -> dict[str, Token]:
+    try:
+        return read_tokens(path) if path is not None else {}
+    except TokenFileError as error:
+        raise Mistake(f"--token-file {error}") from error
+
+
+def _allowed_hosts(names: Sequence[str]) -> tuple[str, ...]:
+    for name in names:
+        if not name or host_name(name) != name.lower():
+            raise Mistake(f"--allow-host takes a name without scheme, port and path, not {name!r}")
+    return tuple(name.lower() for name in names)
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    least = {
+        "--max-sessions": 1,
+        "--max-sessions-per-token": 1,
+        "--workers": 0,
+        "--session-pids": 0,
+        "--max-message": 1,
+        "--drain-timeout": 0,
+    }
+    for option, most in least.items():
+        value = getattr(args, option.strip("-").replace("-", "_"))
+        if value is not None and not value >= most:
+            raise Mistake(f"{option} is at least {most}, not {value:g}")
+    for option, name, _ in _LIMITS:
+        if not getattr(args, name) > 0:
+            raise Mistake(f"{option} must be positive, not {getattr(args, name):g}")
+
+
+def _specs_apart(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSpec]:
+    """What `_specs_of` returns, with nothing imported here: the front runs as long as the server, and runs no environment."""
+    from agentgym.core.registration import EnvSpec
+
+    def ask() -> dict[str, Any]:
+        found = _specs_of(envs, kwargs)
+        return {"specs": {id: spec.to_json() for id, spec in found.items()}, "path": sys.path}
+
+    if not envs:
+        return {}
+    told = told_apart(ask)
+    sys.path[:] = told["path"]  # where the modules are that were named; the zygote looks there too
+    return {id: EnvSpec.from_json(record) for id, record in told["specs"].items()}
+
+
+def _specs_of(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSpec]:
+    """The environments by the names that their addresses have.
+
+    Raises:
+        Mistake: there is no such one, it is named twice, or it does not take what it is given.
+    """
+    from agentgym.core.registration import check_kwargs
+
+    specs = {}
+    for named in envs:
+        spec = spec_of(named)
+        # Of module:Class, an address has the last name.
+        id = named if spec.id == named and ":" not in named else spec.id.rpartition(":")[2]
+        if id in specs:
+            raise Mistake(f"{id!r} is named twice")
+        specs[id] = spec
+    for id, spec in specs.items():
+        own = kwargs.get(id, {})
+        if not isinstance(own, dict):
+            raise Mistake(f"--kwargs: those of {id!r} alone must be an object, not {own!r}")
+        given = {**{name: value for name, value in kwargs.items() if name not in specs}, **own}
+        specs[id] = replace(spec, kwargs={**spec.kwargs, **given})
+        try:
+            specs[id].to_json()
+            check_kwargs(specs[id], spec.load(), specs[id].kwargs)
+        except (ValueError, TypeError, ImportError) as error:
+            raise Mistake(str(error)) from error
+        if given:
+            _check_values(id, specs[id])
+    return specs
+
+
+def _check_values(id: str, spec: EnvSpec) -> None:
+    """Make the environment once: a value that it does not take would otherwise fail every session.
+
+    Raises:
+        Mistake: it cannot be made with its arguments.
+    """
+    try:
+        env: Any = spec.make()
+        if not inspect.iscoroutinefunction(env.unwrapped.close):
+            env.close()
+    except (ValueError, TypeError) as error:
+        raise Mistake(f"--kwargs: {id!r} cannot be made with {dict(spec.kwargs)}: {error}") from error
+    except Exception:  # what it needs may be there at another time: the server says so, and serves the others
+        return

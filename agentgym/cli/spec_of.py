@@ -1,0 +1,95 @@
+"""The environments that a command line names."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentgym.cli.usage_error import Mistake
+
+if TYPE_CHECKING:
+    from agentgym.core.registration import EnvSpec
+
+ENVS = "id, module:Class, file.py or file.py:Class, or prefix:NAME of another package's"
+
+
+def find_modules(run: Path | None = None) -> None:
+    """Let modules of the current folder be imported, and those of a run folder from where they were when it was played."""
+    folders = [os.getcwd()]
+    if run is not None and (run / "run.json").is_file():
+        from agentgym.evaluate.store import read_run
+
+        folders += read_run(run).get("folders", [])
+    # At the end, where a file there cannot stand in for a module of that name.
+    sys.path.extend(folder for folder in dict.fromkeys(folders) if folder not in sys.path)
+
+
+def spec_of(id: str) -> EnvSpec:
+    """The spec of what the user named, its class imported. Modules in the current folder can be named.
+
+    Raises:
+        Mistake: there is none, or it cannot be imported.
+    """
+    from agentgym.core.registration import UnknownEnvError, spec
+
+    find_modules()
+    try:
+        found = spec(_in_file(id) if ".py" in id else id)
+        found.load()
+    except UnknownEnvError as error:
+        raise Mistake(f"{error}{_not_installed(id)}") from error
+    except (ValueError, ImportError, TypeError) as error:
+        raise Mistake(str(error)) from error
+    except SyntaxError as error:
+        raise Mistake(f"{id}: {error.filename}:{error.lineno}: {error.msg}") from error
+    return found
+
+
+def _not_installed(id: str) -> str:
+    """Where a package of that name lies here: how to install it, so that it is found."""
+    project = "." if (Path(id) / "__init__.py").is_file() and Path("pyproject.toml").is_file() else id
+    if not (Path(project) / "pyproject.toml").is_file():
+        return ""
+    return f"; the package in the folder {id} is not installed: pip install -e {shlex.quote(project)}"
+
+
+def _in_file(named: str) -> str:
+    """`module:Class` of `file.py:Class`, or of `file.py` where one environment is defined in it.
+
+    Raises:
+        Mistake: there is no such file, or no one environment in it.
+    """
+    from agentgym.core.env import Env
+
+    path, _, name = named.partition(":")
+    file = Path(path)
+    if file.suffix != ".py":
+        return named
+    if not file.is_file():
+        raise Mistake(f"{path}: there is no such file")
+    folder = file.resolve().parent
+    parts = [file.stem]
+    while (folder / "__init__.py").exists():  # a module of a package is imported as such
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    module = importlib.import_module(".".join(parts))
+    if Path(module.__file__ or "").resolve() != file.resolve():
+        raise Mistake(f"{path}: the module {module.__name__!r} is another file, {module.__file__}: rename yours")
+    if not name:
+        members = vars(module).values()
+        names = [
+            m.__name__
+            for m in members
+            if isinstance(m, type) and issubclass(m, Env) and m.__module__ == module.__name__
+        ]
+        if len(names) != 1:
+            there = f"defines {', '.join(names)}: write {path}:{names[0]}" if names else "defines no agentgym.Env"
+            raise Mistake(f"{path} {there}")
+        name = names[0]
+    return f"{module.__name__}:{name}"

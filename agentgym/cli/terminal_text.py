@@ -1,0 +1,177 @@
+"""An episode on a terminal as it is played: what the environment says, what the agent answers, each turn's reward.
+
+What environments and models write is shown as it is: never as markup, and never as commands to the terminal.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.rule import Rule
+from rich.text import Text
+
+from agentgym.core.env import Env, Wrapper
+from agentgym.core.messages import Action, Message, text_of
+from agentgym.core.trajectory import Trajectory
+from agentgym.policies.base import Policy, Reply
+
+if TYPE_CHECKING:
+    from agentgym.policies.base import Calls
+
+_COLOURS = {"system": "magenta", "user": "cyan", "tool": "blue", "assistant": "green"}
+# Escape and its kind could move the cursor, set the title or hide text; they get a picture of themselves instead.
+_CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"}
+_TURNING = (0x061C, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_CONTROLS |= dict.fromkeys((*range(0x7F, 0xA0), *_TURNING), "\N{REPLACEMENT CHARACTER}")
+
+
+def plain(text: str) -> str:
+    """Text that a terminal only shows: without control characters, and without those that turn the reading direction."""
+    return text.replace("\r\n", "\n").translate(_CONTROLS).encode("utf-8", "replace").decode()
+
+
+class Screen:
+    """Where an episode is shown.
+
+    Args:
+        console: of the terminal.
+    """
+
+    def __init__(self, console: Console):
+        self.console = console
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line, or several."""
+        self.console.print(Text(plain(text), style=style))
+
+    def message(self, message: Message) -> None:
+        """A message under its role."""
+        role = message["role"]
+        title = plain(f"{role} {message.get('name', '')}".strip())
+        self.console.print(Rule(Text(title, style=_COLOURS.get(role, "")), align="left", style="dim"))
+        for name in ("reasoning_content", "reasoning"):
+            if isinstance(message.get(name), str):
+                self.say(message[name], "dim italic")
+        if text := _content_of(message):
+            self.say(text)
+        for call in message.get("tool_calls") or ():
+            self.say(_call_of(call), "yellow")
+
+    def turn(self, number: int, reward: float) -> None:
+        """The end of a turn that was rewarded."""
+        self.say(f"turn {number}: reward {reward:+g}", "bold")
+
+    def end(self, trajectory: Trajectory, seen: int) -> None:
+        """How the episode ended, after those of its messages that were not seen yet."""
+        for message in trajectory.messages()[seen:]:
+            self.message(message)
+        if trajectory.turns and trajectory.turns[-1].reward and len(trajectory.turns) > 1:
+            self.turn(len(trajectory.turns), trajectory.turns[-1].reward)
+        self.console.print(Rule(style="dim"))
+        if trajectory.failed:
+            self.say(f"failed: {trajectory.error}", "bold red")
+            return
+        turns = len(trajectory.turns)
+        success = ""
+        if "success" in trajectory.metrics:
+            success = ", success" if trajectory.success else ", no success"
+        self.say(
+            f"{trajectory.end} after {turns} turn{'' if turns == 1 else 's'}: reward {trajectory.reward:g}{success}",
+            "bold green" if trajectory.success else "bold",
+        )
+
+
+def _content_of(message: Message) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "\n".join(part["text"] if part.get("type") == "text" else f"[{part.get('type')}]" for part in content)
+    return text_of(message)
+
+
+def _call_of(call: Any) -> str:
+    try:
+        function = call["function"]
+        arguments = function.get("arguments") or "{}"
+        given = json.loads(arguments) if isinstance(arguments, str) else arguments
+        shown = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        return f"calls {function['name']}({shown})"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"calls {call!r}"
+
+
+class ShownPolicy:
+    """Another policy, and on a screen all that it is shown and answers.
+
+    Args:
+        policy: what plays.
+        screen: where.
+        rewards: of the steps so far, as `RewardedSteps` collects them.
+        replies: whether answers are shown; a person has typed them already.
+        pause: called after each answer that is shown.
+
+    Attributes:
+        seen: how many messages of the conversation were shown or typed.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        screen: Screen,
+        rewards: Sequence[float],
+        *,
+        replies: bool = True,
+        pause: Callable[[], None] = lambda: None,
+    ):
+        self._policy, self._screen, self._rewards = policy, screen, rewards
+        self._replies, self._pause = replies, pause
+        self.seen = 0
+
+    @property
+    def calls(self) -> Calls | None:
+        """Those of the policy."""
+        return getattr(self._policy, "calls", None)
+
+    def attach(self, env: Env, call: Any) -> None:
+        """Pass the environment on to a policy that wants it."""
+        attach = getattr(self._policy, "attach", None)
+        if attach is not None:
+            attach(env, call)
+
+    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
+        """The policy's answer, once what is new was shown."""
+        for message in messages[self.seen :]:
+            self._screen.message(message)
+        if self._rewards and self._rewards[-1]:
+            self._screen.turn(len(self._rewards), self._rewards[-1])
+        self.seen = len(messages)
+        reply = await self._policy.act(messages, tools)
+        self.seen += 1
+        if self._replies:
+            self._screen.message(reply.message)
+            self._pause()
+        return reply
+
+
+class RewardedSteps(Wrapper):
+    """Collects the reward of each step of an episode in `rewards`, for whoever shows it."""
+
+    def __init__(self, env: Env):
+        super().__init__(env)
+        self.rewards: list[float] = []
+
+    def step(self, action: Action) -> Any:
+        """The environment's step; its reward is noted."""
+        result = self.env.step(action)
+        return self._awaited(result) if inspect.isawaitable(result) else self._noted(result)
+
+    async def _awaited(self, result: Any) -> Any:
+        return self._noted(await result)
+
+    def _noted(self, result: Any) -> Any:
+        if isinstance(result, tuple) and len(result) == 5 and isinstance(result[1], int | float):
+            self.rewards.append(float(result[1]))
+        return result

@@ -1,0 +1,98 @@
+"""The command `agentgym validate`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from agentgym.cli.check import print_findings
+from agentgym.cli.json_object import json_object
+from agentgym.cli.output import print_json, print_table
+from agentgym.cli.spec_of import ENVS, spec_of
+from agentgym.cli.usage_error import Mistake
+
+if TYPE_CHECKING:
+    from agentgym.checks.validate import Validation
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add `agentgym validate`."""
+    command = commands.add_parser("validate", help="prove environments: gold, null and random play, replays, splits")
+    add = command.add_argument
+    add("envs", nargs="+", metavar="ENV", help=ENVS)
+    add("--split", default="test", help="which tasks are played (default: test)")
+    add("-n", "--n", type=int, default=50, help="how many tasks (default: 50)")
+    add("--seed", type=int, default=0, help="of episodes and random play (default: 0)")
+    add(
+        "--floor",
+        type=float,
+        metavar="SHARE",
+        help="successes that null and random play may have, 0 to 1 (default: null none, random fewer than gold)",
+    )
+    add("--kwargs", default="{}", metavar="JSON", help="what the environments are made with")
+    add("--concurrency", type=int, default=16, help="episodes at a time (default: 16)")
+    add("--timeout", type=float, default=60.0, metavar="S", help="seconds that one call may take (default: 60)")
+    add("--json", action="store_true", help="scores and findings as JSON")
+    command.set_defaults(run=_validate)
+
+
+def _validate(args: argparse.Namespace) -> int:
+    from agentgym.checks.validate import validate
+    from agentgym.rollout.episode import Limits
+    from agentgym.sandbox import SandboxError
+
+    if args.floor is not None and not 0 <= args.floor <= 1:
+        raise Mistake(f"--floor is a share from 0 to 1, not {args.floor:g}")
+    kwargs = json_object(args.kwargs, "--kwargs")
+    specs = [spec_of(id) for id in args.envs]
+    results = []
+    for spec in specs:
+
+        def say(text: str, id: str = spec.id) -> None:
+            print(f"{id}: {text}", file=sys.stderr, flush=True)
+
+        try:
+            limits = Limits(init_timeout=args.timeout, reset_timeout=args.timeout, step_timeout=args.timeout)
+            with contextlib.redirect_stdout(sys.stderr):
+                result = asyncio.run(
+                    validate(
+                        replace(spec, kwargs={**spec.kwargs, **kwargs}),
+                        split=args.split,
+                        n=args.n,
+                        seed=args.seed,
+                        floor=args.floor,
+                        concurrency=args.concurrency,
+                        limits=limits,
+                        say=say,
+                    )
+                )
+        except (ValueError, TypeError, ImportError, OSError, SandboxError) as error:
+            raise Mistake(str(error)) from error
+        results.append(result)
+        if not args.json:
+            _print(result)
+    if args.json:
+        print_json([result.to_json() for result in results])
+    return 0 if all(result.ok for result in results) else 1
+
+
+def _print(result: Validation) -> None:
+    from rich.table import Table
+
+    print_findings(f"{result.env}/{result.split}", result.findings, result.seconds)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("player")
+    for column in ("episodes", "errors", "reward", "least", "most", "success", "95%", "turns"):
+        table.add_column(column, justify="right")
+    for s in result.scores:
+        numbers = ["-"] * 6
+        if s.success is not None and s.success_low is not None and s.success_high is not None:
+            numbers = [f"{value:.3f}" for value in (s.reward, s.reward_min, s.reward_max) if value is not None]
+            interval = f"{100 * s.success_low:.1f}-{100 * s.success_high:.1f}"
+            numbers += [f"{s.success:.1%}", interval, f"{s.turns:.1f}"]
+        table.add_row(s.player, str(s.episodes), str(s.errors), *numbers)
+    print_table(table)

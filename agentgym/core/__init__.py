@@ -1,0 +1,1 @@
+"""The contract: environments, tasks, messages, trajectories, and the registry. Import the names from `agentgym`."""

@@ -1,0 +1,49 @@
+"""What an agent's own programs break is the agent's failure: the episode ends at the environment's floor, and is no error.
+
+An error that leaves a sandbox in which programs had run is marked with a question, `blame`: whether those programs can have
+brought it about. `Env.step` asks it when the error leaves the step; see `agentgym.core.env.Env`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+KEY = "agent_failure"  # of the last step's `info`: one of the causes below
+SANDBOX_LOST = "sandbox_lost"  # it ended, or does not answer any more, and its back end is up
+SANDBOX_SPOILED = (
+    "sandbox_spoiled"  # it answers, and cannot do what it must: no process starts, a file cannot be written
+)
+STEP_TIMEOUT = "step_timeout"  # the step took longer than its limit
+SESSION_LOST = "session_lost"  # the process of a served environment ran out of memory or died
+
+Blame = Callable[[], str | None]
+
+
+class AgentFailure(Exception):
+    """Raised in `step`: what the agent did has broken its episode, which ends at the environment's floor.
+
+    Attributes:
+        cause: one word, by which such episodes are counted.
+    """
+
+    def __init__(self, cause: str, message: str = ""):
+        super().__init__(message or cause)
+        self.cause = cause
+
+
+def blame(error: BaseException, ask: Blame) -> None:
+    """Mark an error. `ask` returns the cause where the agent's programs can have brought it about, and may take seconds."""
+    error.__dict__["blame"] = ask
+
+
+def cause_of(error: BaseException) -> str | None:
+    """The cause if an error, or one that it was raised from, is the agent's failure; else None. May take seconds."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, AgentFailure):
+            return seen.cause
+        ask: Blame | None = seen.__dict__.get("blame")
+        if ask is not None:
+            return ask()
+        seen = seen.__cause__
+    return None

@@ -1,0 +1,99 @@
+"""Chat messages in the OpenAI form; `agentgym.core.spaces` has the Gymnasium spaces that hold them.
+
+A message is a plain dict, so that it goes to JSON, to an endpoint and to a chat template as it is:
+`{"role": "user", "content": "hi"}`, with `tool_calls`, `tool_call_id`, `name` or content parts where they apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+Message: TypeAlias = dict[str, Any]
+Observation: TypeAlias = list[Message]
+Action: TypeAlias = str | Message
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def system(text: str) -> Message:
+    """A system message."""
+    return {"role": "system", "content": text}
+
+
+def user(text: str) -> Message:
+    """A user message: what environments say."""
+    return {"role": "user", "content": text}
+
+
+def assistant(action: Action) -> Message:
+    """An action as an assistant message. Text is wrapped; a message is checked and returned as it is.
+
+    Raises:
+        TypeError: the action is neither text nor a dict.
+        ValueError: the dict is no assistant message.
+    """
+    if isinstance(action, str):
+        return {"role": "assistant", "content": action}
+    if not isinstance(action, Mapping):
+        raise TypeError(f"an action is text or an assistant message, not {type(action).__name__}: {action!r}")
+    problem = problem_of(action)
+    if problem or action["role"] != "assistant":
+        raise ValueError(f"not an assistant message ({problem or 'role is ' + repr(action['role'])}): {action!r}")
+    return dict(action)
+
+
+def tool_result(call_id: str, text: str, name: str | None = None) -> Message:
+    """The answer to one tool call."""
+    message: Message = {"role": "tool", "tool_call_id": call_id, "content": text}
+    if name is not None:
+        message["name"] = name
+    return message
+
+
+def text_of(message: Action) -> str:
+    """The text of a message or action: its content, or its text parts joined; "" where it has none."""
+    if isinstance(message, str):
+        return message
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content if part.get("type") == "text")
+
+
+def instructed(messages: Sequence[Message], instruction: str) -> Observation:
+    """Copies of a task's messages, with an instruction at the end of the last one.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not messages:
+        raise ValueError("no messages: there is nothing to put an instruction after")
+    *before, last = messages
+    content = last.get("content")
+    asked: Any = (
+        f"{text_of(last)}\n\n{instruction}"
+        if isinstance(content, str)
+        else [*(content or []), {"type": "text", "text": f"\n\n{instruction}"}]
+    )
+    return [*(dict(message) for message in before), {**last, "content": asked}]
+
+
+def problem_of(message: object) -> str | None:
+    """What is wrong with a message, or None if it is a valid one."""
+    if not isinstance(message, Mapping):
+        return f"a message is a dict, not {type(message).__name__}"
+    if message.get("role") not in ROLES:
+        return f"role must be one of {', '.join(ROLES)}, not {message.get('role')!r}"
+    content = message.get("content")
+    if content is None:
+        return None if message["role"] == "assistant" else "content is missing"
+    if isinstance(content, str):
+        return None
+    if isinstance(content, Sequence) and all(
+        isinstance(p, Mapping) and isinstance(p.get("type"), str) for p in content
+    ):
+        return None
+    return f"content must be text or a list of typed parts, not {type(content).__name__}"

@@ -1,0 +1,485 @@
+"""The registry: names for environments, and how one is made from its name.
+
+An id is `name`, `namespace/name`, or either with a version: `gsm8k`, `acme/gsm8k`, `gsm8k-v2`. An id without a version
+means the latest registered one. `"package.module:Class"` names an environment by value, with no registration, so that it
+can be made in any process that can import it. `"prefix:name"` names an environment of another package, where an adapter is
+registered for that prefix; an adapter's prefix goes before a module of the same name. `http://host:8000/gsm8k` names an
+environment that `agentgym serve` serves, on one server or several, joined by commas.
+
+Packages register their environments through an entry point of the group `agentgym.envs`: a function without arguments that
+calls `register` and `register_adapter`. Entry points are loaded once, when an environment is first looked up.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from agentgym.cli.usage_error import nearest
+
+if TYPE_CHECKING:
+    from agentgym.core.env import Env
+    from agentgym.core.tasks import TaskSet
+
+    EntryPoint = str | Callable[..., Env]
+    TaskSource = str | Callable[..., TaskSet]
+    registry: dict[str, EnvSpec]
+    adapters: dict[str, Adapter]
+
+GROUP = "agentgym.envs"
+REMOTE_ENV = "agentgym.service.client.remote_env:remote_env"  # what makes environments that are served
+_ID = re.compile(r"(?:(?P<namespace>[A-Za-z0-9_.-]+)/)?(?P<name>[A-Za-z0-9_.-]+?)(?:-v(?P<version>\d+))?")
+_BY_VALUE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_PREFIX = re.compile(r"[A-Za-z_]\w*")
+
+_specs: dict[str, EnvSpec] = {}
+_adapters: dict[str, Adapter] = {}
+_plugins_lock = threading.RLock()
+_plugins_loaded = False
+_broken_plugins: dict[str, str] = {}
+
+
+class UnknownEnvError(KeyError, ValueError):
+    """No environment has this id; the message names the nearest ones."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """How to make one environment. Picklable, and JSON wherever its entry point and kwargs are.
+
+    Attributes:
+        id: what it is registered as, or its entry point for an environment named by value.
+        entry_point: `"module:Class"`, or the class or function itself where no other process could import it.
+        kwargs: what the environment is made with.
+        description: one line for lists.
+        tags: free words for lists.
+        task_source: a function `split -> TaskSet`, or its `"module:function"`; None: the class's `default_tasks`.
+        nondeterministic: True if the same task, seed and actions may give different results.
+        needs: what it takes besides agentgym itself, made with `kwargs`: "sandbox:IMAGE", or "MODULE:REQUIREMENT", a
+            module that must be importable and what `pip install` is told to get it. Shown by lists, and looked at before
+            an evaluation.
+    """
+
+    id: str
+    entry_point: EntryPoint
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    task_source: TaskSource | None = None
+    nondeterministic: bool = False
+    needs: tuple[str, ...] = ()
+
+    def make(self, render_mode: str | None = None, **kwargs: Any) -> Env:
+        """Make the environment; `kwargs` go over the spec's own. See `agentgym.make`."""
+        given = {**self.kwargs, **kwargs}
+        if render_mode is not None:
+            given["render_mode"] = render_mode
+        factory = self.load()
+        check_kwargs(self, factory, given)
+        env = factory(**given)
+        _check_is_env(self, env)
+        setattr(env.unwrapped, "spec", replace(self, kwargs=given))  # noqa: B010 - Gymnasium types it as its own EnvSpec
+        return env
+
+    def load(self) -> Callable[..., Env]:
+        """The class, or the function that makes the environment.
+
+        Raises:
+            ImportError: the entry point cannot be imported; names module and environment.
+            TypeError: it is a class that is no `agentgym.Env`.
+        """
+        factory: Any = self.entry_point
+        if isinstance(factory, str):
+            factory = _resolve(factory, self.id)
+        if inspect.isclass(factory):
+            from agentgym.core.env import Env, Wrapper
+
+            if not issubclass(factory, Env | Wrapper):
+                raise TypeError(f"environment {self.id!r}: {_name(factory)} is no subclass of agentgym.Env")
+        elif not callable(factory):
+            raise TypeError(f"environment {self.id!r}: {self.entry_point!r} is neither a class nor a function")
+        return factory
+
+    def missing(self) -> list[str]:
+        """What `pip install` is told to get the packages of `needs` that are not here; none is imported."""
+        found = (need.partition(":") for need in self.needs)
+        return [what for module, _, what in found if module != "sandbox" and not is_here(module)]
+
+    def tasks(self, split: str = "train", **settings: Any) -> TaskSet:
+        """The task set of a split. Those of the spec's kwargs and the settings that the task function accepts are passed to it.
+
+        Args:
+            split: which.
+            settings: as `make` takes them, over the spec's kwargs.
+
+        Raises:
+            ValueError: no such split, or the environment has no tasks of its own.
+            TypeError: a setting that the environment does not take; names the nearest.
+        """
+        source: Any = self.task_source
+        if isinstance(source, str):
+            source = _resolve(source, self.id)
+        if source is None:
+            source = getattr(self.load(), "default_tasks", None)
+        if source is None:
+            raise ValueError(f"environment {self.id!r} has no tasks of its own: register it with tasks=")
+        accepted = [name for name in inspect.signature(source).parameters if name != "split"]
+        if settings:
+            made_with = [p.name for p in parameters(self.load())[0] if p.name != "tasks"]
+            _refuse_unknown(self, settings, list(dict.fromkeys([*accepted, *made_with])))
+        return source(split, **{k: v for k, v in {**self.kwargs, **settings}.items() if k in accepted})
+
+    def to_json(self) -> dict[str, Any]:
+        """The spec as a JSON object.
+
+        Raises:
+            ValueError: the entry point or task source is an object that no other process can import.
+        """
+        record = {name: value for name, value in vars(self).items() if value not in (None, "", (), {}, False)}
+        for name in ("entry_point", "task_source"):
+            if not isinstance(record.get(name, ""), str):
+                raise ValueError(
+                    f"environment {self.id!r}: {name} {record[name]!r} lives in {record[name].__module__!r} and has no"
+                    " importable name; move it to the top of a module to send it as JSON"
+                )
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in record.items()}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> EnvSpec:
+        """The reverse of `to_json`."""
+        return cls(**{**record, "tags": tuple(record.get("tags", ())), "needs": tuple(record.get("needs", ()))})
+
+
+def register(
+    id: str,
+    entry_point: EntryPoint,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    description: str = "",
+    tags: Iterable[str] = (),
+    tasks: TaskSource | None = None,
+    nondeterministic: bool = False,
+    needs: Iterable[str] = (),
+) -> EnvSpec:
+    """Give an environment an id.
+
+    Args:
+        id: `name`, `namespace/name`, with `-v2` at the end for a version.
+        entry_point: `"module:Class"`, a subclass of `agentgym.Env`, or a function that makes one.
+        kwargs: what the environment is made with, unless `make` is given other values.
+        description: one line for lists.
+        tags: free words for lists.
+        tasks: `split -> TaskSet`, or its `"module:function"`. Default: the class's `default_tasks`.
+        nondeterministic: True if the same task, seed and actions may give different results.
+        needs: see `EnvSpec`.
+
+    Returns:
+        The spec. Registering the same entry point and kwargs again only renews the rest.
+
+    Raises:
+        ValueError: the id is malformed, or registered with something else.
+    """
+    if not _ID.fullmatch(id):
+        raise ValueError(
+            f"bad environment id {id!r}: write name, namespace/name or name-v2, of letters, digits and _ . -"
+        )
+    if isinstance(entry_point, str) and not _BY_VALUE.fullmatch(entry_point):
+        raise ValueError(f"environment {id!r}: bad entry point {entry_point!r}: write 'package.module:Class'")
+    needs = tuple(needs)
+    if bad := [need for need in needs if not all(need.partition(":"))]:
+        raise ValueError(f"environment {id!r}: bad need {bad[0]!r}: write 'sandbox:IMAGE' or 'MODULE:REQUIREMENT'")
+    spec = EnvSpec(
+        id=id,
+        entry_point=_by_value(entry_point),
+        kwargs=dict(kwargs or {}),
+        description=description,
+        tags=tuple(tags),
+        task_source=None if tasks is None else _by_value(tasks),
+        nondeterministic=nondeterministic,
+        needs=needs,
+    )
+    present = _specs.get(id)
+    if present is not None and (present.entry_point, present.kwargs) != (spec.entry_point, spec.kwargs):
+        raise ValueError(
+            f"environment {id!r} is already registered, as {_name(present.entry_point)} with {dict(present.kwargs)};"
+            " use a namespace or a version"
+        )
+    _specs[id] = spec
+    return spec
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What makes environments of another package from `prefix:name`.
+
+    Attributes:
+        prefix: what stands before the colon.
+        entry_point: `"module:Class"`, made with `name=` and whatever else `make` is given.
+        install: what `pip install` is told to get the other package.
+        description: one line for lists.
+        example: a name, for lists and errors.
+    """
+
+    prefix: str
+    entry_point: str
+    install: str
+    description: str = ""
+    example: str = "NAME"
+
+
+def register_adapter(adapter: Adapter) -> Adapter:
+    """Give a prefix to the environments of another package. Registering the same adapter twice changes nothing.
+
+    Raises:
+        ValueError: the prefix or the entry point is malformed, or the prefix belongs to another adapter.
+    """
+    if not _PREFIX.fullmatch(adapter.prefix) or not _BY_VALUE.fullmatch(adapter.entry_point):
+        raise ValueError(f"bad adapter {adapter}: write prefix='name' and entry_point='package.module:Class'")
+    if _adapters.setdefault(adapter.prefix, adapter) != adapter:
+        raise ValueError(f"the prefix {adapter.prefix!r} is already registered, for {_adapters[adapter.prefix]}")
+    return adapter
+
+
+def make(id: str | EnvSpec, **kwargs: Any) -> Env:
+    """Make an environment.
+
+    Args:
+        id: a registered id, a spec, `"package.module:Class"`, `"prefix:name"` of an adapter, or the URL of a served one.
+        kwargs: arguments of the environment, over those it was registered with.
+
+    Raises:
+        UnknownEnvError: no such id; names the nearest.
+        ImportError: its module cannot be imported.
+        TypeError: an argument that it does not take; names those it takes.
+    """
+    return (id if isinstance(id, EnvSpec) else spec(id)).make(**kwargs)
+
+
+def spec(id: str) -> EnvSpec:
+    """The spec of an id, of `"package.module:Class"`, of `"prefix:name"` or of a URL, which is not asked.
+
+    Raises:
+        UnknownEnvError: no such id; names the nearest ones, or the versions that there are. Whether another package has the
+            name is only seen when the environment is made.
+    """
+    if id.startswith(("http://", "https://")):
+        return _served(id)
+    prefix, colon, name = id.partition(":")
+    if colon and _PREFIX.fullmatch(prefix):
+        load_plugins()
+        if prefix in _adapters:
+            return _adapted(_adapters[prefix], name)
+        _check_prefix(prefix, name)
+    if _BY_VALUE.fullmatch(id):
+        return EnvSpec(id=id, entry_point=id)
+    wanted = _ID.fullmatch(id)
+    if wanted is None:
+        raise UnknownEnvError(
+            f"bad environment id {id!r}: write name, namespace/name, name-v2, package.module:Class, prefix:name or"
+            " http://HOST:PORT/ENV"
+        )
+    load_plugins()
+    if wanted["version"] is not None and id in _specs:
+        return _specs[id]
+    versions = _versions(wanted["namespace"], wanted["name"])
+    if versions and wanted["version"] is None:
+        return versions[-1]
+    if versions:
+        raise UnknownEnvError(f"no environment {id!r}; registered versions: {', '.join(s.id for s in versions)}")
+    raise UnknownEnvError(_unknown(id, wanted["name"]))
+
+
+def load_plugins() -> None:
+    """Call every entry point of the group `agentgym.envs`, once. A broken one warns and leaves the others alone."""
+    global _plugins_loaded  # noqa: PLW0603 - module state: loading happens once per process
+    with _plugins_lock:
+        if _plugins_loaded:
+            return
+        _plugins_loaded = True
+        for plugin in metadata.entry_points(group=GROUP):
+            try:
+                plugin.load()()
+            except Exception as error:
+                _broken_plugins[plugin.name] = f"{type(error).__name__}: {error}"
+                warnings.warn(
+                    f"the environments of plugin {plugin.name!r} ({plugin.value}) are missing: "
+                    f"{_broken_plugins[plugin.name]}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+
+def __getattr__(name: str) -> Any:
+    # These are reached through here so that whoever reads them sees the plugins' environments.
+    if name not in ("registry", "adapters"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    load_plugins()
+    return _specs if name == "registry" else _adapters
+
+
+def _adapted(adapter: Adapter, name: str) -> EnvSpec:
+    if not name:
+        raise UnknownEnvError(f"{adapter.prefix}: needs a name, for example {adapter.prefix}:{adapter.example}")
+    return EnvSpec(
+        id=f"{adapter.prefix}:{name}",
+        entry_point=adapter.entry_point,
+        kwargs={"name": name},
+        description=adapter.description,
+    )
+
+
+def _served(url: str) -> EnvSpec:
+    """The spec of an environment that is served.
+
+    Raises:
+        UnknownEnvError: the URL is malformed.
+    """
+    from agentgym.service.client.address import parse
+
+    try:
+        address = parse(url)
+    except ValueError as error:
+        raise UnknownEnvError(str(error)) from error
+    urls = ",".join(f"{server}/{address.env}" for server in address.servers)
+    return EnvSpec(
+        id=urls,
+        entry_point=REMOTE_ENV,
+        kwargs={"url": urls},
+        description=f"{address.env}, served",
+        task_source="agentgym.service.client.remote_env:remote_tasks",
+    )
+
+
+def _check_prefix(prefix: str, name: str) -> None:
+    """Refuse what is neither an adapter's prefix nor a module, but nearly a prefix.
+
+    Raises:
+        UnknownEnvError: names the prefixes that may have been meant.
+    """
+    near = difflib.get_close_matches(prefix, _adapters, n=2, cutoff=0.7)
+    if near and prefix not in sys.modules and importlib.util.find_spec(prefix) is None:
+        meant = " or ".join(repr(f"{p}:{name}") for p in near)
+        raise UnknownEnvError(f"no environment {prefix + ':' + name!r}: did you mean {meant}?")
+
+
+def _versions(namespace: str | None, name: str) -> list[EnvSpec]:
+    """Specs of one name, oldest version first; an id without a version counts as the oldest."""
+    found = []
+    for known in _specs.values():
+        parts = _ID.fullmatch(known.id)
+        if parts and (parts["namespace"], parts["name"]) == (namespace, name):
+            found.append((int(parts["version"] or -1), known))
+    return [known for _, known in sorted(found, key=lambda item: item[0])]
+
+
+def _unknown(id: str, name: str) -> str:
+    near = difflib.get_close_matches(id, _specs, n=3, cutoff=0.5)
+    near += [known for known in _specs if known.split("/")[-1] == name and known not in near]
+    hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else "`agentgym list` shows all there are"
+    broken = "".join(f"; plugin {plugin!r} failed to load ({why})" for plugin, why in _broken_plugins.items())
+    return f"no environment {id!r}: {hint}{broken}"
+
+
+def _resolve(path: str, id: str) -> Any:
+    module_name, _, qualname = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ImportError(f"environment {id!r}: cannot import module {module_name!r} of {path!r}: {error}") from error
+    for part in qualname.split("."):
+        if not hasattr(found, part):
+            raise ImportError(f"environment {id!r}: module {module_name!r} has no {qualname!r} (entry point {path!r})")
+        found = getattr(found, part)
+    return found
+
+
+def is_here(module: str) -> bool:
+    """Whether a module can be found; it is not imported, though packages above it are."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # a package above it is not here, or it was put into sys.modules by hand
+        return module in sys.modules
+
+
+def _by_value(target: Any) -> Any:
+    """`"module:qualname"` where importing that gives the target, else the target itself."""
+    if isinstance(target, str):
+        return target
+    module, qualname = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
+    if not module or not qualname or module == "__main__":
+        return target
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{qualname}" if found == target else target
+
+
+def _name(target: Any) -> str:
+    return target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"
+
+
+def parameters(factory: Callable[..., Env]) -> tuple[list[inspect.Parameter], bool]:
+    """What a factory takes by name, and whether it takes anything else. `**kwargs` of a class go to the class above."""
+    levels = (
+        [vars(c)["__init__"] for c in factory.__mro__ if "__init__" in vars(c)]
+        if inspect.isclass(factory)
+        else [factory]
+    )
+    taken: dict[str, inspect.Parameter] = {}
+    for function in levels:
+        parameters = inspect.signature(function).parameters.values()
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
+        taken = {p.name: p for p in named} | taken
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return list(taken.values()), False
+    return list(taken.values()), True
+
+
+def check_kwargs(spec: EnvSpec, factory: Callable[..., Env], kwargs: Mapping[str, Any]) -> None:
+    """See that a factory takes these arguments, and needs no other.
+
+    Raises:
+        TypeError: it does not; names the argument.
+    """
+    valid, takes_any = parameters(factory)
+    if not takes_any:
+        _refuse_unknown(spec, kwargs, [p.name for p in valid])
+    # Only its own arguments: a class may itself give those of the class above.
+    own = inspect.signature(factory).parameters.values()
+    named = [p for p in own if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    missing = [p.name for p in named if p.default is p.empty and p.name not in kwargs]
+    if missing:
+        names = ", ".join(p.name for p in valid)
+        raise TypeError(f"environment {spec.id!r} needs the argument {missing[0]!r}; it takes {names}")
+
+
+def _refuse_unknown(spec: EnvSpec, kwargs: Mapping[str, Any], known: list[str]) -> None:
+    for name in kwargs:
+        if name not in known:
+            near = nearest(name, known)
+            names = ", ".join(known) or "none"
+            raise TypeError(
+                f"environment {spec.id!r} takes no argument {name!r}{near}{' It' if near else '; it'} takes {names}"
+            )
+
+
+def _check_is_env(spec: EnvSpec, env: object) -> None:
+    from agentgym.core.env import Env, Wrapper
+
+    if not isinstance(env, Env | Wrapper):
+        raise TypeError(
+            f"environment {spec.id!r}: {_name(spec.entry_point)} made a {type(env).__name__}, no agentgym.Env"
+        )

@@ -1,0 +1,207 @@
+"""Tasks: what an environment is asked to pose. One `Task` is one problem, a `TaskSet` an ordered set of them."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, overload
+
+from agentgym.core.messages import Message
+from agentgym.storage.jsonl import line_of
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem, as plain JSON values. Immutable: an environment reads it and never writes to it.
+
+    Attributes:
+        id: unique within its task set; names the task in trajectories, reports and resumed runs.
+        messages: opening messages, where the problem is a text; empty where the env draws its own opening.
+        answer: what the reward needs: a gold answer, tests, a target state.
+        seed: seed of a procedurally generated task.
+        metadata: anything else: split, difficulty, tags, source.
+    """
+
+    id: str
+    messages: tuple[Message, ...] = ()
+    answer: Any = None
+    seed: int | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The task as a JSON object, without the fields that are empty."""
+        record: dict[str, Any] = {"id": self.id}
+        if self.messages:
+            record["messages"] = list(self.messages)
+        if self.answer is not None:
+            record["answer"] = self.answer
+        if self.seed is not None:
+            record["seed"] = self.seed
+        if self.metadata:
+            record["metadata"] = dict(self.metadata)
+        return record
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Task:
+        """The reverse of `to_json`.
+
+        Raises:
+            ValueError: no `id`, or an unknown field.
+        """
+        unknown = set(record) - {"id", "messages", "answer", "seed", "metadata"}
+        if unknown or "id" not in record:
+            wrong = f"unknown field {min(unknown)!r}" if unknown else "no field 'id'"
+            raise ValueError(f"a task has id, messages, answer, seed, metadata: {wrong} in {dict(record)!r:.200}")
+        return cls(
+            id=str(record["id"]),
+            messages=tuple(record.get("messages") or ()),
+            answer=record.get("answer"),
+            seed=record.get("seed"),
+            metadata=record.get("metadata") or {},
+        )
+
+
+class TaskSet(Sequence[Task]):
+    """An ordered set of tasks. Generated sets make each task when it is asked for, so a million cost nothing.
+
+    Args:
+        tasks: the tasks, or a function from a position to its task together with `size`.
+        name: what reports call the set, for example "gsm8k/test".
+        source: where the tasks came from, for a user to read: a file, "generated", "the project's own 40 problems".
+    """
+
+    def __init__(
+        self,
+        tasks: Iterable[Task] | Callable[[int], Task],
+        *,
+        name: str = "tasks",
+        source: str = "",
+        size: int | None = None,
+        order: Sequence[int] | None = None,
+    ):
+        if callable(tasks):
+            if size is None:
+                raise ValueError(f"task set {name!r}: a generated set needs size=")
+            self._make: Callable[[int], Task] = tasks
+            total = size
+        else:
+            items = list(tasks)
+            self._make = items.__getitem__
+            total = len(items)
+        self._order: Sequence[int] = range(total) if order is None else order
+        self.name = name
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> TaskSet: ...
+    def __getitem__(self, index: int | slice) -> Task | TaskSet:
+        if isinstance(index, slice):
+            return self._reordered(self._order[index])
+        return self._make(self._order[index])
+
+    def __iter__(self) -> Iterator[Task]:
+        return (self._make(i) for i in self._order)
+
+    def __repr__(self) -> str:
+        return f"TaskSet({self.name!r}, {len(self)} tasks{', ' + self.source if self.source else ''})"
+
+    def _reordered(self, order: Sequence[int]) -> TaskSet:
+        return TaskSet(self._make, name=self.name, source=self.source, size=len(order), order=order)
+
+    def shuffled(self, seed: int) -> TaskSet:
+        """The same tasks in an order that depends on the seed alone."""
+        order = list(self._order)
+        random.Random(seed).shuffle(order)
+        return self._reordered(order)
+
+    def take(self, n: int) -> TaskSet:
+        """The first n tasks (all of them if there are fewer)."""
+        return self._reordered(self._order[:n])
+
+    @classmethod
+    def generate(cls, make: Callable[[int], Task], seeds: Sequence[int], *, name: str) -> TaskSet:
+        """Procedural tasks: `make(seed)` for each seed, each made when asked for."""
+        return cls(functools.partial(_of_seed, make, seeds), name=name, source="generated", size=len(seeds))
+
+    @classmethod
+    def from_jsonl(
+        cls, path: str | Path, *, parse: Callable[[dict[str, Any], int], Task] | None = None, name: str | None = None
+    ) -> TaskSet:
+        """Tasks from a JSON Lines file, gzipped if its name ends in `.gz`: one task object a line, or any object with `parse(record, line_index)`.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: a line is no JSON or no task; the message names file and line.
+        """
+        path = Path(path)
+        tasks = []
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines):
+                if not line.strip():
+                    continue
+                try:
+                    record = json.loads(line)
+                    tasks.append(parse(record, number) if parse else Task.from_json(record))
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    raise ValueError(f"{path}:{number + 1}: not a task: {error!r}") from error
+        return cls(tasks, name=name or path.stem, source=str(path))
+
+    @classmethod
+    def from_parquet(
+        cls, path: str | Path, *, parse: Callable[[dict[str, Any], int], Task] | None = None, name: str | None = None
+    ) -> TaskSet:
+        """Tasks from a Parquet file, a row each; like `from_jsonl`. Needs `pyarrow`."""
+        try:
+            from pyarrow import parquet
+        except ImportError as error:
+            raise ImportError("reading Parquet needs pyarrow: pip install pyarrow") from error
+        path = Path(path)
+        tasks = []
+        for number, record in enumerate(parquet.read_table(path).to_pylist()):
+            try:
+                tasks.append(
+                    parse(record, number)
+                    if parse
+                    else Task.from_json({k: v for k, v in record.items() if v is not None})
+                )
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(f"{path}: row {number}: not a task: {error!r}") from error
+        return cls(tasks, name=name or path.stem, source=str(path))
+
+    def to_jsonl(self, path: str | Path) -> None:
+        """Write the tasks, one JSON object a line."""
+        with Path(path).open("w", encoding="utf-8") as out:
+            for task in self:
+                out.write(line_of(task.to_json()))
+
+    @classmethod
+    def load(cls, env_id: str, split: str = "train", **settings: Any) -> TaskSet:
+        """The task set of a registered environment: `TaskSet.load("wordle", split="test", words="data")`.
+
+        Args:
+            env_id: as `agentgym.make` takes it.
+            split: "train", "test", or another that the environment has.
+            settings: the environment's own, as `agentgym.make` takes them. Those that its tasks do not depend on change nothing.
+
+        Raises:
+            UnknownEnvError: no such environment; names the nearest.
+            TypeError: a setting that the environment does not take; names the nearest.
+            ValueError: no such split, or a setting out of range.
+        """
+        from agentgym.core.registration import spec
+
+        return spec(env_id).tasks(split, **settings)
+
+
+def _of_seed(make: Callable[[int], Task], seeds: Sequence[int], index: int) -> Task:
+    return make(seeds[index])

@@ -1,0 +1,272 @@
+"""Finding real task data: a folder of the user's, then Hugging Face, then the tasks that an environment ships with.
+
+The environment variable `AGENTGYM_DATA` names the folder; in it lie files such as `gsm8k/test.jsonl`. Where it is not set, the
+folder is `~/.cache/agentgym/data`, which `agentgym data get` fills; where it is empty, there is none. Hugging Face is asked
+through the `datasets` package where it is installed: its cache first, with no network, then the hub, unless
+`HF_HUB_OFFLINE` is set. A hub that cannot be reached costs a few seconds, once per process.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import os
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agentgym.core.tasks import Task, TaskSet
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+FOLDER_VARIABLE = "AGENTGYM_DATA"
+PROBE_SECONDS = 3.0
+DOWNLOAD_SECONDS = 120.0
+
+_noticed: set[str] = set()
+
+
+@dataclass(frozen=True)
+class HubData:
+    """A data set on the Hugging Face hub.
+
+    Attributes:
+        repo: for example "openai/gsm8k".
+        config: its configuration.
+        revision: branch, tag or commit.
+    """
+
+    repo: str
+    config: str = "default"
+    revision: str = "main"
+
+
+def folder() -> Path | None:
+    """The data folder: what `AGENTGYM_DATA` names, else `agentgym/data` in the user's cache, which need not exist yet; None if
+    the variable is empty."""
+    named = os.environ.get(FOLDER_VARIABLE)
+    if named is None:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agentgym" / "data"
+    return Path(named).expanduser() if named else None
+
+
+def missing(name: str, path: str) -> str:
+    """What to tell a user who asked for a data set whose file is not there."""
+    where = folder() or f"no folder ({FOLDER_VARIABLE} is empty)"
+    return (
+        f'{name}: there is no {path} in {where}: run "agentgym data get {name}", or set {FOLDER_VARIABLE} to a folder that'
+        " has it"
+    )
+
+
+def locate(path: str) -> Path | None:
+    """A file in the data folder, or None if it is not there.
+
+    Args:
+        path: relative, for example "gsm8k/test.jsonl".
+
+    Raises:
+        FileNotFoundError: the variable names a folder that does not exist.
+    """
+    root = folder()
+    if root is None:
+        return None
+    if not root.is_dir() and FOLDER_VARIABLE in os.environ:
+        raise FileNotFoundError(
+            f"{FOLDER_VARIABLE} is {str(root)!r}, which is no folder: point it at a folder that holds {path}, or unset it"
+        )
+    found = root / path
+    return found if found.is_file() else None
+
+
+def require(name: str, path: str) -> Path:
+    """A file of a data set that a user asked for.
+
+    Args:
+        name: of the data set, as `agentgym data get` knows it.
+        path: see `locate`.
+
+    Raises:
+        FileNotFoundError: it is not there; the message says how to get it.
+    """
+    found = locate(path)
+    if found is None:
+        raise FileNotFoundError(missing(name, path))
+    return found
+
+
+def load(
+    path: str,
+    split: str,
+    *,
+    name: str,
+    parse: Callable[[dict[str, Any], int], Task],
+    shipped: Callable[[], TaskSet],
+    hub: HubData | None = None,
+) -> TaskSet:
+    """The tasks of one split from the best source there is; `TaskSet.source` names it.
+
+    Args:
+        path: of a JSON Lines file in the folder of `AGENTGYM_DATA`.
+        split: its name on the hub.
+        name: of the task set.
+        parse: a record and its position to a task.
+        shipped: the environment's own tasks, for when there is nothing else. A warning then says so, once per process.
+        hub: where Hugging Face has the data; None where it does not.
+
+    Raises:
+        FileNotFoundError: `AGENTGYM_DATA` names a folder that does not exist.
+        ValueError: a record is no task.
+    """
+    file = locate(path)
+    if file is not None:
+        return TaskSet.from_jsonl(file, parse=parse, name=name)
+    if hub is not None:
+        found = _from_cache(hub, split) or _from_hub(hub, split)
+        if found is not None:
+            rows, source = found
+            return TaskSet([parse(row, i) for i, row in enumerate(rows)], name=name, source=source)
+    tasks = shipped()
+    on_hub = f", or install agentgym-toolkit[data] and let it reach {hub.repo} on Hugging Face" if hub else ""
+    tell_shipped(tasks, f"For the real data, set {FOLDER_VARIABLE} to a folder with {path}{on_hub}.")
+    return tasks
+
+
+def tell_shipped(tasks: TaskSet, instead: str) -> None:
+    """Warn, once per process and task set, that an environment's own tasks are used.
+
+    Args:
+        tasks: they.
+        instead: what the user can do to have others, a sentence.
+    """
+    if tasks.name not in _noticed:
+        _noticed.add(tasks.name)
+        log.warning("%s: using %s (%d tasks). %s", tasks.name, tasks.source, len(tasks), instead)
+
+
+def _from_cache(hub: HubData, split: str) -> tuple[list[dict[str, Any]], str] | None:
+    """The rows of a split that `datasets` prepared before. Reads its Arrow files, so no network is asked."""
+    owner, _, title = hub.repo.rpartition("/")
+    folder = _cache_folder() / f"{owner}___{title}" / hub.config
+    versions: dict[Path, list[Path]] = {}
+    for file in sorted(folder.glob(f"*/*/{title}-{split}*.arrow")):
+        if file.stem == f"{title}-{split}" or file.stem.startswith(f"{title}-{split}-0"):
+            versions.setdefault(file.parent, []).append(file)
+    if not versions or not _installed():
+        return None
+    latest = max(versions, key=lambda version: version.stat().st_mtime)
+    try:
+        from datasets import Dataset
+
+        rows = [row for file in versions[latest] for row in Dataset.from_file(str(file))]
+    except Exception as error:  # a broken cache is not worth a user's run: say it, go on to the next source
+        log.info("cannot read the cached %s in %s: %s", hub.repo, latest, error)
+        return None
+    return rows, f"Hugging Face cache: {hub.repo} ({hub.config}, {split})"
+
+
+def _from_hub(hub: HubData, split: str) -> tuple[list[dict[str, Any]], str] | None:
+    """The rows of a split from the hub, or None: offline, not installed, out of reach, or no such data."""
+    if no_hub() is not None:
+        return None
+    try:
+        rows = download(hub, split)
+    except Exception as error:  # whatever the hub's client meets, the shipped tasks are left
+        log.info("cannot get %s from the Hugging Face hub: %s", hub.repo, error)
+        return None
+    return rows, f"Hugging Face hub: {hub.repo} ({hub.config}, {split}, {hub.revision})"
+
+
+def download(hub: HubData, split: str, seconds: float = DOWNLOAD_SECONDS) -> list[dict[str, Any]]:
+    """The rows of a split, by the `datasets` package.
+
+    Raises:
+        Exception: whatever that package meets.
+        TimeoutError: it took longer than `seconds`.
+    """
+
+    def load_rows() -> list[dict[str, Any]]:
+        from datasets import load_dataset
+
+        return list(load_dataset(hub.repo, hub.config, split=split, revision=hub.revision))
+
+    return _within(seconds, load_rows, f"download of {hub.repo}")
+
+
+def no_hub() -> str | None:
+    """Why the hub cannot be asked, and what to do about it; None if it can. Takes `PROBE_SECONDS` at most, once per process."""
+    if not _installed():
+        return 'the package "datasets" is not installed: pip install "agentgym-toolkit[data]"'
+    if _offline():
+        return "HF_HUB_OFFLINE or HF_DATASETS_OFFLINE forbids it: unset it"
+    if not _hub_answers(_endpoint()):
+        return f"{_endpoint()} does not answer: check the network, or name a mirror in HF_ENDPOINT"
+    return None
+
+
+def _installed() -> bool:
+    return importlib.util.find_spec("datasets") is not None
+
+
+def _offline() -> bool:
+    truthy = {"1", "ON", "YES", "TRUE"}
+    return any(os.environ.get(name, "").upper() in truthy for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+
+
+def _cache_folder() -> Path:
+    """Where `datasets` keeps what it prepared; told from its variables, without the second that its import takes."""
+    home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
+    return Path(os.environ.get("HF_DATASETS_CACHE") or str(Path(home) / "datasets")).expanduser()
+
+
+@functools.cache
+def _hub_answers(endpoint: str) -> bool:
+    """Whether the hub answers at all, asked once per process: its own client would retry for minutes."""
+
+    def ask() -> bool:
+        request = urllib.request.Request(endpoint, method="HEAD")
+        with urllib.request.urlopen(request, timeout=PROBE_SECONDS) as answer:
+            return bool(answer.status < 500)
+
+    try:
+        return _within(PROBE_SECONDS, ask, f"probe of {endpoint}")
+    except urllib.error.HTTPError as error:
+        return error.code < 500
+    except Exception as error:
+        log.info("the Hugging Face hub does not answer: %s", error)
+        return False
+
+
+def _within(seconds: float, work: Callable[[], T], name: str) -> T:
+    """Run work in a thread of its own and give up on it after a time: a name lookup has no timeout of its own.
+
+    Raises:
+        TimeoutError: it took longer. The thread is left behind and does not keep the process alive.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"{name}: no answer within {seconds:g} s")
+    return results[0]

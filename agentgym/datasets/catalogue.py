@@ -1,0 +1,161 @@
+"""The data sets that environments can use: what they are, where their files lie, how they are fetched.
+
+A package names its own beside its environments, with `register_data`. Files lie in the data folder (`datasets.folder`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentgym.datasets import HubData
+
+Rows = list[dict[str, Any]]
+
+_sources: dict[str, None] = {}  # in the order of their registration
+
+
+class DownloadError(RuntimeError):
+    """A data set could not be fetched; says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set that environments can use.
+
+    Attributes:
+        name: what `agentgym data get` calls it.
+        items: what is in it, for people: "7,473 train, 1,319 test".
+        licence: its licence.
+        source: where it comes from, for people.
+        files: the paths in the data folder that make it complete.
+        envs: ids of the environments that use it.
+        parts: data sets and splits of the hub that its files are made of; none where the hub does not have it.
+        write: makes the files' contents, by path, of the rows of each part.
+    """
+
+    name: str
+    items: str
+    licence: str
+    source: str
+    files: tuple[str, ...]
+    envs: tuple[str, ...] = ()
+    parts: tuple[tuple[HubData, str], ...] = ()
+    write: Callable[[Sequence[Rows]], dict[str, bytes]] | None = None
+
+
+def register_data(source: str) -> None:
+    """Make data sets known.
+
+    Args:
+        source: "module:function" of a function that gives them; not imported before somebody asks for them.
+    """
+    _sources[source] = None
+
+
+def data_sets() -> dict[str, DataSet]:
+    """Every known data set by name, those of plugins too.
+
+    Raises:
+        ValueError: two of one name, or one with parts and no way to write them.
+        ImportError, AttributeError: a registered function is not there.
+    """
+    from agentgym.core.registration import load_plugins
+
+    load_plugins()
+    found: dict[str, DataSet] = {}
+    for source in _sources:
+        module, _, function = source.partition(":")
+        for data in getattr(importlib.import_module(module), function)():
+            if data.name in found:
+                raise ValueError(f"there are two data sets {data.name!r}, one of {source}")
+            if bool(data.parts) != (data.write is not None):
+                raise ValueError(f"data set {data.name!r} of {source}: parts and write belong together")
+            found[data.name] = data
+    return dict(sorted(found.items()))
+
+
+def missing_files(data: DataSet) -> list[str]:
+    """The files of a data set that are not in the data folder."""
+    from agentgym import datasets
+
+    root = datasets.folder()
+    return [path for path in data.files if root is None or not (root / path).is_file()]
+
+
+def fetch(data: DataSet, *, force: bool = False, seconds: float = 600.0) -> list[Path]:
+    """Fetch the files of a data set that are missing from the hub.
+
+    Each file appears whole or not at all. One that is there is left as it is.
+
+    Args:
+        data: the data set.
+        force: write also the files that are there.
+        seconds: that each part may take.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        DownloadError: there is no data folder, the hub does not have it or cannot be asked, or what came was something else.
+    """
+    from agentgym import datasets
+
+    root = datasets.folder()
+    if root is None:
+        raise DownloadError(f"{datasets.FOLDER_VARIABLE} is empty: set it to a folder, or unset it")
+    wanted = list(data.files) if force else missing_files(data)
+    if not wanted:
+        return []
+    by_hand = f"put {', '.join(wanted)} into {root} by hand; it comes from {data.source}"
+    if data.write is None:
+        raise DownloadError(f"{data.name} is not on the Hugging Face hub: {by_hand}")
+    if problem := datasets.no_hub():
+        raise DownloadError(f"cannot fetch {data.name}: {problem}, or {by_hand}")
+    contents = _made(data, seconds)
+    for path in wanted:
+        _place(root / path, contents[path])
+    return [root / path for path in wanted]
+
+
+def _made(data: DataSet, seconds: float) -> dict[str, bytes]:
+    """The contents of a data set's files, by path."""
+    from agentgym import datasets
+
+    rows = []
+    for hub, split in data.parts:
+        try:
+            rows.append(datasets.download(hub, split, seconds))
+        except Exception as error:  # whatever the hub's client meets
+            raise DownloadError(f"cannot fetch {hub.repo} ({hub.config}, {split}): {error}") from error
+    try:
+        return data.write(rows) if data.write else {}
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        repos = ", ".join(dict.fromkeys(hub.repo for hub, _ in data.parts))
+        raise DownloadError(
+            f"{repos} has another form on the hub than {data.name} is known to have: {error!r}"
+        ) from error
+
+
+def _place(path: Path, content: bytes) -> None:
+    """Write a file under another name and move it to its place, so that nobody meets half of it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as part:
+            try:
+                part.write(content)
+                part.flush()
+                os.fsync(part.fileno())
+                os.chmod(part.name, 0o644)
+                os.replace(part.name, path)
+            except BaseException:
+                os.unlink(part.name)
+                raise
+    except OSError as error:
+        raise DownloadError(f"cannot write {path}: {error}") from error

@@ -1,0 +1,192 @@
+"""Policies: what answers the messages of an environment."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from agentgym.core.messages import Action, Message, assistant
+from agentgym.core.trajectory import Tokens
+
+if TYPE_CHECKING:
+    from agentgym.core.env import Env
+
+    Caller = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer: the assistant message, the exact tokens where the policy knows them, and what the endpoint counted.
+
+    Attributes:
+        usage: tokens by the endpoint's count: prompt_tokens, completion_tokens, and cached_tokens and reasoning_tokens, which
+            are parts of the two, where it tells them.
+        finish_reason: why the endpoint stopped: "stop", "tool_calls", "length" (the answer is cut at its longest),
+            "content_filter" (all of the answer, or the rest of it, is withheld); None where nobody says.
+    """
+
+    message: Message
+    tokens: Tokens | None = None
+    usage: dict[str, int] = field(default_factory=dict)
+    finish_reason: str | None = None
+
+
+@dataclass
+class Calls:
+    """What an episode asked of an endpoint, over all its tries, those of turns that failed included.
+
+    Attributes:
+        requests: HTTP requests that were sent.
+        retries: requests that were sent again, by cause: an HTTP status ("429"), "timeout", "connection", "cut" (a body
+            or a stream that ended early), "garbage" (no chat completion).
+        usage: tokens, summed over all answers; see `Reply.usage`.
+        waited: seconds between tries, and before the first where the endpoint had refused others as too many.
+    """
+
+    requests: int = 0
+    retries: dict[str, int] = field(default_factory=dict)
+    usage: dict[str, int] = field(default_factory=dict)
+    waited: float = 0.0
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """What answers an environment. One object serves one episode at a time."""
+
+    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
+        """Answer the whole conversation so far, given the env's tool schemas.
+
+        Raises:
+            EndEpisode: there is no way to go on, through nobody's fault.
+        """
+        ...
+
+
+class EndEpisode(Exception):
+    """A policy cannot go on, through nobody's fault: the loop truncates the episode with this reason ("context")."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason
+
+
+class EndpointError(RuntimeError):
+    """A chat endpoint refused a request, or kept failing. The message carries the server's own words.
+
+    Attributes:
+        status: the HTTP status of a refusal; None where there is none.
+    """
+
+    def __init__(self, what: str, status: int | None = None):
+        super().__init__(what)
+        self.status = status
+
+
+KEY_REFUSED = 401
+"""The status of a request whose key the endpoint does not take: no other try will do better."""
+
+
+class ScriptedPolicy:
+    """Answers from a script: a list of texts or messages in turn, or a function of the conversation.
+
+    A list that runs out ends the episode with "script".
+    """
+
+    def __init__(self, script: Sequence[Action] | Callable[[Sequence[Message]], Action]):
+        self._answer = script if callable(script) else None
+        self._script = iter(()) if callable(script) else iter(script)
+
+    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
+        """The script's next answer."""
+        if self._answer is not None:
+            return Reply(assistant(self._answer(messages)))
+        for action in self._script:
+            return Reply(assistant(action))
+        raise EndEpisode("script")
+
+
+class NullPolicy:
+    """Says nothing: the empty text, always. What it scores is an environment's floor."""
+
+    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
+        """The empty answer."""
+        return Reply(assistant(""))
+
+
+class ExpertPolicy:
+    """Plays an environment's own expert, with a share of random actions.
+
+    Args:
+        env: has `expert_action()`, and `random_action(rng)` if there are mistakes. None: the one that `run_episode` runs.
+        mistakes: the chance, 0 to 1, that an action is random instead.
+        rng: what decides, and what random actions draw from.
+
+    Raises:
+        ValueError: `mistakes` is no chance.
+        TypeError: the environment has no expert.
+    """
+
+    def __init__(self, env: Env | None = None, mistakes: float = 0.0, rng: random.Random | None = None):
+        if not 0 <= mistakes <= 1:
+            raise ValueError(f"mistakes is a chance from 0 to 1, not {mistakes!r}")
+        self._mistakes = mistakes
+        self._rng = rng or random.Random(0)
+        self._expert = self._random = _nowhere
+        self._call: Caller = _call_here
+        if env is not None:
+            self.attach(env, _call_here)
+
+    def attach(self, env: Env, call: Caller) -> None:
+        """Play in this environment; `call` runs its methods where they may run."""
+        self._expert = _method(env, "expert_action")
+        self._random = _method(env, "random_action") if self._mistakes else _nowhere
+        self._call = call
+
+    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
+        """The expert's action in the environment's present state, or a random one."""
+        if self._mistakes and self._rng.random() < self._mistakes:
+            return Reply(assistant(await self._call(self._random, self._rng)))
+        return Reply(assistant(await self._call(self._expert)))
+
+
+class RandomPolicy:
+    """Plays random legal actions of an environment that has `random_action(rng)`; arguments as in `ExpertPolicy`.
+
+    Raises:
+        TypeError: it has not.
+    """
+
+    def __init__(self, env: Env | None = None, rng: random.Random | None = None):
+        self._rng = rng or random.Random(0)
+        self._random = _nowhere
+        self._call: Caller = _call_here
+        if env is not None:
+            self.attach(env, _call_here)
+
+    def attach(self, env: Env, call: Caller) -> None:
+        """Play in this environment; `call` runs its methods where they may run."""
+        self._random = _method(env, "random_action")
+        self._call = call
+
+    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
+        """A random legal action in the environment's present state."""
+        return Reply(assistant(await self._call(self._random, self._rng)))
+
+
+async def _call_here(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+def _nowhere(*args: Any) -> Action:
+    raise RuntimeError("this policy plays in no environment yet: pass env=, or run it by run_episode")
+
+
+def _method(env: Env, name: str) -> Callable[..., Action]:
+    method = getattr(env.unwrapped, name, None)
+    if method is None:
+        raise TypeError(
+            f"{type(env.unwrapped).__name__} has no {name}(): this policy needs an environment that defines it"
+        )
+    return method

@@ -1,0 +1,193 @@
+"""Chat completions as endpoints write them: one JSON object, or a stream of server-sent events, read into a `Reply`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentgym.core.messages import Message, assistant
+from agentgym.policies.base import Reply
+
+REASONING = ("reasoning_content", "reasoning")
+
+
+class NoCompletion(Exception):
+    """What an endpoint answered is no chat completion.
+
+    Attributes:
+        cause: "garbage", "cut" (a stream that ended early), or the number of an error that came in place of an answer.
+    """
+
+    def __init__(self, what: str, cause: str = "garbage"):
+        super().__init__(what)
+        self.cause = cause
+
+
+def read_completion(body: bytes) -> Reply:
+    """The reply of a whole body.
+
+    Raises:
+        NoCompletion: it is something else.
+    """
+    try:
+        record = json.loads(body)
+        _raise_error_of(record)
+        return reply_of(record)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        shown = body[:200].decode(errors="replace")
+        raise NoCompletion(f"no chat completion ({error!r}): {shown!r}") from error
+
+
+def reply_of(record: Mapping[str, Any]) -> Reply:
+    """The reply of a chat completion as an object.
+
+    Raises:
+        ValueError, KeyError, IndexError, TypeError, AttributeError: it is none.
+    """
+    choice = record["choices"][0]
+    return _reply(choice["message"], record.get("usage"), choice.get("finish_reason"))
+
+
+async def read_stream(chunks: AsyncIterator[bytes]) -> Reply:
+    """The reply of a stream of events.
+
+    Raises:
+        NoCompletion: an event is none of a chat completion, or the stream ended before the answer did ("cut").
+    """
+    answer = _Growing()
+    async for data in _events(chunks):
+        if data.strip() == "[DONE]":
+            return answer.reply()
+        try:
+            record = json.loads(data)
+            _raise_error_of(record)
+            answer.add(record)
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise NoCompletion(f"no chunk of a chat completion ({error!r}): {data[:200]!r}") from error
+    if answer.finish_reason is None:
+        raise NoCompletion("the stream ended before the answer did", "cut")
+    return answer.reply()
+
+
+async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """The data of each event: its `data:` lines, up to the empty line that ends it. One that was cut is left out."""
+    rest, data = b"", []
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            text = line.rstrip(b"\r").decode(errors="replace")
+            if text.startswith("data:"):
+                data.append(text[5:].removeprefix(" "))
+            elif not text and data:
+                yield "\n".join(data)
+                data = []
+
+
+@dataclass
+class _Growing:
+    """An answer as its chunks come in."""
+
+    content: str | None = None
+    reasoning: dict[str, str] = field(default_factory=dict)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    usage: Mapping[str, Any] | None = None
+    finish_reason: str | None = None
+    begun: bool = False
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        self.usage = record.get("usage") or self.usage
+        if not record["choices"]:  # the last chunk may have the usage alone
+            return
+        self.begun = True
+        choice = record["choices"][0]
+        delta = choice.get("delta") or {}
+        if delta.get("content") is not None:
+            self.content = (self.content or "") + delta["content"]
+        for name in REASONING:
+            if delta.get(name):
+                self.reasoning[name] = self.reasoning.get(name, "") + delta[name]
+        for part in delta.get("tool_calls") or ():
+            self._add_call(part)
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+    def _add_call(self, part: Mapping[str, Any]) -> None:
+        place = part.get("index")
+        # Where calls are not numbered, one with a name begins and one without goes on.
+        number = place if isinstance(place, int) else len(self.calls) - (0 if part["function"].get("name") else 1)
+        call = self.calls.setdefault(
+            max(number, 0), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+        )
+        call["id"] = call["id"] or part.get("id") or ""
+        call["type"] = part.get("type") or call["type"]
+        function = part.get("function") or {}
+        call["function"]["name"] += function.get("name") or ""
+        call["function"]["arguments"] += function.get("arguments") or ""
+
+    def reply(self) -> Reply:
+        if not self.begun:
+            raise NoCompletion("the stream has no answer in it")
+        message: Message = {"role": "assistant", "content": self.content, **self.reasoning}
+        if self.calls:
+            message["tool_calls"] = [self.calls[number] for number in sorted(self.calls)]
+        return _reply(message, self.usage, self.finish_reason)
+
+
+def _raise_error_of(record: Any) -> None:
+    """Routers answer 200, and then with the error of the endpoint behind them."""
+    if isinstance(record, Mapping) and record.get("error") and not record.get("choices"):
+        error = record["error"]
+        code = error.get("code") if isinstance(error, Mapping) else None
+        raise NoCompletion(f"answered an error: {str(error)[:500]}", str(code) if isinstance(code, int) else "garbage")
+
+
+def _reply(given: Mapping[str, Any], usage: Any, finish_reason: Any) -> Reply:
+    message: Message = {"role": "assistant", "content": given.get("content")}
+    if given.get("tool_calls"):
+        message["tool_calls"] = [_checked_call(call) for call in given["tool_calls"]]
+    message |= {name: given[name] for name in REASONING if given.get(name)}
+    return Reply(
+        assistant(message),
+        usage=usage_of(usage),
+        finish_reason=finish_reason if isinstance(finish_reason, str) else None,
+    )
+
+
+def _checked_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    if not isinstance(function["name"], str):
+        raise TypeError(f"the name of a tool call is {function['name']!r}")
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        function = {**function, "arguments": json.dumps({} if arguments is None else arguments, ensure_ascii=False)}
+    return {**call, "function": dict(function)}
+
+
+def usage_of(given: Any) -> dict[str, int]:
+    """An endpoint's count by the names of `Reply.usage`; what it does not tell is left out."""
+    if not isinstance(given, Mapping):
+        return {}
+    details = {name: given.get(f"{name}_tokens_details") for name in ("prompt", "completion")}
+    prompt, completion = (each if isinstance(each, Mapping) else {} for each in details.values())
+    found = {
+        "prompt_tokens": given.get("prompt_tokens"),
+        "completion_tokens": given.get("completion_tokens"),
+        "cached_tokens": prompt.get("cached_tokens", given.get("prompt_cache_hit_tokens")),
+        "reasoning_tokens": completion.get("reasoning_tokens"),
+    }
+    return {name: n for name, n in found.items() if isinstance(n, int) and not isinstance(n, bool) and n >= 0}
+
+
+def as_sent(messages: list[Message], send_reasoning: bool) -> list[Message]:
+    """Messages as an endpoint takes them back: without reasoning unless asked for, and no null where there is no tool call."""
+    return [
+        _as_sent(message, send_reasoning) if message.get("role") == "assistant" else message for message in messages
+    ]
+
+
+def _as_sent(message: Message, send_reasoning: bool) -> Message:
+    sent = {name: value for name, value in message.items() if send_reasoning or name not in REASONING}
+    if sent.get("content") is None and not sent.get("tool_calls"):
+        sent["content"] = ""
+    return sent

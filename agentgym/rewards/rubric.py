@@ -1,0 +1,445 @@
+"""Rewards: named, weighted functions of an episode, and a wrapper that gives an environment another reward.
+
+A reward function takes what it names, of:
+
+    task          the `Task`
+    answer        `task.answer`
+    messages      the whole conversation, a list of chat messages
+    completion    the text of the last reply
+    completions   the texts of all replies, in order
+    info          the `info` of the last step
+    reward        what the environment itself gave, summed over the turns
+    trajectory    the `Trajectory`, for everything else
+
+It may be `def` or `async def`, and returns a finite number.
+
+    def right(completion: str, answer: str) -> bool:
+        return completion.endswith(answer)
+
+    rubric = Rubric([right, Reward(has_tags("think", "answer"), weight=0.2)])
+    env = Rewarded(agentgym.make("gsm8k"), rubric)
+
+What goes wrong in a reward function is a failure of the episode, never a reward of 0: see `RewardError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import numbers
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from agentgym.core.agent_failure import cause_of
+from agentgym.core.env import Env, Wrapper, failed_step
+from agentgym.core.executor import Lane
+from agentgym.core.messages import Action, Observation, assistant, text_of
+from agentgym.core.tasks import Task
+from agentgym.core.trajectory import Trajectory, Turn
+from agentgym.processes.isolate import NoWorker, call_isolated, reference
+from agentgym.tools.text_forms import answer_in
+
+T = TypeVar("T")
+RewardFunction = Callable[..., Any]
+
+_OF_TASK = ("task", "answer")
+_OF_EPISODE: dict[str, Callable[[Trajectory], Any]] = {
+    "messages": lambda trajectory: trajectory.messages(),
+    "completion": lambda trajectory: text_of(trajectory.turns[-1].reply) if trajectory.turns else "",
+    "completions": lambda trajectory: [text_of(turn.reply) for turn in trajectory.turns],
+    "info": lambda trajectory: dict(trajectory.turns[-1].info) if trajectory.turns else {},
+    "reward": lambda trajectory: trajectory.reward,
+    "trajectory": lambda trajectory: trajectory,
+}
+TAKES = (*_OF_TASK, *_OF_EPISODE)
+
+
+class RewardError(RuntimeError):
+    """A reward could not be computed: its function raised, took too long, or gave no finite number.
+
+    The message names the reward and the task. In an episode it is a failure of the environment: the trajectory is marked
+    failed, may be run again, and counts in no mean.
+    """
+
+
+@dataclass(frozen=True)
+class Reward:
+    """One function of a rubric.
+
+    Attributes:
+        function: takes what it names of `TAKES`; other parameters need defaults. Returns a finite number.
+        weight: what its number is multiplied with in the sum. 0 only records it.
+        name: what it is called in metrics and errors. Default: the function's own name.
+        timeout: seconds. An `async def` is cancelled; a `def` runs in a thread, which is left behind.
+        on_timeout: the number that counts when the time is up. None: the episode fails.
+        isolated: run the function in another process, which is killed when the time is up: for what computes long, in C or
+            in a regular expression, where it would hold up everything else. It must be a `def` of a module, takes what can
+            be pickled, and names what it takes before parameters of its own.
+
+    Raises:
+        TypeError: the function takes a parameter that there is not, or cannot be isolated.
+        ValueError: no such weight or timeout.
+    """
+
+    function: RewardFunction
+    weight: float = 1.0
+    name: str = ""
+    timeout: float = 60.0
+    on_timeout: float | None = None
+    isolated: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            name = getattr(self.function, "__name__", "") or type(self.function).__name__.lower()
+            object.__setattr__(self, "name", name)
+        if not math.isfinite(self.weight):
+            raise ValueError(f"reward {self.name!r}: the weight must be a finite number, not {self.weight!r}")
+        if not 0 < self.timeout < math.inf:
+            raise ValueError(f"reward {self.name!r}: the timeout must be positive seconds, not {self.timeout!r}")
+        if self.on_timeout is not None and not math.isfinite(self.on_timeout):
+            raise ValueError(f"reward {self.name!r}: on_timeout must be a finite number or None")
+        taken = self.takes
+        if self.isolated:
+            self._check_isolated(taken)
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """What the function names, in its order.
+
+        Raises:
+            TypeError: a parameter without a default that is not in `TAKES`.
+        """
+        parameters = inspect.signature(self.function).parameters.values()
+        for p in parameters:
+            by_name = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+            if p.default is p.empty and (p.kind is p.POSITIONAL_ONLY or (by_name and p.name not in TAKES)):
+                raise TypeError(f"reward {self.name!r}: no parameter {p.name!r} is given; there are {', '.join(TAKES)}")
+        return tuple(p.name for p in parameters if p.name in TAKES and p.kind is not p.POSITIONAL_ONLY)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function is `async def`, or an object whose call is."""
+        call: Any = type(self.function).__call__
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
+
+    def _check_isolated(self, taken: tuple[str, ...]) -> None:
+        parameters = inspect.signature(self.function).parameters
+        if self.is_async or any(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in taken):
+            raise TypeError(f"reward {self.name!r}: an isolated function is a plain `def` with positional parameters")
+        if tuple(parameters)[: len(taken)] != taken:
+            raise TypeError(f"reward {self.name!r}: an isolated function names {', '.join(taken)} before its own")
+        try:
+            reference(self.function)
+        except ValueError as error:
+            raise TypeError(f"reward {self.name!r}: {error}") from error
+
+    async def compute(self, trajectory: Trajectory, task: Task | None) -> float:
+        """The function's number, without its weight.
+
+        Raises:
+            RewardError: it raised, took too long, or gave no finite number.
+        """
+        of = f"reward {self.name!r} of task {task.id if task else trajectory.task_id!r}"
+        try:
+            given = {name: _given(name, trajectory, task) for name in self.takes}
+            value = await self._limited(given)
+        except _Late as error:
+            if self.on_timeout is None:
+                raise RewardError(f"{of} took longer than its limit of {self.timeout:g} s") from error
+            return float(self.on_timeout)
+        except Exception as error:
+            raise RewardError(f"{of} failed: {type(error).__name__}: {error}") from error
+        if not isinstance(value, numbers.Real | np.bool_) or not math.isfinite(value):
+            raise RewardError(f"{of} must be a finite number, not {value!r:.100}")
+        return float(value)
+
+    async def _limited(self, given: Mapping[str, Any]) -> Any:
+        if self.isolated:
+            return await _in_thread(self.name, self._isolated_call, given)
+        call = self.function(**given) if self.is_async else _in_thread(self.name, self.function, given)
+        running = asyncio.ensure_future(call)
+        try:
+            # Not asyncio.timeout: what swallows its cancellation would be waited for all the same.
+            await asyncio.wait({running}, timeout=self.timeout)
+            if not running.done():
+                raise _Late
+            return running.result()
+        finally:
+            running.cancel()
+
+    def _isolated_call(self, **given: Any) -> Any:
+        try:
+            return call_isolated(self.function, *given.values(), timeout=self.timeout)
+        except NoWorker:
+            raise
+        except TimeoutError as error:
+            raise _Late from error
+
+
+class _Late(Exception):
+    """The time of a reward function is up."""
+
+
+def _given(name: str, trajectory: Trajectory, task: Task | None) -> Any:
+    if name in _OF_EPISODE:
+        return _OF_EPISODE[name](trajectory)
+    if task is None:
+        raise ValueError(f"it takes {name!r}, and no task was given")
+    return task if name == "task" else task.answer
+
+
+async def _in_thread(name: str, function: RewardFunction, given: Mapping[str, Any]) -> Any:
+    """Call a function in a thread of its own, which blocks neither others nor the end of the process."""
+    lane = Lane(f"reward {name}")
+    try:
+        return await lane.call(function, **given)
+    finally:
+        lane.stop()
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a rubric makes of an episode: the weighted sum, and each function's number without its weight, by name."""
+
+    total: float
+    parts: dict[str, float]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The parts as metrics of a trajectory: `reward/NAME`."""
+        return {f"reward/{name}": value for name, value in self.parts.items()}
+
+
+class Rubric:
+    """Named, weighted reward functions.
+
+    Args:
+        rewards: rewards, or functions, which then weigh 1.
+
+    Raises:
+        ValueError: there is none, or two have one name.
+        TypeError: a function takes a parameter that there is not.
+    """
+
+    def __init__(self, rewards: Iterable[Reward | RewardFunction]):
+        self.rewards = tuple(r if isinstance(r, Reward) else Reward(r) for r in rewards)
+        names = [reward.name for reward in self.rewards]
+        if not names:
+            raise ValueError("a rubric needs at least one reward")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two rewards are called {twice[0]!r}: give them names")
+
+    @property
+    def is_async(self) -> bool:
+        """Whether any of the functions is `async def`."""
+        return any(reward.is_async for reward in self.rewards)
+
+    async def score(self, trajectory: Trajectory, task: Task | None = None) -> Score:
+        """The score of an episode, finished or still running. All functions run at the same time.
+
+        Args:
+            trajectory: the episode; its own rewards are not changed.
+            task: what it played; needed where a function takes `task` or `answer`.
+
+        Raises:
+            RewardError: a function raised, took too long, or gave no finite number; the others are stopped.
+            ValueError: the trajectory failed: there is nothing to reward.
+        """
+        if trajectory.failed:
+            raise ValueError(f"trajectory {trajectory.id!r} failed and has no reward: {trajectory.error}")
+        values = await together(reward.compute(trajectory, task) for reward in self.rewards)
+        total = math.fsum(reward.weight * value for reward, value in zip(self.rewards, values, strict=True))
+        return Score(total, {reward.name: value for reward, value in zip(self.rewards, values, strict=True)})
+
+
+async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of calls that run at the same time, in their order. The first that raises stops the others."""
+    running = [asyncio.ensure_future(call) for call in calls]
+    try:
+        done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+        if error := next((e for each in running if each in done and (e := each.exception())), None):
+            raise error
+    finally:
+        for each in running:
+            each.cancel()
+    return [each.result() for each in running]
+
+
+class Rewarded(Wrapper):
+    """An environment with the reward of a rubric in place of its own.
+
+    Every turn but the last gives 0, the last gives the rubric's total, and its `info` gets every part as `reward/NAME`; from
+    there they become metrics of the trajectory. The environment's own reward is left out, unless `env_reward` is in the
+    rubric. An episode that the environment itself ends, by `terminated` or `truncated`, is scored; one that the loop cuts off
+    before (`Limits`, a full context) is not, and keeps 0, as with any environment whose reward comes at the end. Where a rubric
+    goes below 0, to be cut off would pay: bound the turns by the environment's own `max_turns`, and say `floor`. An episode that the
+    agent's own programs broke, or for which they break a reward function, gets the floor; its rubric is not computed.
+
+    The last `step` returns an awaitable where the environment or a function of the rubric is async; `run_episode` awaits it.
+
+    Args:
+        env: the environment.
+        rubric: what to reward.
+        floor: the least that the rubric gives; see `Env.floor`.
+    """
+
+    def __init__(self, env: Env, rubric: Rubric, floor: float = 0.0):
+        super().__init__(env)
+        self.rubric = rubric
+        self.floor = floor
+        self._episode = Trajectory(id="", env="", task_id="")
+        self._shown: Observation = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Start an episode; see `Env.reset`."""
+        return _then(self.env.reset(seed=seed, options=options), lambda result: self._began(seed, result))
+
+    def step(self, action: Action) -> Any:
+        """Take a turn; see `Env.step`."""
+        return _then(self.env.step(action), lambda outcome: self._stepped(action, outcome))
+
+    def _began(self, seed: int | None, result: tuple[Observation, dict[str, Any]]) -> Any:
+        task, spec = self.task, self.spec
+        task_id = task.id if task else ""
+        self._episode = Trajectory(id=task_id, env=spec.id if spec else "", task_id=task_id, seed=seed)
+        self._shown = result[0]
+        return result
+
+    def _stepped(self, action: Action, outcome: tuple[Observation, float, bool, bool, dict[str, Any]]) -> Any:
+        observation, reward, terminated, truncated, info = outcome
+        self._episode.turns.append(Turn(self._shown, assistant(action), float(reward), info))
+        self._shown = observation
+        if not (terminated or truncated):
+            return observation, 0.0, terminated, truncated, info
+        self._episode.end = "terminated" if terminated else "truncated"
+        self._episode.final_observation = observation
+        if self._episode.agent_failure is not None:
+            return observation, self.floor, terminated, truncated, info
+
+        async def scored() -> Any:
+            try:
+                score = await self.rubric.score(self._episode, self.task)
+            except Exception as error:
+                if (cause := await asyncio.to_thread(cause_of, error)) is None:
+                    raise
+                return failed_step(cause, self.floor)
+            return observation, score.total, terminated, truncated, {**info, **score.metrics}
+
+        return scored() if self.rubric.is_async or _in_event_loop() else asyncio.run(scored())
+
+
+def _then(value: Any, then: Callable[[Any], Any]) -> Any:
+    """`then(value)`, as an awaitable where the value is one."""
+    if not inspect.isawaitable(value):
+        return then(value)
+
+    async def waited(first: Awaitable[Any]) -> Any:
+        second = then(await first)
+        return await second if inspect.isawaitable(second) else second
+
+    return waited(value)
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+# ---- rewards that many tasks share
+
+
+def env_reward(reward: float) -> float:
+    """What the environment itself gave, summed over the turns."""
+    return reward
+
+
+def has_tags(*tags: str, alone: bool = False) -> Callable[[str], float]:
+    """A reward of 1 where the last reply has these tags, in this order, each opened and closed exactly once; else 0.
+
+    Args:
+        tags: names, as in `has_tags("think", "answer")` for `<think>...</think> ... <answer>...</answer>`.
+        alone: whether only white space may stand outside of them.
+
+    Raises:
+        ValueError: no tag.
+    """
+    if not tags:
+        raise ValueError("has_tags needs the name of a tag")
+
+    def has_tags(completion: str) -> float:
+        rest = completion
+        outside = ""
+        for tag in tags:
+            opening, closing = f"<{tag}>", f"</{tag}>"
+            if completion.count(opening) != 1 or completion.count(closing) != 1:
+                return 0.0
+            before, opened, rest = rest.partition(opening)
+            _, closed, rest = rest.partition(closing)
+            if not opened or not closed:
+                return 0.0
+            outside += before
+        return 0.0 if alone and (outside + rest).strip() else 1.0
+
+    return has_tags
+
+
+def boxed(completion: str) -> float:
+    r"""1 where the last `\boxed{...}` of the last reply, thoughts left out, is closed and not empty; else 0."""
+    found = answer_in(completion, "boxed")
+    return float(found is not None and not found.problem)
+
+
+def matches(pattern: str, flags: int = 0, *, timeout: float = 2.0) -> Callable[[str], float]:
+    """A reward of 1 where a regular expression is found in the last reply, else 0.
+
+    It is searched in another process, since a text can keep an expression busy for ever. Where the search has not ended in
+    time, the reward is 0.
+
+    Args:
+        pattern: begin it with `\\A` and end it with `\\Z` for the whole reply.
+        flags: of the module `re`.
+        timeout: seconds for one search.
+
+    Raises:
+        re.error: the pattern is malformed.
+    """
+    re.compile(pattern, flags)
+
+    def matches(completion: str) -> float:
+        try:
+            found = call_isolated(search, pattern, int(flags), completion, timeout=timeout)
+        except NoWorker:
+            raise
+        except TimeoutError:
+            return 0.0
+        return float(found)
+
+    return matches
+
+
+def search(pattern: str, flags: int, text: str) -> bool:
+    """Whether a regular expression is found in a text; what `matches` runs in another process."""
+    return re.search(pattern, text, flags) is not None
+
+
+def length_penalty(free: int, most: int) -> Callable[[str], float]:
+    """A penalty for long last replies: 0 up to `free` characters, then falling evenly to -1 at `most`.
+
+    Raises:
+        ValueError: not 0 <= free < most.
+    """
+    if not 0 <= free < most:
+        raise ValueError(f"length_penalty needs 0 <= free < most, not {free} and {most}")
+
+    def length_penalty(completion: str) -> float:
+        return 0.0 - min(1.0, max(0.0, (len(completion) - free) / (most - free)))
+
+    return length_penalty

@@ -1,0 +1,470 @@
+"""The agent loop: an environment, a policy, and what comes of it. The only such loop in the project.
+
+`run_episode` reads top to bottom: init, reset, then act and step until the episode ends. `run_many` runs many episodes,
+some at a time. A failure of an environment or a policy ends its own trajectory with an error, and nothing else. What the agent's
+own programs broke is no such failure: see `agentgym.core.agent_failure`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentgym.core.agent_failure import STEP_TIMEOUT
+from agentgym.core.bounded import CallFailed, CallTimeout, Parts, bounded, bounded_parts
+from agentgym.core.checked import checked_reply, checked_reset, checked_step, numbers_in
+from agentgym.core.env import Env, failed_step
+from agentgym.core.env_executor import close_env, discard, has_lane, lane_of, name_of
+from agentgym.core.executor import Lane
+from agentgym.core.messages import Message, Observation, text_of
+from agentgym.core.tasks import Task
+from agentgym.core.trajectory import TOO_LONG, Trajectory, Turn
+from agentgym.policies.base import KEY_REFUSED, EndEpisode, Policy, Reply
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long things may take: turns, and seconds for each call. None means no limit.
+
+    Attributes:
+        max_turns: replies after which the loop ends an episode ("max_turns"); the env's own limit still holds.
+        tokens: read and written by the policy, over all turns, from which on the loop asks for no more replies ("tokens").
+        init_timeout: making an environment, and its `init`.
+        reset_timeout: one `reset`.
+        step_timeout: one `step`.
+        act_timeout: one answer of the policy.
+        close_timeout: one `close`.
+        episode_timeout: the whole episode ("time"); checked between calls and while the policy acts.
+    """
+
+    max_turns: int | None = None
+    tokens: int | None = None
+    init_timeout: float | None = 120.0
+    reset_timeout: float | None = 60.0
+    step_timeout: float | None = 60.0
+    act_timeout: float | None = 300.0
+    close_timeout: float | None = 5.0
+    episode_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive or None, not {value!r}")
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode to run: a task, which sample of it, and the seed of `reset`."""
+
+    task: Task
+    sample: int = 0
+    seed: int | None = None
+
+
+async def run_episode(
+    env: Env,
+    policy: Policy,
+    task: Task | None = None,
+    *,
+    seed: int | None = None,
+    limits: Limits = Limits(),
+    env_id: str = "",
+    sample: int = 0,
+    id: str | None = None,
+) -> Trajectory:
+    """Run one episode and return what it left behind. The environment is left open for the next one.
+
+    Args:
+        env: the environment; its `def` methods are called in a thread of its own, the same for every episode.
+        policy: what answers. Raising `EndEpisode(reason)` truncates the episode with that reason. A policy that plays from
+            within the environment has `attach(env, call)`, which is called first.
+        task: bound by `init`. None: the task already bound, or the one that `reset(seed)` draws.
+        seed: passed to `reset`.
+        limits: of turns and seconds.
+        env_id: the name to record. Default: the id that the environment was made by.
+        sample: which of its task's episodes this is.
+        id: of the trajectory. Default: `"{task.id}/{sample}"`.
+
+    Returns:
+        The trajectory. Failures of the environment or the policy are in it: `end` is "error", `error` says what failed,
+        where and after how long, and the turns before are kept.
+    """
+    started = time.perf_counter()
+    trajectory = Trajectory(
+        id="", env=env_id or name_of(env), task_id=task.id if task else "", sample=sample, seed=seed
+    )
+    try:
+        await _play(env, policy, task, trajectory, limits)
+    except EndEpisode as end:
+        trajectory.end = end.reason
+        if end.reason == "context" and not trajectory.turns:
+            trajectory.end, trajectory.error = "error", f"{_where(trajectory)}: {TOO_LONG}"
+    except CallFailed as error:
+        trajectory.end = "error"
+        trajectory.error = f"{_where(trajectory)}: {error}"
+        trajectory.metadata |= error.facts()
+        trajectory.metadata["floor"] = float(env.get_wrapper_attr("floor"))
+    trajectory.id = id or f"{trajectory.task_id}/{sample}"
+    trajectory.metrics = numbers_in(trajectory.turns[-1].info) if trajectory.turns else {}
+    trajectory.seconds = time.perf_counter() - started
+    return trajectory
+
+
+def _where(trajectory: Trajectory) -> str:
+    return f"{trajectory.env}, task {trajectory.task_id!r}, turn {len(trajectory.turns)}"
+
+
+async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Trajectory, limits: Limits) -> None:
+    """Fill the trajectory as the episode goes, so that what happened before a failure is kept."""
+    lane, began = lane_of(env), time.monotonic()
+    if lane.busy:
+        raise CallFailed("the environment is still in an earlier call that took too long; make a new one")
+    deadline = None if limits.episode_timeout is None else time.perf_counter() + limits.episode_timeout
+
+    if hasattr(policy, "attach"):
+        policy.attach(env, lane.call)
+    observation, info = await _begin(env, lane, task, trajectory.seed, limits)
+    if info.get("state") is not None:  # of the first turn; those of the others are in their turns' info
+        trajectory.metadata["state"] = info["state"]
+    trajectory.task_id = _task_id(env) or trajectory.task_id
+    tools = env.get_wrapper_attr("tools")
+    conversation = list(observation)
+
+    while True:
+        trajectory.final_observation = observation
+        if limits.max_turns is not None and len(trajectory.turns) >= limits.max_turns:
+            raise EndEpisode("max_turns")
+        if limits.tokens is not None and sum(map(_tokens, trajectory.turns)) >= limits.tokens:
+            raise EndEpisode("tokens")
+        started = time.perf_counter()
+        reply = await _act(policy, conversation, tools, limits, deadline)
+        acted = time.perf_counter()
+        turn = _turn(observation, reply, acted - started)
+        trajectory.turns.append(turn)
+        trajectory.final_observation = []
+        if turn.finish_reason == "content_filter" and not _says_anything(reply.message):
+            raise CallFailed("the endpoint's content filter withheld the whole answer (finish_reason: content_filter)")
+        step = lane.start(env.step, reply.message)
+        try:
+            outcome = await bounded("step", step, limits.step_timeout, checked_step)
+        except CallTimeout:
+            if not await _hung_by_agent(env, lane, began):
+                raise
+            outcome = failed_step(STEP_TIMEOUT, float(env.get_wrapper_attr("floor")) - trajectory.reward)
+        observation, turn.reward, terminated, truncated, turn.info = outcome
+        turn.step_seconds = time.perf_counter() - acted
+        conversation += [reply.message, *observation]
+        if terminated or truncated:
+            trajectory.final_observation = observation
+            trajectory.end = "terminated" if terminated else "truncated"
+            return
+
+
+async def _hung_by_agent(env: Env, lane: Lane, began: float) -> bool:
+    """Whether a step that takes too long is the agent's doing: its programs have run in the episode, and their back end is up."""
+    from agentgym.sandbox.lease import program_since  # here: most episodes need no sandbox
+
+    up = program_since(lane.thread, began) or env.get_wrapper_attr("hung_by_agent")
+    return await asyncio.to_thread(up)
+
+
+async def _begin(
+    env: Env, lane: Lane, task: Task | None, seed: int | None, limits: Limits
+) -> tuple[Observation, dict[str, Any]]:
+    """`init`, where there is a task to bind, and `reset`. Both go to the thread at once: changing threads takes time."""
+    init = env.get_wrapper_attr("init")
+    parts = Parts(init=limits.init_timeout, reset=limits.reset_timeout)
+
+    def both() -> Any:
+        begun = init(task)
+        if inspect.isawaitable(begun) or parts.given_up:
+            return begun
+        parts.go_on("reset")
+        return env.reset(seed=seed)
+
+    def check(result: Any) -> Any:
+        return checked_reset(result) if parts.what == "reset" else None
+
+    if task is not None and inspect.iscoroutinefunction(init):
+        await bounded("init", lane.start(init, task), limits.init_timeout)
+    elif task is not None:
+        begun = await bounded_parts(parts, lane.start(both), check)
+        if parts.what == "reset":
+            return begun
+    return await bounded("reset", lane.start(env.reset, seed=seed), limits.reset_timeout, checked_reset)
+
+
+async def _act(
+    policy: Policy,
+    conversation: Sequence[Message],
+    tools: Sequence[dict[str, Any]],
+    limits: Limits,
+    deadline: float | None,
+) -> Reply:
+    """One answer of the policy, within its own limit and what is left of the episode's."""
+    left = math.inf if deadline is None else deadline - time.perf_counter()
+    if left <= 0:
+        raise EndEpisode("time")
+    seconds = min(left, limits.act_timeout or math.inf)
+
+    async def act() -> Any:
+        return await policy.act(list(conversation), tools)
+
+    try:
+        return await bounded("act", act(), seconds, checked_reply)
+    except CallTimeout:
+        if seconds == left:
+            raise EndEpisode("time") from None
+        raise
+
+
+def _turn(observation: Observation, reply: Reply, seconds: float) -> Turn:
+    finish_reason = reply.finish_reason or (reply.tokens.finish_reason if reply.tokens else None)
+    return Turn(
+        observation,
+        reply.message,
+        tokens=reply.tokens,
+        act_seconds=seconds,
+        usage=reply.usage,
+        finish_reason=finish_reason,
+    )
+
+
+def _says_anything(message: Message) -> bool:
+    return bool(text_of(message).strip() or message.get("tool_calls"))
+
+
+def _tokens(turn: Turn) -> int:
+    """Tokens that the policy read and wrote in one turn: the endpoint's count, or the exact ones where it knows them."""
+    if turn.tokens is not None:
+        return len(turn.tokens.prompt_ids) + len(turn.tokens.completion_ids)
+    return turn.usage.get("prompt_tokens", 0) + turn.usage.get("completion_tokens", 0)
+
+
+def _task_id(env: Env) -> str:
+    task = getattr(env.unwrapped, "task", None)
+    return task.id if task is not None else ""
+
+
+async def run_many(
+    make_env: Callable[[], Env],
+    make_policy: Callable[[Episode], Policy],
+    episodes: Sequence[Episode],
+    *,
+    concurrency: int = 64,
+    limits: Limits = Limits(),
+    retries: int = 1,
+    on_end: Callable[[Trajectory], None] | None = None,
+    env_id: str = "",
+    go_on: Callable[[], bool] = lambda: True,
+    keep: bool = True,
+) -> list[Trajectory]:
+    """Run episodes, at most `concurrency` at a time, each place with an environment of its own.
+
+    An environment is used again if its last episode ended well; else it is closed and a new one made. All are closed at
+    the end, when an exception passes, and when this is cancelled.
+
+    Args:
+        make_env: makes a new environment; called in the thread that will run it.
+        make_policy: makes the policy of one episode.
+        episodes: what to run.
+        concurrency: how many at a time.
+        limits: of turns and seconds, for each episode.
+        retries: how often an episode that failed is run again, from its start and with its seed. The errors before the
+            last are in the trajectory's `metadata["errors"]`.
+        on_end: called with each trajectory as it ends.
+        env_id: the name to record. Default: the id that the environment was made by.
+        go_on: asked before each episode; once it says no, no other is begun, and those that run are finished.
+        keep: False returns nothing, so that the trajectories that `on_end` took need not stay in memory.
+
+    Returns:
+        The trajectories of the episodes that were run, in the order of `episodes`.
+
+    Raises:
+        ValueError: `concurrency` below 1, `retries` below 0, or `make_env` gave the same environment twice.
+        Exception: what `make_policy` or `on_end` raised; it stops everything.
+    """
+    results: dict[int, Trajectory] = {}
+
+    def ended(index: int, trajectory: Trajectory) -> None:
+        if keep:
+            results[index] = trajectory
+        if on_end is not None:
+            on_end(trajectory)
+
+    batch = Batch(make_env, make_policy, episodes, ended, limits, env_id)
+    await run_batches([batch], concurrency=concurrency, retries=retries, go_on=go_on)
+    return [results[index] for index in sorted(results)]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Episodes of one environment; arguments as in `run_many`.
+
+    Attributes:
+        on_end: called with the position of each episode and its trajectory, as it ends.
+        on_begin: called before its first episode.
+    """
+
+    make_env: Callable[[], Env]
+    make_policy: Callable[[Episode], Policy]
+    episodes: Sequence[Episode]
+    on_end: Callable[[int, Trajectory], None]
+    limits: Limits = Limits()
+    env_id: str = ""
+    on_begin: Callable[[], None] = lambda: None
+
+
+async def run_batches(
+    batches: Sequence[Batch], *, concurrency: int = 64, retries: int = 1, go_on: Callable[[], bool] = lambda: True
+) -> None:
+    """Run the episodes of several batches, at most `concurrency` of all at a time.
+
+    The places are shared out evenly, and each keeps its environment: it goes to another batch once its own has no episode
+    left. Arguments and errors as in `run_many`.
+    """
+    if concurrency < 1 or retries < 0:
+        raise ValueError(f"concurrency must be at least 1 and retries at least 0, not {concurrency} and {retries}")
+    waiting = _Waiting(batches)
+    closing: list[asyncio.Task[None]] = []
+
+    async def work() -> None:
+        place: _Place | None = None
+        try:
+            while go_on() and (taken := waiting.take(None if place is None else place.batch)):
+                batch, index = taken
+                if place is None or place.batch is not batch:
+                    if place is not None:
+                        place.close()
+                    place = _Place(batch, retries, closing)
+                batch.on_end(index, await place.run(batch.episodes[index]))
+        finally:
+            if place is not None:
+                place.close()
+
+    total = sum(len(batch.episodes) for batch in batches)
+    await _finish([asyncio.create_task(work()) for _ in range(min(concurrency, total))], closing)
+
+
+class _Waiting:
+    """The episodes that have not begun, and how many places each batch has."""
+
+    def __init__(self, batches: Sequence[Batch]):
+        self._left = {batch: iter(range(len(batch.episodes))) for batch in batches}
+        self._places = dict.fromkeys(batches, 0)
+        self._begun: set[Batch] = set()
+
+    def take(self, batch: Batch | None) -> tuple[Batch, int] | None:
+        """The next episode for a place: of the batch that it is in, else of the one with the fewest places; None at the end."""
+        if batch is not None:
+            if (index := next(self._left.get(batch, iter(())), None)) is not None:
+                return batch, index
+            self._left.pop(batch, None)
+            self._places[batch] -= 1
+        while self._left:
+            found = min(self._left, key=self._places.__getitem__)
+            if (index := next(self._left[found], None)) is not None:
+                self._places[found] += 1
+                if found not in self._begun:
+                    self._begun.add(found)
+                    found.on_begin()
+                return found, index
+            del self._left[found]
+        return None
+
+
+async def _finish(places: list[asyncio.Task[None]], closing: list[asyncio.Task[None]]) -> None:
+    """Wait for the places. When one raises, or this is cancelled, the others end too; all that they held is closed."""
+    try:
+        if places:
+            await asyncio.wait(places, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in places:
+            task.cancel()
+        ends = await asyncio.gather(*places, return_exceptions=True)
+        await _all_closed(closing)
+    for end in ends:
+        if isinstance(end, Exception):
+            raise end
+
+
+async def _all_closed(closing: list[asyncio.Task[None]]) -> None:
+    """Wait until all are closed. Who is cancelled meanwhile waits on: each has its own limit, and what it leaves stays open."""
+    if not closing:
+        return
+    try:
+        await asyncio.wait(closing)
+    except asyncio.CancelledError:
+        await asyncio.wait(closing)
+        raise
+
+
+@dataclass
+class _Place:
+    """Where episodes run one after another, in one environment for as long as it stays well."""
+
+    batch: Batch
+    retries: int
+    closing: list[asyncio.Task[None]]
+    env: Env | None = None
+
+    async def run(self, episode: Episode) -> Trajectory:
+        errors: list[str] = []
+        while True:
+            trajectory = await self._attempt(episode)
+            if not trajectory.failed or len(errors) == self.retries or trajectory.metadata.get("status") == KEY_REFUSED:
+                break
+            errors.append(str(trajectory.error))
+        if errors:
+            trajectory.metadata["errors"] = errors
+        return trajectory
+
+    async def _attempt(self, episode: Episode) -> Trajectory:
+        task, policy = episode.task, self.batch.make_policy(episode)
+        try:
+            env = self.env or await self._open()
+        except CallFailed as failure:
+            error = f"{self.batch.env_id or 'environment'}, task {task.id!r}: {failure}"
+            record = Trajectory(f"{task.id}/{episode.sample}", self.batch.env_id, task.id, episode.sample, episode.seed)
+            return replace(record, end="error", error=error, metadata=failure.facts())
+        trajectory = await run_episode(
+            env,
+            policy,
+            task,
+            seed=episode.seed,
+            limits=self.batch.limits,
+            env_id=self.batch.env_id,
+            sample=episode.sample,
+        )
+        if trajectory.failed or lane_of(env).busy:  # busy: in a step that the agent has hung
+            self.env = None
+            self.closing.append(asyncio.create_task(close_env(env, self.batch.limits.close_timeout)))
+        return trajectory
+
+    async def _open(self) -> Env:
+        lane = Lane("agentgym environment")
+        made: list[Env] = []
+
+        def make() -> Env:
+            made.append(self.batch.make_env())
+            return made[0]
+
+        try:
+            env = await bounded("making the environment", lane.start(make), self.batch.limits.init_timeout)
+        except BaseException:
+            self.closing.append(asyncio.create_task(discard(lane, made, self.batch.limits.close_timeout)))
+            raise
+        if has_lane(env):
+            raise ValueError("make_env gave the same environment twice: it must make a new one on every call")
+        lane_of(env, lane)
+        self.env = env
+        return env
+
+    def close(self) -> None:
+        if self.env is not None:
+            self.closing.append(asyncio.create_task(close_env(self.env, self.batch.limits.close_timeout)))

@@ -1,0 +1,327 @@
+"""The docker back end: each sandbox is a container of a Docker Engine.
+
+The container's first process is the guest. Its standard streams are one connection to the engine, which this process holds:
+when it closes, however that happens, the guest reads the end of its input and ends, and the engine removes the container.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from agentgym.sandbox.api import GROUP_ID, MEGABYTE, PRIVATE, WORKSPACE, SandboxError, SandboxSpec
+from agentgym.sandbox.backends import engine, seccomp, users
+from agentgym.sandbox.backends.attached import AttachedStream
+from agentgym.sandbox.backends.file_limits import files_of
+from agentgym.sandbox.discovery import Found, found, marks
+from agentgym.sandbox.guest.guest_sandbox import GuestSandbox, guest_command, source
+from agentgym.sandbox.images import build as images
+from agentgym.sandbox.images import engine_images
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+GUEST_MEMORY = 24 * MEGABYTE  # what the guest may take besides the programs
+GUEST_PROCESSES = 2  # the guest, and a program that it is just starting
+PROGRAM_NICENESS = 10  # so that the guest comes first when programs keep the processor busy
+SEARCH_SECONDS = 120.0  # in which a foreign image must be searched
+GONE_SECONDS = 10.0  # in which a container that is being removed must have gone
+# For the guest: to become the programs' user, and so to start and to kill them.
+CAPABILITIES = ("SETUID", "SETGID")
+# With it the kernel is told to end programs, and not the guest, when memory runs out, in a way that they cannot undo.
+RESOURCE = "SYS_RESOURCE"
+# With it System V segments go with the last program that uses them, and do not hold memory until `reset`.
+FORCED = "kernel.shm_rmid_forced"
+# A volume that is no place on a disk, but pseudo-terminals of the sandbox's own, and not more of them than it may have.
+TERMINALS = "/dev/pts"
+# They are done without where the engine's refusal says this: it may lack the right that it is to pass on.
+WISHES = {RESOURCE: "apply caps", FORCED: FORCED, TERMINALS: "volume"}
+LABEL = "agentgym."
+OWNED = {f"{LABEL}terminals": "1"}  # of volumes
+
+_log = logging.getLogger("agentgym.sandbox")
+# Of foreign images, by their ids: what is covered in them; empty where they hold nothing of this project.
+_covers: dict[str, list[str]] = {}
+_refused: set[tuple[str, str]] = set()  # addresses of engines, and which of the wishes they cannot grant
+
+
+def open_docker(spec: SandboxSpec, run: str) -> GuestSandbox:
+    """Start a container and its guest. An image that is not our own is searched for this project first, once a process.
+
+    Args:
+        spec: its image must be built (`agentgym sandbox build NAME`), or be a Docker reference that the engine has and
+            that has `python3`.
+        run: the run that it is for, a label of the container.
+
+    Raises:
+        SandboxError: the engine does not answer or refuses, the image is missing, or the guest does not come up.
+        ValueError: there is no image of this name.
+    """
+    return _open(spec, run, _masked(spec.image, run))
+
+
+def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandbox:
+    custom = images.is_reference(spec.image)
+    image = spec.image if custom else images.image_tag(spec.image)
+    api = engine.client()
+    engine.hold()
+    name = f"agentgym-{secrets.token_hex(6)}"
+    try:
+        path = _path(api, image) if custom else None
+        user = users.own_user(_few_users(api))
+        stream = _started(api, name, image, spec, run, user, masked)
+    except BaseException as error:
+        _remove_quietly(name)
+        from docker.errors import ImageNotFound
+
+        if isinstance(error.__cause__, ImageNotFound):
+            todo = f"docker pull {image}" if custom else f"agentgym sandbox build {spec.image}"
+            raise SandboxError(f"the Docker Engine at {engine.address()} has no image {image}: run `{todo}`") from error
+        if isinstance(error, SandboxError) and "python3" in str(error):
+            raise SandboxError(f"the image {image} has no python3, which every sandbox needs: {error}") from error
+        raise
+    owner = os.getpid()
+    return GuestSandbox(
+        stream,
+        spec,
+        name,
+        path=path or engine_images.PATH,
+        limits={"nice": PROGRAM_NICENESS, "user": user},
+        reason=lambda: _reason(name, stream),
+        on_close=lambda: _remove_quietly(name) if os.getpid() == owner else None,
+    )
+
+
+def _masked(image: str, run: str) -> Sequence[str]:
+    """What to cover in a sandbox of a foreign image: nothing of this project may be seen there, as its tasks hold their answers."""
+    if not images.is_reference(image):
+        return ()
+    api = engine.client()
+    with engine.failures(f"looking for the image {image}"):
+        id = api.inspect_image(image)["Id"] if engine_images.way_of(api, image) is not None else ""
+    if id and id not in _covers:
+        with closing(_open(SandboxSpec(image=image), run)) as box:
+            search = box.exec(["python3", "-I", "-c", source("project_files")], timeout=SEARCH_SECONDS)
+            with engine.failures("looking at its container"):
+                usual = api.inspect_container(box.id)["HostConfig"].get("MaskedPaths") or []
+        if not search.ok or search.truncated:
+            raise SandboxError(
+                f"the image {image} could not be searched for files of agentgym, which programs must not see: "
+                f"{'too slow' if search.timed_out else search.stderr[-300:] or 'too many'}"
+            )
+        found = json.loads(search.stdout)
+        _covers[id] = [*usual, *found] if found else []
+        if found:
+            _log.info("the image %s holds agentgym: %s are covered", image, ", ".join(found))
+    return _covers.get(id, ())
+
+
+def _started(
+    api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, user: int, masked: Sequence[str]
+) -> AttachedStream:
+    where = engine.address()
+    while True:
+        wishes = [wish for wish in WISHES if (where, wish) not in _refused]
+        try:
+            return _start(api, name, image, spec, run, _host_config(api, spec, user, wishes, masked))
+        except SandboxError as error:
+            said = str(getattr(error.__cause__, "explanation", ""))
+            refused = next((wish for wish in wishes if WISHES[wish] in said), None)
+            if refused is None:
+                raise
+        _remove(name)
+        if (where, refused) not in _refused:
+            _log.info("the Docker Engine at %s cannot give %s: it is done without", where, refused)
+        _refused.add((where, refused))
+
+
+def _start(
+    api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, host_config: Mapping[str, Any]
+) -> AttachedStream:
+    from docker.types import ContainerConfig
+
+    with engine.failures(f"starting a sandbox of {image}"):
+        if spec.network and not api.networks(names=["bridge"]):
+            raise SandboxError(
+                f"a sandbox with a network was asked for, and the Docker Engine at {engine.address()} has no bridge network: "
+                "it was started with --bridge=none"
+            )
+        config = ContainerConfig(
+            api.api_version,
+            image=image,
+            command=[],
+            entrypoint=guest_command(),
+            user="0:0",
+            working_dir="/",
+            hostname="sandbox",
+            stdin_open=True,  # and StdinOnce by that: it ends with its first connection
+            stop_signal="SIGKILL",  # a stopping engine need not wait for the guest, which ignores other signals
+            healthcheck={"test": ["NONE"]},
+            labels={LABEL + key: value for key, value in marks(run).items()},
+            host_config=host_config,
+        )
+        api.create_container_from_config(config, name)
+        # Before the start, so that nothing that it writes is missed.
+        stream = AttachedStream(api.attach_socket(name, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}))
+        try:
+            api.start(name)
+        except BaseException:
+            stream.close()
+            raise
+    return stream
+
+
+def _host_config(
+    api: APIClient, spec: SandboxSpec, user: int, wishes: Sequence[str], masked: Sequence[str]
+) -> dict[str, Any]:
+    from docker.types import DriverConfig, LogConfig, Mount
+
+    mount = f"size={spec.disk},nr_inodes={files_of(spec.disk)},nosuid,nodev,exec"
+    own = f"uid={user},gid={GROUP_ID}"
+    devpts = DriverConfig("local", {"type": "devpts", "device": "devpts", "o": f"{users.PTY_OPTIONS},gid=5"})
+    config: dict[str, Any] = api.create_host_config(
+        auto_remove=True,
+        mounts=[Mount(wish, None, driver_config=devpts, labels=OWNED) for wish in wishes if wish == TERMINALS],
+        init=False,
+        network_mode="bridge" if spec.network else "none",
+        ipc_mode="private",
+        read_only=True,
+        tmpfs={
+            WORKSPACE: f"{mount},mode=0755,{own}",
+            "/tmp": f"{mount},mode=1777",
+            PRIVATE: f"{mount},mode=0755",
+            "/dev/shm": f"{mount},mode=1777",  # the engine's own has no limit on files
+        },
+        mem_limit=spec.memory + GUEST_MEMORY,
+        memswap_limit=spec.memory + GUEST_MEMORY,  # memory and swap together: no swap
+        nano_cpus=int(min(spec.cpus, _cores(api)) * 1e9),
+        pids_limit=spec.pids + GUEST_PROCESSES,
+        cap_drop=["ALL"],
+        cap_add=[*CAPABILITIES, *(wish for wish in wishes if wish == RESOURCE)],
+        sysctls={wish: "1" for wish in wishes if wish == FORCED},
+        security_opt=["no-new-privileges", f"seccomp={seccomp.docker_profile()}"],
+        log_config=LogConfig(type="none"),
+    )
+    return {**config, "MaskedPaths": list(masked)} if masked else config
+
+
+@cache
+def _cores(api: APIClient) -> float:
+    """The engine's processors; it refuses to give more."""
+    return float(api.info()["NCPU"])
+
+
+@cache
+def _few_users(api: APIClient) -> bool:
+    """Whether the engine's containers are in a user namespace, which has fewer user ids."""
+    options = api.info().get("SecurityOptions") or []
+    return any(name in option for option in options for name in ("name=userns", "name=rootless"))
+
+
+def _path(api: APIClient, image: str) -> str | None:
+    """Where an image looks for programs."""
+    with engine.failures(f"looking for the image {image}"):
+        settings = (api.inspect_image(image)["Config"] or {}).get("Env") or []
+    return next((text.removeprefix("PATH=") for text in settings if text.startswith("PATH=")), None)
+
+
+def _reason(name: str, stream: AttachedStream) -> str:
+    """What is known about a guest that is gone."""
+    said = stream.demultiplexer.stderr.decode(errors="replace").strip()
+    if said:
+        return f"it wrote: {said}"
+    if (no_engine := engine.unavailable()) is not None:
+        return no_engine
+    from docker.errors import NotFound
+
+    try:
+        with engine.failures("looking at its container"):
+            state = engine.client(engine.PROBE_TIMEOUT).inspect_container(name)["State"]
+    except SandboxError as error:
+        return "its container is gone" if isinstance(error.__cause__, NotFound) else str(error)
+    killed = ", for want of memory" if state.get("OOMKilled") else ""
+    return f"its container is {state.get('Status')} with exit code {state.get('ExitCode')}{killed}"
+
+
+def _remove_quietly(name: str) -> None:
+    """Remove a container that nobody needs any more; where that fails, its guest has lost its input and ends it."""
+    try:
+        _remove(name)
+    except SandboxError as error:
+        _log.warning("sandbox %s was not removed: %s", name, error)
+
+
+def _remove(id: str) -> None:
+    from docker.errors import APIError, NotFound
+
+    with engine.failures(f"removing the sandbox {id}"):
+        api = engine.client()
+        try:
+            api.remove_container(id, force=True, v=True)
+        except NotFound:
+            return
+        except APIError as error:
+            if error.status_code != 409:  # 409: it is being removed already
+                raise
+        until = time.monotonic() + GONE_SECONDS
+        while time.monotonic() < until:
+            try:
+                api.inspect_container(id)
+            except NotFound:
+                return
+            time.sleep(0.02)
+    raise SandboxError(f"the sandbox {id} is still there {GONE_SECONDS:g} s after it was removed")
+
+
+def docker_sandboxes() -> list[Found]:
+    """All containers that are sandboxes, whoever made them. SandboxError if the engine does not answer."""
+    api = engine.client(engine.PROBE_TIMEOUT)
+    with engine.failures("listing sandboxes"):
+        containers = api.containers(all=True, filters={"label": f"{LABEL}run"})
+    sandboxes = []
+    for container in containers:
+        labels = {key.removeprefix(LABEL): value for key, value in container["Labels"].items() if key.startswith(LABEL)}
+        # One that a killed engine was removing comes back without its name, or is in its list and nowhere else.
+        if not container["Names"] and _is_gone(container["Id"]):
+            continue
+        name = (container["Names"] or [container["Id"]])[0].lstrip("/")
+        sandboxes.append(found(name, "docker", labels))
+    return sandboxes
+
+
+def _is_gone(id: str) -> bool:
+    """Whether the engine knows nothing of a container."""
+    from docker.errors import NotFound
+
+    with engine.failures(f"looking at the container {id}"):
+        try:
+            engine.client(engine.PROBE_TIMEOUT).inspect_container(id)
+        except NotFound:
+            return True
+    return False
+
+
+def remove(which: Found) -> None:
+    """Remove a container and all in it; one that is gone already is no error. Raises SandboxError if it stays."""
+    _remove(which.id)
+
+
+def remove_volumes() -> None:
+    """Remove the pseudo-terminals of sandboxes that are gone: an engine that was killed forgets them. SandboxError if it fails."""
+    from docker.errors import APIError
+
+    with engine.failures("removing what sandboxes left"):
+        api = engine.client()
+        for volume in api.volumes(filters={"label": list(OWNED), "dangling": True})["Volumes"] or []:
+            try:
+                api.remove_volume(volume["Name"])
+            except APIError as error:
+                if error.status_code not in (404, 409):  # it is gone, or a sandbox has it by now
+                    raise

@@ -1,0 +1,286 @@
+"""Which back end a sandbox comes from, and the pools that all environments of a process share.
+
+`acquire` is what environments call. "auto" takes docker where an engine answers and has the image, else bubblewrap where it
+works; the choice is made once for each image, logged with its reason, and kept for the life of the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import difflib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from agentgym.sandbox.api import Sandbox, SandboxError, SandboxSpec
+from agentgym.sandbox.health import PROBE_SECONDS, Health
+from agentgym.sandbox.pool import Places, SandboxPool
+
+if TYPE_CHECKING:
+    from agentgym.sandbox.guest.guest_sandbox import GuestSandbox
+
+BACKENDS = ("docker", "bubblewrap")
+ENGINE_SECONDS = 2.0  # in which a Docker Engine must answer to be chosen by "auto"
+IDLE_SECONDS = 300.0  # after which a sandbox that nobody wants is closed
+REMOTE_IDLE_SECONDS = 60.0  # and one of a server's, which others may want
+LIMIT = 64  # sandboxes of a process at a time, unless AGENTGYM_SANDBOXES says otherwise
+
+_log = logging.getLogger("agentgym.sandbox")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A back end, and why it was taken, to follow "because". For sandboxes of servers its name is their URLs."""
+
+    name: str
+    reason: str
+
+
+@dataclass
+class _Process:
+    """What a process holds. A fork starts with none."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    choices: dict[tuple[str | None, str, str], Choice] = field(default_factory=dict)
+    pools: dict[tuple[Any, ...], SandboxPool] = field(default_factory=dict)
+    places: Places | None = None
+    bubblewrap_works: bool = False
+
+
+_process = _Process()
+
+
+def _begin_anew() -> None:
+    global _process  # noqa: PLW0603 - module state: what the parent holds is the parent's
+    _process = _Process()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+def acquire(spec: SandboxSpec, backend: str | None = None, timeout: float = 110.0) -> Sandbox:
+    """A clean sandbox from the process's pool; `close` gives it back.
+
+    Args:
+        spec: what it is made of. Sandboxes of equal specs share a pool.
+        backend: "docker", "bubblewrap", "auto", the URL of a server of sandboxes or several joined by commas, "remote" for
+            what AGENTGYM_SANDBOX_URL says, or None for what AGENTGYM_SANDBOX says, else "auto".
+        timeout: seconds to wait for one while all are in use, or while none can be made. The default is just under what
+            `Limits` gives `init`, so that this error, which says why, comes first.
+
+    Raises:
+        SandboxError: no back end can be used here, or there was no sandbox in time; says what failed.
+        ValueError: there is no such back end or image.
+    """
+    choice = choose(backend, spec.image)
+    return _pool(choice.name, spec).acquire(timeout)
+
+
+def choose(backend: str | None = None, image: str = "python") -> Choice:
+    """The back end for an image. Tried once: a choice that succeeded is kept.
+
+    Raises:
+        SandboxError: none can be used here; says what to install or to start.
+        ValueError: there is no such back end or image.
+    """
+    wanted = backend if backend is not None else os.environ.get("AGENTGYM_SANDBOX") or "auto"
+    source = "it was asked for" if backend is not None else "AGENTGYM_SANDBOX says so"
+    wanted = check_backend(wanted, "AGENTGYM_SANDBOX" if backend is None else "sandbox")
+    with _process.lock:
+        choice = _process.choices.get((backend, wanted, image))
+        if choice is None:
+            choice = _try_all(image) if wanted == "auto" else _try_one(wanted, image, source)
+            _process.choices[backend, wanted, image] = choice
+            _log.info("sandboxes of image %r: %s, because %s", image, choice.name, choice.reason)
+    return choice
+
+
+def describe(backend: str | None = None, image: str = "python") -> str:
+    """The choice in a line for people: "docker, because ...". Raises as `choose` does."""
+    choice = choose(backend, image)
+    return f"{choice.name}, because {choice.reason}"
+
+
+def check_backend(name: str, what: str = "sandbox") -> str:
+    """The name of a back end; for "remote", and for servers, their URLs.
+
+    Raises:
+        ValueError: there is no such one; says the nearest valid name.
+    """
+    if name == "remote" or _is_url(name):
+        from agentgym.sandbox.backends.remote import urls_of
+
+        return urls_of(name, what)
+    valid = (*BACKENDS, "auto", "remote")
+    if name not in valid:
+        near = max(valid, key=lambda known: difflib.SequenceMatcher(None, name, known).ratio())
+        raise ValueError(
+            f"{what}={name}: no such back end: did you mean {near}? There are {', '.join(valid)} and http://HOST:PORT"
+        )
+    return name
+
+
+def close_pools(timeout: float = 3.0) -> None:
+    """End all sandboxes of this process, and wait for at most `timeout` seconds. Called when the interpreter ends."""
+    with _process.lock:
+        places = _process.places
+        _process.places = None
+        _process.pools.clear()
+    if places is not None:
+        places.close(timeout)
+
+
+def run_label() -> str:
+    """What sandboxes of this process are marked with: AGENTGYM_RUN, else its process id and the time."""
+    return os.environ.get("AGENTGYM_RUN") or f"{os.getpid()}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _try_all(image: str) -> Choice:
+    no_docker = _why_not_docker(image)
+    if no_docker is None:
+        return Choice("docker", _docker_reason(image))
+    no_bubblewrap = _why_not_bubblewrap(image)
+    if no_bubblewrap is None:
+        return Choice("bubblewrap", f"it works here and docker does not: {no_docker}")
+    from agentgym.sandbox.images import build as images
+
+    todo = f"start a Docker Engine and run `{_docker_todo(image)}`"
+    if not images.is_reference(image):
+        todo = f"install bubblewrap (apt install bubblewrap), or {todo}"
+    raise SandboxError(f"no sandbox for programs: {todo}. docker: {no_docker}; bubblewrap: {no_bubblewrap}")
+
+
+def _try_one(name: str, image: str, source: str) -> Choice:
+    if _is_url(name):
+        from agentgym.sandbox.backends import remote
+
+        why_not = remote.why_not(name, image)
+    else:
+        why_not = _why_not_docker(image) if name == "docker" else _why_not_bubblewrap(image)
+    if why_not is not None:
+        raise SandboxError(
+            f"no sandbox of image {image!r} by {name}, and {source}: {why_not}; or take another back end"
+        )
+    return Choice(name, source)
+
+
+def _why_not_docker(image: str) -> str | None:
+    from agentgym.sandbox.backends import engine
+    from agentgym.sandbox.images import engine_images
+
+    tag = _docker_tag(image)
+    try:
+        there = engine_images.way_of(engine.client(ENGINE_SECONDS), tag) is not None
+    except SandboxError as error:
+        return str(error)
+    return None if there else f"the engine at {engine.address()} has no image {tag}: run `{_docker_todo(image)}`"
+
+
+def _docker_reason(image: str) -> str:
+    from agentgym.sandbox.backends import engine
+
+    return f"the engine at {engine.address()} answers and has the image {_docker_tag(image)}"
+
+
+def _docker_tag(image: str) -> str:
+    from agentgym.sandbox.images import build as images
+
+    return image if images.is_reference(image) else images.image_tag(image)
+
+
+def _docker_todo(image: str) -> str:
+    """The command that gives an engine an image."""
+    from agentgym.sandbox.images import build as images
+
+    return f"docker pull {image}" if images.is_reference(image) else f"agentgym sandbox build {image}"
+
+
+def _is_url(name: str) -> bool:
+    """Whether a back end is one of servers."""
+    return name.startswith(("http://", "https://"))
+
+
+def _why_not_bubblewrap(image: str) -> str | None:
+    from agentgym.sandbox.backends import bubblewrap
+    from agentgym.sandbox.images import build as images
+
+    if images.is_reference(image):
+        return f"it has no Docker images such as {image}"
+    images.recipe(image)
+    if not _process.bubblewrap_works:
+        if why_not := bubblewrap.usable():
+            return why_not
+        _process.bubblewrap_works = True
+    try:
+        bubblewrap.image_root(image)
+    except SandboxError as error:
+        return str(error)
+    return None
+
+
+def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
+    key = (name, *((k, tuple(sorted(v.items())) if k == "env" else v) for k, v in vars(spec).items()))
+    with _process.lock:
+        if _process.places is None:
+            _process.places = Places(_limit())
+            atexit.register(close_pools)
+            threading.Thread(target=remove_dead, name="sandbox cleanup", daemon=True).start()
+        if key not in _process.pools:
+            open_one, run = opener(name), run_label()
+            probe = replace(spec, start_timeout=PROBE_SECONDS)
+            _process.pools[key] = SandboxPool(
+                lambda: open_one(spec, run),
+                _process.places,
+                name=f"{name} {spec.image!r}",
+                idle_seconds=REMOTE_IDLE_SECONDS if _is_url(name) else IDLE_SECONDS,
+                up_since=_health(name, lambda: open_one(probe, run)).up_since,
+            )
+        return _process.pools[key]
+
+
+def opener(name: str) -> Callable[[SandboxSpec, str], GuestSandbox]:
+    """What opens a sandbox of a back end, given what it is made of and its run's label."""
+    if _is_url(name):
+        from agentgym.sandbox.backends.remote import open_remote
+
+        return partial(open_remote, name)
+    if name == "docker":
+        from agentgym.sandbox.backends.docker import open_docker
+
+        return open_docker
+    from agentgym.sandbox.backends.bubblewrap import open_bubblewrap
+
+    return open_bubblewrap
+
+
+def _health(name: str, open: Callable[[], GuestSandbox]) -> Health:
+    if name != "docker":
+        return Health(open)
+    from agentgym.sandbox.backends import engine
+
+    return Health(open, engine.unbroken_since)
+
+
+def _limit() -> int:
+    text = os.environ.get("AGENTGYM_SANDBOXES") or str(LIMIT)
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"AGENTGYM_SANDBOXES={text}: must be a whole number of at least 1")
+    return int(text)
+
+
+def remove_dead() -> None:
+    """Remove what processes that have died left behind."""
+    from agentgym.sandbox.cleanup import cleanup
+
+    try:
+        removed = cleanup()
+    except SandboxError as error:
+        _log.warning("sandboxes of dead processes: %s", error)
+    else:
+        if removed:
+            _log.info("removed %d sandboxes that dead processes had left", len(removed))

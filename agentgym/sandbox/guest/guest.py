@@ -1,0 +1,453 @@
+"""The first process of every sandbox: it starts programs, feeds and watches them, and ends them when their time is up.
+
+The host sends it as the source of `python3 -I -S -c`, so it uses the standard library only and imports little. It must be
+process 1 of its own process namespace: `kill(-1)` is how it ends everything else, and its own end is the sandbox's end.
+It ends when its standard input does, or when `idle_timeout` seconds pass without a call.
+
+A frame on its standard input or output is two lengths (4 bytes each, big endian), a JSON header, and raw bytes. The host
+sends one call and waits for its answer. Programs run with a user id that the host chose, and so does every file access
+except the writing of `/private`; where the sandbox has one user id only, everything runs with that.
+
+A session carries a tag that it cannot shed and that all its descendants inherit: a supplementary group, or, with one user
+id, a hard limit on real-time processor time, which no program here can use. So it is known what to kill when one session
+of several ends, or when a command ends beside a session.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import signal
+import stat
+import struct
+import sys
+import time
+from collections.abc import Callable
+
+from agentgym.sandbox.guest.guest_files import Place, Upload, content, empty, restore
+from agentgym.sandbox.guest.guest_programs import (
+    CHUNK,
+    FIRST_TAG,
+    TWO_USERS,
+    AsProgram,
+    Input,
+    Loop,
+    Output,
+    Process,
+    Replies,
+    Spoiled,
+    default_signals,
+    pipes,
+    proc_rules,
+    programs,
+    remove_shared_memory,
+    scores_are_final,
+    send_signal,
+    shared_memory,
+    start,
+)
+
+GRACE = 1.0  # seconds that a session has to answer an interrupt
+KILL_PATIENCE = 20.0  # seconds in which killed processes must have gone
+FORK_PATIENCE = 0.5  # seconds in which a process must be free for a new program
+NO_PROCESS = (errno.EAGAIN, errno.ENOMEM)
+EMPTIED = ("/workspace", "/tmp", "/dev/shm", "/dev/mqueue", "/private")
+# Of memory: of version 1, of the programs' own group in version 2, of a container in version 2.
+COUNTERS = tuple(
+    f"/sys/fs/cgroup/{name}" for name in ("memory/memory.oom_control", "memory/memory.events", "memory.events")
+)
+PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
+
+
+class Unkillable(Exception):
+    """Something goes on that a killed program should not: the sandbox is of no use any more."""
+
+
+class Guest:
+    """Answers the host's calls, one after another. A call `x` is the method `do_x`."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.received = bytearray()
+        self.mains: dict[int, Process] = {}  # by process id, those whose end somebody waits for
+        self.sessions: dict[int, Process] = {}  # by tag
+        self.tag = FIRST_TAG
+        self.limit = 1 << 16
+        self.idle_timeout = 3600.0
+        self.env: dict[str, str] = {}
+        self.limits: dict = {"nice": 0, "file": 1 << 30}
+        self.counter = next((name for name in COUNTERS if os.path.exists(name)), "")
+        self.killed = self.oom_kills()
+        self.ran = False  # whether a program has run since the last reset
+        self.upload: Upload | None = None  # a file of which parts are missing
+        self.folders = {folder: stat.S_IMODE(os.stat(folder).st_mode) for folder in EMPTIED if os.path.isdir(folder)}
+        self.loop.add(0, select.POLLIN, self.receive)
+        wake, waker = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(waker, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        self.loop.add(wake, select.POLLIN, lambda: (os.read(wake, 512), self.reap()))
+
+    # frames
+
+    def receive(self) -> None:
+        """Take what the host has sent. The end of it is the end of the guest."""
+        data = os.read(0, CHUNK)
+        if not data:
+            os._exit(0)
+        self.received += data
+
+    def call(self) -> tuple[dict, bytes]:
+        """The host's next call: its header and its bytes."""
+        until = time.monotonic() + self.idle_timeout
+        while True:
+            if len(self.received) >= 8:
+                head, body = struct.unpack_from(">II", self.received)
+                if len(self.received) >= 8 + head + body:
+                    header = json.loads(self.received[8 : 8 + head])
+                    payload = bytes(self.received[8 + head : 8 + head + body])
+                    del self.received[: 8 + head + body]
+                    return header, payload
+            if time.monotonic() > until:
+                os._exit(0)
+            self.loop.turn(until)
+
+    def answer(self, header: dict, *payload: bytes) -> None:
+        """Send the host a frame."""
+        text = json.dumps(header).encode()
+        data = memoryview(b"".join((struct.pack(">II", len(text), sum(map(len, payload))), text, *payload)))
+        while data:
+            data = data[os.write(1, data) :]
+
+    def serve(self) -> None:
+        """Answer calls for ever; a failure is an answer too."""
+        while True:
+            header, payload = self.call()
+            try:
+                getattr(self, "do_" + header.pop("do"))(payload, **header)
+            except OSError as error:
+                self.answer({"errno": error.errno or errno.EIO, "message": error.strerror or str(error)})
+            except ValueError as error:
+                self.answer({"value": str(error)})
+            except Spoiled as error:
+                self.answer({"spoiled": str(error)})
+            except Unkillable as error:
+                self.answer({"broken": str(error)})
+
+    # processes
+
+    def reap(self) -> bool:
+        """Collect what has ended. False if no process but the guest is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if not pid:
+                return True
+            process = self.mains.pop(pid, None)
+            if process is not None:
+                code = os.waitstatus_to_exitcode(status)
+                process.code = code if code >= 0 else 128 - code
+
+    def start(self, argv: list[str], env: dict[str, str], cwd: str, stdin: bytes, form: str, tag: int) -> Process:
+        """Start a program. Where no process can be had for it, what no session has started is killed first.
+
+        Raises:
+            OSError: it cannot be run; EAGAIN or ENOMEM: sessions have all processes.
+            Spoiled: there is none, and no session to blame.
+        """
+        self.ran = True
+        until = time.monotonic() + FORK_PATIENCE
+        while True:
+            try:
+                return self.launch(argv, env, cwd, stdin, form, tag)
+            except OSError as error:
+                if error.errno not in NO_PROCESS:
+                    raise
+                self.kill_leftovers()
+                if time.monotonic() > until and self.sessions:
+                    raise
+                if time.monotonic() > until:
+                    raise Spoiled(error.strerror) from error
+            self.loop.turn(time.monotonic() + 0.02)
+
+    def launch(self, argv: list[str], env: dict[str, str], cwd: str, stdin: bytes, form: str, tag: int) -> Process:
+        """Start a program with pipes of its own."""
+        made = pipes(4 if form else 3)
+        ours = [write if not number else read for number, (read, write) in enumerate(made)]
+        theirs = [read if not number else write for number, (read, write) in enumerate(made)]
+        try:
+            pid = start(argv, {**self.env, **env}, cwd, theirs, tag, self.limits)
+        except BaseException:
+            for fd in ours:
+                os.close(fd)
+            raise
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        process = Process(
+            pid,
+            tag,
+            Input(self.loop, ours[0], held=bool(form)),
+            Output(self.loop, ours[1], self.limit),
+            Output(self.loop, ours[2], self.limit),
+            Replies(self.loop, ours[3], form) if form else None,
+        )
+        self.mains[pid] = process
+        process.input.feed(stdin)
+        return process
+
+    def kill(self, doomed: Callable[[int], bool]) -> None:
+        """Kill the programs whose tag is doomed. They are stopped first, so that none can outrun it by forking."""
+        until = time.monotonic() + KILL_PATIENCE
+        stopped: set[int] = set()
+        while time.monotonic() < until:
+            found = [pid for pid, tag in programs() if doomed(tag)]
+            fresh = [pid for pid in found if pid not in stopped]
+            for pid in fresh:
+                send_signal(pid, signal.SIGSTOP)
+            stopped.update(fresh)
+            if not fresh:
+                for pid in found:
+                    send_signal(pid, signal.SIGKILL)
+            self.reap()
+            if not found:
+                return
+        self.kill_all()
+
+    def kill_all(self) -> None:
+        """Kill every program. The kernel sends `kill(-1)` to all at once, so a fork bomb cannot outrun it."""
+        until = time.monotonic() + KILL_PATIENCE
+        for session in self.sessions.values():
+            session.close()
+        self.sessions.clear()
+        while True:
+            try:
+                with AsProgram():
+                    os.kill(-1, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            if not self.reap():
+                return
+            if time.monotonic() > until:
+                raise Unkillable("programs are left that cannot be killed")
+            self.loop.turn(time.monotonic() + 0.02)
+
+    def kill_leftovers(self) -> None:
+        """Kill what no session has started."""
+        if self.sessions:
+            self.kill(lambda tag: tag not in self.sessions)
+        elif self.reap():
+            self.kill_all()
+
+    def oom_kills(self) -> int:
+        """How many programs the kernel has killed for want of memory."""
+        if not self.counter:
+            return 0
+        with open(self.counter, "rb") as file:
+            return int(file.read().partition(b"oom_kill ")[2].split()[0])
+
+    def report(
+        self, process: Process, began: float, timed_out: bool, reply: bytes | None = None, ended: bool = True
+    ) -> None:
+        """Answer with what a program has left behind."""
+        kills = self.oom_kills()
+        parts = [bytes(part) for output in (process.out, process.err) for part in (output.head, output.tail)]
+        header = {
+            "code": process.code,
+            "timed_out": timed_out,
+            "oom": kills > self.killed,
+            "seconds": time.monotonic() - began,
+            "sizes": [len(part) for part in parts],
+            "left_out": [process.out.left_out, process.err.left_out],
+            "ended": ended,
+        }
+        self.killed = kills
+        self.answer(header, *parts, reply or b"")
+
+    # calls
+
+    def do_hello(self, _: bytes, env: dict[str, str], output: int, idle_timeout: float, limits: dict) -> None:
+        """Take the settings."""
+        rules = proc_rules()
+        self.env, self.limit, self.idle_timeout, self.limits = env, output, idle_timeout, {**limits, "rules": rules}
+        if TWO_USERS:
+            AsProgram.user = limits.get("user", AsProgram.user)
+        facts = {"python": sys.version.split()[0], "two_users": TWO_USERS, "counter": self.counter}
+        self.answer({**facts, "firm_scores": rules >= 0 or scores_are_final()})
+
+    def do_ping(self, _: bytes) -> None:
+        """Give a sign of life."""
+        self.answer({})
+
+    def do_exec(self, stdin: bytes, argv: list[str], env: dict[str, str], cwd: str, timeout: float) -> None:
+        """Run a program to its end, and kill what it leaves."""
+        began = time.monotonic()
+        process = self.start(argv, env, cwd, stdin, "", 0)
+        while process.code is None and time.monotonic() < began + timeout:
+            self.loop.turn(began + timeout)
+        timed_out = process.code is None
+        self.kill_leftovers()
+        process.drain()
+        process.close()
+        self.report(process, began, timed_out)
+
+    def do_open(self, _: bytes, argv: list[str], env: dict[str, str], form: str) -> None:
+        """Start a session."""
+        self.tag += 1
+        try:
+            self.sessions[self.tag] = self.start(argv, env, ".", b"", form, self.tag)
+        except OSError as error:
+            if error.errno not in NO_PROCESS:
+                raise
+            raise Spoiled(error.strerror) from error
+        self.answer({"session": self.tag})
+
+    def do_step(self, request: bytes, session: int, timeout: float) -> None:
+        """Hand a session a request, and wait for its reply."""
+        began = time.monotonic()
+        process = self.sessions.get(session)
+        if process is None or process.replies is None:
+            raise ValueError("the session has ended")
+        process.replies.drain()
+        process.replies.clear()  # nobody asked for what it holds
+        process.input.feed(request)
+        reply = self.await_reply(process, process.replies, began + timeout)
+        timed_out = reply is None and process.code is None and time.monotonic() >= began + timeout
+        if timed_out:
+            self.interrupt(process)
+            reply = self.await_reply(process, process.replies, time.monotonic() + GRACE)
+        if reply is None:
+            self.sessions.pop(session)
+            self.kill(lambda tag: tag == session)
+        process.drain()
+        self.report(process, began, timed_out, reply, ended=reply is None)
+        process.out.clear()
+        process.err.clear()
+        if reply is None:
+            process.close()
+
+    def interrupt(self, process: Process) -> None:
+        """What Control-C does in a terminal."""
+        try:
+            with AsProgram():
+                os.killpg(process.pid, signal.SIGINT)
+        except ProcessLookupError:
+            return
+
+    def await_reply(self, process: Process, replies: Replies, until: float) -> bytes | None:
+        """The session's answer; None if it ended instead, or the time is up."""
+        try:
+            while True:
+                ended = process.code is not None
+                if ended:
+                    replies.drain()
+                reply = replies.take()
+                if reply is not None or ended or time.monotonic() >= until:
+                    return reply
+                self.loop.turn(until)
+        except ValueError as error:
+            process.err.add(f"{error}\n".encode())
+            return None
+
+    def do_drop(self, _: bytes, session: int) -> None:
+        """Kill a session."""
+        process = self.sessions.pop(session, None)
+        if process is not None:
+            self.kill(lambda tag: tag == session)
+            process.close()
+        self.answer({})
+
+    def do_read(self, _: bytes, path: str, limit: int) -> None:
+        """Answer with a file, in parts."""
+        for data in content(path, limit):
+            self.answer({"more": True}, data)
+        self.answer({})
+
+    def do_write(self, data: bytes, path: str, mode: int, part: int, last: bool) -> None:
+        """Take one part of a file; with the last it gets its place."""
+        if not part:
+            self.drop_upload()
+            self.upload = Upload(Place(path, self.ran))
+        if self.upload is None:
+            raise ValueError("a part of a file whose first part was not taken")
+        try:
+            self.upload.add(data)
+            if last:
+                self.upload.finish(mode)
+        except BaseException:
+            self.drop_upload()
+            raise
+        if last:
+            self.drop_upload()
+        self.answer({})
+
+    def drop_upload(self) -> None:
+        """Forget a file that is not whole."""
+        if self.upload is not None:
+            self.upload.close()
+            self.upload = None
+
+    def do_folder(self, _: bytes, path: str) -> None:
+        """Make a folder and those above it."""
+        Place(path, self.ran).make()
+        self.answer({})
+
+    def do_reset(self, _: bytes) -> None:
+        """Kill everything and empty the folders; says what could not be removed."""
+        self.kill_all()
+        self.drop_upload()
+        with AsProgram():
+            remove_shared_memory()
+        for folder, mode in self.folders.items():
+            if folder == "/private":
+                empty(folder)
+                continue
+            with AsProgram():
+                restore(folder, mode)
+                empty(folder)
+        self.killed = self.oom_kills()
+        left = [f"{folder}/{name}" for folder in self.folders for name in os.listdir(folder)] + shared_memory()
+        self.ran = bool(left)
+        self.answer({"left": left[:10]})
+
+
+def harden() -> None:
+    """No program may look into the guest, and none may gain rights by what it executes."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    for option, value in ((PR_SET_DUMPABLE, 0), (PR_SET_NO_NEW_PRIVS, 1)):
+        if libc.prctl(option, value, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+def drop_unused_segments() -> None:
+    """Let System V segments go with the last program that uses them; where that is not ours to say, `reset` removes them."""
+    try:
+        with open("/proc/sys/kernel/shm_rmid_forced", "w") as file:
+            file.write("1")
+    except OSError:
+        return
+
+
+def main() -> None:
+    """Serve the host on standard input and output."""
+    if os.getpid() != 1:
+        sys.exit("the guest must be process 1 of a process namespace of its own")
+    os.umask(0o022)
+    default_signals()
+    harden()
+    drop_unused_segments()
+    reserved = os.open("/dev/null", os.O_RDONLY)  # descriptor 3 is a session's: no pipe of ours may take it
+    if reserved != 3:
+        os.dup2(reserved, 3, inheritable=False)
+    Guest().serve()
+
+
+if __name__ == "__main__":
+    main()

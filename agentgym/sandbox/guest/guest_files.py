@@ -1,0 +1,239 @@
+"""What the guest does to files: read and write them for the host, whatever programs have made of the place, and empty folders.
+
+Sent into the sandbox together with `guest.py`; the standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterator
+
+from agentgym.sandbox.guest.guest_programs import CHUNK, TWO_USERS, AsProgram, Spoiled
+
+ROOTS = ("/workspace", "/tmp", "/private")
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+EMPTYING = 30.0  # seconds in which a folder must be empty; programs that run meanwhile could fill it for ever
+HOSTS_OWN = (errno.ENAMETOOLONG, errno.EINVAL)  # the host chose a name that cannot be: no program's doing
+
+
+class Place:
+    """Where the host wants a file or folder.
+
+    Attributes:
+        path: the whole path.
+        root: the folder of `ROOTS` that it is in.
+        names: of the folders from there down to it, and its own.
+        rights: whose rights hold there: under /private the guest's.
+        forced: whether programs may have changed what is there. Then what lies in the way is replaced: a file, a link or a
+            folder in the place of another kind, and modes that forbid it.
+    """
+
+    def __init__(self, path: str, ran: bool) -> None:
+        self.path = os.path.normpath(os.path.join("/workspace", path))
+        if not self.path.startswith(tuple(root + "/" for root in ROOTS)):
+            raise ValueError(f"not under {', '.join(ROOTS)}")
+        _, root, *self.names = self.path.split("/")
+        self.root = f"/{root}"
+        self.rights = AsProgram(self.root != "/private")
+        self.forced = ran and (self.root != "/private" or not TWO_USERS)
+
+    def failed(self, error: OSError) -> Exception:
+        """What to raise for an error: the programs' doing, where they have run."""
+        if not self.forced or error.errno in HOSTS_OWN:
+            return error
+        return Spoiled(f"{self.path} cannot be written where programs have run: {error.strerror or error}")
+
+    def folder(self, names: list[str]) -> int:
+        """A descriptor of a folder below `root`, which is made with those above it."""
+        path = os.path.join(self.root, *names)
+        try:
+            os.makedirs(path, exist_ok=True)
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            os.close(os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o600, dir_fd=fd))  # one of `ROOTS`, and writable
+            return fd
+        except OSError:
+            if not self.forced:
+                raise
+        open_up(self.root)
+        fd = os.open(self.root, FOLDER)
+        for name in names:
+            try:
+                step = enter_folder(name, fd)
+            finally:
+                os.close(fd)
+            fd = step
+        return fd
+
+    def make(self) -> None:
+        """Make the folder."""
+        try:
+            with self.rights:
+                os.close(self.folder(self.names))
+        except OSError as error:
+            raise self.failed(error) from error
+
+
+class Upload:
+    """A file that arrives in parts. It has no name, and so is nothing that a program can find, until it is whole."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.folder = self.file = -1
+        try:
+            with place.rights:
+                self.folder = place.folder(place.names[:-1])
+                if not place.forced and is_folder(place.names[-1], self.folder):
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+                self.file = os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o600, dir_fd=self.folder)
+        except OSError as error:
+            self.close()
+            raise place.failed(error) from error
+
+    def add(self, data: bytes) -> None:
+        """Write the next part."""
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self.file, view) :]
+        except OSError as error:
+            raise self.place.failed(error) from error
+
+    def finish(self, mode: int) -> None:
+        """Put it in its place, at once and over whatever is there."""
+        name, fresh = self.place.names[-1], f".{os.urandom(8).hex()}.part"
+        try:
+            with self.place.rights:
+                os.fchmod(self.file, mode)
+                os.link(f"/proc/self/fd/{self.file}", fresh, dst_dir_fd=self.folder)
+                try:
+                    if self.place.forced and is_folder(name, self.folder):
+                        remove_folder(name, self.folder)
+                    os.replace(fresh, name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+                except OSError:
+                    os.unlink(fresh, dir_fd=self.folder)
+                    raise
+        except OSError as error:
+            raise self.place.failed(error) from error
+
+    def close(self) -> None:
+        """Let go of it; what has no name by then is gone."""
+        for fd in (self.file, self.folder):
+            if fd >= 0:
+                os.close(fd)
+        self.file = self.folder = -1
+
+
+def content(path: str, limit: int) -> Iterator[bytes]:
+    """A file's content in chunks, read with the programs' rights. ValueError if it is no regular file, or over the limit."""
+    with AsProgram():
+        try:
+            fd = os.open(os.path.join("/workspace", path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        except BlockingIOError:
+            raise ValueError("no file that can be read: a program holds a lease of it") from None
+    try:
+        kind = os.fstat(fd)
+        if stat.S_ISDIR(kind.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(kind.st_mode):
+            raise ValueError("no regular file")
+        if kind.st_size > limit:
+            raise ValueError(f"{kind.st_size} bytes: over the limit of {limit}")
+        size = 0
+        while data := os.read(fd, CHUNK):
+            size += len(data)
+            if size > limit:
+                raise ValueError(f"over the limit of {limit} bytes")
+            yield data
+    finally:
+        os.close(fd)
+
+
+def enter_folder(name: str, fd: int) -> int:
+    """A descriptor of the folder `name` in another, open to its owner; made in the place of whatever else has the name."""
+    try:
+        found = os.lstat(name, dir_fd=fd)
+    except FileNotFoundError:
+        os.mkdir(name, 0o755, dir_fd=fd)
+    else:
+        if not stat.S_ISDIR(found.st_mode):
+            os.unlink(name, dir_fd=fd)
+            os.mkdir(name, 0o755, dir_fd=fd)
+        elif found.st_mode & 0o700 != 0o700:
+            os.chmod(name, stat.S_IMODE(found.st_mode) | 0o700, dir_fd=fd)
+    return os.open(name, FOLDER, dir_fd=fd)
+
+
+def is_folder(name: str, fd: int) -> bool:
+    """Whether a folder, and no link to one, has this name in another."""
+    try:
+        return stat.S_ISDIR(os.lstat(name, dir_fd=fd).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def open_up(folder: str) -> None:
+    """Give the owner of a folder all rights to it, where the programs own it and so may have taken them."""
+    found = os.stat(folder)
+    if found.st_uid == AsProgram.user and found.st_mode & 0o700 != 0o700:
+        os.chmod(folder, stat.S_IMODE(found.st_mode) | 0o700)
+
+
+def restore(folder: str, mode: int) -> None:
+    """Give a folder its mode back and take its attributes away, where the programs own it and so may have changed them."""
+    if os.stat(folder).st_uid == AsProgram.user:
+        os.chmod(folder, mode)
+        for name in os.listxattr(folder):
+            os.removexattr(folder, name)
+
+
+def remove_folder(name: str, fd: int) -> None:
+    """Remove a folder of another with all in it."""
+    os.chmod(name, 0o700, dir_fd=fd)
+    empty(name, fd)
+    os.rmdir(name, dir_fd=fd)
+
+
+def empty(folder: str, dir_fd: int | None = None) -> None:
+    """Remove all that a folder holds, however deep and whatever its modes. TimeoutError where programs fill it again."""
+    until = time.monotonic() + EMPTYING
+    fd = os.open(folder, FOLDER, dir_fd=dir_fd)
+    try:
+        # Of each folder down to the one that `fd` is, those in it that were not empty.
+        levels = [remove_entries(fd, until)]
+        while True:
+            if levels[-1]:
+                os.chmod(levels[-1][-1], 0o700, dir_fd=fd)
+                step = os.open(levels[-1][-1], FOLDER, dir_fd=fd)
+            elif len(levels) > 1:
+                step = os.open("..", FOLDER, dir_fd=fd)
+            else:
+                return
+            os.close(fd)
+            fd = step
+            if levels[-1]:
+                levels.append(remove_entries(fd, until))
+            else:
+                levels.pop()
+                os.rmdir(levels[-1].pop(), dir_fd=fd)
+    finally:
+        os.close(fd)
+
+
+def remove_entries(fd: int, until: float) -> list[str]:
+    """Remove the files and the empty folders of a folder; the names of its other folders."""
+    left = []
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            if time.monotonic() > until:
+                raise TimeoutError(errno.ETIMEDOUT, f"not emptied within {EMPTYING:.0f} s")
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.name, dir_fd=fd)
+                continue
+            try:
+                os.rmdir(entry.name, dir_fd=fd)
+            except OSError:  # not empty
+                left.append(entry.name)
+    return left

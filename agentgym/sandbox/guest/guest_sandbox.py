@@ -1,0 +1,344 @@
+"""The sandbox contract over a channel to the guest: what both back ends share."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from agentgym.sandbox.api import MEGABYTE, WORKSPACE, Command, ExecResult, SandboxSpec, SandboxSpoiled
+from agentgym.sandbox.guest.channel import Calls, Channel, Header, Stream
+
+GRACE = 30.0  # seconds that the guest has beyond a step's own time: to interrupt, to kill, to answer on a busy machine
+FILE_TIMEOUT = 60.0  # seconds for one part of a file
+RESET_TIMEOUT = 60.0
+START_SESSION = 30.0
+PART = MEGABYTE  # bytes of a file in one frame
+USER_NAME = "sandbox"  # for programs that ask their environment; the user ids have no names in /etc/passwd
+
+# An interactive bash returns to its prompt after an interrupt, as a person's does; nothing of it is shown.
+_SHELL = ("bash", "--noprofile", "--norc", "--noediting", "-i")
+_SHELL_BEGIN = "PS1= PS2=; set +H; unset HISTFILE; __agentgym() { return $1; }"
+
+
+@cache
+def source(name: str) -> str:
+    """The text of a module of this package that runs inside the sandbox."""
+    return (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
+
+
+@cache
+def guest_source() -> bytes:
+    """The modules of the guest in one source, the last as the program."""
+    return (
+        "import sys, types\n"
+        f"for name, text in {[(name, source(name)) for name in ('guest_programs', 'guest_files')]!r}:\n"
+        "    module = sys.modules['agentgym.sandbox.' + name] = types.ModuleType(name)\n"
+        "    exec(compile(text, name + '.py', 'exec'), module.__dict__)\n"
+        f"exec(compile({source('guest')!r}, 'guest.py', 'exec'))\n"
+    ).encode()
+
+
+def guest_command(python: str = "python3") -> list[str]:
+    """The first process of a sandbox. It reads what it is to do, `guest_source`, from its standard input."""
+    size = len(guest_source())
+    text = f"import os\ns = b''\nwhile len(s) < {size}: s += os.read(0, {size} - len(s)) or os._exit(1)\nexec(s)"
+    return [python, "-I", "-S", "-c", text]
+
+
+class GuestSandbox:
+    """A sandbox whose guest answers on `stream`."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        spec: SandboxSpec,
+        id: str,
+        *,
+        path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        limits: Mapping[str, Any] | None = None,
+        reason: Callable[[], str] | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        """Greet the guest. `on_close` ends what the back end started; it is called once, also if this raises.
+
+        Args:
+            path: where programs are looked for.
+            limits: `nice`: how much less of the processor programs get than the guest; `more`: resource limits by name;
+                `user`: the programs' user id.
+            reason: says what the back end knows about a guest that is gone.
+
+        Raises:
+            SandboxError: the guest does not answer within `spec.start_timeout` seconds.
+        """
+        self.id = id
+        self.spec = spec
+        self._on_close = on_close
+        channel = Channel(stream, id, reason)
+        self._channel: Calls = channel
+        environment = {
+            "PATH": path,
+            "HOME": WORKSPACE,
+            "LANG": "C.UTF-8",
+            "TMPDIR": "/tmp",
+            "USER": USER_NAME,
+            "LOGNAME": USER_NAME,
+        }
+        hello = {
+            "do": "hello",
+            "env": environment | dict(spec.env),
+            "output": spec.output,
+            "idle_timeout": spec.idle_timeout,
+            "limits": {"nice": 0, "file": spec.disk + MEGABYTE, **(limits or {})},
+        }
+        try:
+            channel.begin(guest_source(), timeout=spec.start_timeout)
+            self.facts = self._call(hello, timeout=spec.start_timeout)[0]
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def greeted(cls, channel: Calls, spec: SandboxSpec, id: str, facts: Header) -> GuestSandbox:
+        """One whose guest has its settings already, from whoever started it. `facts` is what it said to them."""
+        made = cls.__new__(cls)
+        made.id, made.spec, made.facts = id, spec, facts
+        made._channel, made._on_close = channel, None
+        return made
+
+    @property
+    def channel(self) -> Calls:
+        """Where the guest is spoken with."""
+        return self._channel
+
+    @property
+    def alive(self) -> bool:
+        """See `Sandbox.alive`."""
+        return self._channel.alive
+
+    def exec(
+        self,
+        command: Command,
+        *,
+        stdin: bytes | str = b"",
+        timeout: float = 10.0,
+        cwd: str = WORKSPACE,
+        env: Mapping[str, str] | None = None,
+    ) -> ExecResult:
+        """See `Sandbox.exec`."""
+        argv = ["bash", "-c", command] if isinstance(command, str) else list(command)
+        data = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
+        call = {"do": "exec", "argv": argv, "env": dict(env or {}), "cwd": cwd, "timeout": timeout}
+        try:
+            header, payload = self._call(call, data, timeout=timeout + GRACE)
+        except OSError as error:
+            code = 127 if isinstance(error, FileNotFoundError) else 126
+            return ExecResult(code, "", f"{argv[0] if argv else ''}: {error.strerror}\n")
+        return result_of(header, payload)[0]
+
+    def session(self, command: Sequence[str] | str = "python") -> GuestSession:
+        """See `Sandbox.session`."""
+        return GuestSession(self, command)
+
+    def read(self, path: str, limit: int = 16 * MEGABYTE) -> bytes:
+        """See `Sandbox.read`."""
+        call = {"do": "read", "path": path, "limit": limit}
+        self._channel.send(call, timeout=FILE_TIMEOUT)
+        parts: list[bytes] = []
+        while True:
+            header, data = self._answer("read", FILE_TIMEOUT, path)
+            if not header.get("more"):
+                return b"".join(parts)
+            parts.append(data)
+
+    def write(self, path: str, data: bytes | str, mode: int = 0o644) -> None:
+        """See `Sandbox.write`."""
+        content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+        for begin in range(0, max(len(content), 1), PART):
+            part = content[begin : begin + PART]
+            last = begin + PART >= len(content)
+            call = {"do": "write", "path": path, "mode": mode, "part": begin, "last": last}
+            self._call(call, part, timeout=FILE_TIMEOUT, path=path)
+
+    def upload(self, source: Path, path: str = WORKSPACE) -> None:
+        """See `Sandbox.upload`."""
+        source = Path(source)
+        if source.is_symlink():
+            raise ValueError(f"{source} is a link: only files and folders are uploaded")
+        if source.is_file():
+            self._upload_file(source, str(PurePosixPath(path) / source.name))
+            return
+        if not source.is_dir():
+            raise FileNotFoundError(f"nothing to upload at {source}")
+        base = PurePosixPath(path) / source.name
+        self._call({"do": "folder", "path": str(base)}, timeout=FILE_TIMEOUT, path=str(base))
+        for found in sorted(source.rglob("*")):
+            if found.is_symlink():
+                raise ValueError(f"{found} is a link: only files and folders are uploaded")
+            place = str(base / found.relative_to(source).as_posix())
+            if found.is_dir():
+                self._call({"do": "folder", "path": place}, timeout=FILE_TIMEOUT, path=place)
+            elif found.is_file():
+                self._upload_file(found, place)
+            else:
+                raise ValueError(f"{found} is no file and no folder")
+
+    def _upload_file(self, source: Path, path: str) -> None:
+        self.write(path, source.read_bytes(), stat.S_IMODE(source.stat().st_mode) & 0o755)
+
+    def reset(self) -> None:
+        """See `Sandbox.reset`."""
+        try:
+            left = self._call({"do": "reset"}, timeout=RESET_TIMEOUT)[0]["left"]
+        except OSError as error:
+            left = [str(error)]
+        if left:
+            self.close()
+            raise SandboxSpoiled(f"sandbox {self.id} could not be emptied: {', '.join(left)}")
+
+    def ping(self, timeout: float = 10.0) -> None:
+        """Ask the guest for a sign of life. SandboxError if it gives none."""
+        self._call({"do": "ping"}, timeout=timeout)
+
+    def close(self) -> None:
+        """See `Sandbox.close`."""
+        self._channel.close()
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
+
+    def _call(
+        self, header: Header, payload: bytes = b"", *, timeout: float, path: str | None = None
+    ) -> tuple[Header, bytes]:
+        self._channel.send(header, payload, timeout=timeout)
+        return self._answer(header["do"], timeout, path)
+
+    def _answer(self, call: str, timeout: float, path: str | None = None) -> tuple[Header, bytes]:
+        header, payload = self._channel.answer(call, timeout=timeout)
+        if "broken" in header:
+            self.close()
+            raise SandboxSpoiled(f"sandbox {self.id} failed in {call!r}: {header['broken']}")
+        if "spoiled" in header:
+            raise SandboxSpoiled(f"sandbox {self.id} is spoiled, no {call!r}: {header['spoiled']}")
+        if "errno" in header:
+            raise OSError(header["errno"], header["message"], path)
+        if "value" in header:
+            raise ValueError(header["value"] if path is None else f"{path}: {header['value']}")
+        return header, payload
+
+
+class GuestSession:
+    """A process that the guest holds."""
+
+    def __init__(self, sandbox: GuestSandbox, command: Sequence[str] | str) -> None:
+        self._sandbox = sandbox
+        self._kind = command if isinstance(command, str) else ""
+        if self._kind not in ("", "python", "shell"):
+            raise ValueError(
+                f'no session of kind {command!r}: "python", "shell", or a list of a program and its arguments'
+            )
+        argv = list(command)
+        if self._kind:
+            argv = ["python3", "-c", source("python_driver")] if self._kind == "python" else list(_SHELL)
+        shell = self._kind == "shell"
+        # A file of history that programs laid down would be read, or waited for, as the shell starts.
+        env = {"HISTFILE": ""} if shell else {}
+        call = {"do": "open", "argv": argv, "env": env, "form": "zero" if shell else "frame"}
+        self._ended = False
+        self._last = 0
+        self._number = sandbox._call(call, timeout=START_SESSION, path=argv[0] if argv else "")[0]["session"]
+        if shell:
+            begun = self._step(f"{_SHELL_BEGIN}\nprintf '0\\0' >&3\n".encode(), START_SESSION)[0]
+            if self._ended:
+                said = begun.stderr.strip()[-200:] or f"exit code {begun.exit_code}"
+                raise SandboxSpoiled(f"sandbox {sandbox.id}: a shell did not come up: {said}")
+
+    @property
+    def alive(self) -> bool:
+        """See `Session.alive`."""
+        return not self._ended and self._sandbox.alive
+
+    def run(self, text: str, timeout: float = 10.0) -> ExecResult:
+        """See `Session.run`."""
+        if self._ended and self._sandbox.alive:
+            raise ValueError("the session has ended")
+        if self._kind == "shell":
+            return self._run_shell(text, timeout)
+        data = text.encode("utf-8", "surrogatepass")
+        result, reply = self._step(len(data).to_bytes(4, "big") + data, timeout)
+        if self._ended:
+            return result
+        if self._kind == "python":
+            return replace(result, exit_code=int(reply != b"0"))
+        return replace(result, exit_code=None, reply=reply.decode("utf-8", "replace"))
+
+    def _run_shell(self, text: str, timeout: float) -> ExecResult:
+        if "\0" in text:
+            raise ValueError("a shell's command cannot hold a zero byte")
+        command = f"__agentgym {self._last}\neval {shlex.quote(text)} </dev/null 3>&-\nprintf '%s\\0' $? >&3\n"
+        result, reply = self._step(command.encode("utf-8", "surrogateescape"), timeout)
+        if self._ended:  # an interactive shell says so
+            return replace(result, stderr=result.stderr.removesuffix("exit\n"))
+        self._last = int(reply) & 0xFF if re.fullmatch(rb"\d{1,3}", reply) else 1
+        return replace(result, exit_code=self._last)
+
+    def _step(self, data: bytes, timeout: float) -> tuple[ExecResult, bytes]:
+        call = {"do": "step", "session": self._number, "timeout": timeout}
+        try:
+            header, payload = self._sandbox._call(call, data, timeout=timeout + GRACE)
+        except ValueError:
+            self._ended = True
+            raise
+        self._ended = header["ended"]
+        return result_of(header, payload)
+
+    def close(self) -> None:
+        """See `Session.close`."""
+        if self.alive:
+            self._sandbox._call({"do": "drop", "session": self._number}, timeout=GRACE)
+        self._ended = True
+
+
+def result_of(header: Header, payload: bytes) -> tuple[ExecResult, bytes]:
+    """What a command left behind, and the bytes of a session's reply."""
+    parts, begin = [], 0
+    for size in header["sizes"]:
+        parts.append(payload[begin : begin + size])
+        begin += size
+    (stdout, cut_out), (stderr, cut_err) = (
+        joined(head, tail, left_out)
+        for head, tail, left_out in zip(parts[0::2], parts[1::2], header["left_out"], strict=True)
+    )
+    result = ExecResult(
+        header["code"],
+        stdout,
+        stderr,
+        timed_out=header["timed_out"],
+        oom_killed=header["oom"],
+        seconds=header["seconds"],
+        truncated=cut_out or cut_err,
+    )
+    return result, payload[begin:]
+
+
+def joined(head: bytes, tail: bytes, left_out: int) -> tuple[str, bool]:
+    """A captured stream as text, and whether its middle was left out. A character that the gap cuts in two is left out."""
+    if not left_out:
+        return (head + tail).decode("utf-8", "replace"), False
+    begin = next((n for n, byte in enumerate(tail) if byte & 0xC0 != 0x80), len(tail))
+    begin = begin if begin < 4 else 0  # else it is no text
+    end = len(head)
+    for n in range(1, min(4, end) + 1):
+        byte = head[-n]
+        if byte & 0xC0 != 0x80:  # where the last character begins, and how long it says it is
+            length = 2 + (byte >= 0xE0) + (byte >= 0xF0) if byte >= 0xC0 else 1
+            end -= n if length > n else 0
+            break
+    left_out += begin + len(head) - end
+    first, last = head[:end].decode("utf-8", "replace"), tail[begin:].decode("utf-8", "replace")
+    return f"{first}\n[{left_out} bytes left out]\n{last}", True

@@ -1,0 +1,297 @@
+"""Images: what is in a sandbox besides its programs' own files. Each is a folder of `sandboxes/`.
+
+A folder holds a `Dockerfile`, `packages.txt` (Debian packages, one a line) and, where it needs some, `requirements.txt`
+(Python packages with exact versions). `build` makes of it a Docker image, which the docker back end starts, and a root folder,
+which the bubblewrap back end starts from. There are two ways: "registry" runs the Dockerfile, "packages" unpacks Debian
+packages (`debian.py`) where no registry can be reached. Both give the same programs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentgym.sandbox.api import SandboxError
+from agentgym.sandbox.backends import engine
+from agentgym.sandbox.images import debian, engine_images
+from agentgym.sandbox.images.project_files import project_files
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+WAYS = ("auto", "registry", "packages")
+FORMAT = 1  # of what this file and `debian.py` make; another number makes every image anew
+LOCK_TIMEOUT = 1800.0  # seconds to wait for another process that builds
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A folder of `sandboxes/`.
+
+    Attributes:
+        name: the folder's.
+        folder: where it is.
+        digest: of all its files and of this machine's kind; a change gives another image.
+    """
+
+    name: str
+    folder: Path
+    digest: str
+
+    @property
+    def tag(self) -> str:
+        """The Docker image's name."""
+        return f"agentgym/{self.name}:{self.digest}"
+
+    @property
+    def packages(self) -> list[str]:
+        """The Debian packages."""
+        lines = (self.folder / "packages.txt").read_text().splitlines()
+        return [line for line in (line.split("#", 1)[0].strip() for line in lines) if line]
+
+    @property
+    def requirements(self) -> Path | None:
+        """The Python packages, if there are any."""
+        path = self.folder / "requirements.txt"
+        return path if path.exists() else None
+
+
+@dataclass(frozen=True)
+class Built:
+    """What `build` leaves: `tag` is None where no Docker Engine had to have it, `fresh` False if all was there already."""
+
+    name: str
+    way: str
+    rootfs: Path
+    tag: str | None
+    bytes: int
+    seconds: float
+    fresh: bool
+
+
+def image_folder() -> Path:
+    """The folder `sandboxes/`: inside the package when installed from a wheel, else beside it in a checkout."""
+    package = Path(__file__).resolve().parents[2]
+    for folder in (package / "sandboxes", package.parent / "sandboxes"):
+        if folder.is_dir():
+            return folder
+    raise SandboxError(f"the folder sandboxes/ is neither in {package} nor beside it: install agentgym again")
+
+
+def image_names() -> list[str]:
+    """The images that there are, sorted."""
+    return sorted(p.name for p in image_folder().iterdir() if (p / "packages.txt").is_file())
+
+
+def is_reference(image: str) -> bool:
+    """Whether it names an image of Docker's and no folder of `sandboxes/`."""
+    return "/" in image or ":" in image
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe of an image.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    if name not in image_names():
+        raise ValueError(f"there is no image {name!r}; there are {', '.join(image_names())}")
+    folder = image_folder() / name
+    digest = hashlib.sha256(f"{FORMAT} {platform.machine()}".encode())
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        content = path.read_bytes()
+        digest.update(f"\n{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
+    return Recipe(name, folder, digest.hexdigest()[:12])
+
+
+def image_tag(name: str) -> str:
+    """The Docker image's name, which changes when its folder does. Raises ValueError if there is no such image."""
+    return recipe(name).tag
+
+
+def rootfs(name: str) -> Path | None:
+    """The root folder of an image, or None where it was not built yet. Raises ValueError if there is no such image."""
+    folder = _place(recipe(name))
+    return folder / "rootfs" if (folder / "image.json").is_file() else None
+
+
+def cache_folder() -> Path:
+    """Where root folders lie: `agentgym/sandboxes` in XDG_CACHE_HOME, or in ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "agentgym" / "sandboxes"
+
+
+def build(
+    name: str,
+    how: str = "auto",
+    *,
+    docker: bool | None = None,
+    force: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> Built:
+    """Make an image, unless it is there. Two processes may try at once: the second waits for the first.
+
+    Args:
+        name: of a folder of `sandboxes/`.
+        how: "registry", "packages", or "auto": the registry if it answers, else packages.
+        docker: whether a Docker image is made besides the root folder; None: if an engine answers.
+        force: make it anew. Sandboxes that run from its root folder lose their files.
+        say: is told what goes on, a line at a time.
+
+    Raises:
+        ValueError: there is no such image or way.
+        SandboxError: it cannot be built, or no Docker Engine answers that has to. Nothing half-made is left.
+    """
+    if how not in WAYS:
+        raise ValueError(f"an image is built by {', '.join(WAYS)}, not {how!r}")
+    what, started = recipe(name), time.monotonic()
+    place = _place(what)
+    with _locked(say):
+        api = _engine(how, docker, say)
+        root, way = _kept(place)
+        tagged = engine_images.way_of(api, what.tag) if api else None
+        if force or how not in ("auto", way or how):
+            root = None
+        if force or how not in ("auto", tagged or how):
+            tagged = None
+        fresh = root is None or (api is not None and tagged is None)
+        if root is None and tagged is None:
+            tagged = _make(what, how, api, place, say)
+        if root is None and tagged is not None and api is not None:
+            with _work(place) as work:
+                say("copying the image's files out of Docker")
+                exported = engine_images.export(api, what.tag, work)
+                if _holds_project(exported):
+                    api.remove_image(what.tag, force=True)
+                _publish(exported, place, tagged)
+        root, way = _kept(place)
+        if root is None or way is None:
+            raise SandboxError(f"{place} was removed while {name} was being built")
+        if api is not None and tagged is None:
+            say("importing it into Docker")
+            engine_images.load(api, root, what.tag, name, way)
+    size = json.loads((place / "image.json").read_text())["bytes"]
+    return Built(name, way, root, what.tag if api else None, size, time.monotonic() - started, fresh)
+
+
+def _make(what: Recipe, how: str, api: APIClient | None, place: Path, say: Callable[[str], None]) -> str | None:
+    """Make it one way: by the registry, and the Docker image is there; by packages, and the root folder is."""
+    way, why = _choose(what, how, api)
+    say(f"from {'the registry' if way == 'registry' else 'Debian packages'}: {why}")
+    if way == "registry" and api is not None:
+        engine_images.build(api, what.folder, what.tag, what.name, say)
+        return way
+    with _work(place) as work:
+        _publish(debian.unpack(what.packages, what.requirements, work, say), place, way)
+    return None
+
+
+def _choose(what: Recipe, how: str, api: APIClient | None) -> tuple[str, str]:
+    if how != "auto":
+        return how, "asked for"
+    if api is None:
+        return "packages", "no Docker image is made"
+    base = engine_images.base_of(what.folder / "Dockerfile")
+    refusal = engine_images.unreachable(base)
+    if refusal is None:
+        return "registry", f"{base} is at hand"
+    if missing := debian.missing_tools():
+        raise SandboxError(
+            f"{what.name} cannot be built: {base} cannot be pulled ({refusal}), and there are no Debian packages here "
+            f"({', '.join(missing)} not found). Give the Docker Engine a way to a registry, or build on Debian or Ubuntu"
+        )
+    return "packages", f"{base} cannot be pulled ({refusal})"
+
+
+def _engine(how: str, docker: bool | None, say: Callable[[str], None]) -> APIClient | None:
+    if docker or (docker is None and how == "registry"):
+        return engine.client()
+    if docker is False:
+        if how == "registry":
+            raise ValueError("from the registry, an image is built by Docker: without it, build from packages")
+        return None
+    if reason := engine.unavailable():
+        say(f"no Docker image is made: {reason}")
+        return None
+    return engine.client()
+
+
+def _place(what: Recipe) -> Path:
+    return cache_folder() / what.name / what.digest
+
+
+def _kept(place: Path) -> tuple[Path, str] | tuple[None, None]:
+    record = place / "image.json"
+    return (place / "rootfs", json.loads(record.read_text())["way"]) if record.is_file() else (None, None)
+
+
+@contextmanager
+def _work(place: Path) -> Iterator[Path]:
+    """An empty folder on the same disk as `place`, gone afterwards. What a killed build left there is removed first."""
+    work = place.parent / f"{place.name}.part"
+    try:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        yield work
+    except OSError as error:
+        raise SandboxError(f"{place} cannot be made: {error}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _publish(root: Path, place: Path, way: str) -> None:
+    """Put a finished root folder in its place, in one step."""
+    if not any(os.path.lexists(root / folder / "python3") for folder in ("usr/bin", "usr/local/bin")):
+        raise SandboxError("the image has no python3 in /usr/bin or /usr/local/bin, which every sandbox needs")
+    if found := _holds_project(root):
+        raise SandboxError(
+            f"the image holds files of agentgym, such as /{Path(found).relative_to(root)}, where programs would see hidden tests: "
+            "leave it out of packages.txt, requirements.txt and the Dockerfile"
+        )
+    finished = root.parent / "finished"
+    finished.mkdir()
+    size = sum(Path(folder, name).lstat().st_size for folder, _, names in os.walk(root) for name in names)
+    root.rename(finished / "rootfs")
+    (finished / "image.json").write_text(json.dumps({"way": way, "bytes": size, "made": time.time()}))
+    if place.exists():
+        place.rename(root.parent / "old")
+    finished.rename(place)
+
+
+def _holds_project(root: Path) -> str | None:
+    return next(project_files(str(root)), None)
+
+
+@contextmanager
+def _locked(say: Callable[[str], None]) -> Iterator[None]:
+    """One builder at a time on this machine."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise SandboxError(f"{folder} cannot be written to: {error}; XDG_CACHE_HOME names another place") from error
+    with lock:
+        deadline, told = time.monotonic() + LOCK_TIMEOUT, False
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise SandboxError(f"another build has held {lock.name} for {LOCK_TIMEOUT:g} s") from error
+            if not told:
+                say("waiting for another build to end")
+                told = True
+            time.sleep(0.2)
+        yield

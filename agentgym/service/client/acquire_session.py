@@ -1,0 +1,148 @@
+"""Opening a session on whichever server has room."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import weakref
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from agentgym.policies import endpoints
+from agentgym.service.client.address import Address, Unavailable
+from agentgym.service.client.balance import Pool, Server, pool_of
+from agentgym.service.client.connection import NotOpened
+from agentgym.service.client.discovery import find_servers
+from agentgym.service.client.session_client import Session
+
+PATIENCE_SECONDS = 60.0
+ASK_SECONDS = 2.0
+# A server that says no for good is tried again now and then: it may be restarted with another token file.
+LASTING_REST = 30.0
+# One that says that it failed is tried so often: more of the same would be waited for in vain.
+BROKEN_TRIES = 3
+
+_dice = random.Random()  # the global one is the episodes'
+_asking: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, ...], asyncio.Task[None]]]
+_asking = weakref.WeakKeyDictionary()
+_tasks: set[asyncio.Task[None]] = set()  # a loop holds its tasks only weakly
+
+
+async def open_session(
+    address: Address, patience: float = PATIENCE_SECONDS, expects: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Session, Server]:
+    """A new session on the server with the most room. `pool_of(address.servers).leave(server)` when it has ended.
+
+    Args:
+        address: of the environment.
+        patience: seconds to wait while all servers are full or away.
+        expects: arguments that a server must have made the environment with; another is passed over.
+
+    Raises:
+        Unavailable: none gave a session in that time, or all refuse for good.
+    """
+    pool = pool_of(address.servers)
+    until = asyncio.get_running_loop().time() + patience
+    refused: dict[str, str] = {}
+    while True:
+        await find_servers(pool)
+        await _ask_loads(address, pool)
+        server = pool.take()
+        if server is not None:
+            opened = await _tried(address, pool, server, expects, refused)
+            if opened is not None:
+                return opened, server
+        if all(known.url in refused for known in pool.servers):
+            raise Unavailable(f"{address.env}: no server gives a session: {pool.reasons()}")
+        left = until - asyncio.get_running_loop().time()
+        if left <= 0:
+            raise Unavailable(f"{address.env}: no server had a session within {patience:g} s: {pool.reasons()}")
+        await asyncio.sleep(min(left, pool.wait() + _dice.uniform(0.0, 0.02)))
+
+
+async def _tried(
+    address: Address, pool: Pool, server: Server, expects: Mapping[str, Any], refused: dict[str, str]
+) -> Session | None:
+    """A session on this server, or what it failed with is noted."""
+    opened = None
+    try:
+        opened = await Session.open(replace(address, service=server.service), server.url, expects)
+    except NotOpened as failure:
+        if failure.wait is not None:
+            pool.full(server, str(failure), failure.wait)
+        elif failure.lasting:
+            refused[server.url] = str(failure)
+            pool.full(server, str(failure), LASTING_REST)
+        else:
+            pool.failed(server, str(failure), failure.broken)
+            if failure.broken and server.broken >= BROKEN_TRIES:
+                refused[server.url] = str(failure)
+    else:
+        pool.well(server)
+    finally:
+        if opened is None:
+            pool.leave(server)
+    return opened
+
+
+def look_around(address: Address) -> None:
+    """Ask servers for their load, where it is not known freshly, and wait for no answer."""
+    pool = pool_of(address.servers)
+    _in_background(find_servers(pool))
+    for server in pool.to_ask():
+        _in_background(_ask_load(address, pool, server))
+
+
+async def _ask_loads(address: Address, pool: Pool) -> None:
+    """Ask the servers whose load is not known freshly; who comes meanwhile waits for the same answers."""
+    loop = asyncio.get_running_loop()
+    asking = _asking.setdefault(loop, {})
+    present = asking.get(address.servers)
+    if present is None or present.done():
+        servers = pool.to_ask()
+        doubtful = [server for server in servers if server.doubtful]
+        if doubtful and pool.has_others(doubtful):
+            # One that hangs takes its time to say nothing: nobody who has another waits for it.
+            for server in doubtful:
+                _in_background(_ask_load(address, pool, server))
+            servers = [server for server in servers if not server.doubtful]
+        if not servers:
+            return
+        present = asking[address.servers] = loop.create_task(_ask_all(address, pool, servers))
+    await asyncio.shield(present)  # one who is cancelled leaves it to the others
+
+
+def _in_background(work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.get_running_loop().create_task(work)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+
+
+async def _ask_all(address: Address, pool: Pool, servers: list[Server]) -> None:
+    await asyncio.gather(*(_ask_load(address, pool, server) for server in servers))
+
+
+async def _ask_load(address: Address, pool: Pool, server: Server) -> None:
+    import aiohttp
+
+    address = replace(address, service=server.service)
+    tls, name = address.tls(), address.server_hostname
+    try:
+        http = await endpoints.session()
+        timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
+        ssl = True if tls is None else tls
+        headers = address.headers()
+        async with http.get(
+            f"{server.url}/ready", headers=headers, timeout=timeout, ssl=ssl, server_hostname=name
+        ) as answer:
+            record = await answer.json(content_type=None)
+            sessions, room = record.get("sessions"), record.get("max_sessions")
+            if answer.status == 503:
+                pool.full(server, "it is draining" if record.get("draining") else "it is not ready", ASK_SECONDS)
+    except (OSError, aiohttp.ClientError, ValueError, AttributeError) as error:  # TimeoutError is an OSError
+        pool.failed(server, f"/ready: {error or type(error).__name__}")
+        return
+    if type(sessions) is int and sessions >= 0:
+        pool.told(server, sessions, room if type(room) is int and room > 0 else None)

@@ -1,0 +1,216 @@
+"""One connection to a session on a server: opening it, the hello that comes first, and ending it from anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agentgym.policies import endpoints
+from agentgym.service.client.address import Address
+from agentgym.service.client.expected import difference
+from agentgym.service.protocol import frames
+
+if TYPE_CHECKING:
+    import aiohttp
+
+CONNECT_SECONDS = 10.0
+CLOSE_SECONDS = 2.0
+LARGEST_ANSWER = 64 << 20
+_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
+
+
+class NotOpened(Exception):
+    """A server gave no session.
+
+    Attributes:
+        wait: seconds that it asked to be left alone, where it is only full; None: it failed.
+        lasting: whether trying again will not help: a wrong token, an environment that it does not serve.
+        absent: whether nothing listens there.
+        broken: whether the server itself says that it failed; a proxy before one that starts again does not (502, 504).
+    """
+
+    def __init__(
+        self,
+        why: str,
+        wait: float | None = None,
+        lasting: bool = False,
+        absent: bool = False,
+        broken: bool = False,
+    ):
+        super().__init__(why)
+        self.wait = wait
+        self.lasting = lasting
+        self.absent = absent
+        self.broken = broken
+
+
+@dataclass
+class Hello:
+    """What a server said first."""
+
+    session: str
+    resume: str
+    env: dict[str, Any]
+    limits: frames.ServiceLimits
+
+    @classmethod
+    def read(cls, text: str) -> Hello:
+        """The hello of a text.
+
+        Raises:
+            NotOpened: it is a refusal, or no hello.
+        """
+        try:
+            record = json.loads(text)
+            if "error" in record:
+                raise _refusal(str(record["error"].get("code")), str(record["error"].get("message")))
+            if record["protocol"] != frames.PROTOCOL:
+                raise NotOpened(
+                    f"it speaks protocol {record['protocol']!r:.20}, this client {frames.PROTOCOL}: update the older one",
+                    lasting=True,
+                )
+            env = record["env"]
+            if not isinstance(env, dict) or not isinstance(env.get("tools", []), list):
+                raise TypeError("env is no record")
+            return cls(str(record["session"]), str(record["resume"]), env, _limits_of(record.get("limits")))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise NotOpened(f"its hello is not that of {frames.NAME} ({error!r:.100}): {text!r:.100}") from error
+
+
+def _limits_of(record: Any) -> frames.ServiceLimits:
+    known = frames.ServiceLimits()
+    given = record if isinstance(record, dict) else {}
+    usable = {
+        name: given[name]
+        for name in vars(known)
+        if isinstance(given.get(name), int | float) and given[name] > 0 and math.isfinite(given[name])
+    }
+    return frames.ServiceLimits(**usable)
+
+
+def _refusal(code: str, message: str) -> NotOpened:
+    full = code in (frames.CAPACITY, frames.DRAINING)
+    return NotOpened(f"{code}: {message}", wait=1.0 if full else None, lasting=code == frames.RESUME_REFUSED)
+
+
+async def connect(
+    address: Address, server: str, resume: str | None, expects: Mapping[str, Any]
+) -> tuple[aiohttp.ClientWebSocketResponse, Hello]:
+    """A connection and its hello.
+
+    Args:
+        address: of the environment.
+        server: `http://host:port`.
+        resume: the token of the session to come back to; None: a new one.
+        expects: arguments that the server must have made the environment with.
+
+    Raises:
+        NotOpened: no connection, no session, or an environment that is made otherwise.
+        Unavailable: the token or the certificates cannot be read.
+    """
+    import aiohttp
+
+    headers = address.headers()
+    if resume is not None:
+        headers[frames.RESUME_HEADER] = resume
+    tls = address.tls()
+    ws: aiohttp.ClientWebSocketResponse | None = None
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            http = await endpoints.session()
+            ws = await http.ws_connect(
+                f"{server}{address.path}/session",
+                headers=headers,
+                max_msg_size=LARGEST_ANSWER,
+                ssl=True if tls is None else tls,
+                server_hostname=address.server_hostname,
+                timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),  # type: ignore[call-arg]
+            )
+            _keep_alive(ws)
+            message = await ws.receive()
+            if message.type is not aiohttp.WSMsgType.TEXT:
+                raise NotOpened(f"it closed without a hello ({ws.close_code or 'reset'})")
+            hello = Hello.read(message.data)
+            if wrong := difference(expects, hello.env.get("kwargs")):
+                await farewell(ws)
+                raise NotOpened(wrong, lasting=True)
+            return ws, hello
+    except aiohttp.WSServerHandshakeError as error:
+        raise _of_status(error, address, resume) from error
+    except (aiohttp.ClientSSLError, aiohttp.ClientConnectorCertificateError) as error:
+        raise NotOpened(f"TLS failed: {said(error)}: a certificate of your own needs ca_file=", lasting=True) from error
+    except TimeoutError:
+        cut(ws)
+        raise NotOpened(f"no session within {CONNECT_SECONDS:g} s") from None
+    except (OSError, aiohttp.ClientError) as error:
+        raise NotOpened(said(error), absent=_is_refused(error)) from error
+    except BaseException:
+        cut(ws)
+        raise
+
+
+def _of_status(error: aiohttp.WSServerHandshakeError, address: Address, resume: str | None) -> NotOpened:
+    """What a refusal over HTTP means."""
+    if error.status in (429, 503):
+        wait = endpoints.retry_after(error.headers.get("Retry-After") if error.headers else None)
+        what = "this token has all the sessions that it may have" if error.status == 429 else "it is full or draining"
+        return NotOpened(f"{what} ({error.status})", wait=1.0 if wait is None else wait)
+    if error.status in (401, 403):
+        what = "the resume token or the bearer token" if resume else "the bearer token"
+        return NotOpened(f"it refuses {what} ({error.status}): set AGENTGYM_TOKEN or token_file=", lasting=True)
+    if resume is not None and error.status < 500:
+        return NotOpened(f"it does not have the session any more ({error.status})", lasting=True)
+    if error.status == 404:
+        return NotOpened(f"it serves no environment {address.env!r} (404): GET /envs lists them", lasting=True)
+    answered = f"it answered {error.status} {error.message}"
+    if error.status in (502, 504):
+        return NotOpened(answered)
+    broken = error.status >= 500
+    return NotOpened(f"{answered}{': its log says why' * broken}", lasting=not broken, broken=broken)
+
+
+async def farewell(ws: aiohttp.ClientWebSocketResponse) -> None:
+    """A close frame, which tells the server that nobody will come back."""
+    with contextlib.suppress(Exception):  # it is gone already, or does not answer: either way nothing is left to do
+        await asyncio.wait_for(ws.close(), CLOSE_SECONDS)
+
+
+def cut(ws: aiohttp.ClientWebSocketResponse | None) -> None:
+    """End a connection from any thread, also where its event loop runs no more."""
+    connection = None if ws is None else ws.get_extra_info("socket")
+    if connection is not None:
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def is_gone(ws: aiohttp.ClientWebSocketResponse | None) -> bool:
+    """Whether the connection has ended, told without reading from it."""
+    connection = None if ws is None else ws.get_extra_info("socket")
+    return connection is None or connection.fileno() < 0
+
+
+def _keep_alive(ws: aiohttp.ClientWebSocketResponse) -> None:
+    """Let the kernel notice a host that is gone: an environment that thinks is silent as well, so the protocol cannot."""
+    connection = ws.get_extra_info("socket")
+    if connection is None:
+        return
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _is_refused(error: BaseException) -> bool:
+    return isinstance(getattr(error, "os_error", error), ConnectionRefusedError)
+
+
+def said(error: BaseException) -> str:
+    """An error in words, also where it has none."""
+    return str(error) or type(error).__name__

@@ -1,0 +1,343 @@
+"""`RemoteEnv`: an environment that is served by another machine, used like one that is here.
+
+`agentgym.make("http://host:8000/gsm8k")` makes one; several servers of the same environment are joined by commas. Its methods
+are `async def`, and `agentgym.core.blocking.Blocking` makes them plain ones. No session is opened before an episode begins.
+"""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+
+from agentgym.core.agent_failure import SESSION_LOST, STEP_TIMEOUT, AgentFailure
+from agentgym.core.env import Env, Step
+from agentgym.core.messages import Action, Observation, assistant
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.service.client import acquire_session as opening
+from agentgym.service.client.address import Address, RemoteError, SessionLost, parse
+from agentgym.service.client.balance import Pool, Server, pool_of
+from agentgym.service.client.expected import difference
+from agentgym.service.client.session_client import Request, Session
+from agentgym.service.protocol import frames
+from agentgym.service.server import lookup
+
+_METHODS = ("expert_action", "random_action")
+# What the server says of a session that ended in a step, where the agent's programs can have brought it about.
+_AGENTS = {
+    frames.DEADLINE: STEP_TIMEOUT,
+    frames.OUT_OF_MEMORY: SESSION_LOST,
+    frames.WORKER_DIED: SESSION_LOST,
+}
+# How often the beginning of an episode moves to another session before it counts as failed.
+MOVES = 8
+
+
+class RemoteEnv(Env):
+    """A served environment. It has the observations, rewards, infos, tools and tasks of the one on the server.
+
+    One session serves many episodes. At the beginning of one, it may move to a server with more room. What ends a session
+    (a limit on the server, a process that died, a connection that could not be opened again) raises `SessionLost` and costs
+    that episode; the next `init` or `reset` opens another. Where the environment runs the agent's programs, a step that took too
+    long, or in which the session's process ran out of memory or died, is the agent's failure instead; see `agentgym.core.env.Env`.
+    What the environment itself raises is `RemoteEnvError`.
+
+    Args:
+        url: `http://HOST:PORT/ENV`, several joined by commas, or a list.
+        token_file: holds the bearer token in its first line. None: the variable AGENTGYM_TOKEN, where it is set.
+        ca_file: certificates to trust beside the system's, for https.
+        patience: seconds to wait for a session while all servers are full or away.
+        expects: arguments that the servers must have made the environment with; they decide, so this only looks. What is not
+            in it must be what the server has that is asked first: several must all make the same environment.
+
+    Raises:
+        ValueError: a bad URL, the servers do not serve this environment, or not as is expected.
+        Unavailable: no server answers, or they refuse the token.
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        token_file: str | None = None,
+        ca_file: str | None = None,
+        patience: float = opening.PATIENCE_SECONDS,
+        expects: Mapping[str, Any] | None = None,
+        tasks: TaskSet | None = None,
+        render_mode: str | None = None,
+    ):
+        super().__init__(tasks, render_mode=render_mode)
+        if not patience > 0:
+            raise ValueError(f"patience must be positive, not {patience!r}")
+        self.address = parse(url, token_file, ca_file)
+        self.patience = patience
+        self._place: _Place | None = None
+        self._methods: tuple[str, ...] = ()
+        self._runs_programs = False  # of the agent's
+        record = lookup.record_of(self.address)
+        if wrong := difference(expects or {}, record.get("kwargs")):
+            raise ValueError(f"{self.address}: {wrong}")
+        self.expects: dict[str, Any] = {**(record.get("kwargs") or {}), **(expects or {})}
+        self._learn(record)
+
+    def __getattr__(self, name: str) -> Any:
+        # These exist only where the served environment has them: policies and checks look.
+        if name in _METHODS and name in vars(self).get("_methods", ()):
+            return self._expert_action if name == "expert_action" else self._random_action
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def session(self) -> Session | None:
+        """The session that it has; None before the first episode and after one that was lost."""
+        return self._place.session if self._place is not None and not self._place.session.lost else None
+
+    @property
+    def tasks(self) -> TaskSet:
+        """The served environment's training tasks, unless others were given."""
+        if self._tasks is None:
+            self._tasks = _tasks_at(self.address, "train")
+        return self._tasks
+
+    async def init(self, task: Task) -> None:
+        """Bind a task on the server; opens a session where there is none."""
+        await self._begin([("init", {"task": task.to_json()})], may_move=True)
+        self.task, self._drawn, self.running = task, False, False
+
+    async def reset(  # type: ignore[override]  # Gymnasium knows no async methods
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode of the bound task; where none is, the server draws one as the environment would here."""
+        gymnasium.Env.reset(self, seed=seed)
+        task: Task | None = (options or {}).get("task")
+        given = None if options is None else {**options, **({"task": task.to_json()} if task else {})}
+        bound = self.task is not None and not self._drawn and task is None
+        self.running = False
+        # A generator that no seed starts anew is on the server: only then must the session stay.
+        *_, result = await self._begin(
+            [("reset", {"seed": seed, "options": given})],
+            rebind=self.task if bound else None,
+            may_move=seed is not None and not bound,
+        )
+        observation, info = self._read(result, lambda: _reset_of(result))
+        if task is not None:
+            self.task, self._drawn = task, False
+        elif not bound:
+            drawn = result.get("task")
+            self.task = self._read(result, lambda: Task.from_json(drawn)) if drawn else self.task
+            self._drawn = True
+        self.turn = 0
+        self.running = True
+        self._earned = 0.0
+        return observation, info
+
+    async def step(self, action: Action) -> Step:  # type: ignore[override]
+        """One step on the server; never run twice, also where a connection drops."""
+        try:
+            return (await self.steps([action]))[0]
+        except SessionLost as lost:
+            cause = _AGENTS.get(lost.code)
+            if cause is None or not self._runs_programs:
+                raise
+            raise AgentFailure(cause, str(lost)) from lost
+
+    async def steps(self, actions: Sequence[Action]) -> list[Step]:
+        """Several steps in one message: for actions that are known before. Ends at the episode's last step.
+
+        Raises:
+            RemoteEnvError: one of them raised; those before it have been run.
+        """
+        said = [action if isinstance(action, str) else assistant(action) for action in actions]
+        session = self._open()
+        try:
+            results = await session.calls([("step", {"action": action}) for action in said])
+        except SessionLost:
+            self._leave()
+            raise
+        steps: list[Step] = self._read(results, lambda: [_step_of(result) for result in results])
+        self.turn += len(steps)
+        self.running = self.running and not any(terminated or truncated for _, _, terminated, truncated, _ in steps)
+        return steps
+
+    def close(self) -> Awaitable[None] | None:  # type: ignore[override]
+        """End the session, where there is one: then the result is to be awaited."""
+        self.running = False
+        place, self._place = self._place, None
+        return None if place is None or place.session.lost else _closed(place)
+
+    def hung_by_agent(self) -> bool:
+        """See `Env.hung_by_agent`: it runs the agent's programs, and the server answers."""
+        try:
+            return self._runs_programs and bool(lookup.ask(self.address, "/health"))
+        except (RemoteError, ValueError):
+            return False
+
+    async def _expert_action(self) -> Action:
+        result = await self._call("expert_action")
+        return self._read(result, lambda: result["action"])
+
+    async def _random_action(self, rng: random.Random) -> Action:
+        result = await self._call("random_action", rng=frames.rng_to_json(rng))
+        moved = self._read(result, lambda: frames.rng_of_json(result["rng"]))
+        rng.setstate(moved.getstate())
+        return self._read(result, lambda: result["action"])
+
+    async def _call(self, name: str, **fields: Any) -> Any:
+        try:
+            return await self._open().call(name, **fields)
+        except SessionLost:
+            self._leave()
+            raise
+
+    async def _begin(self, requests: list[Request], rebind: Task | None = None, may_move: bool = False) -> list[Any]:
+        """The results of calls that begin an episode, on a new session where the present one is gone or better left.
+
+        Args:
+            requests: the calls.
+            rebind: the task that a new session has to be given first.
+            may_move: whether nothing but the task ties it to its session.
+        """
+        place = self._place
+        if place is not None and may_move:
+            opening.look_around(self.address)
+            if place.pool.better_than(place.server):
+                self._leave()
+        for move in range(MOVES + 1):
+            fresh = self.session is None
+            if fresh:
+                self._leave()
+                self._place = await _Place.take(self)
+                self._learn(self._place.session.hello.env)
+            first = [("init", {"task": rebind.to_json()})] if fresh and rebind is not None else []
+            try:
+                results = await self._open().calls([*first, *requests])
+                break
+            except SessionLost as lost:
+                self._leave()
+                # A session that had ended between two episodes, or whose server is leaving, costs no episode.
+                away = lost.code == frames.DRAINING or (not fresh and lost.code in ("", frames.IDLE))
+                if not away or move == MOVES:
+                    raise
+        for result in results:
+            if not isinstance(result, dict):
+                raise self._nonsense(result)
+            self._learn(result)
+        return results
+
+    def _open(self) -> Session:
+        session = self.session
+        if session is None:
+            raise RuntimeError(f"{self.address}: no session is open; call reset() before anything else")
+        return session
+
+    def _learn(self, record: Mapping[str, Any]) -> None:
+        """Take what a server says of its environment."""
+        if isinstance(record.get("tools"), list):
+            self.tools = record["tools"]  # type: ignore[misc]  # a class variable where they are always the same
+        if type(record.get("max_turns")) is int:
+            self.max_turns = record["max_turns"]
+        if isinstance(record.get("floor"), int | float):
+            self.floor = float(record["floor"])
+        if type(record.get("runs_programs")) is bool:
+            self._runs_programs = record["runs_programs"]
+        if isinstance(record.get("methods"), list):
+            self._methods = tuple(name for name in _METHODS if name in record["methods"])
+
+    def _read(self, result: Any, reader: Callable[[], Any]) -> Any:
+        """What a reader makes of a result; a server that says nonsense is left."""
+        try:
+            return reader()
+        except (KeyError, TypeError, ValueError, AttributeError, frames.Refused):
+            raise self._nonsense(result) from None
+
+    def _nonsense(self, result: Any) -> RemoteError:
+        place = self._place
+        self._leave()
+        where = f"{self.address.env} at {place.server.url}" if place is not None else str(self.address)
+        return SessionLost(f"{where}: the session is lost: the server answered what is no result: {result!r:.200}")
+
+    def _leave(self) -> None:
+        place, self._place = self._place, None
+        self.running = False
+        if place is not None:
+            place.leave("it was left")
+
+
+def remote_env(
+    url: str | Sequence[str],
+    token_file: str | None = None,
+    ca_file: str | None = None,
+    patience: float = opening.PATIENCE_SECONDS,
+    expects: Mapping[str, Any] | None = None,
+    tasks: TaskSet | None = None,
+    render_mode: str | None = None,
+    **made_with: Any,
+) -> RemoteEnv:
+    """A `RemoteEnv` that has to be made with some arguments: as `make` is told for one that is here. They go into `expects`."""
+    expected = {**(expects or {}), **made_with}
+    return RemoteEnv(url, token_file, ca_file, patience, expected, tasks, render_mode)
+
+
+class _Place:
+    """A session, and the place on its server that it takes: given back once, also by an environment that nobody closed."""
+
+    def __init__(self, session: Session, server: Server, pool: Pool):
+        self.session = session
+        self.server = server
+        self.pool = pool
+        self._give_back = weakref.finalize(self, _give_back, session, server, pool)
+        self._give_back.atexit = False
+
+    @classmethod
+    async def take(cls, env: RemoteEnv) -> _Place:
+        session, server = await opening.open_session(env.address, env.patience, env.expects)
+        return cls(session, server, pool_of(env.address.servers))
+
+    def leave(self, why: str) -> None:
+        self.session.abandon(why)
+        self._give_back()
+
+
+def _give_back(session: Session, server: Server, pool: Pool) -> None:
+    session.abandon("its environment is gone")
+    pool.leave(server)
+
+
+async def _closed(place: _Place) -> None:
+    try:
+        await place.session.close()
+    finally:
+        place.leave("it was closed")
+
+
+def _reset_of(result: Mapping[str, Any]) -> tuple[Observation, dict[str, Any]]:
+    observation, info = result["observation"], result["info"]
+    if not isinstance(observation, list) or not isinstance(info, dict):
+        raise TypeError
+    return observation, info
+
+
+def _step_of(result: Any) -> Step:
+    observation, reward, terminated, truncated, info = result
+    if not isinstance(observation, list) or not isinstance(info, dict) or isinstance(reward, str | list | dict):
+        raise TypeError
+    return observation, reward, bool(terminated), bool(truncated), info
+
+
+def remote_tasks(
+    split: str = "train", url: str | Sequence[str] = "", token_file: str | None = None, ca_file: str | None = None
+) -> TaskSet:
+    """The tasks of a split of a served environment, read by the page.
+
+    Raises:
+        ValueError: no such split or environment.
+        Unavailable: no server answers, or they refuse.
+    """
+    return _tasks_at(parse(url, token_file, ca_file), split)
+
+
+def _tasks_at(address: Address, split: str) -> TaskSet:
+    pages = lookup.Pages(address, split)
+    where = f"{', '.join(address.servers)}: {pages.source}" if pages.source else ", ".join(address.servers)
+    return TaskSet(pages, name=pages.name, source=where, size=pages.size)

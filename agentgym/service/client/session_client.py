@@ -1,0 +1,328 @@
+"""A session on a server, from the client's side: calls in order, over as many connections as it takes.
+
+A connection that drops is opened again with the resume token of the last hello, and whatever was not answered is sent again
+with its id: the server runs no request twice. What cannot be mended ends the session with an error that says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agentgym.service.client import liveness as pulse
+from agentgym.service.client.address import Address, RemoteEnvError, RemoteError, SessionLost
+from agentgym.service.client.connection import (
+    CLOSE_SECONDS,
+    CONNECT_SECONDS,
+    LARGEST_ANSWER,
+    Hello,
+    NotOpened,
+    connect,
+    cut,
+    farewell,
+    is_gone,
+    said,
+)
+from agentgym.service.protocol import frames
+
+if TYPE_CHECKING:
+    import aiohttp
+
+RECONNECT_SECONDS = 20.0
+# Sessions end with their server: one at whose port nothing listens has no more of them, unless the network says so in error.
+ABSENT_SECONDS = 3.0
+# A policy may think for longer than a server waits for a client that dropped: an idle session looks after its connection.
+LOOK_SECONDS = 5.0
+# Connections in a row over which no answer came: a server that takes a session back and drops it does not get for ever.
+FRUITLESS = 8
+
+_dice = random.Random()  # the global one is the episodes'
+_tasks: set[asyncio.Task[Any]] = set()  # a loop holds its tasks only weakly
+
+Request = tuple[str, Mapping[str, Any]]
+
+
+class _Dropped(Exception):
+    """The connection is gone, with nothing said."""
+
+
+@dataclass
+class Session:
+    """An open session. One call at a time.
+
+    Attributes:
+        address: of the environment.
+        server: `http://host:port` of the server that has the session.
+        expects: arguments that the server must have made the environment with.
+        hello: what the server said last when a connection began.
+        lost: why it has ended; "" while it goes on.
+        reconnects: how often a connection had to be opened again.
+    """
+
+    address: Address
+    server: str
+    expects: Mapping[str, Any]
+    hello: Hello
+    ws: aiohttp.ClientWebSocketResponse | None
+    loop: asyncio.AbstractEventLoop
+    lost: str = ""
+    reconnects: int = 0
+    _last: int = field(default=0, repr=False)
+    _in_use: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+    _next_look: asyncio.TimerHandle | None = field(default=None, repr=False)
+    _seen: int = field(default=0, repr=False)  # the last request at the last look
+    _silent: bool = field(default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._look_later()
+
+    @classmethod
+    async def open(cls, address: Address, server: str, expects: Mapping[str, Any]) -> Session:
+        """A new session on one server.
+
+        Raises:
+            NotOpened: it gave none.
+        """
+        ws, hello = await connect(address, server, None, expects)
+        return cls(address, server, expects, hello, ws, asyncio.get_running_loop())
+
+    async def call(self, name: str, **fields: Any) -> Any:
+        """The result of one call.
+
+        Raises:
+            RemoteEnvError: the environment raised; the session goes on.
+            RemoteError: the server refused the call, or it is too large; the session goes on.
+            SessionLost: the session has ended.
+        """
+        return (await self.calls([(name, fields)]))[0]
+
+    async def calls(self, requests: Sequence[Request]) -> list[Any]:
+        """The results of several calls, which go in one message and are run one after another. Raises as `call`."""
+        if self.lost:
+            raise SessionLost(self.lost)
+        batch = {
+            self._last + number: {"id": self._last + number, "call": name, **fields}
+            for number, (name, fields) in enumerate(requests, 1)
+        }
+        texts = {id: frames.text_of_json(request) for id, request in batch.items()}
+        self._check_size(batch, texts)
+        self._last += len(batch)
+        answers: dict[int, Any] = {}
+        if self.loop is not asyncio.get_running_loop():
+            self._in_use = asyncio.Lock()  # who held the other waits in a loop that is left
+        try:
+            async with self._in_use:
+                await self._answered(batch, texts, answers)
+        except BaseException:
+            # Cancelled, or lost: nobody knows what has been run, so the session is of no more use.
+            self.abandon("a call was given up before its answer came")
+            raise
+        return [self._result(answers[id]) for id in batch]
+
+    async def close(self) -> None:
+        """End the session in good order: the environment is closed when this returns, and its slot free soon after."""
+        if self.lost:
+            return
+        try:
+            async with asyncio.timeout(self.hello.limits.close_seconds + CLOSE_SECONDS):
+                await self.call("close")
+        except TimeoutError:
+            raise RemoteError(f"{self._who()}: close took longer than {self.hello.limits.close_seconds:g} s") from None
+        finally:
+            self.abandon("it was closed")
+
+    def abandon(self, why: str) -> None:
+        """Give the session up without waiting: the server hears of it if it can."""
+        self.lost = self.lost or f"{self._who()}: the session has ended: {why}"
+        ws, self.ws = self.ws, None
+        self._look_no_more()
+        if ws is None:
+            return
+        try:
+            if self.loop is asyncio.get_running_loop():
+                self._begin(farewell(ws))
+                return
+        except RuntimeError:  # no loop runs here
+            pass
+        cut(ws)
+
+    async def _answered(self, batch: Mapping[int, Any], texts: Mapping[int, str], answers: dict[int, Any]) -> None:
+        """Send what is not answered and take the answers, on new connections where one drops."""
+        fruitless = 0
+        while len(answers) < len(batch):
+            before = len(answers)
+            try:
+                if self.ws is None or self.loop is not asyncio.get_running_loop():
+                    await self._come_back()
+                await self._exchange(batch, texts, answers)
+            except _Dropped as drop:
+                if self.ws is not None:
+                    cut(self.ws)
+                    self.ws = None
+                if self._silent:
+                    raise self._end(
+                        f"the server hangs: it answers neither the call nor GET /health within {pulse.SILENT_SECONDS:g} s"
+                    ) from drop
+                fruitless = 0 if len(answers) > before else fruitless + 1
+                if fruitless > FRUITLESS:
+                    raise self._end(f"its connection dropped {fruitless} times without an answer ({drop})") from drop
+
+    async def _exchange(self, batch: Mapping[int, Any], texts: Mapping[int, str], answers: dict[int, Any]) -> None:
+        from aiohttp import ClientError
+
+        ws = self.ws
+        if ws is None:
+            raise _Dropped("no connection")
+        waiting = [id for id in batch if id not in answers]
+        text = texts[waiting[0]] if len(waiting) == 1 else f"[{','.join(texts[id] for id in waiting)}]"
+        try:
+            async with asyncio.timeout(self._patience([batch[id]["call"] for id in waiting])):
+                try:
+                    await ws.send_str(text)
+                except (OSError, ClientError):
+                    # It may have said why it closed before: that is still to be read.
+                    while True:
+                        self._take(await self._receive(ws), batch, answers)
+                while len(answers) < len(batch):
+                    self._take(await self._receive(ws), batch, answers)
+        except TimeoutError:
+            raise _Dropped("the server is silent for longer than its own limits") from None
+
+    async def _receive(self, ws: aiohttp.ClientWebSocketResponse) -> str:
+        from aiohttp import ClientError, WSMsgType
+
+        try:
+            message = await ws.receive()
+        except (OSError, ClientError) as error:
+            raise _Dropped(said(error)) from error
+        if message.type is WSMsgType.TEXT:
+            return str(message.data)
+        if message.type is WSMsgType.BINARY:
+            raise self._end("it sent a binary message, which is not of the protocol")
+        if ws.close_code == 1009:  # our own: the answer is larger than LARGEST_ANSWER
+            raise self._end(f"it sent more than {LARGEST_ANSWER >> 20} MiB in one answer")
+        raise _Dropped(f"closed with {ws.close_code}" if ws.close_code else "the connection was reset")
+
+    def _take(self, text: str, batch: Mapping[int, Any], answers: dict[int, Any]) -> None:
+        """Take the answers out of a message."""
+        try:
+            value = frames.decoded(text)
+        except (ValueError, RecursionError) as wrong:
+            raise self._end(f"it sent no JSON: {text!r:.100}") from wrong
+        for answer in value if isinstance(value, list) else [value]:
+            error = answer.get("error") if isinstance(answer, dict) else None
+            id = answer.get("id") if isinstance(answer, dict) else None
+            if isinstance(error, dict) and (error.get("fatal") or id is None):
+                raise self._end(f"{error.get('code')}: {error.get('message')}", str(error.get("code")))
+            if type(id) is not int or id > self._last or ("result" not in answer and not isinstance(error, dict)):
+                raise self._end(f"it sent what is no answer: {text!r:.100}")
+            if id in batch and id not in answers:  # an older one was given up
+                answers[id] = answer
+
+    def _result(self, answer: Mapping[str, Any]) -> Any:
+        if "error" not in answer:
+            return answer["result"]
+        code, message = answer["error"].get("code"), answer["error"].get("message")
+        if code == frames.ENV_ERROR:
+            raise RemoteEnvError(f"{self._who()}: {message}")
+        raise RemoteError(f"{self._who()}: {code}: {message}")
+
+    async def _come_back(self) -> None:
+        """Open a connection to this session again.
+
+        Raises:
+            SessionLost: the server does not have it any more, or did not answer in time.
+        """
+        if self.ws is not None:  # it belongs to another event loop
+            cut(self.ws)
+            self.ws = None
+        loop = asyncio.get_running_loop()
+        begun, patience = loop.time(), min(self.hello.limits.resume_seconds, RECONNECT_SECONDS)
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                ws, hello = await connect(self.address, self.server, self.hello.resume, self.expects)
+                break
+            except NotOpened as refusal:
+                most = min(patience, ABSENT_SECONDS) if refusal.absent else patience
+                if refusal.lasting or loop.time() >= begun + most:
+                    raise self._end(f"its connection dropped and could not be opened again: {refusal}") from refusal
+            await asyncio.sleep(min(0.05 * 2**tries, 1.0) * _dice.uniform(0.5, 1.0))
+        if hello.session != self.hello.session:
+            self.ws, self.loop = ws, loop
+            raise self._end("the server gave another session than the one that was asked for")
+        self._look_no_more()
+        self.ws, self.loop, self.hello = ws, loop, hello
+        self.reconnects += 1
+        self._look_later()
+
+    def _look_later(self) -> None:
+        self._next_look = self.loop.call_later(LOOK_SECONDS, self._look)
+
+    def _look_no_more(self) -> None:
+        look, self._next_look = self._next_look, None
+        if look is not None and not self.loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # it closes just now
+                self.loop.call_soon_threadsafe(look.cancel)
+
+    def _look(self) -> None:
+        """Open the connection again where it dropped while nothing was asked; see whether the server lives where a call is long."""
+        if self.lost:
+            return
+        if not self._in_use.locked():
+            if is_gone(self.ws):
+                self._begin(self._mend())
+        elif self._seen == self._last:
+            self._begin(self._feel(self._last))
+        self._seen = self._last
+        self._look_later()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work)
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+
+    async def _feel(self, request: int) -> None:
+        alive = await pulse.answers(self.address, self.server)
+        if not alive and self._last == request and self._in_use.locked():
+            self._silent = True
+            cut(self.ws)  # whoever waits for the answer is told
+
+    async def _mend(self) -> None:
+        async with self._in_use:
+            if self.lost or not is_gone(self.ws):
+                return
+            self.ws = None
+            # What cannot be mended is in `lost`, and raised by the next call; a loop that is ending opens nothing any more.
+            with contextlib.suppress(RuntimeError):
+                await self._come_back()
+
+    def _end(self, why: str, code: str = "") -> SessionLost:
+        """The error of a session that has ended."""
+        self.lost = f"{self._who()}: the session is lost: {why}"
+        return SessionLost(self.lost, code)
+
+    def _patience(self, waiting: Sequence[str]) -> float:
+        """Seconds in which the server answers these calls or says that one took too long, if it is alive."""
+        limits = self.hello.limits
+        by_call = {"init": limits.init_seconds, "reset": limits.reset_seconds, "close": limits.close_seconds}
+        calls = sum(by_call.get(call, limits.step_seconds) for call in waiting)
+        return calls + limits.message_seconds + CONNECT_SECONDS
+
+    def _check_size(self, batch: Mapping[int, Any], texts: Mapping[int, str]) -> None:
+        largest = self.hello.limits.message_bytes
+        letters = sum(map(len, texts.values())) + 2 * len(texts)
+        if 4 * letters <= largest or (size := sum(len(t.encode()) for t in texts.values()) + 2 * len(texts)) <= largest:
+            return
+        call = next(iter(batch.values()))["call"]
+        raise RemoteError(
+            f"{self._who()}: {call} would send {size:,} bytes, and the server takes {largest:,}: send less, or let it take more"
+        )
+
+    def _who(self) -> str:
+        return f"{self.address.env} at {self.server}"

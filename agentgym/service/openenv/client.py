@@ -1,0 +1,326 @@
+"""Environments behind OpenEnv's wire protocol: `agentgym.make("openenv:http://host:8000")`.
+
+Any server of OpenEnv 0.2 or later will do. One environment here is one WebSocket, and one session there: where the connection
+drops, the episode is lost, and the next reset begins another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from agentgym.core.env import Env, Step
+from agentgym.core.messages import Action, Message, Observation, assistant, text_of, tool_result, user
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.service.client.address import Address, Full, RemoteEnvError, SessionLost, Unavailable
+from agentgym.service.openenv.connection import Asker, Connection, Rejected, checked_url
+from agentgym.service.openenv.forms import Form, Json, Unreadable, form_of, metadata_of, shown, shown_result
+
+MOST_TURNS = 100
+_SEEDS = {"train": range(100_000), "test": range(1_000_000, 1_001_000)}
+
+
+class OpenEnvEnv(Env):
+    """An environment on an OpenEnv server.
+
+    A server of agentgym's speaks in chat messages, which pass as they are. Of others, the tools of an environment that has MCP
+    tools become tools here, and a reply that calls none ends the episode. An environment without tools is answered with its
+    action as a JSON object, or by calling the one tool `act` with the action's fields; where the action is one text, the reply
+    may be that text. A reply that is no action is answered with what is wrong, takes a turn and does nothing.
+
+    Args:
+        name: the server, "http://host:8000" or "https://host/path".
+        settings: what every reset is given besides the seed; plain JSON.
+        actions: "text": an environment without tools is answered in text; "tool": by calling `act`. Either is read anyway.
+        instruction: what the agent is told about the environment. Default: what the server says of it, and how to reply.
+        timeout: seconds for one answer of the server.
+        patience: seconds to wait for a session while the server is full, as one with OpenEnv's default of one session often is.
+        token_file: a file with a bearer token in its first line.
+        ca_file: certificates to trust beside the system's, for https.
+        max_turns: steps after which an episode is truncated.
+        tasks: see `agentgym.Env`. A task says what reset is given: its `metadata["reset"]`, and its seed.
+
+    Raises:
+        ValueError: the name is no such address, or `actions` is something else.
+    """
+
+    max_turns = MOST_TURNS
+
+    def __init__(
+        self,
+        name: str,
+        settings: Mapping[str, Any] | None = None,
+        actions: str = "text",
+        instruction: str | None = None,
+        timeout: float = 60.0,
+        patience: float = 25.0,
+        token_file: str | None = None,
+        ca_file: str | None = None,
+        tasks: TaskSet | None = None,
+        max_turns: int | None = None,
+        render_mode: str | None = None,
+    ):
+        super().__init__(tasks, max_turns, render_mode)
+        if actions not in ("text", "tool"):
+            raise ValueError(f"openenv:{name}: actions is 'text' or 'tool', not {actions!r}")
+        self.url = checked_url(name)
+        self._settings = dict(settings or {})
+        self._actions = actions
+        self._instruction = instruction
+        self._timeout = timeout
+        self._patience = patience
+        address = Address((self.url,), "", token_file, ca_file)
+        # Only a token that was given for this server goes there: others run by who knows whom.
+        self._headers = address.headers() if token_file is not None else {}
+        self._tls = address.tls()
+        self._connection: Connection | None = None
+        self._form: Form | None = None
+        self._description = ""
+        self._offered: list[Json] = []
+
+    @classmethod
+    def default_tasks(
+        cls, split: str = "train", name: str = "", token_file: str | None = None, ca_file: str | None = None
+    ) -> TaskSet:
+        """The tasks that the server lists, by split and index; for one that lists none, 100,000 train or 1,000 test seeds.
+
+        Raises:
+            ValueError: there is no such split.
+            Unavailable: the server does not answer.
+        """
+        url = checked_url(name)
+        address = Address((url,), "", token_file, ca_file)
+        asked = Asker(url, address.headers() if token_file is not None else {}, address.tls())
+        envs = asked.get("/list_environments")
+        env = str(envs[0]) if isinstance(envs, list) and envs else ""
+        listed = asked.get(f"/{quote(env)}/splits") if env else None
+        if listed is None:
+            if split not in _SEEDS:
+                raise ValueError(f"openenv:{name} has no split {split!r}; it has {', '.join(_SEEDS)}")
+            return TaskSet.generate(_seed_task, _SEEDS[split], name=f"{url}/{split}")
+        names = [str(item["name"] if isinstance(item, Mapping) else item) for item in listed]
+        if split not in names:
+            raise ValueError(f"openenv:{name} has no split {split!r}; it has {', '.join(names) or 'none'}")
+        size = int((asked.get(f"/{quote(env)}/num_tasks", {"split": split}) or {}).get("num_tasks", 0))
+
+        def make(index: int) -> Task:
+            reset = {"split": split, "index": index}
+            return Task(id=f"{env}-{split}-{index}", metadata={"split": split, "reset": reset})
+
+        return TaskSet(make, name=f"{env}/{split}", source=url, size=size)
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:  # type: ignore[override]  # a class variable where they are always the same
+        """OpenAI schemas of the tools, once there was a reset."""
+        return self._offered
+
+    async def reset(  # type: ignore[override]
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode on the server; a connection is made where there is none.
+
+        Raises:
+            Unavailable: the server cannot be reached, or stays full (Full).
+            RemoteEnvError: the environment refuses.
+        """
+        if self._tasks is None and self.task is None and "task" not in (options or {}):
+            await asyncio.to_thread(getattr, self, "tasks")  # the server is asked, which others need not wait for
+        super().reset(seed=seed, options=options)
+        self.running = False
+        task = self.posed
+        data = {**self._settings, **dict(task.metadata.get("reset") or {})}
+        chosen = seed if task.seed is None else task.seed
+        if chosen is not None:
+            data["seed"] = chosen
+        try:
+            answer = await self._asked_first({"type": "reset", "data": data})
+        except Rejected as refused:
+            raise RemoteEnvError(f"openenv:{self.url}: reset refused {data!r:.300}: {refused}") from None
+        self.running = True
+        metadata = metadata_of(answer)
+        form = self._known_form
+        if form.kind == "chat":
+            self._offered = metadata.pop("tools", [])
+            return list(answer["observation"].get("messages", [])), dict(metadata.get("info") or {})
+        self._offered = form.schemas if form.kind == "tools" or self._actions == "tool" else []
+        told = f"{self._description}\n\n{form.told}" if self._instruction is None else self._instruction
+        opening = f"{told}\n\n{shown(answer.get('observation') or {})}"
+        return [user(opening.strip())], metadata
+
+    async def step(self, action: Action) -> Step:  # type: ignore[override]
+        """Take the action that a reply is. `info` is the server's metadata, with `invalid` true where it was none.
+
+        Raises:
+            SessionLost: the connection dropped or the server did not answer in time; the episode is lost.
+            RemoteEnvError: the environment raised.
+        """
+        self.read(action)
+        message = assistant(action)
+        form = self._known_form
+        if form.kind == "chat":
+            sent = text_of(message) if message.keys() <= {"role", "content"} else message
+            answer = await self._stepped({"message": sent})
+            metadata = metadata_of(answer)
+            return self._ended(answer["observation"].get("messages", []), [answer], dict(metadata.get("info") or {}))
+        if form.kind == "tools":
+            return await self._call_tools(form, message)
+        return await self._act(form, message)
+
+    async def close(self) -> None:  # type: ignore[override]
+        """End the session."""
+        super().close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    # ---- kinds of action
+
+    async def _act(self, form: Form, message: Message) -> Step:
+        try:
+            answer = await self._stepped(_whole(form.action_of(message)))
+        except (Unreadable, Rejected) as error:
+            return self.outcome(_replied(message, f"Error: {error}"), invalid=True)
+        return self._ended(_replied(message, shown(answer.get("observation") or {})), [answer], metadata_of(answer))
+
+    async def _call_tools(self, form: Form, message: Message) -> Step:
+        calls = form.calls(message)
+        if isinstance(calls, str):
+            return self.outcome(_replied(message, f"Error: {calls}; no tool was called"), invalid=True)
+        if not calls:
+            return self.outcome([], terminated=True)
+        answers: list[Json] = []
+        told: list[str] = []
+        for call in calls:
+            if answers and answers[-1].get("done"):
+                told.append("Error: the episode was over, and this tool was not called")
+                continue
+            text, answer = await self._tool_called(form, call.name, call.arguments)
+            told.append(text)
+            answers += [answer] if answer else []
+        info = metadata_of(answers[-1]) if answers else {}
+        return self._ended(_replied(message, *told), answers, info)
+
+    async def _tool_called(self, form: Form, name: str, arguments: Json) -> tuple[str, Json]:
+        """What a tool says, and the answer of the step; {} where it was called without one."""
+        if not form.by_step:
+            request = {
+                "jsonrpc": "2.0",
+                "id": 1,
+                "method": "tools/call",
+                "params": {"name": name, "arguments": _whole(arguments)},
+            }
+            response = await self._asked({"type": "mcp", "data": request})
+            error = response.get("error")
+            return (f"Error: {error.get('message')}" if error else shown_result(response.get("result"))), {}
+        try:
+            answer = await self._stepped({"type": "call_tool", "tool_name": name, "arguments": _whole(arguments)})
+        except Rejected as refused:
+            return f"Error: {name}: {refused}", {}
+        observation = answer.get("observation") or {}
+        if error := observation.get("error"):
+            return f"Error: {error.get('message') if isinstance(error, Mapping) else error}", answer
+        return shown_result(observation.get("result")), answer
+
+    def _ended(self, messages: Observation, answers: list[Json], info: Json) -> Step:
+        """Gymnasium's five values of a step that was answers of the server."""
+        done = any(bool(answer.get("done")) for answer in answers)
+        reward = sum(float(answer.get("reward") or 0.0) for answer in answers)
+        cut = done and any(metadata_of(answer).get("truncated") is True for answer in answers)
+        messages, reward, terminated, truncated, info = self.outcome(messages, reward, done and not cut, **info)
+        self.running = not (done or truncated)
+        return messages, reward, terminated, truncated or cut, info
+
+    # ---- the wire
+
+    @property
+    def _known_form(self) -> Form:
+        if self._form is None:
+            raise RuntimeError("OpenEnvEnv: no episode is running; call reset() before step()")
+        return self._form
+
+    async def _stepped(self, action: Json) -> Json:
+        return await self._asked({"type": "step", "data": action})
+
+    async def _asked(self, frame: Json) -> Json:
+        """The answer's data. A connection that fails is dropped."""
+        connection = self._connection
+        if connection is None:
+            self.running = False
+            raise SessionLost(
+                f"openenv:{self.url}: the session has ended, and the episode with it: reset begins another"
+            )
+        try:
+            return await connection.ask(frame, self._timeout)
+        except (Rejected, RemoteEnvError):
+            raise
+        except BaseException:  # a cancelled call too: its answer would be taken for the next one's
+            self.running = False
+            self._connection = None
+            await connection.drop()
+            raise
+
+    async def _asked_first(self, frame: Json) -> Json:
+        """As `_asked`, on a connection that is made where there is none, or where it dropped between two episodes."""
+        until = time.monotonic() + self._patience
+        pause = 0.05
+        while True:
+            fresh = self._connection is None or not self._connection.alive
+            try:
+                await self._connected()
+                return await self._asked(frame)
+            except SessionLost:
+                if fresh:
+                    raise
+            except Full as error:
+                if time.monotonic() + pause > until:
+                    advice = "run fewer episodes at a time (--concurrency), or wait longer (patience=)"
+                    raise Full(f"{error}, and no session became free within {self._patience:g} s: {advice}") from error
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 2.0)
+
+    async def _connected(self) -> None:
+        if self._connection is None or not self._connection.alive:
+            if self._connection is not None:
+                await self._connection.drop()
+            self._connection = await Connection.to(self.url, self._headers, self._tls)
+        if self._form is None:  # also where an earlier try got the connection and no schema
+            schema = await self._connection.get("/schema")
+            if not isinstance(schema, Mapping) or not isinstance(schema.get("action"), Mapping):
+                raise Unavailable(f"openenv:{self.url}: no OpenEnv server: GET {self.url}/schema tells no schemas")
+            told = await self._connection.get("/metadata")
+            self._description = str(told.get("description") or "") if isinstance(told, Mapping) else ""
+            self._form = form_of(schema["action"], await self._listed_tools(schema["action"]))
+
+    async def _listed_tools(self, action: Mapping[str, Any]) -> list[Json]:
+        request = {"jsonrpc": "2.0", "id": 0, "method": "tools/list", "params": {}}
+        try:
+            response = await self._asked({"type": "mcp", "data": request})
+        except (Rejected, RemoteEnvError):  # a server that knows no such frame
+            return []
+        tools = (response.get("result") or {}).get("tools")
+        return list(tools) if isinstance(tools, list) else []
+
+
+def _seed_task(seed: int) -> Task:
+    return Task(id=f"seed-{seed}", seed=seed)
+
+
+def _whole(action: Json) -> Json:
+    """An action in which half of a surrogate pair, which a model may write and OpenEnv's server cannot answer, is a "?"."""
+    text = json.dumps(action, ensure_ascii=False)
+    return action if text.isascii() else dict(json.loads(text.encode(errors="replace")))
+
+
+def _replied(message: Message, *texts: str) -> Observation:
+    """What answers a reply: a tool message for each native call, since chat endpoints insist on one, else a user's."""
+    native = message.get("tool_calls")
+    if not native:
+        return [user("\n".join(texts))]
+    raws = native if isinstance(native, list) else [native]
+    ids = [raw.get("id") if isinstance(raw, Mapping) else None for raw in raws]
+    said = [*texts, *[texts[-1]] * (len(ids) - len(texts))]
+    return [tool_result(id or f"call_{place}", text) for place, (id, text) in enumerate(zip(ids, said, strict=False))]

@@ -1,0 +1,248 @@
+"""OpenEnv's actions and observations as chat: what an agent reads, and how what it writes becomes an action."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agentgym.core.messages import Message, text_of
+from agentgym.service.openenv.schemas import TITLE
+from agentgym.tools.text_forms import spoken
+from agentgym.tools.toolset import Tool, ToolCall, ToolSet, shortened
+
+Json = dict[str, Any]
+MOST_SHOWN = 50_000  # characters of one observation
+_DEPTH = 3  # of references within references that are looked up
+ACT = "act"  # the tool that takes an action, where the environment has no tools of its own
+_UNSHOWN = ("metadata", "done", "reward")
+_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+class Unreadable(ValueError):
+    """A reply that is no action; the message says what one looks like."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How an environment is spoken with.
+
+    Attributes:
+        kind: "chat": messages go there and back as they are, the other side is agentgym; "tools": the reply calls tools;
+            "fields": the reply is a JSON object, the action.
+        action: JSON schema of actions, without metadata.
+        tools: the environment's tools, of MCP.
+        by_step: a tool is called by a step, which has a reward; else by MCP's own method, which has none.
+    """
+
+    kind: Literal["chat", "tools", "fields"]
+    action: Json = field(default_factory=dict)
+    tools: tuple[Tool, ...] = ()
+    by_step: bool = True
+
+    @property
+    def schemas(self) -> list[Json]:
+        """OpenAI schemas of the tools; for "fields" the one that takes an action."""
+        return ToolSet(self._tools).schemas
+
+    @property
+    def told(self) -> str:
+        """How to reply, for the agent to read."""
+        if self.kind == "tools":
+            return "Call tools; a reply that calls none ends the episode."
+        sole = sole_text(self.action)
+        fields = "\n".join(_field_line(name, schema, self.action) for name, schema in _properties(self.action).items())
+        if sole is not None:
+            return f"Answer with the {sole} itself and nothing else, or with a JSON object:\n{fields}"
+        return f"Answer with a JSON object and nothing else. Its fields:\n{fields}"
+
+    def calls(self, message: Message) -> list[ToolCall] | str:
+        """The tool calls of a reply, or what is wrong with one."""
+        found = ToolSet(self._tools).calls_of(message)
+        if isinstance(found, str):
+            return found
+        names = [tool.name for tool in self._tools]
+        for call in found:
+            if call.name not in names:
+                return f"there is no tool {call.name!r:.100}; the tools are: {', '.join(names)}"
+        return found
+
+    def action_of(self, message: Message) -> Json:
+        """The action of a reply to an environment of kind "fields": a call of `act`, or JSON in the text.
+
+        Raises:
+            Unreadable: it is none.
+        """
+        calls = self.calls(message)
+        if isinstance(calls, str):
+            raise Unreadable(calls)
+        if len(calls) > 1:
+            raise Unreadable(f"{len(calls)} actions in one reply: take one at a time")
+        if calls:
+            return dict(calls[0].arguments)
+        said = _said(text_of(message))
+        given = _object_in(said)
+        sole = sole_text(self.action)
+        if given is not None and (sole is None or given.keys() <= _properties(self.action).keys()):
+            return given
+        if sole is not None and said:
+            return {sole: said}
+        raise Unreadable(f"{said!r:.80} is no action. {self.told}")
+
+    @property
+    def _tools(self) -> tuple[Tool, ...]:
+        if self.kind != "fields":
+            return self.tools
+        parameters = {**self.action, "properties": _properties(self.action)}
+        return (_tool(ACT, "Take an action in the environment.", parameters),)
+
+
+def form_of(action: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Form:
+    """How an environment is spoken with.
+
+    Args:
+        action: JSON schema of its actions, as `GET /schema` tells it.
+        tools: what `tools/list` tells.
+    """
+    schema = dict(action)
+    if schema.get("title") == TITLE:
+        return Form("chat", schema)
+    fields = _properties(schema)
+    if not tools:
+        return Form("fields", schema)
+    made = tuple(
+        _tool(
+            str(tool["name"]),
+            str(tool.get("description") or ""),
+            tool.get("inputSchema") or tool.get("input_schema") or {"type": "object", "properties": {}},
+        )
+        for tool in tools
+    )
+    return Form("tools", schema, made, by_step=not fields or "tool_name" in fields)
+
+
+def shown(observation: Mapping[str, Any]) -> str:
+    """An observation as text: a sole field as it is, several each under its name; long ones cut in the middle."""
+    parts = {
+        key: value for key, value in observation.items() if key not in _UNSHOWN and value not in (None, "", [], {})
+    }
+    if len(parts) == 1:
+        text = _text(next(iter(parts.values())))
+    else:
+        text = "\n".join(
+            f"{key}:\n{value}" if "\n" in (value := _text(item)) else f"{key}: {value}" for key, item in parts.items()
+        )
+    return shortened(text, MOST_SHOWN)
+
+
+def shown_result(result: Any) -> str:
+    """A tool's result as text, of whichever form: FastMCP's, MCP's content, or plain JSON."""
+    if isinstance(result, Mapping):
+        content = result.get("content")
+        if isinstance(content, list) and content:
+            texts = [_text(item.get("text", item)) if isinstance(item, Mapping) else _text(item) for item in content]
+            told = "\n".join(texts)
+            failed = (result.get("is_error") or result.get("isError")) and not told.startswith("Error: ")
+            return shortened(f"Error: {told}" if failed else told, MOST_SHOWN)
+        for key in ("data", "structured_content", "structuredContent"):
+            if result.get(key) is not None:
+                return shortened(_text(result[key]), MOST_SHOWN)
+    return shortened(_text(result), MOST_SHOWN)
+
+
+def metadata_of(answer: Mapping[str, Any]) -> Json:
+    """The metadata of an answer: beside the observation, or where older servers put it, inside."""
+    found = answer.get("metadata") or (answer.get("observation") or {}).get("metadata")
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def sole_text(action: Mapping[str, Any]) -> str | None:
+    """The one field of an action that must be given, if it is a text; None where there is no such."""
+    properties = _properties(action)
+    needed = [name for name in action.get("required") or properties if name in properties]
+    if len(needed) != 1:
+        return None
+    schema = properties[needed[0]]
+    return needed[0] if schema.get("type") == "string" and "enum" not in schema else None
+
+
+def _properties(action: Mapping[str, Any]) -> Json:
+    """The schemas of an action's fields, without its metadata and with what they refer to in their place."""
+    found = action.get("properties") or {}
+    return {name: _resolved(schema, action) for name, schema in found.items() if name != "metadata"}
+
+
+def _resolved(schema: Any, action: Mapping[str, Any], within: frozenset[str] = frozenset()) -> Any:
+    """A schema with what its references name in their place, which is where Pydantic puts enums and objects. From some
+    depth on, and within itself, a reference is left as it is."""
+    if isinstance(schema, list):
+        return [_resolved(part, action, within) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference not in within and len(within) < _DEPTH:
+        named = action
+        for word in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ("",):
+            named = named.get(word.replace("~1", "/").replace("~0", "~"), {}) if isinstance(named, Mapping) else {}
+        if named:
+            # What stands beside a reference (a description, a default) is of this field.
+            beside = {key: value for key, value in schema.items() if key != "$ref"}
+            return {**_resolved(named, action, within | {reference}), **_resolved(beside, action, within)}
+    return {key: _resolved(value, action, within) for key, value in schema.items()}
+
+
+def _field_line(name: str, schema: Mapping[str, Any], action: Mapping[str, Any]) -> str:
+    optional = "" if name in (action.get("required") or ()) else ", optional"
+    limits = "".join(
+        f", {word} {schema[key]}" for key, word in (("minimum", "at least"), ("maximum", "at most")) if key in schema
+    )
+    described = f": {schema['description']}" if schema.get("description") else ""
+    return f"- {name} ({_kind(schema)}{limits}{optional}){described}"
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """What a value is, in words: its type, or the values that it may have."""
+    options = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
+    if options:
+        return "one of " + ", ".join(json.dumps(option, ensure_ascii=False) for option in options)
+    for key in ("anyOf", "oneOf", "allOf"):
+        kinds = [kind for part in schema.get(key) or [] if (kind := _kind(part)) != "value"]
+        if kinds:
+            return " or ".join(dict.fromkeys(kinds))
+    kind = str(schema.get("type") or "value")
+    items = schema.get("items")
+    within = _kind(items) if kind == "array" and isinstance(items, Mapping) else "value"
+    return kind if within == "value" else f"{kind}, each {within}"
+
+
+def _tool(name: str, description: str, parameters: Any) -> Tool:
+    return Tool(name, description, dict(parameters), _not_here)
+
+
+def _not_here(**_: Any) -> Any:
+    raise NotImplementedError("the tool runs in the environment's server")
+
+
+def _said(text: str) -> str:
+    said = spoken(text)
+    end = said.rfind("</action>")
+    start = said.rfind("<action>", 0, max(end, 0))
+    return (said if start < 0 else said[start + len("<action>") : end]).strip()
+
+
+def _object_in(said: str) -> Json | None:
+    """The JSON object that a text is, or that its last fenced block is."""
+    for text in (said, *reversed(_FENCED.findall(said))):
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            return found
+    return None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

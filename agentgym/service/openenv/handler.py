@@ -1,0 +1,240 @@
+"""OpenEnv's wire protocol, version 0.10, for one session: a frame in, at most one frame out.
+
+A frame is one JSON object as a WebSocket text message; docs/service_protocol.md lists them. It is the same session whether a client's
+WebSocket or an HTTP request stands behind it (see `openenv_routes`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from agentgym.service.openenv.play import Caller, Invalid, Json, Play, answer_of
+from agentgym.service.protocol.frames import BAD_FRAME, BAD_REQUEST, CAPACITY, ENV_ERROR, UNKNOWN_CALL, Refused, decoded
+from agentgym.storage.jsonl import line_of
+
+if TYPE_CHECKING:
+    from agentgym.core.env import Env
+    from agentgym.service.worker.session_worker import Calls, SessionInfo
+
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR, SERVER_ERROR = (
+    -32700,
+    -32600,
+    -32601,
+    -32602,
+    -32603,
+    -32000,
+)
+_FRAME_KEYS = {"reset": {"type", "data"}, "step": {"type", "data"}, "mcp": {"type", "data"}}
+_BARE = {"type"}
+_LAST_WORDS = {CAPACITY: "CAPACITY_REACHED", ENV_ERROR: "FACTORY_ERROR"}
+_RPC_KEYS = {"jsonrpc", "method", "params", "id"}
+
+
+class OpenEnvWire:
+    """Answers the frames of one client; see `worker.Wire`. A client that drops its connection loses its episode.
+
+    Whatever is wrong with a frame, and whatever the environment raises, becomes an error frame; the session goes on.
+
+    Args:
+        env: the session's environment.
+        calls: what runs its methods.
+        session: tells the session's id.
+
+    Attributes:
+        play: the episodes.
+    """
+
+    resumable = False
+
+    def __init__(self, env: Env, calls: Calls | Caller, session: SessionInfo):
+        self.play = Play(env, calls.call)
+        self._count_error = calls.count_error
+        self.session_id = session.id
+        self.ended = False
+        self.draining = False
+
+    def hello(self, resume: str | None) -> None:
+        """None: in OpenEnv the client speaks first."""
+
+    def answer(self, text: str) -> str | None:
+        """The frame that answers a frame; None after "close", which ends the session."""
+        try:
+            frame = decoded(text)
+        except (ValueError, RecursionError) as error:
+            self._count_error(BAD_FRAME)
+            return error_frame("INVALID_JSON", f"Invalid JSON: {error}")
+        try:
+            if (said := _plain_step(frame)) is not None:
+                return self._step_plainly(said)
+            answered = self._answered(frame)
+            return None if answered is None else _written(answered)
+        except Invalid as error:
+            self._count_error(BAD_REQUEST)
+            try:
+                return error_frame("VALIDATION_ERROR", f"Invalid message: {error}", errors=error.errors)
+            except RecursionError:  # what was given could just be read
+                return error_frame("VALIDATION_ERROR", f"Invalid message: {error}", errors=[])
+        except Refused:  # there is no memory left
+            raise
+        except Exception as error:  # the environment's own: it is told, and the session goes on
+            return error_frame("EXECUTION_ERROR", _said(error))
+
+    @staticmethod
+    def last_word(code: str, message: str) -> str:
+        """What the client is told before the server closes: the next call of OpenEnv's client raises it."""
+        return error_frame(_LAST_WORDS.get(code, "SESSION_ERROR"), f"{message} ({code})")
+
+    def _answered(self, frame: Any) -> Json | None:
+        if not isinstance(frame, dict):
+            raise Invalid("model_type", (), "Input should be a valid dictionary", frame)
+        kind = frame.get("type", "")
+        if kind not in ("step", "reset", "state", "mcp", "close"):
+            self._count_error(UNKNOWN_CALL)
+            return _error("UNKNOWN_TYPE", f"Unknown message type: {kind!s:.200}")
+        if extra := frame.keys() - _FRAME_KEYS.get(kind, _BARE):
+            raise Invalid("extra_forbidden", (min(extra),), "Extra inputs are not permitted", frame[min(extra)])
+        if kind == "step":
+            return {"type": "observation", "data": self.play.step(_data(frame))}
+        if kind == "reset":
+            if self.draining:
+                self.ended = True
+                return _error("SESSION_ERROR", "the server is ending: open a session at another (DRAINING)")
+            return {"type": "observation", "data": self.play.reset(_data(frame) if "data" in frame else {})}
+        if kind == "state":
+            return {"type": "state", "data": self.play.state()}
+        if kind == "mcp":
+            return {"type": "mcp", "data": self._rpc(_data(frame))}
+        self.ended = True
+        return None
+
+    def _step_plainly(self, said: str) -> str:
+        """What `_answered` says to a step that is a text, with nothing built that is only taken apart again."""
+        messages, reward, done, metadata = self.play.stepped(said)
+        if metadata or not math.isfinite(reward):
+            return _written({"type": "observation", "data": answer_of({"messages": messages}, reward, done, metadata)})
+        return (
+            f'{{"type": "observation", "data": {{"observation": {{"messages": {_written(messages)}, "metadata": {{}}}}, '
+            f'"reward": {reward!r}, "done": {"true" if done else "false"}}}}}'
+        )
+
+    def _rpc(self, request: Json) -> Json:
+        problem = problem_of_rpc(request)
+        if problem:
+            return rpc_error(None, INVALID_REQUEST, f"Invalid request: {problem}")
+        id, method, params = request.get("id"), request["method"], request.get("params") or {}
+        if method == "tools/list":
+            return rpc_result(id, {"tools": self.play.tools("inputSchema")})
+        if method == "tools/call":
+            return self._rpc_call(id, params)
+        if method == "openenv/session/create":
+            return rpc_result(id, {"session_id": self.session_id})
+        if method == "openenv/session/close":
+            told = params.get("session_id")
+            if told == self.session_id:
+                return rpc_error(id, INVALID_REQUEST, "this session ends with its WebSocket, not by a call")
+            return rpc_error(id, INVALID_PARAMS, f"Unknown session_id: {told!s:.100}")
+        return rpc_error(id, METHOD_NOT_FOUND, f"Method not found: {method:.100}")
+
+    def _rpc_call(self, id: Any, params: Json) -> Json:
+        name, arguments = params.get("name"), params.get("arguments")
+        if not isinstance(name, str) or not name:
+            return rpc_error(id, INVALID_PARAMS, "Missing 'name' in params")
+        if not isinstance(arguments, dict | None):
+            return rpc_error(id, INVALID_PARAMS, "'arguments' must be an object")
+        try:
+            return rpc_result(id, self.play.call_tool(name, arguments or {}))
+        except KeyError:
+            return rpc_error(id, INVALID_PARAMS, f"Tool not found: {name:.100}")
+        except Refused:
+            raise
+        except Exception as error:  # the environment's own: it is told, and the session goes on
+            return rpc_error(id, INTERNAL_ERROR, _said(error))
+
+
+def error_frame(code: str, message: str, **more: Any) -> str:
+    """An error frame; `more` stands beside its message and code."""
+    return json.dumps(_error(code, message, **more))
+
+
+def problem_of_rpc(request: Any) -> str | None:
+    """What is wrong with a JSON-RPC request, or None."""
+    if not isinstance(request, dict):
+        return "a request is an object"
+    if extra := request.keys() - _RPC_KEYS:
+        return f"there is no field {min(extra)!r:.100}"
+    if request.get("jsonrpc") != "2.0":
+        return 'jsonrpc must be "2.0"'
+    if not isinstance(request.get("method"), str):
+        return "method must be text"
+    if not isinstance(request.get("params", {}), dict):
+        return "params must be an object"
+    if not isinstance(request.get("id"), str | int | None) or isinstance(request.get("id"), bool):
+        return "id must be text or a whole number"
+    return None
+
+
+def rpc_result(id: Any, result: Any) -> Json:
+    """A JSON-RPC response."""
+    return {"jsonrpc": "2.0", "id": id, "result": result}
+
+
+def rpc_error(id: Any, code: int, message: str, data: Any = None) -> Json:
+    """A JSON-RPC response that is an error."""
+    return {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message, "data": data}}
+
+
+def _error(code: str, message: str, **more: Any) -> Json:
+    return {"type": "error", "data": {"message": message, "code": code, **more}}
+
+
+def _plain_step(frame: Any) -> str | None:
+    """The text of a step that has nothing else, as most have; None: it is to be looked at closely."""
+    if type(frame) is dict and len(frame) == 2 and frame.get("type") == "step":
+        data = frame.get("data")
+        if type(data) is dict and len(data) == 1:
+            message = data.get("message")
+            return message if type(message) is str else None
+    return None
+
+
+def _data(frame: Json) -> Json:
+    if "data" not in frame:
+        raise Invalid("missing", ("data",), "Field required", frame)
+    data = frame["data"]
+    if not isinstance(data, dict):
+        raise Invalid("dict_type", ("data",), "Input should be a valid dictionary", data)
+    return data
+
+
+def _written(frame: Any) -> str:
+    """A frame, or a part of one, as JSON text, pure ASCII: half of a surrogate pair, which a model may write, is carried by an escape.
+
+    NaN and infinities become null, as in OpenEnv's own server: they are no JSON.
+    """
+    try:
+        return _encode(frame)
+    except (TypeError, ValueError, RecursionError):  # a NaN, a key that is no text, or a value within itself
+        return json.dumps(_finite(json.loads(line_of(frame))), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _plain(value: Any) -> Any:
+    """NumPy values as Python's own, what else JSON does not know as text: as a trajectory has them."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+# Made once: json.dumps with settings makes an encoder for each value.
+_encode = json.JSONEncoder(allow_nan=False, check_circular=False, default=_plain).encode
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__

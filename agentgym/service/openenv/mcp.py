@@ -1,0 +1,243 @@
+"""OpenEnv's JSON-RPC on our server: tools over HTTP, and sessions that last over several requests.
+
+`POST /mcp` takes a session for one request, or for those from `openenv/session/create` to `openenv/session/close`, which
+`WS /ws?session_id=` may be attached to; on `WS /mcp` the connection is the session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import WSMsgType, web
+
+from agentgym.service.openenv.handler import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    SERVER_ERROR,
+    OpenEnvWire,
+    error_frame,
+    problem_of_rpc,
+    rpc_error,
+    rpc_result,
+)
+from agentgym.service.protocol.frames import Refused
+from agentgym.service.server.bodies import body_of
+from agentgym.service.server.handshake import check_handshake
+from agentgym.service.server.local_session import Line
+
+if TYPE_CHECKING:
+    from agentgym.service.server.env_server import Front
+
+Json = dict[str, Any]
+WIRE = "openenv"
+
+
+@dataclass
+class _Shared:
+    """A session that was made over HTTP."""
+
+    line: Line
+    owner: str | None
+    attached: bool = False
+    closing: bool = False
+
+
+class McpRoutes:
+    """The JSON-RPC of one environment, and its sessions that were made over HTTP.
+
+    Args:
+        front: the server.
+        env: the environment's id there.
+    """
+
+    def __init__(self, front: Front, env: str):
+        self._front = front
+        self._env = env
+        self._shared: dict[str, _Shared] = {}
+
+    def close(self) -> None:
+        """End every session that was made over HTTP."""
+        for shared in self._shared.values():
+            shared.line.close()
+        self._shared.clear()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """`POST /mcp`, and `WS /mcp`, where a connection is a session."""
+        if request.method == "GET" and check_handshake(request) is None:
+            return await self._socket(request)
+        if request.method != "POST":
+            raise web.HTTPMethodNotAllowed(request.method, ["GET", "POST"])
+        asked = _rpc_of(await body_of(request))
+        return web.json_response(asked if "error" in asked else await self._rpc(request, asked))
+
+    async def _rpc(self, request: web.Request, asked: Json) -> Json:
+        id, params = asked.get("id"), asked.get("params") or {}
+        if asked["method"] == "openenv/session/create":
+            return self._create(request, id)
+        session_id = params.get("session_id")
+        if session_id is None and asked["method"] != "openenv/session/close":
+            return await self._asked_once(request, asked)
+        if not isinstance(session_id, str) or not session_id:
+            return rpc_error(id, INVALID_PARAMS, "Invalid params - 'session_id' is required, a text")
+        shared = self._shared_of(request, session_id)
+        if shared is None or shared.closing:
+            return rpc_error(id, INVALID_PARAMS, f"Unknown session_id: {session_id:.100}")
+        if asked["method"] == "openenv/session/close":
+            return self._end(id, session_id, shared)
+        return await _through(shared.line, asked)
+
+    def _shared_of(self, request: web.Request, session_id: str) -> _Shared | None:
+        """A session that who asks has made himself, and that has not ended."""
+        shared = self._shared.get(session_id)
+        return shared if shared and not shared.line.closed and shared.owner == self._front.owner_of(request) else None
+
+    def _create(self, request: web.Request, id: Any) -> Json:
+        for ended in [name for name, shared in self._shared.items() if shared.line.over]:
+            self._shared.pop(ended).line.close()
+        session_id = str(uuid.uuid4())
+        try:
+            line = self._front.open_line(request, self._env, WIRE)
+        except Refused as refused:
+            return self._refused(id, refused)
+        self._shared[session_id] = _Shared(line, self._front.owner_of(request))
+        return rpc_result(id, {"session_id": session_id})
+
+    def _end(self, id: Any, session_id: str, shared: _Shared) -> Json:
+        if shared.attached:
+            shared.closing = True
+            return rpc_result(id, {"session_id": session_id, "closed": False, "closing": True})
+        del self._shared[session_id]
+        shared.line.close()
+        return rpc_result(id, {"session_id": session_id, "closed": True})
+
+    async def _asked_once(self, request: web.Request, asked: Json) -> Json:
+        try:
+            with once(self._front, request, self._env) as line:
+                return await _through(line, asked)
+        except Refused as refused:
+            return self._refused(asked.get("id"), refused)
+
+    def _refused(self, id: Any, refused: Refused) -> Json:
+        return rpc_error(id, SERVER_ERROR, str(refused), counts(self._front))
+
+    async def _socket(self, request: web.Request) -> web.WebSocketResponse:
+        socket = await self._opened(request)
+        try:
+            with once(self._front, request, self._env) as line, _ending():
+                async for message in socket:
+                    if message.type is WSMsgType.TEXT:
+                        asked = _rpc_of(message.data)
+                        await socket.send_json(asked if "error" in asked else await _through(line, asked))
+        except Refused as refused:
+            await socket.send_json(self._refused(None, refused))
+        await socket.close()
+        return socket
+
+    async def _opened(self, request: web.Request) -> web.WebSocketResponse:
+        limits = self._front.settings.limits
+        # Without compression, which would inflate a message before its size is looked at.
+        socket = web.WebSocketResponse(
+            compress=False, max_msg_size=limits.message_bytes, receive_timeout=limits.idle_seconds
+        )
+        await socket.prepare(request)
+        return socket
+
+    async def attached(self, request: web.Request) -> web.WebSocketResponse:
+        """Frames to and from a session that was made over HTTP, which goes on when they end."""
+        socket = await self._opened(request)
+        session_id = request.query["session_id"]
+        shared = self._shared_of(request, session_id)
+        if shared is None or shared.attached:
+            problem = "is not known here" if shared is None else "already has an attached WebSocket"
+            await socket.send_str(error_frame("SESSION_ERROR", f"session {session_id:.100} {problem}"))
+            await socket.close()
+            return socket
+        shared.attached = True
+        try:
+            with _ending():
+                await _relayed(socket, shared.line)
+        finally:
+            shared.attached = False
+            if shared.closing or shared.line.closed:
+                self._shared.pop(session_id, None)
+                shared.line.close()
+        await socket.close()
+        return socket
+
+
+@contextlib.contextmanager
+def once(front: Front, request: web.Request, env: str) -> Iterator[Line]:
+    """A session for one request. Raises `Refused` where there is none to be had."""
+    line = front.open_line(request, env, WIRE)
+    try:
+        yield line
+    finally:
+        line.close()
+
+
+@contextlib.contextmanager
+def _ending() -> Iterator[None]:
+    """The end of a WebSocket whose client has left, or has said nothing for as long as a session may."""
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        yield
+
+
+def counts(front: Front) -> Json:
+    """How full the server is, as OpenEnv's errors say it."""
+    return {"active_sessions": len(front.sessions.open), "max_sessions": front.sessions.most}
+
+
+async def _relayed(socket: web.WebSocketResponse, line: Line) -> None:
+    """Frames there and back until one side ends. "close" only ends the connection: the session was made by another."""
+    async for message in socket:
+        if message.type is not WSMsgType.TEXT:
+            continue
+        if _is_close(message.data):
+            return
+        try:
+            answer = await line.ask(message.data)
+        except Refused as refused:
+            answer = OpenEnvWire.last_word(refused.code, str(refused))
+        await socket.send_str(answer)
+        if line.closed:
+            return
+
+
+def _is_close(text: str) -> bool:
+    if len(text) > 100 or "close" not in text:
+        return False
+    try:
+        found: bool = json.loads(text) == {"type": "close"}
+    except ValueError:
+        return False
+    return found
+
+
+def _rpc_of(text: str | bytes) -> Json:
+    """The request that a text is, or the response that says what is wrong with it."""
+    try:
+        asked = json.loads(text)
+    except (ValueError, RecursionError):
+        return rpc_error(None, PARSE_ERROR, "Parse error")
+    if problem := problem_of_rpc(asked):
+        return rpc_error(None, INVALID_REQUEST, f"Invalid request: {problem}")
+    found: Json = asked
+    return found
+
+
+async def _through(line: Line, asked: Json) -> Json:
+    """The response that a session gives to a request."""
+    try:
+        frame = json.loads(await line.ask(json.dumps({"type": "mcp", "data": asked})))
+    except Refused as refused:
+        return rpc_error(asked.get("id"), SERVER_ERROR, f"{refused} ({refused.code})")
+    if frame.get("type") == "mcp":
+        response: Json = frame["data"]
+        return response
+    return rpc_error(asked.get("id"), SERVER_ERROR, str(frame.get("data", {}).get("message", "no answer")))

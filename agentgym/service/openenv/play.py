@@ -1,0 +1,321 @@
+"""An environment in OpenEnv's terms: actions and observations as JSON objects, one episode after another.
+
+An action is `{"message": text}`, `{"message": assistant message}`, `{"type": "call_tool", "tool_name": name, "arguments": {...}}`
+or `{"type": "list_tools"}`. What it answers is `{"observation": {...}, "reward": number or null, "done": bool, "metadata": {...}}`;
+the observation holds the new chat messages, and for a tool call its result as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from agentgym.core.messages import Action, Observation, assistant, text_of
+from agentgym.core.tasks import Task, TaskSet
+
+if TYPE_CHECKING:
+    from agentgym.core.env import Env
+
+Json = dict[str, Any]
+_WHOLE = re.compile(r"[+-]?[0-9]+(_[0-9]+)*(\.0+)?")
+LONGEST_ID = 255  # characters of an episode's id
+_ACTION_KEYS = {"message": ("message",), "call_tool": ("type", "tool_name", "arguments"), "list_tools": ("type",)}
+
+
+class Invalid(ValueError):
+    """A frame or an action that is none. `errors` lists what is wrong, each as `{"type", "loc", "msg", "input"}`."""
+
+    def __init__(self, kind: str, loc: tuple[str, ...], message: str, given: Any = None):
+        super().__init__(f"{'.'.join(loc) or 'frame'}: {message}")
+        self.errors = [{"type": kind, "loc": list(loc), "msg": message, "input": given}]
+
+
+class Caller:
+    """Runs calls in the thread that asks: `async def` ones to their end, in one event loop for all of them."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def count_error(self, code: str) -> None:
+        """A wire answered an error: nobody counts them here."""
+
+    def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The result of `function(*args, **kwargs)`; `name` says what it is, "step" for example."""
+        result = function(*args, **kwargs)
+        if not inspect.isawaitable(result):
+            return result
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(_awaited(result))
+
+    def close(self) -> None:
+        """End the event loop, if there was need of one."""
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+class Play:
+    """Episodes of one environment, as OpenEnv sees them. Calls are made one at a time, by one thread.
+
+    Args:
+        env: the environment; it stays open until `close`.
+        call: runs a method of the environment, as `Caller.call` does. Default: that.
+    """
+
+    def __init__(self, env: Env, call: Callable[..., Any] | None = None):
+        self.env = env
+        self._caller = Caller()
+        self._call = call or self._caller.call
+        self._sets: dict[str, TaskSet] = {}
+        self._random = random.Random()
+        self._episode_id: str | None = None
+        self._steps = 0
+        self._reward = 0.0
+        self._done = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether there was an episode."""
+        return self._episode_id is not None
+
+    def reset(self, data: Mapping[str, Any]) -> Json:
+        """Begin an episode.
+
+        Args:
+            data: `seed`, `episode_id`; and which task: `task`, a task as JSON, or `split` and `index`. With no `index`, one is
+                drawn, by the seed where there is one. Other keys are ignored, as OpenEnv's server does.
+
+        Raises:
+            Invalid: one of these is wrong.
+        """
+        seed = _seed(data.get("seed"))
+        episode_id = data.get("episode_id")
+        if episode_id is not None and not isinstance(episode_id, str):
+            raise Invalid("string_type", ("data", "episode_id"), "Input should be a valid string", episode_id)
+        if episode_id is not None and len(episode_id) > LONGEST_ID:
+            words = f"String should have at most {LONGEST_ID} characters"
+            raise Invalid("string_too_long", ("data", "episode_id"), words, episode_id)
+        task = self._task(data, seed)
+        if task is not None:
+            self._call("init", self.env.get_wrapper_attr("init"), task)
+        messages, info = self._call("reset", self.env.reset, seed=seed)
+        self._episode_id = episode_id or str(uuid.uuid4())
+        self._steps, self._reward, self._done = 0, 0.0, False
+        metadata: Json = {"task_id": bound.id} if (bound := self.env.unwrapped.task) is not None else {}  # type: ignore[attr-defined]
+        if tools := self.env.get_wrapper_attr("tools"):
+            metadata["tools"] = tools
+        if info:
+            metadata["info"] = info
+        return answer_of({"messages": messages}, None, False, metadata)
+
+    def step(self, action: Mapping[str, Any]) -> Json:
+        """Take an action.
+
+        Raises:
+            Invalid: it is none.
+        """
+        kind = _kind(action)
+        if kind == "list_tools":
+            return answer_of({"tools": self.tools("input_schema")}, None, self._done, {})
+        if kind == "call_tool":
+            return self._step_tool(action["tool_name"], action.get("arguments") or {})
+        messages, reward, done, metadata = self.stepped(_message(action["message"]))
+        return answer_of({"messages": messages}, reward, done, metadata)
+
+    def stepped(self, action: Action) -> tuple[Observation, float, bool, Json]:
+        """A step of the environment: new messages, reward, whether the episode is over, and metadata."""
+        messages, reward, terminated, truncated, info = self._call("step", self.env.step, action)
+        reward = float(reward)
+        self._steps += 1
+        self._reward += reward
+        self._done = bool(terminated or truncated)
+        metadata: Json = {"info": info} if info else {}
+        if truncated and not terminated:
+            metadata["truncated"] = True
+        return messages, reward, self._done, metadata
+
+    def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Json:
+        """Call a tool, with what OpenEnv's clients unwrap as its result. The first call of a session begins an episode.
+
+        Raises:
+            KeyError: there is no such tool.
+        """
+        if not self.begun:
+            self.reset({})
+        if name not in {tool["name"] for tool in self.tools("inputSchema")}:
+            raise KeyError(name)
+        messages, reward, done, metadata = self.stepped(_tool_call(name, arguments, self._steps))
+        meta = {"reward": reward, "done": done, **metadata}
+        return _tool_result("\n".join(map(text_of, messages)), meta)
+
+    def tools(self, schema_key: str) -> list[Json]:
+        """The environment's tools, their schemas under the name that MCP's method or OpenEnv's action has for them."""
+        functions = (tool["function"] for tool in self.env.get_wrapper_attr("tools"))
+        return [
+            {
+                "name": function["name"],
+                "description": function.get("description") or "",
+                schema_key: function.get("parameters") or {"type": "object", "properties": {}},
+            }
+            for function in functions
+        ]
+
+    def state(self) -> Json:
+        """OpenEnv's state, with the task's id, the sum of rewards and whether the episode is over."""
+        task = self.env.unwrapped.task  # type: ignore[attr-defined]
+        return {
+            "episode_id": self._episode_id,
+            "step_count": self._steps,
+            "task_id": None if task is None else task.id,
+            "reward": self._reward,
+            "done": self._done,
+        }
+
+    def close(self) -> None:
+        """Close the environment."""
+        try:
+            self._call("close", self.env.close)
+        finally:
+            self._caller.close()
+
+    def _step_tool(self, name: str, arguments: Mapping[str, Any]) -> Json:
+        messages, reward, done, metadata = self.stepped(_tool_call(name, arguments, self._steps))
+        said = "\n".join(map(text_of, messages))
+        known = name in {tool["name"] for tool in self.tools("input_schema")}
+        error = None if known else {"error_type": "tool_not_found", "message": said or f"there is no tool {name!r}"}
+        result = _tool_result(said, {}) if known else None
+        observation = {"tool_name": name, "result": result, "error": error, "messages": messages}
+        return answer_of(observation, reward, done, metadata)
+
+    def _task(self, data: Mapping[str, Any], seed: int | None) -> Task | None:
+        """The task that a reset asks for, or one that it draws as `Env.reset` does; None where the env has none."""
+        if (given := data.get("task")) is not None:
+            try:
+                return Task.from_json(given)
+            except (ValueError, TypeError) as error:
+                raise Invalid("value_error", ("data", "task"), str(error), given) from error
+        index, split = data.get("index"), data.get("split")
+        if index is None and split is None:
+            try:
+                tasks = self.env.unwrapped.tasks  # type: ignore[attr-defined]
+            except ValueError:  # it has none of its own, and may draw a problem in reset
+                return None
+        else:
+            tasks = self._split("train" if split is None else split)
+        if index is None:
+            index = (self._random if seed is None else random.Random(seed)).randrange(len(tasks))
+        place = whole_number(index)
+        if place is None or not 0 <= place < len(tasks):
+            raise Invalid("value_error", ("data", "index"), f"a task's index is from 0 to {len(tasks) - 1}", index)
+        task: Task = tasks[place]
+        return task
+
+    def _split(self, split: Any) -> TaskSet:
+        if not isinstance(split, str):
+            raise Invalid("string_type", ("data", "split"), "Input should be a valid string", split)
+        if split not in self._sets:
+            env: Any = self.env.unwrapped
+            try:
+                self._sets[split] = env.spec.tasks(split) if hasattr(env.spec, "tasks") else env.default_tasks(split)
+            except ValueError as error:
+                raise Invalid("value_error", ("data", "split"), str(error), split) from error
+        return self._sets[split]
+
+
+def _seed(given: Any) -> int | None:
+    if given is None:
+        return None
+    seed = whole_number(given)
+    if seed is None:
+        kind, words = (
+            ("int_from_float", ", got a number with a fractional part") if isinstance(given, float) else ("", "")
+        )
+        if isinstance(given, str):
+            kind, words = "int_parsing", ", unable to parse string as an integer"
+        raise Invalid(kind or "int_type", ("data", "seed"), f"Input should be a valid integer{words}", given)
+    if seed < 0:
+        raise Invalid("greater_than_equal", ("data", "seed"), "Input should be greater than or equal to 0", given)
+    return seed
+
+
+def whole_number(given: Any) -> int | None:
+    """The whole number that OpenEnv's server takes a JSON value for: 7, 7.0, "7", " 7.0 " and true are ones; None: it is none."""
+    if isinstance(given, int):
+        return int(given)
+    if isinstance(given, float):
+        return int(given) if given.is_integer() and abs(given) < 1 << 63 else None
+    if not isinstance(given, str) or not _WHOLE.fullmatch(text := given.strip()):
+        return None
+    try:
+        return int(text.partition(".")[0])
+    except ValueError:  # thousands of digits
+        return None
+
+
+def _kind(action: Mapping[str, Any]) -> str:
+    """Which of the kinds of action this is.
+
+    Raises:
+        Invalid: none, or a field is missing, one too many, or of another type.
+    """
+    kind = action.get("type", "message")
+    if not isinstance(kind, str) or kind not in _ACTION_KEYS or (kind == "message" and "type" in action):
+        raise Invalid("literal_error", ("type",), "Input should be 'call_tool' or 'list_tools'", kind)
+    for key in action:
+        if key not in _ACTION_KEYS[kind] and key != "metadata":
+            raise Invalid("extra_forbidden", (str(key),), "Extra inputs are not permitted", action[key])
+    if kind == "message" and "message" not in action:
+        raise Invalid("missing", ("message",), "Field required", dict(action))
+    if kind == "call_tool" and not isinstance(action.get("tool_name"), str):
+        problem = "Input should be a valid string" if "tool_name" in action else "Field required"
+        raise Invalid(
+            "string_type" if "tool_name" in action else "missing", ("tool_name",), problem, action.get("tool_name")
+        )
+    for key in ("arguments", "metadata"):
+        if not isinstance(action.get(key, {}), dict):
+            raise Invalid("dict_type", (key,), "Input should be a valid dictionary", action[key])
+    return kind
+
+
+def _message(given: Any) -> Action:
+    if isinstance(given, str):
+        return given
+    try:
+        return assistant(given)
+    except (TypeError, ValueError) as error:
+        raise Invalid("value_error", ("message",), str(error), given) from error
+
+
+def _tool_call(name: str, arguments: Mapping[str, Any], place: int) -> Action:
+    function = {"name": name, "arguments": dict(arguments)}
+    call = {"id": f"call_{place}", "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _tool_result(text: str, meta: Json) -> Json:
+    """A tool's result in the form of FastMCP, whose `data` OpenEnv's clients take out."""
+    return {
+        "content": [{"type": "text", "text": text}],
+        "structured_content": {"result": text},
+        "meta": meta or None,
+        "data": text,
+        "is_error": text.startswith("Error: "),
+    }
+
+
+def answer_of(observation: Json, reward: float | None, done: bool, metadata: Json) -> Json:
+    """OpenEnv's result: metadata stands inside of the observation, and beside it where there is any."""
+    answer: Json = {"observation": {**observation, "metadata": metadata}, "reward": reward, "done": done}
+    if metadata:
+        answer["metadata"] = metadata
+    return answer

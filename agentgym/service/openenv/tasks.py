@@ -1,0 +1,122 @@
+"""OpenEnv's Task API: which splits and tasks the served environments have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from agentgym.service.openenv.play import whole_number
+from agentgym.service.server.bodies import body_of
+
+Json = dict[str, Any]
+MOST_LISTED = 1_000  # tasks that one answer holds; `num_tasks` tells how many there are
+_KINDS = ("train", "validation", "test")
+
+
+class TaskRoutes:
+    """The handlers of the Task API.
+
+    Args:
+        envs: the ids of the environments whose tasks are told.
+        ask: answers {"env"} with the splits, and {"env", "split", "start", "stop"} with {"tasks", "size"}; it raises an HTTP
+            error where there is no such split.
+    """
+
+    def __init__(self, envs: list[str], ask: Callable[[Json], Awaitable[Any]]):
+        self._envs = envs
+        self._ask = ask
+
+    async def environments(self, _: web.Request) -> web.Response:
+        """`GET /list_environments`."""
+        return web.json_response(self._envs)
+
+    async def splits(self, request: web.Request) -> web.Response:
+        """`GET /{env_name}/splits`."""
+        names = await self._ask({"env": self._env(request)})
+        return web.json_response([{"name": n, "type": n if n in _KINDS else "validation"} for n in names])
+
+    async def list_tasks(self, request: web.Request) -> web.Response:
+        """`POST /{env_name}/tasks`: the first `MOST_LISTED` of a split."""
+        env, _, page = await self._asked(request, (), 0, MOST_LISTED)
+        return web.json_response({"tasks": page["tasks"], "env_name": env})
+
+    async def num_tasks(self, request: web.Request) -> web.Response:
+        """`POST /{env_name}/num_tasks`."""
+        _, _, page = await self._asked(request, (), 0, 0)
+        return web.json_response({"num_tasks": page["size"]})
+
+    async def task(self, request: web.Request) -> web.Response:
+        """`POST /{env_name}/task`."""
+        env, body, page = await self._asked(request, ("index",), 0, 0)
+        index = whole_number(body.get("index"))
+        if index is None:
+            return answer_422("int_type", "index", body.get("index"))
+        if not 0 <= index < page["size"]:
+            return answered(400, "Invalid task index")
+        page = await self._ask({"env": env, "split": body["split"], "start": index, "stop": index + 1})
+        return web.json_response({"task": page["tasks"][0]})
+
+    async def task_range(self, request: web.Request) -> web.Response:
+        """`POST /{env_name}/task_range`: at most `MOST_LISTED`, counted from `start`."""
+        env, body, page = await self._asked(request, ("start", "stop"), 0, 0)
+        ends = {name: whole_number(body.get(name)) for name in ("start", "stop")}
+        for name, end in ends.items():
+            if end is None and body.get(name) is not None:
+                return answer_422("int_type", name, body.get(name))
+        start, stop, _ = slice(ends["start"], ends["stop"]).indices(page["size"])
+        stop = max(start, min(stop, start + MOST_LISTED))
+        page = await self._ask({"env": env, "split": body["split"], "start": start, "stop": stop})
+        return web.json_response({"tasks": page["tasks"]})
+
+    def _env(self, request: web.Request) -> str:
+        name = request.match_info["env_name"]
+        for env in self._envs:
+            if env.lower() == name.lower():
+                return env
+        raise _json_error(web.HTTPNotFound, f"unknown environment {name!r}")
+
+    async def _asked(
+        self, request: web.Request, others: tuple[str, ...], start: int, stop: int
+    ) -> tuple[str, Json, Json]:
+        """The environment that a request names, its body, and a page of the split that it names."""
+        env = self._env(request)
+        body = await object_of(request)
+        split = body.get("split")
+        if unknown := body.keys() - {"split", *others}:
+            raise _json_error(web.HTTPUnprocessableEntity, [_problem("extra_forbidden", min(unknown), body)])
+        if not isinstance(split, str):
+            raise _json_error(web.HTTPUnprocessableEntity, [_problem("string_type", "split", split)])
+        return env, body, await self._ask({"env": env, "split": split, "start": start, "stop": stop})
+
+
+async def object_of(request: web.Request) -> Json:
+    """The body of a request, an object; {} where there is none. Raises 422 where it is something else."""
+    text = await body_of(request)  # not decoded as its header says: with some encodings that takes hours
+    try:
+        body = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise _json_error(web.HTTPUnprocessableEntity, [_problem("json_invalid", "", str(error))]) from error
+    if not isinstance(body, dict):
+        raise _json_error(web.HTTPUnprocessableEntity, [_problem("dict_type", "", body)])
+    return body
+
+
+def answer_422(kind: str, field: str, given: Any) -> web.Response:
+    """The answer to a request with a field that is wrong."""
+    return answered(422, [_problem(kind, field, given)])
+
+
+def answered(status: int, detail: Any) -> web.Response:
+    """An error as OpenEnv's server gives it."""
+    return web.json_response({"detail": detail}, status=status)
+
+
+def _json_error(kind: type[web.HTTPException], detail: Any) -> web.HTTPException:
+    return kind(text=json.dumps({"detail": detail}), content_type="application/json")
+
+
+def _problem(kind: str, field: str, given: Any) -> Json:
+    return {"type": kind, "loc": ["body", field] if field else ["body"], "msg": kind.replace("_", " "), "input": given}

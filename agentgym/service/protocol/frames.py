@@ -1,0 +1,234 @@
+"""The protocol "agentgym/1": what client and server say to each other, in one place for both.
+
+Each WebSocket text message is one JSON value. The server begins every connection with a hello:
+
+    {"session": id, "resume": token, "protocol": 1, "last": id of the last request that was run, 0 for none,
+     "env": {"id", "description", "tags", "nondeterministic", "max_turns", "tools", "methods", "floor",
+     "runs_programs"}, "limits": {...}}
+
+A request is an object with an `id` that rises by one, from 1; several in a list are answered by a list:
+
+    {"id": 1, "call": "init", "task": Task.to_json()}        -> {}
+    {"id": 2, "call": "reset", "seed": 7, "options": null}   -> {"observation": [...], "info": {...}}
+    {"id": 3, "call": "step", "action": text or message}     -> [observation, reward, terminated, truncated, info]
+    {"id": 4, "call": "expert_action"}                       -> {"action": ...}
+    {"id": 5, "call": "random_action", "rng": state}         -> {"action": ..., "rng": state}
+    {"id": 6, "call": "tools"}                               -> {"tools": [...]}
+    {"id": 7, "call": "close"}                               -> {}, and the session ends
+
+`init` and `reset` add "tools" where they are not those told last, and `reset` adds "task" where it drew one itself.
+`options` may hold {"task": Task.to_json()}. `rng` is `random.Random().getstate()` as JSON. An answer is
+{"id": ..., "result": ...} or {"id": ..., "error": {"code", "message", "fatal"}}; an error of no request has "id": null. After
+a fatal error the server closes.
+
+The hello of a session that was come back to waits until the call that runs has ended.
+
+A request whose answer did not arrive is sent again, with its id, on a connection opened with the hello's resume token: what
+was run is answered from what is kept, and never run twice. A client that wants to come back drops the connection; a
+WebSocket close frame ends the session.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from agentgym.storage.jsonl import line_of, plain
+
+PROTOCOL = 1
+NAME = "agentgym/1"
+# WebSocket subprotocol, which a client may ask for.
+SUBPROTOCOL = "agentgym.1"
+RESUME_HEADER = "X-Agentgym-Resume"
+KEPT_ANSWERS = 16
+
+# What requests may carry, by call; besides id and call.
+CALLS: dict[str, frozenset[str]] = {
+    "init": frozenset({"task"}),
+    "reset": frozenset({"seed", "options"}),
+    "step": frozenset({"action"}),
+    "close": frozenset(),
+    "tools": frozenset(),
+    "expert_action": frozenset(),
+    "random_action": frozenset({"rng"}),
+}
+
+_FIELDS = {call: fields | {"id", "call"} for call, fields in CALLS.items()}
+
+BAD_FRAME = "BAD_FRAME"
+BAD_REQUEST = "BAD_REQUEST"
+UNKNOWN_CALL = "UNKNOWN_CALL"
+ENV_ERROR = "ENV_ERROR"
+DEADLINE = "DEADLINE"
+WORKER_DIED = "WORKER_DIED"
+IDLE = "IDLE"
+TOO_LARGE = "TOO_LARGE"
+TOO_SLOW = "TOO_SLOW"
+CAPACITY = "CAPACITY"
+DRAINING = "DRAINING"
+RESUME_REFUSED = "RESUME_REFUSED"
+SANDBOX_ERROR = "SANDBOX_ERROR"
+OUT_OF_MEMORY = "OUT_OF_MEMORY"
+
+# What each code means, and the WebSocket close code of those that end a session.
+CODES: dict[str, tuple[str, int | None]] = {
+    BAD_FRAME: ("the message is no JSON text, or no request", 4400),
+    BAD_REQUEST: ("a request lacks something, has too much, or its id is out of order", None),
+    UNKNOWN_CALL: ("there is no such call, or this environment has no such method", None),
+    ENV_ERROR: ("the environment raised; the session goes on", None),
+    DEADLINE: ("a call took longer than its limit; its process was killed", 4408),
+    WORKER_DIED: ("the process of the session ended by itself or was killed", 4500),
+    IDLE: ("nothing was asked for too long, or the client did not come back", 4410),
+    TOO_LARGE: ("a message is larger than the server takes", 4413),
+    TOO_SLOW: ("a message took too long to arrive, or an answer too long to be taken", 4411),
+    CAPACITY: ("the server could not start one more session", 4503),
+    DRAINING: ("the server is ending: open a session at another", 4504),
+    RESUME_REFUSED: ("the resume token is wrong, was used before, or its session has ended", 4401),
+    OUT_OF_MEMORY: ("the environment wanted more memory than a session may take", 4507),
+    SANDBOX_ERROR: ("the sandbox could not be started, or has failed", 4501),
+}
+NORMAL_CLOSE = 1000
+# Made once: json.dumps with settings makes an encoder for each value. A value within itself is a RecursionError then.
+_encode = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=plain).encode
+_decoder = json.JSONDecoder()
+
+
+@dataclass(frozen=True)
+class ServiceLimits:
+    """What a server allows, in seconds and bytes. Told to clients in the hello.
+
+    Attributes:
+        init_seconds: making the environment, and one `init`.
+        reset_seconds: one `reset`.
+        step_seconds: one `step`, and any other call.
+        close_seconds: one `close`, and whatever an end in good order takes.
+        idle_seconds: with no request.
+        resume_seconds: for a client to come back after its connection dropped.
+        message_seconds: for a message to arrive whole, and for an answer to be taken.
+        message_bytes: of one message from the client.
+    """
+
+    init_seconds: float = 120.0
+    reset_seconds: float = 60.0
+    step_seconds: float = 60.0
+    close_seconds: float = 5.0
+    idle_seconds: float = 600.0
+    resume_seconds: float = 60.0
+    message_seconds: float = 30.0
+    message_bytes: int = 8 << 20
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ValueError(f"{name} must be positive, not {value!r}")
+
+
+class Refused(Exception):
+    """A request or message that is answered by an error.
+
+    Attributes:
+        code: one of `CODES`.
+        fatal: whether the session ends with it.
+    """
+
+    def __init__(self, code: str, message: str, fatal: bool = False):
+        super().__init__(message)
+        self.code = code
+        self.fatal = fatal
+
+
+def text_of_json(value: Any) -> str:
+    """A value as one line of JSON that UTF-8 can carry; NumPy values become numbers and lists."""
+    try:
+        text = _encode(value)
+    except (TypeError, ValueError, RecursionError):
+        return line_of(value)[:-1]
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return line_of(value)[:-1]
+    return text
+
+
+def error_frame(code: str, message: str, fatal: bool, id: int | None = None) -> dict[str, Any]:
+    """An answer that says what went wrong."""
+    return {"id": id, "error": {"code": code, "message": message, "fatal": fatal}}
+
+
+def last_word(code: str, message: str) -> str:
+    """The text of the last message before the server closes."""
+    return text_of_json(error_frame(code, message, fatal=True))
+
+
+def json_of_text(text: str) -> Any:
+    """The value of a message.
+
+    Raises:
+        Refused: it is no JSON; the session goes on.
+    """
+    try:
+        return decoded(text)
+    except (ValueError, RecursionError) as error:
+        raise Refused(BAD_FRAME, f"not JSON: {type(error).__name__}: {error}") from None
+
+
+def decoded(text: str) -> Any:
+    """`json.loads`, which looks for white space around every value; here it is met only where there is some.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    try:
+        value, end = _decoder.raw_decode(text)
+    except ValueError:
+        return _decoder.decode(text)
+    return value if end == len(text) else _decoder.decode(text)
+
+
+def check_request(request: Any, expected: int) -> None:
+    """Look at a request that is due to be run.
+
+    Args:
+        request: what the client sent.
+        expected: the id that comes next.
+
+    Raises:
+        Refused: it is none.
+    """
+    if not isinstance(request, dict):
+        raise Refused(BAD_REQUEST, f"a request is an object, not {type(request).__name__}")
+    id, call = request.get("id"), request.get("call")
+    if type(id) is not int:
+        raise Refused(BAD_REQUEST, f"a request has an id that is a whole number, not {id!r:.50}")
+    if id != expected:
+        raise Refused(BAD_REQUEST, f"ids rise by one: {expected} comes next, not {id}")
+    if not isinstance(call, str) or call not in CALLS:
+        raise Refused(UNKNOWN_CALL, f"no call {call!r:.50}; there are {', '.join(CALLS)}")
+    if not request.keys() <= _FIELDS[call]:
+        unknown = request.keys() - _FIELDS[call]
+        takes = ", ".join(sorted(CALLS[call])) or "nothing"
+        raise Refused(BAD_REQUEST, f"{call} takes {takes}, and no {min(unknown)!r:.50}")
+
+
+def rng_to_json(rng: random.Random) -> list[Any]:
+    """The state of a generator, for `random_action`."""
+    version, words, gauss = rng.getstate()
+    return [version, list(words), gauss]
+
+
+def rng_of_json(state: Any) -> random.Random:
+    """The generator of a state.
+
+    Raises:
+        Refused: it is no state of a generator.
+    """
+    rng = random.Random(0)
+    try:
+        version, words, gauss = state
+        rng.setstate((version, tuple(words), gauss))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Refused(BAD_REQUEST, f"rng is no state of random.Random: {error}") from None
+    return rng

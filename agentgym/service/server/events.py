@@ -1,0 +1,140 @@
+"""What a server logs: one JSON object a line. `event` says what happened, and the other fields where.
+
+{"time": "...", "event": "session_ended", "env", "session", "token", "pid", "cause", "code", "message", "seconds", ...}
+{"time": "...", "event": "env_error", "env", "session", "token", "pid", "call", "error", "traceback", "left_out"}
+{"time": "...", "event": "unauthorized", "requests", "peer", "path", "why"}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import json
+import logging
+import os
+import signal
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from agentgym.service.protocol.frames import DEADLINE, DRAINING, ENV_ERROR, OUT_OF_MEMORY, WORKER_DIED
+
+if TYPE_CHECKING:
+    from agentgym.service.server.session import Session
+
+CLOSED, LEFT = "closed", "left"
+# Ends that are nobody's fault, which nobody needs to read of.
+_QUIET = (CLOSED, LEFT, DRAINING)
+_CAUSES = {DEADLINE: "deadline", OUT_OF_MEMORY: "memory", ENV_ERROR: "exception"}
+_TRACEBACK_LETTERS = 3000  # the last of it: with them a line is written to a pipe as a whole
+_ERRORS, _ERRORS_SECONDS = 10, 60.0
+REFUSALS_SECONDS = 10.0
+_log = logging.getLogger("agentgym.service")
+
+
+def line_of_event(event: str, **fields: Any) -> str:
+    """An event as a line of the log, without its end."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    return json.dumps({"time": now, "event": event, **fields}, default=str)
+
+
+def log_ended(session: Session, pid: int | None, reason: str, message: str, status: int | None) -> None:
+    """Log that a session ended, if it was not its client's wish or the server's end.
+
+    Args:
+        session: which.
+        pid: of its process.
+        reason: why, as it is counted: a code, "closed" or "left".
+        message: what its client was told.
+        status: the wait status of the process; None: it is not known.
+    """
+    if reason in _QUIET:
+        return
+    cause, more = _CAUSES.get(reason, reason.lower()), dict[str, Any]()
+    if reason == WORKER_DIED and status is not None:
+        code = os.waitstatus_to_exitcode(status)
+        cause = "signal" if code < 0 else "exit"
+        more = {"signal": _signal_name(-code)} if code < 0 else {"exit_code": code}
+    told = {"env": session.env, "session": session.id, "token": session.owner, "pid": pid, "cause": cause}
+    seconds = round(time.monotonic() - session.opened, 3)
+    _log.warning(line_of_event("session_ended", **told, **more, code=reason, message=message, seconds=seconds))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return str(number)
+
+
+class EnvErrors:
+    """What an environment raises in its session, logged by the session's process: ten a minute, and how many were left out."""
+
+    def __init__(self, env: str, session: str, token: str):
+        self._of = {"env": env, "session": session, "token": token}
+        self._since = -_ERRORS_SECONDS
+        self._logged = 0
+        self._left_out = 0
+
+    def log(self, call: str, error: BaseException) -> None:
+        """Log one. `call` says in what: "init", "reset", "step" or "close"."""
+        now = time.monotonic()
+        if now >= self._since + _ERRORS_SECONDS:
+            self._since, self._logged = now, 0
+        if self._logged >= _ERRORS:
+            self._left_out += 1
+            return
+        self._logged += 1
+        with contextlib.suppress(MemoryError, OSError):  # there may be none left to say it with, or nobody to hear it
+            where = error.__traceback__.tb_next if error.__traceback__ is not None else None
+            told = "".join(traceback.format_exception(type(error), error, where))[-_TRACEBACK_LETTERS:]
+            said = {"pid": os.getpid(), "call": call, "error": f"{type(error).__name__}: {error}"[:300]}
+            line = line_of_event("env_error", **self._of, **said, traceback=told, left_out=self._left_out)
+            os.write(2, f"{line}\n".encode())
+            self._left_out = 0
+
+
+class Unauthorized:
+    """Requests that were refused for their token. All are counted; a line comes at once, and then at most one in ten seconds.
+
+    Attributes:
+        count: since the server's start.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._unsaid = 0
+        self._last: dict[str, Any] = {}
+        self._pause: asyncio.TimerHandle | None = None
+
+    def add(self, peer: str | None, path: str, given: bool) -> None:
+        """One more.
+
+        Args:
+            peer: who asked: an address.
+            path: for what.
+            given: whether there was a token, a wrong one.
+        """
+        self.count += 1
+        self._unsaid += 1
+        self._last = {"peer": peer, "path": path[:200], "why": "wrong token" if given else "no token"}
+        if self._pause is None:
+            self._say()
+
+    def close(self) -> None:
+        """Say what is left to say."""
+        if self._pause is not None:
+            self._pause.cancel()
+            if self._unsaid:
+                self._say_now()
+
+    def _say(self) -> None:
+        self._pause = None
+        if self._unsaid:
+            self._say_now()
+            self._pause = asyncio.get_running_loop().call_later(REFUSALS_SECONDS, self._say)
+
+    def _say_now(self) -> None:
+        _log.warning(line_of_event("unauthorized", requests=self._unsaid, **self._last))
+        self._unsaid = 0

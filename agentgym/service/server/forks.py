@@ -1,0 +1,238 @@
+"""The front's handle on the zygote: starts it, asks it for processes, starts it again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agentgym.core.registration import EnvSpec
+from agentgym.processes.orphans import GONE_SECONDS
+from agentgym.service.protocol.frames import ServiceLimits
+from agentgym.service.server.bounds import Bounds
+from agentgym.service.server.packets import Packets
+from agentgym.service.server.supervisor import LEAVE_SECONDS
+
+START_SECONDS = 120.0
+_GONE_SECONDS = 5.0
+# Libraries of numbers start threads for every CPU in every process otherwise.
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class ZygoteFailed(RuntimeError):
+    """The environments cannot be imported, or that took too long."""
+
+
+class Forks:
+    """Processes forked by a zygote.
+
+    Args:
+        envs: what is served.
+        limits: told to the workers.
+        bounds: they are kept within these.
+        memory: descriptor of the slots' memory.
+        died: called with the key of a fork that ended, or was never made, its wait status, None: unknown, and whether the
+            kernel killed any process of its control group for want of memory.
+    """
+
+    def __init__(
+        self,
+        envs: Mapping[str, EnvSpec],
+        limits: ServiceLimits,
+        bounds: Bounds,
+        memory: int,
+        died: Callable[[str, int | None, bool], None],
+    ):
+        self._setup: dict[str, Any] = {
+            "envs": {id: spec.to_json() for id, spec in envs.items()},
+            "limits": vars(limits),
+            "bounds": vars(bounds),
+            "path": sys.path,
+            "died": [],
+        }
+        self._memory = memory
+        self._died = died
+        self._process: subprocess.Popen[bytes] | None = None
+        self._packets: Packets | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self._asked: dict[str, int | None] = {}  # key: descriptor of the process, None until it is forked
+        self._doomed: set[str] = set()
+        self._keys: dict[int, str] = {}  # process id: key
+        self._restarting: asyncio.Task[None] | None = None
+        self.closing = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether processes can be forked now."""
+        return self._ready is not None and self._ready.done() and self._packets is not None
+
+    async def start(self) -> None:
+        """Start the zygote and wait until it has imported everything.
+
+        Raises:
+            ZygoteFailed: it could not.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        words = [sys.executable, "-m", "agentgym.service.server.supervisor"]
+        words += [str(theirs.fileno()), str(self._memory), str(os.getpid())]
+        environ = {**dict.fromkeys(_THREADS, "1"), **os.environ}
+        environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - asyncio's own would want a child watcher; once a server
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.__stderr__.fileno() if sys.__stderr__ is not None else subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), self._memory),
+                start_new_session=True,
+                env=environ,
+            )
+        self._ready = asyncio.get_running_loop().create_future()
+        self._packets = Packets(ours, self._heard, self._lost)
+        self._packets.send(self._setup)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self._ready
+        except TimeoutError:
+            await self._stop()
+            raise ZygoteFailed(f"importing the environments took longer than {START_SECONDS:g} s") from None
+        except BaseException:
+            await self._stop()
+            raise
+
+    def fork(self, key: str, message: dict[str, Any], fds: Sequence[int]) -> None:
+        """Ask for a process. The descriptors are its own, and closed here."""
+        self._asked[key] = None
+        if self._packets is None:
+            for fd in fds:
+                os.close(fd)
+            asyncio.get_running_loop().call_soon(self._end, key, None)
+        else:
+            self._packets.send({**message, "key": key}, fds)
+
+    def pids(self) -> tuple[int | None, dict[str, int]]:
+        """The process ids of the keeper, whose child is the zygote, and of all forks by their keys."""
+        return None if self._process is None else self._process.pid, {key: pid for pid, key in self._keys.items()}
+
+    def pid_of(self, key: str) -> int | None:
+        """The process id of a fork, also while `died` is told of it; None: it never had one."""
+        return next((pid for pid, known in self._keys.items() if known == key), None)
+
+    def kill(self, key: str) -> None:
+        """Kill a process, or as soon as it is there; `died` follows."""
+        handle = self._asked.get(key, -1)
+        if handle is None:
+            self._doomed.add(key)
+        elif handle >= 0:
+            _kill(handle)
+
+    async def close(self) -> None:
+        """End the zygote, and with it whatever it has forked."""
+        self.closing = True
+        if self._restarting is not None:
+            self._restarting.cancel()
+        await self._stop()
+        for key in list(self._asked):
+            self._end(key, None)
+
+    async def _stop(self) -> None:
+        if self._packets is not None:
+            self._packets.close()
+            self._packets = None
+        if self._process is not None:
+            await asyncio.to_thread(_end_keeper, self._process)
+        handles = [handle for handle in self._asked.values() if handle is not None]
+        for handle in handles:
+            _kill(handle)
+        await asyncio.to_thread(_wait, handles)
+
+    def _heard(self, said: dict[str, Any], fds: list[int]) -> None:
+        if "ready" in said and self._ready is not None:
+            self._ready.set_result(None)
+        elif "failed" in said and self._ready is not None:
+            self._ready.set_exception(ZygoteFailed(said["failed"]))
+        elif "died" in said:
+            self._end(self._keys.get(said["died"], ""), said["status"], said["oom"])
+            self._keys.pop(said["died"], None)
+        elif "pid" not in said:
+            self._end(said["forked"], None)
+        else:
+            key = said["forked"]
+            self._keys[said["pid"]] = key
+            if not fds:  # this process may open no more files: nobody could end that one
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(said["pid"], signal.SIGKILL)
+                return
+            self._asked[key] = fds[0]
+            if key in self._doomed:
+                self._doomed.discard(key)
+                _kill(fds[0])
+
+    def _end(self, key: str, status: int | None, out_of_memory: bool = False) -> None:
+        handle = self._asked.pop(key, -1)
+        self._doomed.discard(key)
+        if handle is not None and handle >= 0:
+            os.close(handle)
+        if handle != -1:
+            self._died(key, status, out_of_memory)
+
+    def _lost(self) -> None:
+        """The zygote is gone, and all that it forked dies with it."""
+        self._packets = None
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(ZygoteFailed("the process that imports the environments died"))
+            return
+        self._setup["died"] = list(self._keys)  # the next one looks after what they have left
+        for key in list(self._asked):
+            self._end(key, None)
+        self._keys.clear()
+        if not self.closing:
+            self._restarting = asyncio.create_task(self._restart())
+
+    async def _restart(self) -> None:
+        pause = 0.1
+        while not self.closing:
+            if self._process is not None:
+                await asyncio.to_thread(self._process.wait)
+            try:
+                await self.start()
+                return
+            except (ZygoteFailed, OSError):
+                await asyncio.sleep(pause)
+                pause = min(10.0, 2 * pause)
+
+
+def _end_keeper(process: subprocess.Popen[bytes]) -> None:
+    """Have the keeper end all there is, and itself."""
+    process.terminate()
+    try:
+        process.wait(LEAVE_SECONDS + GONE_SECONDS + 1.0)
+    except subprocess.TimeoutExpired:  # something of it is in the kernel's hands
+        process.kill()
+        process.wait()
+
+
+def _wait(handles: Sequence[int]) -> None:
+    """Wait until processes that were killed are gone; one in the kernel's hands may take long, and is not waited for."""
+    poll = select.poll()
+    for handle in handles:
+        poll.register(handle, select.POLLIN)
+    end, left = time.monotonic() + _GONE_SECONDS, set(handles)
+    while left and time.monotonic() < end:
+        for handle, _ in poll.poll(100):
+            poll.unregister(handle)
+            left.discard(handle)
+
+
+def _kill(handle: int) -> None:
+    try:
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,88 @@
+"""A session that the front itself talks to: for what is asked over plain HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+from agentgym.service.protocol.frames import BAD_REQUEST, WORKER_DIED, Refused
+from agentgym.service.worker.websocket import CLOSE, TEXT, Frames, close_frame, encoded
+
+_CHUNK = 1 << 16
+
+
+class Line:
+    """The client's end of a session. One message at a time; whoever cancels `ask` closes the line.
+
+    Args:
+        sock: connected to a worker.
+        limit: bytes of an answer.
+    """
+
+    def __init__(self, sock: socket.socket, limit: int = 1 << 30):
+        sock.setblocking(False)
+        self._socket = sock
+        self._frames = Frames(limit, masked=False)
+        self._asking = asyncio.Lock()
+        self.closed = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the session has ended; what it said last is kept for `ask`."""
+        if self.closed or self._asking.locked():
+            return self.closed
+        try:
+            # What comes without being asked for is the last word, or the end.
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    async def ask(self, text: str) -> str:
+        """The answer to a message.
+
+        Raises:
+            Refused: the session has ended without one; fatal.
+        """
+        async with self._asking:
+            if self.closed:
+                raise Refused(BAD_REQUEST, "the session has ended", fatal=True)
+            try:
+                # A session that has ended takes nothing more, but may have said why.
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    await asyncio.get_running_loop().sock_sendall(
+                        self._socket, encoded(TEXT, text.encode(), masked=True)
+                    )
+                return await self._received()
+            except OSError as error:
+                self.close()
+                raise Refused(WORKER_DIED, f"the session has ended: {error}", fatal=True) from None
+            except asyncio.CancelledError:
+                self.close()
+                raise
+
+    async def _received(self) -> str:
+        while True:
+            message = self._frames.next()
+            if message is not None and message[0] == TEXT:
+                return message[1].decode()
+            if message is None:
+                data = await asyncio.get_running_loop().sock_recv(self._socket, _CHUNK)
+                self._frames.buffer += data
+                if data:
+                    continue
+            if message is None or message[0] == CLOSE:
+                self.close()
+                raise Refused(WORKER_DIED, "the session has ended without an answer", fatal=True)
+
+    def close(self) -> None:
+        """End the session."""
+        if self.closed:
+            return
+        self.closed = True
+        with contextlib.suppress(OSError):  # it is over already
+            self._socket.send(encoded(CLOSE, close_frame(1000)[2:], masked=True))
+        self._socket.close()

@@ -1,0 +1,257 @@
+"""What a server tells over plain HTTP: its environments and their tasks.
+
+Blocking, as task sets are: they are read before episodes are played, or by positions in between.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from agentgym.cli.usage_error import instead
+from agentgym.core.registration import REMOTE_ENV, EnvSpec
+from agentgym.core.tasks import Task
+from agentgym.service.client.address import Address, Unavailable, parse
+from agentgym.service.client.balance import pool_of
+
+SECONDS = 10.0
+LARGEST = 64 << 20
+RECORD_SECONDS = 60.0
+PAGE, PAGES = 100, 500
+
+_records: dict[Address, tuple[float, dict[str, Any]]] = {}
+_asking: dict[Address, threading.Lock] = {}
+
+
+class NotFound(ValueError):
+    """A server says that there is no such thing."""
+
+
+def record_of(address: Address) -> dict[str, Any]:
+    """What servers tell about the environment: description, tags, splits, tools, methods, max_turns. Kept for a minute.
+
+    Raises:
+        Unavailable: no server answers, or they refuse.
+        ValueError: they do not serve it; names what they serve.
+    """
+    with _asking.setdefault(address, threading.Lock()):  # many environments are made at once: one asks for all
+        told, record = _records.get(address, (float("-inf"), {}))
+        if told + RECORD_SECONDS > time.monotonic():
+            return record
+        try:
+            record = _record_at(address)
+        except Unavailable:
+            if not record:
+                raise
+            # An environment may well be made while its servers are away: its first episode waits for them.
+        _records[address] = time.monotonic(), record
+        return record
+
+
+def told_of(spec: EnvSpec, split: str) -> dict[str, Any]:
+    """What servers tell that decides what is measured: `kwargs`, which they make the environment with, and `split`, its name,
+    size and source. Lacks what they do not tell; {} for an environment that is here.
+
+    Raises:
+        Unavailable, ValueError: see `record_of`.
+    """
+    record = _record_for(spec)
+    told = {"kwargs": record.get("kwargs"), "split": (record.get("splits") or {}).get(split)}
+    return {name: value for name, value in told.items() if isinstance(value, dict)}
+
+
+def held(spec: EnvSpec) -> EnvSpec:
+    """The spec of an environment that has to stay what its servers make now, also where they start again; that of one that is
+    here as it is. Raises as `told_of`."""
+    kwargs = _record_for(spec).get("kwargs")
+    if not isinstance(kwargs, dict):
+        return spec
+    return replace(spec, kwargs={**spec.kwargs, "expects": {**kwargs, **(spec.kwargs.get("expects") or {})}})
+
+
+def _record_for(spec: EnvSpec) -> dict[str, Any]:
+    if spec.entry_point != REMOTE_ENV:
+        return {}
+    return record_of(parse(spec.kwargs["url"], spec.kwargs.get("token_file"), spec.kwargs.get("ca_file")))
+
+
+def records_at(address: Address) -> dict[str, dict[str, Any]]:
+    """What servers tell about each of their environments, by id. That of the address may be "".
+
+    Raises:
+        Unavailable: no server answers, or they refuse.
+    """
+    answer = ask(address, "/envs")
+    try:
+        return {str(env["id"]): dict(env) for env in answer["envs"]}
+    except (TypeError, KeyError, ValueError) as error:
+        raise Unavailable(f"{address}: GET /envs gives no list of environments: {answer!s:.100}") from error
+
+
+def _record_at(address: Address) -> dict[str, Any]:
+    known = records_at(address)
+    if address.env not in known:
+        raise NotFound(f"{address.servers[0]} serves no environment {address.env!r}{instead(address.env, known)}")
+    return known[address.env]
+
+
+class Pages:
+    """Tasks of a split by position, read from the servers by the page. Picklable; the pages stay behind.
+
+    Attributes:
+        name: of the task set.
+        source: where the server has them from.
+        size: how many there are.
+    """
+
+    def __init__(self, address: Address, split: str):
+        self._address, self._split = address, split
+        self._start()
+        page = self._read(0)
+        self.name = str(page.get("name") or f"{address.env}/{split}")
+        self.source = str(page.get("source") or "")
+        self.size = page["size"]
+
+    def _start(self) -> None:
+        self._pages: OrderedDict[int, list[Task]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_pages", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._start()
+
+    def __call__(self, position: int) -> Task:
+        """The task at a position, which may be negative.
+
+        Raises:
+            IndexError: there is none.
+            Unavailable: its page cannot be read.
+        """
+        if not -self.size <= position < self.size:
+            raise IndexError(f"{self.name} has {self.size} tasks, and none at {position}")
+        number, place = divmod(position % self.size, PAGE)
+        with self._lock:
+            tasks = self._pages.get(number)
+            if tasks is not None:
+                self._pages.move_to_end(number)
+        if tasks is None:
+            self._read(number)
+            with self._lock:
+                tasks = self._pages[number]
+        if place >= len(tasks):
+            raise Unavailable(f"{self._address}: the tasks of {self._split!r} have changed since they were counted")
+        return tasks[place]
+
+    def _read(self, number: int) -> dict[str, Any]:
+        start = number * PAGE
+        query = {"split": self._split, "start": start, "stop": start + PAGE}
+        answer = ask(self._address, f"{self._address.path}/tasks", query)
+        try:
+            tasks = [Task.from_json(record) for record in answer["tasks"]]
+            total = answer["size"]
+            if type(total) is not int or len(tasks) != min(PAGE, max(0, total - start)):
+                raise ValueError(f"{len(tasks)} tasks from {start} of {total}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise Unavailable(
+                f"{self._address}: GET {self._address.path}/tasks gives no page of tasks: {error}"
+            ) from error
+        with self._lock:
+            self._pages[number] = tasks
+            while len(self._pages) > PAGES:
+                self._pages.popitem(last=False)
+        return dict(answer)
+
+
+def ask(address: Address, path: str, query: Mapping[str, Any] | None = None) -> Any:
+    """The JSON that a server gives for a path; the next server is asked where one fails.
+
+    Raises:
+        NotFound: a server answers that there is no such thing, and none has it.
+        Unavailable: none answers, or they refuse.
+    """
+    reasons: dict[str, str] = {}
+    missing = ""
+    known = sorted(pool_of(address.servers).servers, key=lambda server: bool(server.why))
+    for server in dict.fromkeys(one.service or one.url for one in known):
+        try:
+            return _get(address, server, f"{path}?{urlencode(query)}" if query else path)
+        except NotFound as error:
+            missing = str(error)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            reasons[server] = _why(error)
+    if missing:
+        raise NotFound(missing)
+    raise Unavailable(
+        f"{address.env or address.servers[0]}: no server answers: {'; '.join(f'{server}: {why}' for server, why in reasons.items())}"
+    )
+
+
+def _get(address: Address, server: str, target: str) -> Any:
+    parts = urlsplit(server)
+    if parts.hostname is None:
+        raise ValueError(f"{server} names no host")
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=SECONDS, context=address.tls())
+    else:
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=SECONDS)
+    try:
+        connection.request("GET", target, headers={"Accept": "application/json", **address.headers()})
+        answer = connection.getresponse()
+        body = _body(answer)
+    finally:
+        connection.close()
+    if answer.status == 200:
+        return json.loads(body)
+    said = _message_of(body)
+    if answer.status == 404:
+        raise NotFound(f"{server}: {said}")
+    hint = ": set AGENTGYM_TOKEN or token_file= to a token of its file" if answer.status in (401, 403) else ""
+    raise OSError(f"{answer.status} {said}{hint}")
+
+
+def _body(answer: http.client.HTTPResponse) -> bytes:
+    """All of a body, unless it is too large or takes too long to arrive."""
+    until = time.monotonic() + 3 * SECONDS
+    parts, size = [], 0
+    while part := answer.read1(1 << 20):
+        parts.append(part)
+        size += len(part)
+        if size > LARGEST:
+            raise ValueError(f"it sends more than {LARGEST >> 20} MiB")
+        if time.monotonic() > until:
+            raise TimeoutError(f"its answer was not whole after {3 * SECONDS:g} s")
+    if answer.length:
+        raise ValueError(f"its answer lacks {answer.length} bytes")
+    return b"".join(parts)
+
+
+def _why(error: Exception) -> str:
+    """What went wrong, and what to do about it where that is known."""
+    said = str(error) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in said and "mismatch" not in said:
+        return f"{said}: a certificate of your own needs ca_file="
+    if "WRONG_VERSION_NUMBER" in said:
+        return f"{said}: it speaks no TLS there, write http://"
+    if isinstance(error, ConnectionRefusedError):
+        return f"{said}: it does not run, or not at this port, or listens to its own machine alone"
+    return f"{said}: does it want https://?" if isinstance(error, http.client.RemoteDisconnected) else said
+
+
+def _message_of(body: bytes) -> str:
+    """The words of an error, which is {"error": {"code", "message"}} where the server is ours."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode("utf-8", "replace").strip()

@@ -1,0 +1,68 @@
+"""Sandboxes of workers that were killed, or died: most end by themselves with whoever made them, and the rest is removed here."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterable
+
+SWEEP_SECONDS = 3.0  # for sandboxes to end by themselves, and for more workers to die meanwhile
+LONGEST_SECONDS = 60
+
+
+def may_be() -> bool:
+    """Whether what this process has imported could make sandboxes."""
+    return "agentgym.sandbox.api" in sys.modules
+
+
+def sweep(pids: Collection[int]) -> None:
+    """Remove what sandboxes there are of processes that have ended. A process that takes too long over it is ended.
+
+    Args:
+        pids: whose; others' are left alone.
+    """
+    from agentgym.sandbox import SandboxError
+    from agentgym.sandbox.cleanup import remove_sandbox, sandboxes
+
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LONGEST_SECONDS)
+    for found in sandboxes().found:
+        if found.pid in pids and not found.alive:
+            try:
+                remove_sandbox(found)
+            except SandboxError as error:
+                sys.stderr.write(f"agentgym serve: sandbox {found.id} of a worker that died stays: {error}\n")
+    signal.alarm(0)
+
+
+class Sweeps:
+    """When to sweep next, and for whom.
+
+    Args:
+        pids: processes that died without closing their environments.
+    """
+
+    def __init__(self, pids: Iterable[int]):
+        self.pids: set[int] = set()
+        self._due = 0.0
+        for pid in pids:
+            self.add(pid)
+
+    def add(self, pid: int) -> None:
+        """One more process died so."""
+        if may_be():
+            if not self.pids:
+                self._due = time.monotonic() + SWEEP_SECONDS
+            self.pids.add(pid)
+
+    def seconds(self) -> float | None:
+        """Until the next; None: there is none."""
+        return max(0.0, self._due - time.monotonic()) if self.pids else None
+
+    def take(self) -> set[int]:
+        """For whom to sweep now; they are forgotten."""
+        if self.seconds() != 0.0:
+            return set()
+        pids, self.pids = self.pids, set()
+        return pids

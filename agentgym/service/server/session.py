@@ -1,0 +1,82 @@
+"""One session as the front sees it: its process, its connection, and the token by which its client may come back."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import socket
+import time
+from dataclasses import dataclass, field
+
+from agentgym.service.server import slots
+from agentgym.service.server.slots import Slot
+
+
+@dataclass
+class Session:
+    """One session and its process.
+
+    Attributes:
+        id: random; names it in the table and in the resume token.
+        owner: the name of the token that opened it.
+        process: the key of its process at `forks`; "" before it has one.
+        client: a duplicate of the client's connection, for the last word; None while none is attached.
+        control: where its worker is told things; None before it has one.
+        connections: how many it has had.
+        ending: why it is to end: code and message. None: it goes on.
+        kill_at: when its process is killed, on the monotonic clock.
+        due: when the last limit that it broke ran out, on the same clock; None: it broke none.
+    """
+
+    id: str
+    env: str
+    wire: str
+    owner: str
+    slot: int
+    words: Slot
+    resumable: bool
+    opened: float = field(default_factory=time.monotonic)
+    process: str = ""
+    client: int | None = None
+    control: socket.socket | None = None
+    connections: int = 0
+    ending: tuple[str, str] | None = None
+    kill_at: float | None = None
+    killed: bool = False
+    pinged_at: float = 0.0
+    due: float | None = None
+    _next: bytes = b""  # digest of the token that the newest hello has
+    _used: bytes = b""  # and of the one that was used last
+    _opens: int = 0  # the number of the connection that the latter opened, or is about to
+
+    def new_token(self) -> str:
+        """The resume token for the hello of a new connection; the one before is worth nothing from here on."""
+        self.connections += 1
+        self._opens = self.connections
+        secret = secrets.token_urlsafe(32)
+        self._next = _digest(secret)
+        return f"{self.id}.{secret}"
+
+    def claim(self, secret: str) -> bool:
+        """Use up the secret of a resume token; whether it was good.
+
+        A hello may be lost on its way, and the next token with it. So the token that was used last is spent not when it is
+        used, but when the client says something on the connection that it opened.
+        """
+        given = _digest(secret)
+        new = hmac.compare_digest(self._next, given)
+        again = hmac.compare_digest(self._used, given)
+        if self.ending is not None or not (new or (again and not self._was_heard())):
+            return False
+        self._next, self._used, self._opens = b"", given, self.connections + 1
+        return True
+
+    def _was_heard(self) -> bool:
+        """Whether the client has said something on the connection that the token opened."""
+        words = self.words.words
+        return words[slots.CONNECTION] == self._opens and words[slots.REQUESTS] != words[slots.REQUESTS_THEN]
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode(errors="replace")).digest()

@@ -1,0 +1,403 @@
+"""The table of sessions: who may open one, how long it may take for what, how it ends, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import time
+from collections import Counter
+from typing import Any
+
+from agentgym.service.protocol.frames import (
+    CAPACITY,
+    CODES,
+    DRAINING,
+    NORMAL_CLOSE,
+    OUT_OF_MEMORY,
+    RESUME_REFUSED,
+    WORKER_DIED,
+    Refused,
+    ServiceLimits,
+)
+from agentgym.service.server import slots
+from agentgym.service.server.bounds import MORE_MEMORY
+from agentgym.service.server.deadlines import overdue
+from agentgym.service.server.events import CLOSED, LEFT, log_ended
+from agentgym.service.server.forks import Forks
+from agentgym.service.server.lingering_close import Farewells
+from agentgym.service.server.prefork_pool import Spares
+from agentgym.service.server.session import Session
+from agentgym.service.server.slots import Slot
+from agentgym.service.server.tallies import Lags, Returns, Tally
+from agentgym.service.worker.handlers import wire_class
+from agentgym.service.worker.session_worker import ENDED, NOT_MADE
+from agentgym.service.worker.websocket import TEXT, close_frame, contains_close, encoded
+
+LOOK_SECONDS = 0.05
+_PEEKED_BYTES = 1 << 16  # of what a client that left had still to say
+# A client's pings are answered within this, while its worker is in a call.
+PING_SECONDS = 2.0
+FILL_SECONDS = 1.0
+TOO_MANY = "TOO_MANY"  # sessions of one token; an HTTP refusal only
+
+
+class Sessions:
+    """All sessions of a server.
+
+    Args:
+        limits: how long and how large.
+        most: how many at a time.
+        most_each: how many at a time for one token; None: as many as there are.
+    """
+
+    def __init__(self, limits: ServiceLimits, most: int, most_each: int | None = None):
+        self.limits = limits
+        self.most = most
+        self.most_each = most_each
+        self.memory = slots.make_memory(most)
+        self._words = slots.map_memory(self.memory)
+        self._free = list(range(most))[::-1]
+        self.open: dict[str, Session] = {}
+        self.draining = False
+        self.refused: Counter[str] = Counter()
+        self.returns = Returns()
+        self.lags = Lags()
+        self._past: dict[str, Tally] = {}
+        self._gone = select.epoll()
+        self._by_client: dict[int, Session] = {}
+        self._by_process: dict[str, Session] = {}
+        self._farewells = Farewells()
+        self._forks: Forks | None = None
+        self._spares: Spares | None = None
+        self._empty = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._gone.fileno(), self._see_gone)
+        self._looking = asyncio.create_task(self._look_on())
+
+    def start(self, forks: Forks, workers: int) -> None:
+        """Take processes from here on, and keep so many ready for the next sessions."""
+        self._forks = forks
+        self._spares = Spares(forks, workers)
+        self._spares.fill()
+
+    def reserve(self, env: str, wire: str, owner: str) -> Session:
+        """Take a slot for a new session.
+
+        Raises:
+            Refused: there is none, or the owner has all that it may have, or the server is ending.
+        """
+        if self.draining:
+            raise self._refusal(DRAINING, "the server is ending")
+        if self._forks is None or not self._forks.ready:
+            raise self._refusal(CAPACITY, "the server is starting its workers")
+        mine = sum(session.owner == owner for session in self.open.values()) if self.most_each is not None else 0
+        if self.most_each is not None and mine >= self.most_each:
+            raise self._refusal(TOO_MANY, f"this token has {mine} sessions open and may have no more")
+        if not self._free:
+            raise self._refusal(CAPACITY, f"all {self.most} sessions are in use")
+        resumable = wire_class(wire).resumable
+        slot = self._free.pop()
+        words = Slot(self._words, slot)
+        words.enter(slots.INIT)
+        session = Session(secrets.token_hex(8), env, wire, owner, slot, words, resumable)
+        self.open[session.id] = session
+        self._empty.clear()
+        return session
+
+    def _refusal(self, code: str, why: str) -> Refused:
+        self.refused[code] += 1
+        return Refused(code, why)
+
+    def release(self, session: Session) -> None:
+        """Give a reserved slot back, as its client left before the session began."""
+        self._forget(session)
+
+    def begin(self, session: Session, client: int) -> None:
+        """Give a reserved session a worker, and that a connection, whose descriptor is owned from here on."""
+        if self._spares is None:
+            raise RuntimeError("there are no processes yet: start() first")
+        self._past.setdefault(session.env, Tally()).opened += 1
+        try:
+            self._start_worker(session, client, self._spares)
+        except OSError as error:  # this process may open no more files
+            why = f"no process for one more session: {error.strerror}"
+            self._past[session.env].ended[CAPACITY] += 1
+            self._past[session.env].errors[CAPACITY] += 1
+            self._farewells.say(client, _last_bytes(session.wire, CAPACITY, why))
+            self._forget(session)
+            return
+        self._by_process[session.process] = session
+        self._take_client(session, client)
+        self._loop.call_soon(self._spares.fill)
+
+    def _start_worker(self, session: Session, client: int, spares: Spares) -> None:
+        start = {
+            "session": session.id,
+            "env": session.env,
+            "wire": session.wire,
+            "resume": session.new_token(),
+            "slot": session.slot,
+            "token": session.owner,
+        }
+        session.process, session.control = spares.take()
+        if not self._tell(session, {"start": start}, [client]):
+            # It has died as it waited, which is heard of only later.
+            session.control.close()
+            session.process, session.control = spares.fresh()
+            self._tell(session, {"start": start}, [client])
+
+    def _take_client(self, session: Session, client: int) -> None:
+        self._drop_client(session)
+        session.client = client
+        self._by_client[client] = session
+        self._gone.register(client, select.EPOLLRDHUP)
+
+    def _drop_client(self, session: Session) -> int | None:
+        """Forget a session's connection; its descriptor is the caller's to close."""
+        client, session.client = session.client, None
+        if client is not None and self._by_client.pop(client, None) is not None:
+            self._gone.unregister(client)
+        return client
+
+    def claim(self, token: str, env: str, wire: str, owner: str) -> Session:
+        """The session of a resume token, which is used up by this.
+
+        Raises:
+            Refused: it is wrong, was used before, or its session has ended, or is one of another environment, wire or owner.
+        """
+        id, _, secret = token.partition(".")
+        session = self.open.get(id)
+        asked = (env, wire, owner)
+        if session is None or (session.env, session.wire, session.owner) != asked or not session.claim(secret):
+            raise self._refusal(RESUME_REFUSED, CODES[RESUME_REFUSED][0])
+        return session
+
+    def attach(self, session: Session, client: int) -> bool:
+        """Give a claimed session its new connection, whose descriptor is owned from here on; whether it is still there."""
+        if session.id not in self.open or session.ending is not None:
+            os.close(client)
+            return False
+        self._past[session.env].resumed += 1
+        before = self._drop_client(session)
+        if before is not None:
+            os.close(before)
+        message = {"do": "attach", "resume": session.new_token()}
+        self._take_client(session, client)
+        return self._tell(session, message, [client])
+
+    def _tell(self, session: Session, message: dict[str, Any], fds: list[int] | None = None) -> bool:
+        if session.control is None:
+            return False
+        try:
+            socket.send_fds(session.control, [json.dumps(message).encode()], fds or [])
+        except OSError:  # it is dying, which is heard of elsewhere; or it takes nothing, and will be killed
+            return False
+        return True
+
+    def end(self, session: Session, code: str, message: str, deaf: bool = False) -> None:
+        """End a session in good order; one that does not follow is killed.
+
+        Args:
+            session: which.
+            code: one of `CODES`.
+            message: the client's last.
+            deaf: whether the client takes nothing, not even that.
+        """
+        if session.ending is None:
+            session.ending = (code, message)
+            session.kill_at = time.monotonic() + self.limits.close_seconds + 1.0
+            if not self._tell(session, {"do": "end", "code": code, "message": message[:2000], "deaf": deaf}):
+                self._kill(session)
+
+    def _kill(self, session: Session) -> None:
+        if not session.killed and self._forks is not None:
+            session.killed = True
+            self._forks.kill(session.process)
+
+    async def _look_on(self) -> None:
+        filled = time.monotonic()
+        while True:
+            due = time.monotonic() + LOOK_SECONDS
+            await asyncio.sleep(LOOK_SECONDS)
+            now = time.monotonic()
+            self.lags.add(max(0.0, now - due))
+            for session in list(self.open.values()):
+                self._look(session, now)
+            if self._spares is not None and now > filled + FILL_SECONDS:
+                self._spares.fill()
+                filled = now
+
+    def _look(self, session: Session, now: float) -> None:
+        """See how long a session has been at what it is doing."""
+        if session.kill_at is not None and now >= session.kill_at:
+            self._kill(session)
+            return
+        state, seconds = session.words.look()
+        broken = overdue(state, seconds, self.limits)
+        if broken is None:
+            if state in slots.CALLING and seconds > PING_SECONDS and now > session.pinged_at + PING_SECONDS:
+                session.pinged_at = now
+                self._tell(session, {"do": "pings"})
+        elif broken.calling and not session.killed:
+            session.due = now - broken.seconds
+            session.ending = session.ending or (broken.code, broken.message)
+            self._kill(session)
+        elif not broken.calling and session.ending is None:
+            session.due = now - broken.seconds
+            self.end(session, broken.code, broken.message, broken.deaf)
+
+    def _see_gone(self) -> None:
+        """Clients that left. One that may come back is waited for; of others nothing more is wanted."""
+        for client, _ in self._gone.poll(0, 64):
+            session = self._by_client.get(client)
+            if session is None:
+                continue
+            self._drop_client(session)
+            with socket.socket(fileno=client) as sock:
+                comes_back = session.resumable and not _took_leave(sock)
+            if not comes_back and session.kill_at is None:
+                session.kill_at = time.monotonic() + self.limits.close_seconds
+
+    def died(self, process: str, status: int | None, out_of_memory: bool = False) -> None:
+        """A process ended.
+
+        Args:
+            process: which.
+            status: its wait status; None: it is not known, or was never there.
+            out_of_memory: whether it, or what it started, used up what its session may have.
+        """
+        session = self._by_process.get(process)
+        if session is None:
+            if self._spares is not None:
+                self._spares.lost(process)
+            return
+        if out_of_memory and status == signal.SIGKILL and session.ending is None and not session.killed:
+            session.ending = (OUT_OF_MEMORY, f"the session ran out of memory: {MORE_MEMORY}")
+        code, message = session.ending or (WORKER_DIED, _how(status))
+        clean = status is not None and os.waitstatus_to_exitcode(status) in (ENDED, NOT_MADE)
+        state, _ = session.words.look()
+        tally = self._past[session.env]
+        reason = _reason(session, clean)
+        tally.ended[reason] += 1
+        if self._forks is not None and not self._forks.closing:  # else all end with their server
+            log_ended(session, self._forks.pid_of(process), reason, message, status)
+        if not clean and (session.ending is not None or not session.killed):
+            tally.errors[code] += 1
+        client = self._drop_client(session)
+        if client is not None:
+            # Half a message may have been sent: whatever comes after it would be read as its rest.
+            said = clean or state == slots.WRITING
+            self._farewells.say(client, None if said else _last_bytes(session.wire, code, message))
+        self._forget(session)
+
+    def _forget(self, session: Session) -> None:
+        self.open.pop(session.id, None)
+        self._by_process.pop(session.process, None)
+        if session.control is not None:
+            session.control.close()
+        self._past.setdefault(session.env, Tally()).add(session.words)
+        session.words.clear()
+        self._free.append(session.slot)
+        if session.due is not None:
+            self.returns.add(time.monotonic() - session.due)
+        if not self.open:
+            self._empty.set()
+
+    def tallies(self) -> dict[str, Tally]:
+        """What was counted, by environment: of sessions that ended, and of those that are open."""
+        found = {env: past.and_those(Tally()) for env, past in self._past.items()}
+        for session in self.open.values():
+            found.setdefault(session.env, Tally()).add(session.words)
+        return found
+
+    def tally(self) -> Tally:
+        """What was counted, of all environments."""
+        total = Tally()
+        for one in self.tallies().values():
+            total = total.and_those(one)
+        return total
+
+    def envs_by_process(self) -> dict[str, str]:
+        """The environments of the open sessions, by the keys of their processes."""
+        return {process: session.env for process, session in self._by_process.items()}
+
+    def open_by_env(self) -> dict[str, int]:
+        """How many sessions are open, by environment."""
+        return dict(Counter(session.env for session in self.open.values()))
+
+    def states(self) -> dict[str, int]:
+        """How many workers are in what."""
+        found = Counter(session.words.look()[0] for session in self.open.values())
+        spare = 0 if self._spares is None else len(self._spares)
+        return {**{name: found[state] for state, name in enumerate(slots.STATE_NAMES) if state}, "spare": spare}
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new sessions and no new episodes; wait for those that run, and end what is left after `seconds`."""
+        self.draining = True
+        for session in self.open.values():
+            self._tell(session, {"do": "drain"})
+        await self._wait_until_empty(seconds)
+        for session in list(self.open.values()):
+            self.end(session, DRAINING, "the server has ended")
+        await self._wait_until_empty(self.limits.close_seconds + 2.0)
+
+    async def _wait_until_empty(self, seconds: float) -> None:
+        if not self.open:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._empty.wait()
+        except TimeoutError:
+            return
+
+    async def close(self) -> None:
+        """Stop looking, and let go of everything. The workers are gone by now."""
+        self._looking.cancel()
+        await asyncio.wait({self._looking})
+        self._loop.remove_reader(self._gone.fileno())
+        for session in list(self.open.values()):
+            self.died(session.process, None)
+        if self._spares is not None:
+            self._spares.close()
+        self._farewells.close()
+        self._gone.close()
+        os.close(self.memory)
+
+
+def _reason(session: Session, clean: bool) -> str:
+    """Why a session ended, as it is counted."""
+    if clean and 0 < (why := session.words.words[slots.WHY]) <= len(CODES):  # an environment can write there, too
+        return list(CODES)[why - 1]
+    if session.ending is not None:
+        return session.ending[0]
+    if clean:
+        return CLOSED
+    return LEFT if session.killed else WORKER_DIED
+
+
+def _took_leave(sock: socket.socket) -> bool:
+    """Whether a client that left sent a close frame which its worker has not read yet: the worker is in a call, and the answer
+    that it sends after the call may cost it the frame."""
+    try:
+        return contains_close(sock.recv(_PEEKED_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except OSError:
+        return False
+
+
+def _how(status: int | None) -> str:
+    if status is None:
+        return "the process of the session could not be started, or died with its parent"
+    code = os.waitstatus_to_exitcode(status)
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return f"the process of the session {how}; its episode is lost"
+
+
+def _last_bytes(wire: str, code: str, message: str) -> bytes:
+    word = wire_class(wire).last_word(code, message)
+    said = b"" if word is None else encoded(TEXT, word.encode())
+    return said + close_frame(CODES[code][1] or NORMAL_CLOSE)

@@ -1,0 +1,105 @@
+"""Tasks of the served environments, told by a process of its own: reading them is the environments' code, which may hang or
+crash, and the front runs none of it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import socket
+from typing import Any
+
+from agentgym.core.registration import EnvSpec, parameters
+from agentgym.core.tasks import TaskSet
+from agentgym.service.protocol.sandbox_frames import SERVED
+from agentgym.storage.jsonl import line_of
+
+SPLITS = ("train", "validation", "test")
+PAGE = 1000
+
+
+def tell_tasks(front: socket.socket, specs: dict[str, EnvSpec], tasks: dict[str, TaskSet]) -> None:
+    """Answer questions, a JSON object a line, until the front closes: {"env", "split", "start", "stop"} for a page of tasks,
+    {"env"} for its splits, {"env", "about"} for what a client must know to make it, {"sandboxes": image} for
+    whether there is such an image, null for all. An answer is {"result": ...} or {"error": ...}."""
+    sets = {(id, "train"): found for id, found in tasks.items()}
+
+    def tasks_of(id: str, split: str) -> TaskSet:
+        if (id, split) not in sets:
+            sets[id, split] = specs[id].tasks(split)
+        return sets[id, split]
+
+    # The front may close while an answer is on its way.
+    with contextlib.suppress(ConnectionError), front.makefile("rw", encoding="utf-8") as lines:
+        for line in lines:
+            asked = json.loads(line)
+            try:
+                told: dict[str, Any] = {"result": _answer(asked, specs, tasks_of)}
+            except Exception as error:
+                told = {"error": f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"}
+            lines.write(line_of(told))
+            lines.flush()
+
+
+def _answer(asked: dict[str, Any], specs: dict[str, EnvSpec], tasks_of: Any) -> dict[str, Any]:
+    if "sandboxes" in asked:
+        from agentgym.sandbox.served import told
+
+        return told(specs[SERVED].kwargs, asked["sandboxes"])
+    if "about" in asked:
+        return _about(specs[asked["env"]])
+    return _page(asked, tasks_of) if "split" in asked else _splits(asked["env"], tasks_of)
+
+
+def _about(spec: EnvSpec) -> dict[str, Any]:
+    """What a hello tells of the environment too, for those who ask before they have a session."""
+    try:
+        env: Any = spec.make()
+    except Exception as error:  # so does every session; the list has the other environments
+        return {"error": f"{type(error).__name__}: {error}"[:2000]}
+    methods = [name for name in ("expert_action", "random_action") if env.has_wrapper_attr(name)]
+    tools, max_turns = list(env.get_wrapper_attr("tools")), getattr(env.unwrapped, "max_turns", None)
+    if not inspect.iscoroutinefunction(env.unwrapped.close):
+        env.close()
+    return {"tools": tools, "methods": methods, "max_turns": max_turns, "kwargs": made_with(spec)}
+
+
+def made_with(spec: EnvSpec) -> dict[str, Any]:
+    """All arguments that an environment is made with, those that nobody gave included; without defaults that are no JSON."""
+    taken = {p.name: p.default for p in parameters(spec.load())[0] if p.default is not p.empty and _is_json(p.default)}
+    return {name: value for name, value in {**taken, **spec.kwargs}.items() if name not in ("tasks", "render_mode")}
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _page(asked: dict[str, Any], tasks_of: Any) -> dict[str, Any]:
+    found = tasks_of(asked["env"], asked["split"])
+    size, start = len(found), asked["start"]
+    stop = min(size, start + PAGE, size if asked["stop"] is None else asked["stop"])
+    return {
+        "split": asked["split"],
+        "start": start,
+        "stop": max(start, stop),
+        "tasks": [found[index].to_json() for index in range(start, stop)],
+        **_described(found),
+    }
+
+
+def _splits(id: str, tasks_of: Any) -> dict[str, Any]:
+    splits = {}
+    for split in SPLITS:
+        try:
+            splits[split] = _described(tasks_of(id, split))
+        except Exception:  # no such split, or its data are not here: there are no tasks to be had
+            continue
+    return splits
+
+
+def _described(found: TaskSet) -> dict[str, Any]:
+    return {"size": len(found), "name": found.name, "source": found.source}

@@ -1,0 +1,79 @@
+"""The front's side of the process that tells tasks; see `catalogue.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import socket
+from typing import Any
+
+from agentgym.service.server.forks import Forks
+from agentgym.storage.jsonl import line_of
+
+SECONDS = 60.0
+_LIMIT = 1 << 30  # bytes of a page: a thousand tasks
+
+
+class Listing:
+    """Asks for tasks, one question at a time; a process that takes too long is killed and the next question gets another."""
+
+    def __init__(self, forks: Forks):
+        self._forks = forks
+        self._keys = (f"tasks {number}" for number in itertools.count())
+        self._key = ""
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._asking = asyncio.Lock()
+
+    async def ask(self, question: dict[str, Any]) -> Any:
+        """The answer to a question of `catalogue.tell_tasks`.
+
+        Raises:
+            LookupError: there is no such split.
+            TimeoutError: reading the tasks takes too long.
+            ConnectionError: the process died over it.
+        """
+        async with self._asking:
+            try:
+                async with asyncio.timeout(SECONDS):
+                    answer = await self._answer(question)
+            except BaseException:
+                self.close()
+                raise
+        if "error" in answer:
+            raise LookupError(answer["error"])
+        return answer["result"]
+
+    async def rest(self) -> None:
+        """Let the process end until there is a question: it has memory of its own."""
+        async with self._asking:
+            if self._streams is not None:
+                self._streams[1].close()  # which it hears of as it waits
+                self._streams = None
+
+    async def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        if self._streams is not None and self._streams[0].at_eof():  # it has died since, with the zygote maybe
+            self.close()
+        reader, writer = self._streams or await self._open()
+        writer.write(line_of(question).encode())
+        await writer.drain()
+        line = await reader.readline()
+        if not line:
+            raise ConnectionError("the process that reads tasks died")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._streams = await asyncio.open_connection(sock=ours, limit=_LIMIT)
+            self._key = next(self._keys)
+            self._forks.fork(self._key, {}, [theirs.detach()])
+        return self._streams
+
+    def close(self) -> None:
+        """End the process."""
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+            self._forks.kill(self._key)

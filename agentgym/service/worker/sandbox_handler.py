@@ -1,0 +1,187 @@
+"""The wire "sandbox/1" in the worker: it holds one sandbox, and passes a client's calls to its guest, each once."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from agentgym.core.registration import EnvSpec
+from agentgym.sandbox.api import SandboxError
+from agentgym.sandbox.guest.channel import Header
+from agentgym.sandbox.guest.guest_sandbox import FILE_TIMEOUT, GRACE
+from agentgym.service.protocol.frames import (
+    BAD_REQUEST,
+    CAPACITY,
+    DRAINING,
+    ENV_ERROR,
+    SANDBOX_ERROR,
+    TOO_LARGE,
+    Refused,
+    error_frame,
+    json_of_text,
+    last_word,
+)
+from agentgym.service.protocol.sandbox_frames import GUEST_CALLS, LARGEST_DATA, PART, PROTOCOL, check_sandbox_request
+from agentgym.service.worker.session_worker import Calls, SessionInfo, described
+
+if TYPE_CHECKING:  # the front imports this module, and needs no Docker
+    from agentgym.sandbox.served import ServedSandbox
+
+# The guest ends a program whose time is up, and has at least this long for it before the front ends the session.
+KILL_SECONDS = 5.0
+
+
+class SandboxWire:
+    """Answers requests, and keeps the last answer for a client that comes back. See `worker.Wire`.
+
+    Attributes:
+        clean: whether nobody's programs have run since the sandbox was started or reset: it is between two loans.
+    """
+
+    resumable = True
+    last_word = staticmethod(last_word)
+
+    def __init__(self, held: ServedSandbox, calls: Calls, session: SessionInfo):
+        self.ended = False
+        self.draining = False
+        self.clean = True
+        self._held = held
+        self._calls = calls
+        self._session = session
+        self._last = 0
+        self._kept = ""
+        self._parts: list[bytes] = []
+        self._reading = False
+
+    @staticmethod
+    def make(spec: EnvSpec, tasks: object) -> ServedSandbox:
+        """What a session holds instead of an environment. It has no sandbox yet."""
+        from agentgym.sandbox.served import ServedSandbox
+
+        return ServedSandbox.of_settings(spec.kwargs)
+
+    def hello(self, resume: str | None) -> str:
+        """What may be had; with the token for coming back."""
+        told = {"session": self._session.id, "resume": resume, "protocol": PROTOCOL, "last": self._last}
+        return json.dumps({**told, "limits": vars(self._session.limits), "most": vars(self._held.most)})
+
+    def answer(self, text: str) -> str:
+        """The answer to a request."""
+        try:
+            request = json_of_text(text)
+        except Refused as refused:
+            return json.dumps(error_frame(refused.code, str(refused), fatal=False))
+        id = request.get("id") if isinstance(request, dict) else None
+        id = id if type(id) is int else None
+        if id is not None and id == self._last and self._kept:
+            return self._kept
+        try:
+            check_sandbox_request(request, self._last + 1)
+            answer = json.dumps({"id": id, "result": self._run(request)})
+        except Refused as refused:
+            answer = json.dumps(error_frame(refused.code, str(refused), refused.fatal, id))
+            self.ended = self.ended or refused.fatal
+        except SandboxError as error:
+            answer = json.dumps(error_frame(SANDBOX_ERROR, str(error), fatal=True, id=id))
+            self.ended = True
+        except Exception as error:
+            answer = json.dumps(error_frame(ENV_ERROR, described(error), fatal=True, id=id))
+            self.ended = True
+        if id == self._last + 1:
+            self._last, self._kept = id, answer
+        if self.draining and self.clean and self._held.box is not None:
+            self.ended = True  # it was given back: nobody is to have it next
+        return answer
+
+    def _run(self, request: dict[str, Any]) -> dict[str, Any]:
+        call = request["call"]
+        if call == "close":
+            self.ended = True
+            return {}
+        if self.draining and self.clean:
+            raise Refused(DRAINING, "the server is ending: open a sandbox at another", fatal=True)
+        if call == "start":
+            return self._start(request)
+        if self._held.box is None:
+            raise Refused(BAD_REQUEST, f"{call} needs a sandbox: start comes first")
+        if self._reading and call != "next":
+            # Its parts would be taken for the answer to this.
+            raise Refused(BAD_REQUEST, f"{call}: what is being read has to be taken to its end", fatal=True)
+        if call == "part":
+            return self._part(request)
+        if call == "next":
+            if not self._reading:
+                raise Refused(BAD_REQUEST, "next: nothing is being read")
+            told: dict[str, Any] = self._calls.call("step", self._next)
+            return told
+        return self._pass_on(request)
+
+    def _start(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self._held.box is not None:
+            raise Refused(BAD_REQUEST, "start: this session has its sandbox; open another session")
+        try:
+            spec = self._held.spec_of(request["spec"], self._session.limits.init_seconds)
+        except ValueError as error:
+            raise Refused(BAD_REQUEST, str(error)) from None
+        wanted = (round(1000 * spec.cpus), spec.memory, 1)
+        if not self._calls.reserve_sandbox(wanted, self._held.total.amounts()):
+            raise Refused(CAPACITY, "the sandboxes here use all that they may together (--sandbox-total)", fatal=True)
+        told: dict[str, Any] = self._calls.call("init", self._held.start, spec, request["run"])
+        return told
+
+    def _part(self, request: dict[str, Any]) -> dict[str, Any]:
+        data = _bytes_of(request)
+        if sum(map(len, self._parts)) + len(data) > LARGEST_DATA:
+            self._parts.clear()
+            raise Refused(TOO_LARGE, f"more than {LARGEST_DATA:,} bytes for one call")
+        self._parts.append(data)
+        return {}
+
+    def _pass_on(self, request: dict[str, Any]) -> dict[str, Any]:
+        call = request["call"]
+        data = b"".join([*self._parts, _bytes_of(request)])
+        self._parts.clear()
+        header: Header = {"do": call, **{name: request[name] for name in GUEST_CALLS[call]}}
+        seconds = FILE_TIMEOUT
+        if "timeout" in header:
+            limit = self._session.limits.step_seconds
+            most = max(limit - KILL_SECONDS, limit / 2)
+            if not (math.isfinite(header["timeout"]) and header["timeout"] <= most):
+                why = f"{call}: timeout={header['timeout']:g}: this server gives a program {most:g} s (of --step-timeout {limit:g})"
+                raise Refused(BAD_REQUEST, why)
+            seconds = header["timeout"] + GRACE
+        self.clean = call == "reset" or (self.clean and call == "ping")
+        told: dict[str, Any] = self._calls.call("step", self._asked, header, data, seconds)
+        return told
+
+    def _next(self) -> dict[str, Any]:
+        header, data = self._held.hear()
+        self._reading = bool(header.get("more"))
+        return self._read_on(header, data) if self._reading else header
+
+    def _asked(self, header: Header, data: bytes, seconds: float) -> dict[str, Any]:
+        answer, payload = self._held.ask(header, data, seconds)
+        return self._read_on(answer, payload) if answer.get("more") else _with_data(answer, payload)
+
+    def _read_on(self, header: Header, data: bytes) -> dict[str, Any]:
+        """Parts of a file as one, up to what an answer carries; with what the guest says after them, if that has come."""
+        parts, size = [data], len(data)
+        while header.get("more") and size < PART:
+            header, data = self._held.hear()
+            parts.append(data)
+            size += len(data)
+        self._reading = bool(header.get("more"))
+        return _with_data({"more": True} if self._reading else {"more": True, "then": header}, b"".join(parts))
+
+
+def _with_data(header: Header, data: bytes) -> dict[str, Any]:
+    return {**header, "data": base64.b64encode(data).decode()} if data else header
+
+
+def _bytes_of(request: dict[str, Any]) -> bytes:
+    try:
+        return base64.b64decode(request.get("data", ""), validate=True)
+    except ValueError as error:
+        raise Refused(BAD_REQUEST, f"{request['call']}: data is not base64: {error}") from None

@@ -1,0 +1,333 @@
+"""The process of one session: it holds the environment, and speaks on the client's own socket.
+
+Its main thread receives a message, lets the wire answer it, and sends the answer. A second thread hears the front: the
+connection of a client that came back, the end of the session, pings to be answered while a call runs. What takes too long is no
+concern of its own: it writes into its slot what it is doing, and the front kills it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import atexit
+import contextlib
+import inspect
+import json
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agentgym.core.executor import Lane
+from agentgym.core.registration import EnvSpec
+from agentgym.core.tasks import TaskSet
+from agentgym.service.protocol.frames import (
+    CODES,
+    DRAINING,
+    ENV_ERROR,
+    NORMAL_CLOSE,
+    OUT_OF_MEMORY,
+    Refused,
+    ServiceLimits,
+)
+from agentgym.service.server import slots
+from agentgym.service.server.bounds import why_no_memory
+from agentgym.service.server.events import EnvErrors
+from agentgym.service.server.slots import Slot
+from agentgym.service.worker.websocket import Connection
+
+if TYPE_CHECKING:  # the front reads this module for its codes, and needs no Gymnasium
+    from agentgym.core.env import Env
+
+# Exit codes, by which the front knows how a session ended.
+ENDED, NOT_MADE = 80, 81  # none that a program ends with by itself
+_STATES = {"init": slots.INIT, "reset": slots.RESET, "close": slots.CLOSE}
+
+
+@dataclass(frozen=True)
+class SessionStart:
+    """What a worker is told at its beginning.
+
+    Attributes:
+        session: the id of the session.
+        env: the id that the environment is served as.
+        wire: a name of `agentgym.service.worker.handlers.WIRES`.
+        resume: the token with which the client may come back, once.
+        slot: the index of its slot.
+        token: the name of the token that opened it, for logs.
+    """
+
+    session: str
+    env: str
+    wire: str
+    resume: str
+    slot: int
+    token: str = ""
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """What a wire may tell its client of the session."""
+
+    id: str
+    env_id: str
+    spec: EnvSpec
+    limits: ServiceLimits
+
+
+class Wire(Protocol):
+    """What is said on a connection: the worker hands it messages and sends what it answers.
+
+    Attributes:
+        resumable: whether a client whose connection dropped may come back.
+        ended: whether the session ends once the last answer is sent.
+        draining: set by the worker when the server is about to end: no new episode is to begin.
+
+    One that holds something else than an environment has a `make(spec, tasks)` that makes it, with a `close`. One that has
+    `clean` is ended when the server is about to end and it is true: nothing has begun that would be lost.
+    """
+
+    resumable: bool
+    ended: bool
+    draining: bool
+
+    def __init__(self, env: Env, calls: Calls, session: SessionInfo) -> None: ...
+
+    def hello(self, resume: str | None) -> str | None:
+        """The first message of a connection; None: there is none."""
+
+    def answer(self, text: str) -> str | None:
+        """The answer to one message; None: there is none. Raises `Refused` to end the session with an error."""
+
+    @staticmethod
+    def last_word(code: str, message: str) -> str | None:
+        """What the client is told before the server closes; said by the front, too, for a worker that died."""
+
+
+class Calls:
+    """Runs the environment's functions, and writes into the slot what runs. `def` runs in the main thread, what is to be
+    awaited in one task of a loop in a thread of its own."""
+
+    def __init__(self, slot: Slot, raised: Callable[[str, BaseException], None] = lambda call, error: None):
+        self._slot = slot
+        self._raised = raised  # told of what the environment raises, and in which call
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lane = Lane("agentgym async calls")
+
+    def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The result of `function(*args, **kwargs)`, awaited if need be; raises what it raises, and `Refused` where memory ran
+        out: the session is to end with it.
+
+        Args:
+            name: "init", "reset", "step" or "close", whose limit holds; any other word has that of a step.
+        """
+        slot = self._slot
+        begun = slot.enter(_STATES.get(name, slots.STEP))
+        try:
+            result = function(*args, **kwargs)
+            if type(result) is not tuple and inspect.isawaitable(result):
+                result = self._awaited(result)
+        except MemoryError as error:  # whatever the environment was about, it is half done
+            self._raised(name, error)
+            raise Refused(OUT_OF_MEMORY, f"{name} ran out of memory: {why_no_memory()}", fatal=True) from error
+        except BaseException as error:
+            slot.count_error(ENV_ERROR)
+            self._raised(name, error)
+            raise
+        finally:
+            now = slot.enter(slots.WRITING)
+        if name == "step":
+            slot.count_step(now - begun)
+            if type(result) is tuple and len(result) == 5 and (result[2] or result[3]):
+                slot.words[slots.EPISODES] += 1
+        elif name == "reset":
+            slot.count_reset(now - begun)
+        return result
+
+    def count_error(self, code: str) -> None:
+        """A wire answered an error that is not the environment's."""
+        self._slot.count_error(code)
+
+    def reserve_sandbox(self, amounts: Sequence[int], most: Sequence[int]) -> bool:
+        """See `Slot.reserve_sandbox`."""
+        return self._slot.reserve_sandbox(amounts, most)
+
+    def _awaited(self, awaitable: Awaitable[Any]) -> Any:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="agentgym async calls", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(self._in_lane(awaitable), self._loop).result()
+
+    async def _in_lane(self, awaitable: Awaitable[Any]) -> Any:
+        return await self._lane.call(_await, awaitable)
+
+
+async def _await(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+class _Front:
+    """What the front says, heard by a thread of its own."""
+
+    def __init__(self, control: socket.socket, slot: Slot, limit: int):
+        self._control = control
+        self._slot = slot
+        self._limit = limit
+        self._attached: queue.SimpleQueue[tuple[Connection, str] | None] = queue.SimpleQueue()
+        self._connection: Connection | None = None
+        self.ending: tuple[str, str] | None = None
+        self.wire: Wire | None = None
+        self.draining = False
+        _thread.start_new_thread(self._listen, ())  # a third of what `threading` takes, in every session
+
+    def next(self) -> tuple[Connection, str] | None:
+        """Wait for a connection; with it comes the token of its hello. None: the session is to end."""
+        return self._attached.get()
+
+    def offer(self, connection: Connection, resume: str) -> None:
+        """A connection, which takes the place of the one before."""
+        before, self._connection = self._connection, connection
+        if before is not None:
+            before.shut(socket.SHUT_RDWR)
+        self._attached.put((connection, resume))
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._control, 4096, 1)
+            except OSError:
+                data, fds = b"", []
+            if not data:  # the front is gone
+                os._exit(1)
+            said = json.loads(data)
+            if said["do"] == "attach" and fds:
+                os.set_inheritable(fds[0], False)  # into nothing that the environment starts
+                self.offer(Connection(socket.socket(fileno=fds[0]), self._slot, self._limit), said["resume"])
+            elif said["do"] == "pings" and self._connection is not None:
+                self._connection.answer_pings()
+            elif said["do"] == "drain":
+                self.draining = True
+                if self.wire is not None:
+                    self.wire.draining = True
+                    if getattr(self.wire, "clean", False):
+                        self._end(DRAINING, "the server is ending", False)
+            elif said["do"] == "end":
+                self._end(said["code"], said["message"], said["deaf"])
+
+    def _end(self, code: str, message: str, deaf: bool) -> None:
+        self.ending = (code, message)
+        if self._connection is not None:
+            # A client that takes nothing would not take the last word either.
+            self._connection.shut(socket.SHUT_RDWR if deaf else socket.SHUT_RD)
+        self._attached.put(None)
+
+
+def work(
+    start: SessionStart,
+    spec: EnvSpec,
+    tasks: TaskSet | None,
+    wire_class: Callable[..., Wire],
+    limits: ServiceLimits,
+    memory: memoryview,
+    control: socket.socket,
+    client: socket.socket,
+) -> int:
+    """Serve one session to its end.
+
+    Args:
+        start: what the front said of it.
+        spec: of the environment.
+        tasks: the set that `reset` draws from, shared with all workers; None: the environment looks by itself.
+        wire_class: makes the wire.
+        limits: of messages; all others are kept by the front.
+        memory: of all slots.
+        control: where the front speaks.
+        client: the client's connection.
+
+    Returns:
+        The exit code.
+    """
+    slot = Slot(memory, start.slot)
+    asked = slot.since()
+    slot.enter(slots.INIT)
+    front = _Front(control, slot, limits.message_bytes)
+    front.offer(Connection(client, slot, limits.message_bytes), start.resume)
+    calls = Calls(slot, EnvErrors(start.env, start.session, start.token).log)
+    try:
+        env = calls.call("init", getattr(wire_class, "make", _make), spec, tasks)
+    except (Exception, SystemExit) as error:
+        connection, _ = front.next() or (None, "")
+        if connection is not None:
+            code = error.code if isinstance(error, Refused) else ENV_ERROR
+            _say_last(connection, slot, wire_class, code, f"making the environment failed: {described(error)}")
+        return NOT_MADE
+    wire = wire_class(env, calls, SessionInfo(start.session, start.env, spec, limits))
+    slot.words[slots.OPEN_NS] = time.monotonic_ns() - asked
+    front.wire = wire
+    wire.draining = front.draining
+    try:
+        while (attached := front.next()) is not None and _serve(*attached, wire, front, slot):
+            slot.enter(slots.DETACHED)
+    finally:
+        _close(env, calls)
+    return ENDED
+
+
+def _make(spec: EnvSpec, tasks: TaskSet | None) -> Env:
+    env = spec.make()
+    bare: Any = env.unwrapped
+    if tasks is not None and getattr(bare, "_tasks", tasks) is None:
+        bare._tasks = tasks
+    return env
+
+
+def _serve(connection: Connection, resume: str, wire: Wire, front: _Front, slot: Slot) -> bool:
+    """Serve one connection until it is over; whether the client may come back."""
+    words = slot.words
+    words[slots.REQUESTS_THEN] = words[slots.REQUESTS]
+    words[slots.CONNECTION] += 1
+    try:
+        hello = wire.hello(resume if wire.resumable else None)
+        if hello is not None:
+            connection.send(hello)
+        while (text := connection.receive()) is not None and front.ending is None:
+            slot.words[slots.REQUESTS] += 1
+            answer = wire.answer(text)
+            if answer is not None:
+                connection.send(answer)
+            if wire.ended:
+                connection.end(NORMAL_CLOSE)
+                return False
+    except Refused as refused:
+        _say_last(connection, slot, type(wire), refused.code, str(refused))
+        return False
+    if front.ending is not None:
+        _say_last(connection, slot, type(wire), *front.ending)
+        return False
+    connection.close()
+    return wire.resumable and not connection.closed
+
+
+def _say_last(connection: Connection, slot: Slot, wire_class: Any, code: str, message: str) -> None:
+    slot.words[slots.WHY] = 1 + list(CODES).index(code)
+    if code != ENV_ERROR:  # which was counted as it was raised
+        slot.count_error(code)
+    connection.end(CODES[code][1] or NORMAL_CLOSE, wire_class.last_word(code, message))
+
+
+def _close(env: Env, calls: Calls) -> None:
+    """Close the environment, and let its libraries clean up. Whoever fails here has nobody to tell."""
+    with contextlib.suppress(Exception, SystemExit):  # it is in the log
+        calls.call("close", env.close)
+    atexit._run_exitfuncs()
+
+
+def described(error: BaseException) -> str:
+    """An error in words, not too many."""
+    if isinstance(error, Refused):
+        return str(error)[:2000]
+    return f"{type(error).__name__}: {error}"[:2000]

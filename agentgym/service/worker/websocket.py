@@ -1,0 +1,281 @@
+"""WebSocket frames (RFC 6455) over a blocking socket: what a worker needs of them, and nothing else.
+
+Text messages, whole or in fragments; pings and closes. No extensions. A message is read with one `recv` and written with one
+`send` where it fits, so that a step is two system calls.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from dataclasses import dataclass, field
+
+from agentgym.service.protocol.frames import BAD_FRAME, NORMAL_CLOSE, TOO_LARGE, Refused
+from agentgym.service.server.slots import BYTES_IN, BYTES_OUT, READING, WAITING, WRITING, Slot
+
+TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
+_CONTINUATION = 0
+_WHOLE_TEXT = 128 | TEXT
+_CHUNK = 1 << 16
+_NO_MASK = bytes(4)
+
+
+def encoded(opcode: int, payload: bytes, masked: bool = False) -> bytes:
+    """One whole frame. `masked` is what clients must do; the mask is all zeros, so the payload stays as it is."""
+    size, bit = len(payload), 128 if masked else 0
+    if size < 126:
+        head = bytes((128 | opcode, bit | size))
+    elif size < 1 << 16:
+        head = struct.pack("!BBH", 128 | opcode, bit | 126, size)
+    else:
+        head = struct.pack("!BBQ", 128 | opcode, bit | 127, size)
+    return head + (_NO_MASK + payload if masked else payload)
+
+
+def close_frame(code: int) -> bytes:
+    """A close frame with a status code."""
+    return encoded(CLOSE, struct.pack("!H", code))
+
+
+@dataclass(slots=True)
+class Frames:
+    """Takes frames out of bytes as they come.
+
+    Args:
+        limit: bytes of a message, its fragments together.
+        masked: whether the other side is a client, which must mask.
+    """
+
+    limit: int
+    masked: bool = True
+    buffer: bytearray = field(default_factory=bytearray)
+    _opcode: int = 0
+    _parts: bytearray = field(default_factory=bytearray)  # no list: a million fragments may have a byte each, or none
+    _size: int = 0
+
+    def take(self, data: bytes) -> tuple[int, bytes] | None:
+        """What `next` has once these bytes have come too. One whole short message, as most are, is not copied into the buffer.
+
+        Raises:
+            Refused: see `next`.
+        """
+        size = len(data)
+        if data[0] == _WHOLE_TEXT and self.masked and 6 <= size <= self.limit and not (self.buffer or self._opcode):
+            short = data[1] - 128
+            if short < 126 and size == short + 6:
+                return TEXT, unmasked(data[6:], data[2:6])
+            if short == 126 and size == int.from_bytes(data[2:4], "big") + 8:
+                return TEXT, unmasked(data[8:], data[4:8])
+        self.buffer += data
+        return self.next()
+
+    def next(self) -> tuple[int, bytes] | None:
+        """The next whole message or control frame, as opcode and payload; None until more bytes come.
+
+        Raises:
+            Refused: they are no frames that we take, or too large; fatal.
+        """
+        while (frame := self._frame()) is not None:
+            fin, opcode, payload = frame
+            if opcode >= CLOSE:
+                return opcode, payload
+            if opcode == _CONTINUATION and not self._opcode:
+                raise _bad("a continuation of no message")
+            if opcode != _CONTINUATION:
+                if self._opcode:
+                    raise _bad("a new message within another")
+                if fin:
+                    return opcode, payload
+                self._opcode = opcode
+            self._parts += payload
+            self._size += len(payload)
+            if fin:
+                whole = self._opcode, bytes(self._parts)
+                self._opcode, self._size = 0, 0
+                self._parts.clear()
+                return whole
+        return None
+
+    def _frame(self) -> tuple[int, int, bytes] | None:
+        buffer = self.buffer
+        if len(buffer) < 2:
+            return None
+        first, second = buffer[0], buffer[1]
+        opcode, size, start = first & 15, second & 127, 2
+        if first & 112 or opcode not in (_CONTINUATION, TEXT, CLOSE, PING, PONG):
+            raise _bad(f"only text messages, without extensions, are taken; not a frame that begins with {first:#x}")
+        if bool(second & 128) != self.masked:
+            raise _bad("frames of clients are masked" if self.masked else "frames of servers are not masked")
+        if opcode >= CLOSE and (size > 125 or not first & 128):
+            raise _bad("a control frame is whole and has at most 125 bytes")
+        if size > 125:
+            start = 4 if size == 126 else 10
+            if len(buffer) < start:
+                return None
+            size = int.from_bytes(buffer[2:start], "big")
+        if opcode < CLOSE and self._size + size > self.limit:
+            raise Refused(TOO_LARGE, f"a message has at most {self.limit:,} bytes", fatal=True)
+        mask = start
+        start += 4 * self.masked
+        if len(buffer) < start + size:
+            return None
+        payload = bytes(buffer[start : start + size])
+        if self.masked:
+            payload = unmasked(payload, bytes(buffer[mask:start]))
+        del buffer[: start + size]
+        return first & 128, opcode, payload
+
+
+def unmasked(payload: bytes, mask: bytes) -> bytes:
+    """The payload without its mask: one operation on whole numbers, however long it is."""
+    if mask == _NO_MASK or not payload:
+        return payload
+    size = len(payload)
+    key = (mask * (size // 4 + 1))[:size]
+    return (int.from_bytes(payload, "little") ^ int.from_bytes(key, "little")).to_bytes(size, "little")
+
+
+def contains_close(data: bytes | bytearray) -> bool:
+    """Whether a close frame is among these masked frames. They begin with the head of one; the last may be cut."""
+    at = 0
+    while at + 2 <= len(data):
+        if data[at] & 15 == CLOSE:
+            return True
+        size, start = data[at + 1] & 127, at + 2
+        if size > 125:
+            start += 2 if size == 126 else 8
+            size = int.from_bytes(data[at + 2 : start], "big")
+        at = start + 4 + size
+    return False
+
+
+def _bad(why: str) -> Refused:
+    return Refused(BAD_FRAME, why, fatal=True)
+
+
+class Connection:
+    """A worker's end of a client's connection. `receive` and `send` belong to its main thread, all else to the other one."""
+
+    def __init__(self, sock: socket.socket, slot: Slot, limit: int):
+        sock.setblocking(True)
+        self._socket = sock
+        self._slot = slot
+        self._frames = Frames(limit)
+        self._reading = threading.Lock()
+        self._writing = threading.Lock()
+        self.closed = False  # whether the client ended it in good order
+
+    def receive(self) -> str | None:
+        """The next text message; None once the connection is over. Answers pings.
+
+        A message that a close frame follows is dropped: its client no longer waits for the answer, and what it asks for may
+        take long.
+
+        Raises:
+            Refused: what came is refused; fatal.
+        """
+        frames = self._frames
+        with self._reading:
+            self._slot.enter(READING if frames.buffer else WAITING)
+            message = frames.next() if frames.buffer else None
+            while True:
+                while message is None:
+                    data = self._received()
+                    if not data:
+                        return None
+                    message = frames.take(data)
+                opcode, payload = message
+                if opcode == TEXT:
+                    if frames.buffer and contains_close(frames.buffer):
+                        self._control(CLOSE, struct.pack("!H", NORMAL_CLOSE))
+                        return None
+                    try:
+                        return payload.decode()
+                    except UnicodeDecodeError:
+                        raise _bad("a text message is UTF-8") from None
+                if not self._control(opcode, payload):
+                    return None
+                message = frames.next()
+
+    def _received(self) -> bytes:
+        """Wait for more bytes; none if the connection is over."""
+        frames, words = self._frames, self._slot.words
+        # Of a message that has begun, the time runs from its first byte; a ping that came in pieces was none.
+        state = READING if frames.buffer or frames._opcode else WAITING
+        if words[0] != state:
+            self._slot.enter(state)
+        try:
+            data = self._socket.recv(_CHUNK)
+        except OSError:
+            return b""
+        words[BYTES_IN] += len(data)
+        return data
+
+    def _control(self, opcode: int, payload: bytes) -> bool:
+        """Answer a ping or a close; whether the connection goes on."""
+        if opcode == PING:
+            self._write(encoded(PONG, payload))
+        elif opcode == CLOSE:
+            self.closed = True
+            self._write(encoded(CLOSE, payload[:2]))
+            self.shut(socket.SHUT_WR)
+        return opcode != CLOSE
+
+    def send(self, text: str) -> bool:
+        """Send a text message; whether the connection took it."""
+        data = encoded(TEXT, text.encode())
+        if self._slot.words[0] != WRITING:  # which it is in since the call ended
+            self._slot.enter(WRITING)
+        return self._write(data)
+
+    def end(self, code: int = NORMAL_CLOSE, word: str | None = None) -> None:
+        """Send a last message, if there is one, and a close frame, and nothing after it.
+
+        They leave together: a client that has read the message and calls again at once would otherwise call on a connection
+        whose close it has yet to see.
+        """
+        self._slot.enter(WRITING)
+        self._write((b"" if word is None else encoded(TEXT, word.encode())) + close_frame(code))
+        self.shut(socket.SHUT_WR)
+
+    def _write(self, data: bytes) -> bool:
+        try:
+            with self._writing:
+                self._socket.sendall(data)
+        except OSError:
+            return False
+        self._slot.words[BYTES_OUT] += len(data)
+        return True
+
+    def shut(self, how: int) -> None:
+        """Shut it down, so that whoever waits for it wakes up. From any thread."""
+        try:
+            self._socket.shutdown(how)
+        except OSError:  # it is over already
+            return
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        self._socket.close()
+
+    def answer_pings(self) -> None:
+        """Answer the pings that came while the main thread is in a call. From the other thread; never waits."""
+        if not self._reading.acquire(blocking=False):
+            return
+        try:
+            frames = self._frames
+            while len(frames.buffer) < _CHUNK and (data := self._take_now()):
+                frames.buffer += data
+            while frames.buffer[:1] == bytes((128 | PING,)) and (message := frames.next()):
+                self._write(encoded(PONG, message[1]))
+        except Refused:  # the main thread meets it, too
+            return
+        finally:
+            self._reading.release()
+
+    def _take_now(self) -> bytes:
+        try:
+            return self._socket.recv(_CHUNK, socket.MSG_DONTWAIT)
+        except OSError:
+            return b""

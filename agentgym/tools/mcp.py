@@ -1,0 +1,355 @@
+"""The tools of an MCP server, for an environment's `ToolSet`.
+
+    with McpTools(["python", "server.py"]) as server:          # or McpTools(url="http://127.0.0.1:8000/mcp")
+        tools = ToolSet([*server, my_own_tool])
+
+Needs `agentgym-toolkit[mcp]`. The server is started, or connected to, when its tools are first asked for. Calls block the thread that
+makes them, as those of an environment with `def` methods may; the protocol itself runs in one thread for all servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import json
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agentgym.tools.mcp_stdio import Ending, server_process
+from agentgym.tools.schemas import problem_of_names
+from agentgym.tools.toolset import Tool, ToolError, shortened
+
+T = TypeVar("T")
+
+PROBE_SECONDS = 5.0  # in which a server that let a call time out must list its tools, to count as alive
+CLOSE_SECONDS = 10.0
+MOST_TOOLS = 1000
+
+
+class McpServerError(RuntimeError):
+    """The server cannot be started or reached, has died, or no longer answers: a failure of the environment, no answer."""
+
+
+class McpTools:
+    """The tools of one MCP server. Iterate over it to get them; close it, or use it in a `with` statement.
+
+    A call whose result is an error is answered with "Error: ..." and the tool's text. So is one that takes longer than
+    `timeout`, as long as the server still answers otherwise. A server that does not raises `McpServerError`.
+
+    Args:
+        command: program and arguments of a server that speaks over its standard input and output. It is started with few of
+            this process's environment variables (PATH, HOME ...), and is killed by `close`.
+        url: of a server that speaks streamable HTTP; instead of `command`.
+        env: environment variables for `command`.
+        cwd: where `command` starts.
+        headers: sent with every request to `url`.
+        timeout: seconds for one call.
+        start_timeout: seconds to start or connect and to list the tools.
+        max_output: characters of a result that the agent gets; the middle of a longer one is left out.
+        stateless: calls do not depend on each other, so that a server that died may be started again between two of them.
+            Otherwise a server that has answered a call and dies stays dead until `close`, which forgets it.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        url: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = 30.0,
+        start_timeout: float = 60.0,
+        max_output: int = 20_000,
+        stateless: bool = False,
+    ):
+        if (command is None) == (url is None):
+            raise ValueError("McpTools needs either a command or a url")
+        if isinstance(command, str):
+            raise ValueError(f"command is a list of a program and its arguments, not the text {command!r}")
+        self.command = list(command) if command is not None else None
+        self.url, self.env, self.cwd, self.headers = url, env, cwd, headers
+        self.timeout, self.start_timeout = timeout, start_timeout
+        self.max_output, self.stateless = max_output, stateless
+        self._lock = threading.Lock()
+        self._connection: _Connection | None = None
+        self._finalizer: weakref.finalize[..., McpTools] | None = None
+
+    @property
+    def name(self) -> str:
+        """What error messages call the server."""
+        return self.url or " ".join(self.command or [])
+
+    @property
+    def tools(self) -> list[Tool]:
+        """The server's tools, as it listed them when the connection was made.
+
+        Raises:
+            McpServerError: see there.
+            ModuleNotFoundError: the package `mcp` is not installed.
+        """
+        return [self._tool(listed) for listed in self._open().listed]
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(self.tools)
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """The result of a tool as text; what is no text is described.
+
+        Raises:
+            ToolError: what the agent is to be told: the tool failed, was called wrongly, or took too long.
+            McpServerError: see there.
+        """
+        connection = self._open()
+        connection.used = True
+        try:
+            result = connection.wait(connection.call(name, dict(arguments), self.timeout), self.timeout + PROBE_SECONDS)
+        except _CallProblem as problem:
+            raise ToolError(f"{name}: {problem}") from problem
+        except McpServerError:
+            connection.stop()
+            raise
+        text = shortened(_text_of(result), self.max_output)
+        if result.is_error:
+            raise ToolError(f"{name}: {text or 'the tool failed and gave no reason'}")
+        return text
+
+    def close(self) -> None:
+        """End the connection, and the server process if there is one. It is made anew if a tool is asked for again."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.stop()
+
+    def __enter__(self) -> McpTools:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _tool(self, listed: Any) -> Tool:
+        def run(**arguments: Any) -> str:
+            return self.call(listed.name, arguments)
+
+        return Tool(listed.name, listed.description or "", listed.input_schema, run, problem_of_names)
+
+    def _open(self) -> _Connection:
+        with self._lock:
+            known = self._connection
+            if known is not None and known.alive:
+                return known
+            if known is not None and known.used and not self.stateless and known.owner == os.getpid():
+                raise McpServerError(f"the MCP server {self.name} is gone, and its state with it: {known.ending}")
+            if known is not None:
+                known.stop()
+            self._connection = _Connection(self)
+            try:
+                self._connection.start(self.start_timeout)
+            except BaseException:
+                self._connection.stop()
+                self._connection = None
+                raise
+            # Where nobody calls close, the server ends with this object, or with the process.
+            if self._finalizer is not None:
+                self._finalizer.detach()
+            self._finalizer = weakref.finalize(self, self._connection.stop)
+            return self._connection
+
+
+class _CallProblem(Exception):
+    """What the agent is to be told about its call."""
+
+
+class _Connection:
+    """One life of a connection. Its task lives in the event loop's thread; other threads wait for what it does."""
+
+    def __init__(self, tools: McpTools):
+        self.name, self.command, self.url = tools.name, tools.command, tools.url
+        self.env, self.cwd, self.headers = tools.env, tools.cwd, dict(tools.headers or {})
+        self.ending = Ending()
+        self.listed: list[Any] = []
+        self.used = False  # whether it has carried a call, so that the server may have state
+        self.owner = os.getpid()
+        self._loop = _thread.get()
+        self._task: concurrent.futures.Future[None] | None = None
+        self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._stop = asyncio.Event()
+        self._client: Any = None
+
+    @property
+    def alive(self) -> bool:
+        here = self.owner == os.getpid() and self._task is not None and not self._task.done()
+        return here and not self.ending.reason
+
+    def start(self, timeout: float) -> None:
+        self._task = asyncio.run_coroutine_threadsafe(self._live(), self._loop)
+        try:
+            self._ready.result(timeout)
+        except TimeoutError:
+            self._task.cancel()
+            raise McpServerError(
+                f"the MCP server {self.name} was not ready within {timeout:g} s ({self.ending.stderr.strip()[-500:]})"
+            ) from None
+
+    def wait(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+        """The result of work in the event loop; the timeout is one more, for a loop that is stuck."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout + PROBE_SECONDS)
+        except TimeoutError:
+            future.cancel()
+            raise McpServerError(f"the MCP server {self.name} does not answer") from None
+
+    def stop(self) -> None:
+        if self._task is None or self.owner != os.getpid() or self._task.done():
+            return
+        self._loop.call_soon_threadsafe(self._stop.set)
+        if threading.current_thread() is _thread.thread:
+            return  # the garbage collector called, which may do so in any thread; this one ends the task itself
+        with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):
+            self._task.result(CLOSE_SECONDS)
+
+    async def _live(self) -> None:
+        """Hold the connection until it is stopped; whatever ends it earlier is its `ending`."""
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                self._client = await self._connect(stack)
+                self.listed = await self._list()
+                self._ready.set_result(None)
+                await self._stop.wait()
+        except ModuleNotFoundError as error:
+            self._ready.set_exception(error)
+        except BaseException as error:
+            self.ending.reason = self.ending.reason or _told(error)
+            if self._ready.done():
+                return
+            problem = McpServerError(f"cannot use the MCP server {self.name}: {self.ending}")
+            self._ready.set_exception(problem)
+
+    async def _connect(self, stack: contextlib.AsyncExitStack) -> Any:
+        try:
+            from mcp import Client
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "MCP servers need the package mcp: pip install 'agentgym-toolkit[mcp]'"
+            ) from error
+
+        if self.command is not None:
+            transport: Any = server_process(self.command, self.ending, self.env, self.cwd)
+        else:
+            transport = _http(str(self.url), self.headers)
+        return await stack.enter_async_context(Client(transport))
+
+    async def _list(self) -> list[Any]:
+        listed: list[Any] = []
+        cursor = None
+        while True:
+            page = await self._client.list_tools(cursor=cursor, cache_mode="refresh")
+            listed += page.tools
+            cursor = page.next_cursor
+            if not cursor:
+                return listed
+            if len(listed) > MOST_TOOLS:
+                raise McpServerError(f"the MCP server {self.name} lists more than {MOST_TOOLS} tools")
+
+    async def call(self, name: str, arguments: dict[str, Any], timeout: float) -> Any:
+        from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS
+
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._client.call_tool(name, arguments)
+        except TimeoutError:
+            problem = f"no result within {timeout:g} s; the call was given up"
+        except MCPError as error:
+            if error.code == INVALID_PARAMS:
+                raise _CallProblem(error.message) from error
+            if error.code == CONNECTION_CLOSED:
+                raise self._failed(error) from error
+            problem = error.message
+        except Exception as error:  # whatever the package makes of a server that breaks the protocol
+            raise self._failed(error) from error
+        # Was it the call, or the server? One that is well can still list its tools.
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await self._list()
+        except Exception as error:
+            raise self._failed(error, f"after the call of {name} ({problem}) it did not answer") from error
+        raise _CallProblem(problem)
+
+    def _failed(self, error: Exception, told: str = "") -> McpServerError:
+        if not self.ending.reason:
+            self.ending.reason = told or _told(error)
+        return McpServerError(f"the MCP server {self.name} failed: {self.ending}")
+
+
+@contextlib.asynccontextmanager
+async def _http(url: str, headers: dict[str, str]) -> AsyncIterator[tuple[Any, Any]]:
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.shared._httpx_utils import create_mcp_http_client
+
+    async with (
+        create_mcp_http_client(headers=headers) as client,
+        streamable_http_client(url, http_client=client) as streams,
+    ):
+        yield streams
+
+
+# ---- the event loop
+
+
+class _LoopThread:
+    """One event loop in a thread of its own, begun when first asked for, and anew in a forked process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.thread: threading.Thread | None = None
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self.thread = threading.Thread(target=self._loop.run_forever, name="agentgym mcp", daemon=True)
+                self.thread.start()
+            return self._loop
+
+    def forget(self) -> None:
+        self._lock, self._loop, self.thread = threading.Lock(), None, None
+
+
+_thread = _LoopThread()
+os.register_at_fork(after_in_child=_thread.forget)
+
+
+# ---- results
+
+
+def _text_of(result: Any) -> str:
+    """A result's content as text; its structured form where it has no other."""
+    if not result.content and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(_block_text(block) for block in result.content)
+
+
+def _block_text(block: Any) -> str:
+    if block.type == "text":
+        return str(block.text)
+    if block.type in ("image", "audio"):
+        return f"[{block.type}, {block.mime_type}, {len(block.data) * 3 // 4} bytes]"
+    if block.type == "resource_link":
+        return f"[link to {block.uri}]"
+    text = getattr(getattr(block, "resource", None), "text", None)
+    return str(text) if text is not None else f"[{block.type}]"
+
+
+def _told(error: BaseException) -> str:
+    """An exception in words; of a group, its first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,180 @@
+"""An MCP server as a child process: JSON lines over its standard input and output, with bounds on what it may say.
+
+A transport for the `mcp` package. It differs from that package's own in what it keeps of a server that misbehaves: a line is
+bounded, stderr is read and its end kept for the error message, and the whole process group is killed at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentgym.processes.signals import command_of
+
+_log = logging.getLogger(__name__)
+
+LONGEST_LINE = 16 << 20  # bytes of one message
+MOST_NONSENSE = 100  # lines that are no messages, such as what a careless server prints
+KEPT_STDERR = 2000  # bytes
+GRACE = 1.0  # seconds to end by itself once its input is closed
+
+
+@dataclass
+class Ending:
+    """How a server process ended, for the error message.
+
+    Attributes:
+        reason: what this side saw; "" while all is well.
+        stderr: the last that it wrote there.
+    """
+
+    reason: str = ""
+    stderr: str = ""
+
+    def __str__(self) -> str:
+        said = self.stderr.strip()
+        return (self.reason or "the connection was closed") + (
+            f"; it last wrote to stderr: {said[-500:]}" if said else ""
+        )
+
+
+@asynccontextmanager
+async def server_process(
+    command: Sequence[str], ending: Ending, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
+) -> AsyncIterator[tuple[Any, Any]]:
+    """Start a server and connect to it: the streams that `mcp.Client` reads from and writes to.
+
+    Args:
+        command: program and arguments.
+        ending: is told why the connection ended.
+        env: environment variables over the few that a server gets of this process's own (PATH, HOME ...).
+        cwd: where it starts.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    import anyio
+    from mcp.client.stdio import get_default_environment
+
+    process = await asyncio.create_subprocess_exec(
+        *command_of(command),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=get_default_environment() | dict(env or {}),
+        cwd=cwd,
+        start_new_session=True,
+        limit=LONGEST_LINE,
+    )
+    heard, read = anyio.create_memory_object_stream[Any](0)
+    write, outgoing = anyio.create_memory_object_stream[Any](0)
+    tasks = [
+        asyncio.create_task(_hear(process, heard, ending)),
+        asyncio.create_task(_tell(process, outgoing, heard, ending)),
+        asyncio.create_task(_keep_stderr(process, ending)),
+    ]
+    try:
+        yield read, write
+    finally:
+        for task in tasks[:2]:
+            task.cancel()
+        await asyncio.shield(_end(process))
+        tasks[2].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for stream in (heard, read, write, outgoing):
+            stream.close()
+
+
+async def _hear(process: asyncio.subprocess.Process, heard: Any, ending: Ending) -> None:
+    """Pass on the server's messages, until it ends or says what cannot be borne."""
+    import anyio
+    from mcp.shared.message import SessionMessage
+    from mcp_types import jsonrpc_message_adapter
+
+    nonsense = 0
+    async with heard:
+        while True:
+            try:
+                line = await _pipe(process.stdout).readline()
+            except ValueError:
+                ending.reason = f"it wrote a line of more than {LONGEST_LINE} bytes to stdout"
+                return
+            if not line:
+                ending.reason = ending.reason or await _death(process)
+                return
+            try:
+                message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+            except ValueError:
+                nonsense += bool(line.strip())
+                if nonsense > MOST_NONSENSE:
+                    ending.reason = (
+                        f"it wrote more than {MOST_NONSENSE} lines to stdout that are no messages: {line!r:.100}"
+                    )
+                    return
+                continue
+            with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await heard.send(SessionMessage(message))
+
+
+async def _tell(process: asyncio.subprocess.Process, outgoing: Any, heard: Any, ending: Ending) -> None:
+    """Pass on messages to the server; one that can no longer be written closes the connection."""
+    stdin = _pipe(process.stdin)
+    async with outgoing:
+        async for item in outgoing:
+            try:
+                stdin.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                await stdin.drain()
+            except OSError:
+                ending.reason = ending.reason or await _death(process)
+                await heard.aclose()
+                return
+
+
+async def _keep_stderr(process: asyncio.subprocess.Process, ending: Ending) -> None:
+    kept = b""
+    while chunk := await _pipe(process.stderr).read(1 << 16):
+        kept = (kept + chunk)[-KEPT_STDERR:]
+        ending.stderr = kept.decode("utf-8", "replace")
+
+
+async def _death(process: asyncio.subprocess.Process) -> str:
+    """What became of a process that closed its output."""
+    code = await _exit_code(process, GRACE)
+    if code is None:
+        return "it closed its stdout"
+    return f"it ended with exit code {code}" if code >= 0 else f"it was ended by {signal.Signals(-code).name}"
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Close a server's input, and kill it and all that it started if that does not end it."""
+    _pipe(process.stdin).close()
+    await _exit_code(process, GRACE)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if await _exit_code(process, GRACE) is None:
+        _log.warning("the MCP server process %d does not end", process.pid)
+    transport = getattr(process, "_transport", None)  # a survivor that holds the pipes must not keep them open here
+    if transport is not None:
+        transport.close()
+
+
+async def _exit_code(process: asyncio.subprocess.Process, seconds: float) -> int | None:
+    """The exit code, or None if it still runs. Not `wait()`, which also waits for whoever else holds its pipes."""
+    until = asyncio.get_running_loop().time() + seconds
+    while process.returncode is None and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return process.returncode
+
+
+def _pipe(stream: Any) -> Any:
+    if stream is None:
+        raise RuntimeError("a server process was started without its pipes")
+    return stream

@@ -1,0 +1,233 @@
+"""JSON schemas of tools: written from a function's signature and docstring, and held against the arguments of a call."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from agentgym.tools.text_forms import NotJson, parse_json
+
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+_SECTION = re.compile(r"(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*")
+_OPEN_ENDED = ("additionalProperties", "patternProperties", "anyOf", "oneOf", "allOf", "$ref")
+_ARGUMENT = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
+
+
+# ---- a schema from a function
+
+
+def describe(function: Callable[..., Any]) -> tuple[str, dict[str, Any]]:
+    """What an agent reads about a function, and the JSON schema of its arguments.
+
+    Raises:
+        TypeError: see `agentgym.tool`.
+    """
+    name = function.__name__
+    description, documented = _read_docstring(inspect.getdoc(function) or "")
+    if not description:
+        raise TypeError(f"tool {name!r} has no docstring: it is what the agent reads about the tool")
+    parameters = inspect.signature(function).parameters
+    stray = sorted(set(documented) - set(parameters))
+    if stray:
+        raise TypeError(f"tool {name!r}: the docstring describes {stray[0]!r}, which is no argument of the function")
+    hints = _hints_of(function)
+    properties = {p.name: _property(name, p, hints, documented.get(p.name, "")) for p in parameters.values()}
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    required = [p.name for p in parameters.values() if p.default is p.empty]
+    if required:
+        schema["required"] = required
+    return description, {**schema, "additionalProperties": False}
+
+
+def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except NameError as error:
+        raise TypeError(f"tool {function.__name__!r}: a type is not known at module level: {error}") from error
+
+
+def _property(tool_name: str, parameter: inspect.Parameter, hints: Mapping[str, Any], text: str) -> dict[str, Any]:
+    where = f"tool {tool_name!r}: argument {parameter.name!r}"
+    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        raise TypeError(
+            f"{where}: an agent gives arguments by name, so *args, **kwargs and positional-only ones cannot be"
+        )
+    if parameter.name not in hints:
+        raise TypeError(f"{where} has no type")
+    schema = _schema_of(hints[parameter.name], where)
+    if text:
+        schema["description"] = text
+    if parameter.default is not parameter.empty:
+        try:
+            schema["default"] = json.loads(json.dumps(parameter.default))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{where}: the default {parameter.default!r} is no JSON value") from error
+    return schema
+
+
+def _schema_of(hint: Any, where: str) -> dict[str, Any]:
+    """The JSON schema of a type."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return {}
+    if hint is type(None):
+        return {"type": "null"}
+    if hint in _PLAIN:
+        return {"type": _PLAIN[hint]}
+    if origin is Literal and all(isinstance(v, str | int | bool | None) for v in inner):
+        kinds = {_kind(v) for v in inner}
+        return ({"type": kinds.pop()} if len(kinds) == 1 else {}) | {"enum": list(inner)}
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [_schema_of(option, where) for option in inner]}
+    if origin is list:
+        return {"type": "array", "items": _schema_of(inner[0], where)}
+    if origin is dict and inner[0] is str:
+        return {"type": "object", "additionalProperties": _schema_of(inner[1], where)}
+    raise TypeError(f"{where}: no JSON schema for the type {hint!r}; see agentgym.tool for those there are")
+
+
+def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """A docstring's description, and its arguments' descriptions by name."""
+    lines = text.splitlines()
+    starts = [i for i, line in enumerate(lines) if _SECTION.fullmatch(line)]
+    description = " ".join("\n".join(lines[: starts[0] if starts else len(lines)]).split())
+    arguments: dict[str, str] = {}
+    for start in starts:
+        if not lines[start].startswith(("Args", "Arguments", "Parameters")):
+            continue
+        end = next((i for i in starts if i > start), len(lines))
+        arguments |= _read_arguments(lines[start + 1 : end])
+    return description, arguments
+
+
+def _read_arguments(lines: list[str]) -> dict[str, str]:
+    """`name: text` lines at the section's own indent; deeper lines go on with the text."""
+    found: dict[str, str] = {}
+    filled = [line for line in lines if line.strip()]
+    indent = min((len(line) - len(line.lstrip()) for line in filled), default=0)
+    last = ""
+    for line in filled:
+        match = _ARGUMENT.fullmatch(line.strip())
+        if match and len(line) - len(line.lstrip()) == indent:
+            last = match[1]
+            found[last] = match[2]
+        elif last:
+            found[last] = f"{found[last]} {line.strip()}".strip()
+    return found
+
+
+# ---- arguments against a schema
+
+
+def problem_of_arguments(arguments: Any, parameters: Mapping[str, Any]) -> str | None:
+    """What is wrong with the arguments of a call, or None. `parameters` is a schema that `describe` wrote."""
+    problem = problem_of_names(arguments, parameters)
+    if problem:
+        return problem
+    for name, value in arguments.items():
+        problem = _problem_of_value(value, parameters["properties"][name])
+        if problem:
+            return f"argument {_quoted(name)} {problem}"
+    return None
+
+
+def problem_of_names(arguments: Any, parameters: Mapping[str, Any]) -> str | None:
+    """What is wrong with the names of a call's arguments, or None. Any JSON schema of an object will do.
+
+    An argument that the schema does not name is wrong unless the schema says that there may be others.
+    """
+    if not isinstance(arguments, Mapping):
+        return f"arguments must be an object, not {_kind(arguments)}"
+    properties = parameters.get("properties", {})
+    takes = ", ".join(properties) or "none"
+    if not any(parameters.get(word) for word in _OPEN_ENDED):
+        for name in arguments:
+            if name not in properties:
+                return f"there is no argument {_quoted(name)}; the arguments are: {takes}"
+    for name in parameters.get("required", ()):
+        if name not in arguments:
+            return f"the argument {_quoted(name)} is missing; the arguments are: {takes}"
+    return None
+
+
+def typed(texts: Mapping[str, str], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that were written as texts, each read as what its schema wants.
+
+    Where a text will do it stays one; else it is read as JSON, and stays a text if it is none, to be refused as such. The
+    name "" stands for the one argument of `sole_argument`.
+    """
+    properties = parameters.get("properties", {})
+    read: dict[str, Any] = {}
+    for written, text in texts.items():
+        name = written or sole_argument(parameters) or ""
+        value = text if _takes_text(properties.get(name, {}), text) else parse_json(text)
+        read[name] = text if isinstance(value, NotJson) else value
+    return read
+
+
+def sole_argument(parameters: Mapping[str, Any]) -> str | None:
+    """The name of the one text that a call needs: the only required argument, or the only one; None if there is no such."""
+    properties = parameters.get("properties", {})
+    names = list(parameters.get("required") or properties)
+    return names[0] if len(names) == 1 and _takes_text(properties.get(names[0], {}), "") else None
+
+
+def _takes_text(schema: Mapping[str, Any], text: str) -> bool:
+    if "enum" in schema:
+        return text in schema["enum"]
+    if "anyOf" in schema:
+        return any(_takes_text(option, text) for option in schema["anyOf"])
+    kind = schema.get("type")
+    return kind == "string" or (isinstance(kind, list) and "string" in kind)
+
+
+def _problem_of_value(value: Any, schema: Mapping[str, Any]) -> str | None:
+    """What is wrong with a value, worded to follow its name, or None. Knows the schemas that `tool` writes."""
+    if "anyOf" in schema:
+        if any(_problem_of_value(value, option) is None for option in schema["anyOf"]):
+            return None
+        return f"must be {' or '.join(_wanted(option) for option in schema['anyOf'])}, not {_kind(value)}"
+    if "enum" in schema:
+        # JSON tells true from 1, Python's `in` does not.
+        if any(type(value) is type(option) and value == option for option in schema["enum"]):
+            return None
+        return f"must be {_wanted(schema)}, not {_quoted(value)}"
+    wanted = schema.get("type")
+    if wanted is None:
+        return None
+    if _kind(value) != wanted and not (wanted == "number" and _kind(value) == "integer"):
+        return f"must be {wanted}, not {_kind(value)}"
+    inner = schema.get("items") if wanted == "array" else schema.get("additionalProperties")
+    for key, item in enumerate(value) if wanted == "array" else value.items() if wanted == "object" else ():
+        problem = _problem_of_value(item, inner or {})
+        if problem:
+            return f"at {_quoted(key)} {problem}"
+    return None
+
+
+def _wanted(schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        return f"one of {', '.join(json.dumps(v, ensure_ascii=False) for v in schema['enum'])}"
+    return str(schema.get("type", "a value"))
+
+
+def _kind(value: Any) -> str:
+    """The JSON name of a value's type."""
+    if value is None:
+        return "null"
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string"}
+    if type(value) in kinds:
+        return kinds[type(value)]
+    return "array" if isinstance(value, list) else "object" if isinstance(value, Mapping) else type(value).__name__
+
+
+def _quoted(value: Any) -> str:
+    try:
+        return f"{json.dumps(value, ensure_ascii=False, default=str):.100}"
+    except (ValueError, RecursionError):  # a value nested too deep to be written
+        return f"this {_kind(value)}"

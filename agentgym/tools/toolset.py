@@ -1,0 +1,255 @@
+"""Tools: typed functions that an agent may call.
+
+`@tool` reads a function's signature and docstring into an OpenAI function schema. A `ToolSet` finds the calls in an
+assistant message, checks their arguments against the schema and runs them. A call that is wrong gets a text that says what
+to change; it never becomes an exception of the environment.
+
+    @tool
+    def add(a: int, b: int = 1) -> int:
+        '''Add two whole numbers.
+
+        Args:
+            a: the first.
+            b: the second.
+        '''
+        return a + b
+
+    tools = ToolSet([add])
+    tools.call("add", {"a": 2, "b": "x"})    # 'Error: add: argument "b" must be integer, not string'
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentgym.core.messages import Message, text_of, tool_result, user
+from agentgym.tools.schemas import describe, problem_of_arguments, sole_argument, typed
+from agentgym.tools.text_forms import ToolCall, calls_in, parse_json
+
+__all__ = ["Tool", "ToolCall", "ToolError", "ToolSet", "shortened", "tool"]
+
+
+class ToolError(Exception):
+    """Raised inside a tool: its text is the answer to the call. Any other exception is a failure of the environment."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that an agent may call.
+
+    Attributes:
+        name: what the agent calls it.
+        description: what the agent reads about it.
+        parameters: JSON schema of the arguments, an object.
+        function: what runs.
+        check: given arguments and `parameters`, says what is wrong with the arguments, or None.
+    """
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    function: Callable[..., Any] = field(repr=False)
+    check: Callable[[Any, Mapping[str, Any]], str | None] = field(default=problem_of_arguments, repr=False)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The tool as an OpenAI function schema."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function itself, unchecked."""
+        return self.function(*args, **kwargs)
+
+    def run(self, arguments: Mapping[str, Any]) -> str:
+        """Check the arguments and run the function: its result as text (JSON unless it is text), or what is wrong.
+
+        The text begins with "Error: " where the arguments do not fit or the function raised `ToolError`.
+        """
+        problem = self.check(arguments, self.parameters)
+        if problem:
+            return _error(f"{self.name}: {problem}")
+        try:
+            result = self.function(**arguments)
+        except ToolError as error:
+            return _error(str(error))
+        return _clean(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str))
+
+
+def tool(function: Callable[..., Any]) -> Tool:
+    """Make a tool of a typed function with a docstring. Use it as a decorator, or on a bound method.
+
+    Arguments may be `str`, `int`, `float`, `bool`, `list`, `list[T]`, `dict`, `dict[str, T]`, `Literal[...]`, `Any`, unions
+    of these and `None`. The docstring's first part describes the tool, its "Args" section the arguments.
+
+    Raises:
+        TypeError: no docstring, an argument without a type or with another one, `*args`, an `async def`, or a documented
+            argument that the function does not have.
+    """
+    if inspect.iscoroutinefunction(function):
+        raise TypeError(f"tool {function.__name__!r} is async: a tool is a plain `def`")
+    description, parameters = describe(function)
+    return Tool(function.__name__, description, parameters, function)
+
+
+class ToolSet:
+    """The tools of one environment.
+
+    Args:
+        tools: tools, or functions of which `tool` makes some.
+        fenced: the tool that a fenced block of a language calls, with the block's text as its one argument:
+            `{"python": "python", "py": "python"}`. Default: fenced blocks call nothing.
+        seconds: calls that come when the earlier ones of their message took so long are not run, and are answered so. What a
+            step may take is bounded by this and one more call. Default: all are run.
+
+    Raises:
+        ValueError: two tools of one name; `fenced` names a tool that is not there, or one that does not take one text.
+        TypeError: a function that makes no tool.
+    """
+
+    def __init__(
+        self,
+        tools: Iterable[Tool | Callable[..., Any]],
+        fenced: Mapping[str, str] | None = None,
+        seconds: float = math.inf,
+    ):
+        self._seconds = seconds
+        self._tools: dict[str, Tool] = {}
+        for item in tools:
+            made = item if isinstance(item, Tool) else tool(item)
+            if made.name in self._tools:
+                raise ValueError(f"two tools are called {made.name!r}")
+            self._tools[made.name] = made
+        self._fenced = {language.lower(): name for language, name in (fenced or {}).items()}
+        for language, name in self._fenced.items():
+            if name not in self._tools or sole_argument(self._tools[name].parameters) is None:
+                raise ValueError(f"a ```{language} block cannot call {name!r}: name a tool that takes one text")
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(self._tools.values())
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def __getitem__(self, name: str) -> Tool:
+        return self._tools[name]
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """OpenAI function schemas: what an environment's `tools` holds."""
+        return [item.schema for item in self]
+
+    def calls_of(self, message: Message) -> list[ToolCall] | str:
+        """The calls that an assistant message makes, in order, or a text that says what is wrong with one.
+
+        Native `tool_calls` are read; where there are none, the text that follows the last `</think>`, in the forms of
+        `agentgym.tools.text_forms`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, the same with `<function=...>`, and
+        the fenced blocks that `fenced` lists. Names and arguments are checked only when the call is made. Never raises,
+        whatever a model writes.
+        """
+        calls = []
+        for read in self._read(message):
+            if isinstance(read, str):
+                return read
+            calls.append(read)
+        return calls
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Run a tool: its result as text, or a text beginning with "Error: " that says what to change."""
+        if not isinstance(name, str) or name not in self._tools:
+            return _error(f"there is no tool {name!r:.100}; the tools are: {', '.join(self._tools) or 'none'}")
+        return self._tools[name].run(arguments)
+
+    def answer(self, message: Message) -> list[Message]:
+        """Run every call of an assistant message: the messages that answer it, [] where it makes no call.
+
+        A native call is answered by a `tool` message with its id, also if it is malformed, since chat endpoints insist on
+        one per call. Calls written in the text are answered by one `user` message with a `<tool_response>` for each;
+        where one of them is malformed none is run.
+        """
+        until = time.monotonic() + self._seconds
+
+        def in_time(call: ToolCall) -> str:
+            if time.monotonic() >= until:
+                return _error(
+                    f"not run: the calls before it took {self._seconds:g} seconds. Call again in the next reply"
+                )
+            return self.call(call.name, call.arguments)
+
+        native = message.get("tool_calls")
+        if native:
+            read = zip(_native_items(native), self._read(message), strict=True)
+            return [
+                tool_result(_id_of(raw, place), _error(call) if isinstance(call, str) else in_time(call))
+                for place, (raw, call) in enumerate(read)
+            ]
+        calls = self.calls_of(message)
+        if isinstance(calls, str):
+            return [user(_error(calls))]
+        results = [f"<tool_response>\n{in_time(call)}\n</tool_response>" for call in calls]
+        return [user("\n".join(results))] if results else []
+
+    def _read(self, message: Message) -> list[ToolCall | str]:
+        """Every call of a message, or in its place what is wrong with it."""
+        native = message.get("tool_calls")
+        if native:
+            return [_read_native(raw, place) for place, raw in enumerate(_native_items(native))]
+        return [self._typed(read) for read in calls_in(text_of(message), self._fenced)]
+
+    def _typed(self, read: ToolCall | str) -> ToolCall | str:
+        """A call with its arguments as values, where the text has them as texts; a tool that is not there is told later."""
+        if isinstance(read, str) or not read.raw:
+            return read
+        parameters = self._tools[read.name].parameters if read.name in self._tools else {}
+        return ToolCall(read.name, typed(read.arguments, parameters))
+
+
+def shortened(text: str, most: int) -> str:
+    """A result cut to size: of a text of more than `most` characters, the first half and the last, and how many are gone."""
+    if len(text) <= most:
+        return text
+    head, tail = text[: most - most // 2], text[len(text) - most // 2 :]
+    return f"{head}\n[... {len(text) - most} characters left out ...]\n{tail}"
+
+
+# ---- calls in a message
+
+
+def _native_items(native: Any) -> list[Any]:
+    return native if isinstance(native, list) else [native]
+
+
+def _id_of(raw: Any, place: int) -> str:
+    """A call's id; one made of its place for an endpoint that sends none."""
+    given = raw.get("id") if isinstance(raw, Mapping) else None
+    return given if isinstance(given, str) and given else f"call_{place}"
+
+
+def _read_native(raw: Any, place: int) -> ToolCall | str:
+    function = raw.get("function") if isinstance(raw, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        return "a tool call needs a function with a name and arguments"
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        # Endpoints send "" for a call without arguments.
+        arguments = parse_json(arguments) if arguments.strip() else {}
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        return f"the arguments of {function['name']!r:.100} must be a JSON object, for example {{}}"
+    return ToolCall(function["name"], arguments, _id_of(raw, place))
+
+
+def _error(text: str) -> str:
+    return _clean(f"Error: {text}")
+
+
+def _clean(text: str) -> str:
+    """Text that UTF-8 can carry: a lone surrogate, which JSON escapes can smuggle in, becomes a question mark."""
+    return text.encode("utf-8", "replace").decode("utf-8")
