@@ -34,7 +34,7 @@ from agent_train.algorithms.selection import Outcome
 from agent_train.algorithms.turn_rewards import place, turn_advantages
 from agent_train.config.schema import AdvantageConfig, AlgorithmConfig
 from agent_train.data.chains import Chains, joined
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 from agentgym.core.trajectory import Group, Trajectory
 
 
@@ -100,7 +100,7 @@ class Asked:
 def set_advantages(
     algorithm: AlgorithmConfig,
     groups: Sequence[Group],
-    rows: Sequence[Row],
+    rows: Sequence[TrainingSample],
     outcomes: Mapping[str, Outcome],
     scores: Scores = Scores(),
     kl_coef: float = 0.0,
@@ -135,7 +135,7 @@ def set_advantages(
         chains.put_back("targets", TARGETS[settings.name](asked))
 
 
-def mean_and_spread(rows: Sequence[Row]) -> tuple[float, float]:
+def mean_and_spread(rows: Sequence[TrainingSample]) -> tuple[float, float]:
     """Mean and population standard deviation of the advantages over the sampled tokens; 0.0 without tokens."""
     advantages_M = joined(rows, "advantages")[joined(rows, "mask").bool()]
     if not len(advantages_M):
@@ -154,7 +154,7 @@ def _rewards(chains: Chains, algorithm: AlgorithmConfig, kl_coef: float) -> tupl
     return chains.split_turns(paid_K.tolist()), kl_rewards(turns_K, *given, kl_coef, algorithm.kl.value)
 
 
-def _listed(rows: Sequence[Row], scores: Scores) -> dict[str, dict[int, Sequence[float]]]:
+def _listed(rows: Sequence[TrainingSample], scores: Scores) -> dict[str, dict[int, Sequence[float]]]:
     given = {"prm": scores.prm, "teacher": scores.teacher}
     return {
         name: {id(row): numbers for row, numbers in zip(rows, lists, strict=True)}

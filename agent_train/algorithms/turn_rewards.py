@@ -48,7 +48,7 @@ def turn_segments(lengths: Sequence[int], turn_ends: Sequence[Sequence[int]]) ->
 
     Args:
         lengths: tokens of each row.
-        turn_ends: for each row the positions just past the last sampled token of each turn, as in `Row.turn_ends`.
+        turn_ends: for each row the positions just past the last sampled token of each turn, as in `TrainingSample.turn_ends`.
 
     Returns:
         turn_T, int64, from 0. A row without turns takes one number as if it were a turn.

@@ -15,7 +15,7 @@ from agent_train.algorithms.selection import Outcome, outcomes_of
 from agent_train.algorithms.step_advantages import Scores, set_advantages
 from agent_train.config.schema import Config
 from agent_train.data.packing import batch_of, weigh
-from agent_train.data.samples import Row, rows_of
+from agent_train.data.samples import TrainingSample, rows_of
 from agent_train.learner.policy_objective import PolicyObjective, PolicyStep, policy_objective
 from agentgym.core.messages import assistant, user
 from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
@@ -49,7 +49,7 @@ def wrong_formulas(config: Config) -> Iterator[str]:
         yield f"algorithm.loss={algorithm.loss} with its settings and algorithm.correction, kl and proximal: {_line(error)}"
 
 
-def _rows(config: Config) -> list[Row]:
+def _rows(config: Config) -> list[TrainingSample]:
     """Rows of two groups with the advantages of these settings.
 
     Raises:
@@ -93,12 +93,12 @@ def _episode(task: str, sample: int) -> Trajectory:
     return Trajectory(f"{task}/{sample}", "trial", task, sample, turns=turns)
 
 
-def _gains(rows: Sequence[Row], sign: float) -> list[list[float]]:
+def _gains(rows: Sequence[TrainingSample], sign: float) -> list[list[float]]:
     """Advantages of both signs, in turn; of a loss of whole rows each has one."""
     return [row.spread(sign if number % 2 else -sign) for number, row in enumerate(rows)]
 
 
-def _try(objective: PolicyObjective, rows: list[Row], kl_coef: float) -> None:
+def _try(objective: PolicyObjective, rows: list[TrainingSample], kl_coef: float) -> None:
     """The loss and its gradient in the first optimizer step of a training step and in a later one.
 
     Raises:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from agent_train.algorithms.selection import Outcome
 from agent_train.algorithms.turn_rewards import turn_segments
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 from agentgym.core.trajectory import Group, Trajectory
 
 X = TypeVar("X")
@@ -37,7 +37,7 @@ class Chain:
     """
 
     trajectory: Trajectory
-    rows: list[Row]
+    rows: list[TrainingSample]
     rewards: tuple[float, ...]
     trained: bool
 
@@ -50,13 +50,13 @@ class Chains:
     groups: list[list[int]]
 
     @classmethod
-    def of(cls, groups: Sequence[Group], rows: Iterable[Row], outcomes: Mapping[str, Outcome]) -> Chains:
+    def of(cls, groups: Sequence[Group], rows: Iterable[TrainingSample], outcomes: Mapping[str, Outcome]) -> Chains:
         """Find the rows of every trajectory that takes part, by its id.
 
         Raises:
             ValueError: a trajectory that takes part has no rows or not as many turns as its rows; or rows are left over.
         """
-        rows_of: dict[str, list[Row]] = {}
+        rows_of: dict[str, list[TrainingSample]] = {}
         for row in rows:
             rows_of.setdefault(row.trajectory, []).append(row)
         chains: list[Chain] = []
@@ -80,7 +80,7 @@ class Chains:
         return cls(chains, numbers)
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TrainingSample]:
         """The rows of chain 0, then those of chain 1, and so on."""
         return [row for one in self.chains for row in one.rows]
 
@@ -145,7 +145,7 @@ class Chains:
         return torch.where(self.mask_T, values[index_T], 0.0)
 
 
-def joined(rows: Sequence[Row], name: str) -> Tensor:
+def joined(rows: Sequence[TrainingSample], name: str) -> Tensor:
     """One of the lists of every row, one after another; fp64.
 
     Raises:

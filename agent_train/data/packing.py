@@ -20,8 +20,8 @@ from torch import Tensor
 
 from agent_train.algorithms.reductions import row_weights
 from agent_train.data.balance import TOKENS, Cost, balance
-from agent_train.data.prefixes import Tree, alone, cut, trees_of
-from agent_train.data.samples import Row
+from agent_train.data.prefixes import PrefixGroup, alone, cut, trees_of
+from agent_train.data.samples import TrainingSample
 
 FILLER_ID = 0
 # Trees are tried whole as far as ranks stay balanced, and in pieces of at most these shares of a rank's part of the cost.
@@ -45,7 +45,7 @@ class Prefix:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward pass reads. Everything is aligned to the token itself, as in `Row`.
+    """What one forward pass reads. Everything is aligned to the token itself, as in `TrainingSample`.
 
     Attributes:
         ids_T: token ids, int64.
@@ -97,7 +97,7 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
-class Share:
+class RankBatch:
     """One rank's part of one optimizer step.
 
     Attributes:
@@ -107,7 +107,7 @@ class Share:
         prefixes: for each micro-batch what its rows share; empty where nothing is.
     """
 
-    micro_batches: list[list[Row]]
+    micro_batches: list[list[TrainingSample]]
     n_tokens: int
     packed_tokens: int
     prefixes: list[tuple[Prefix, ...]] = field(default_factory=list)
@@ -129,12 +129,12 @@ class Share:
         return found
 
 
-def sampled(rows: Iterable[Row]) -> int:
+def sampled(rows: Iterable[TrainingSample]) -> int:
     """How many sampled tokens the rows hold."""
     return sum(row.sampled for row in rows)
 
 
-def weigh(rows: Sequence[Row], reduction: str = "token-mean", length: float | None = None) -> None:
+def weigh(rows: Sequence[TrainingSample], reduction: str = "token-mean", length: float | None = None) -> None:
     """Set the weight of all rows of one optimizer step, the only rows that its denominators count.
 
     Args:
@@ -159,14 +159,14 @@ def _numbered(names: Sequence[str]) -> list[int]:
 
 
 def shares(
-    rows: Sequence[Row],
+    rows: Sequence[TrainingSample],
     world: int,
     budget: int,
     reduction: str = "token-mean",
     length: float | None = None,
     cost: Cost = TOKENS,
     shared_prefix: bool = False,
-) -> list[Share]:
+) -> list[RankBatch]:
     """One optimizer step, weighed and dealt to `world` ranks: as many micro-batches on each, empty ones where a rank has fewer rows.
 
     Ranks wait for each other in every micro-batch, so that the first of all ranks cost about the same, and the second. The same
@@ -196,12 +196,14 @@ def shares(
     packed_tokens = sum(len(row.ids) for row in rows)
     leveled = [_leveled(bins, most, budget, cost) for bins in packed]
     return [
-        Share([_rows(trees) for trees in bins], n_tokens, packed_tokens, [_prefixes(trees) for trees in bins])
+        RankBatch([_rows(trees) for trees in bins], n_tokens, packed_tokens, [_prefixes(trees) for trees in bins])
         for bins in leveled
     ]
 
 
-def _split(rows: Sequence[Row], parts: int, budget: int, cost: Cost, shared_prefix: bool) -> list[list[Tree]]:
+def _split(
+    rows: Sequence[TrainingSample], parts: int, budget: int, cost: Cost, shared_prefix: bool
+) -> list[list[PrefixGroup]]:
     """Deal rows to ranks, in trees where prefixes are shared; the most expensive part first."""
     if parts < 1:
         raise ValueError(f"rows are dealt to at least 1 rank, not {parts}")
@@ -217,15 +219,15 @@ def _split(rows: Sequence[Row], parts: int, budget: int, cost: Cost, shared_pref
     return min(candidates, key=lambda dealt: max(_total(part, cost) for part in dealt))
 
 
-def _dealt(trees: Sequence[Tree], parts: int, cost: Cost) -> list[list[Tree]]:
+def _dealt(trees: Sequence[PrefixGroup], parts: int, cost: Cost) -> list[list[PrefixGroup]]:
     return [[trees[place] for place in own] for own in balance([tree.cost(cost) for tree in trees], parts)]
 
 
-def _total(trees: Iterable[Tree], cost: Cost) -> int:
+def _total(trees: Iterable[PrefixGroup], cost: Cost) -> int:
     return sum(tree.cost(cost) for tree in trees)
 
 
-def _pieces(tree: Tree, budget: int, most: int, cost: Cost) -> list[Tree]:
+def _pieces(tree: PrefixGroup, budget: int, most: int, cost: Cost) -> list[PrefixGroup]:
     """The tree in as few pieces as keep to the budget and cost no more than `most` besides the prefix, or row by row."""
     most += cost.of(tree.prefix, 0)
     for parts in range(1, len(tree.rows)):
@@ -235,11 +237,11 @@ def _pieces(tree: Tree, budget: int, most: int, cost: Cost) -> list[Tree]:
     return alone(tree.rows)
 
 
-def _pack(trees: Iterable[Tree], budget: int) -> list[list[Tree]]:
+def _pack(trees: Iterable[PrefixGroup], budget: int) -> list[list[PrefixGroup]]:
     """Micro-batches of at most `budget` tokens, first fit, the largest first; a tree that is larger has one of its own."""
     if budget < 1:
         raise ValueError(f"a micro-batch holds at least 1 token, not {budget}: see learner.microbatch_tokens")
-    bins: list[list[Tree]] = []
+    bins: list[list[PrefixGroup]] = []
     loads: list[int] = []
     for tree in sorted(trees, key=lambda tree: -tree.tokens):
         place = next((i for i, load in enumerate(loads) if load + tree.tokens <= budget), None)
@@ -252,7 +254,7 @@ def _pack(trees: Iterable[Tree], budget: int) -> list[list[Tree]]:
     return bins
 
 
-def _leveled(bins: list[list[Tree]], parts: int, budget: int, cost: Cost) -> list[list[Tree]]:
+def _leveled(bins: list[list[PrefixGroup]], parts: int, budget: int, cost: Cost) -> list[list[PrefixGroup]]:
     """The same trees in `parts` micro-batches of nearly equal cost where these keep to the budget, the most expensive first.
 
     They lie side by side by length.
@@ -266,11 +268,11 @@ def _leveled(bins: list[list[Tree]], parts: int, budget: int, cost: Cost) -> lis
     return [sorted(own, key=lambda tree: (tree.prefix == 0, -len(tree.rows[0].ids))) for own in chosen]
 
 
-def _rows(trees: Iterable[Tree]) -> list[Row]:
+def _rows(trees: Iterable[PrefixGroup]) -> list[TrainingSample]:
     return [row for tree in trees for row in tree.rows]
 
 
-def _prefixes(trees: Sequence[Tree]) -> tuple[Prefix, ...]:
+def _prefixes(trees: Sequence[PrefixGroup]) -> tuple[Prefix, ...]:
     firsts = accumulate((len(tree.rows) for tree in trees), initial=0)
     return tuple(
         Prefix(first, len(tree.rows), tree.prefix) for first, tree in zip(firsts, trees, strict=False) if tree.prefix
@@ -285,7 +287,7 @@ def _starts(n_rows: int, prefixes: Iterable[Prefix]) -> list[int]:
     return starts
 
 
-def batch_of(rows: Sequence[Row], prefixes: Sequence[Prefix] = ()) -> MicroBatch:
+def batch_of(rows: Sequence[TrainingSample], prefixes: Sequence[Prefix] = ()) -> MicroBatch:
     """The tensors of one micro-batch, on the host.
 
     Without rows it holds one filler token that no loss looks at: a rank without work still runs every layer, since the
@@ -296,7 +298,7 @@ def batch_of(rows: Sequence[Row], prefixes: Sequence[Prefix] = ()) -> MicroBatch
         prefixes: what neighbouring rows share.
     """
     if not rows:
-        rows = [Row(ids=[FILLER_ID], mask=[False], logprobs=[0.0])]
+        rows = [TrainingSample(ids=[FILLER_ID], mask=[False], logprobs=[0.0])]
     starts = _starts(len(rows), prefixes)
     lengths = tuple(len(row.ids) - start for row, start in zip(rows, starts, strict=True))
     sizes = torch.tensor(lengths)
@@ -338,7 +340,7 @@ def batch_of(rows: Sequence[Row], prefixes: Sequence[Prefix] = ()) -> MicroBatch
     )
 
 
-def _check(row: Row) -> None:
+def _check(row: TrainingSample) -> None:
     size = len(row.ids)
     where = f"row of trajectory {row.trajectory!r}"
     if not size or len(row.mask) != size or len(row.logprobs) != size:

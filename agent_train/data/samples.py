@@ -12,7 +12,7 @@ from agentgym.core.trajectory import Tokens, Trajectory
 
 
 @dataclass
-class Row:
+class TrainingSample:
     """One sequence to train on: the turns of a trajectory whose prompts extend one another token for token.
 
     Attributes:
@@ -56,7 +56,7 @@ class Row:
         return [number if sampled else 0.0 for sampled in self.mask]
 
 
-def rows_of(trajectory: Trajectory, temperature: float = 1.0) -> list[Row]:
+def rows_of(trajectory: Trajectory, temperature: float = 1.0) -> list[TrainingSample]:
     """The rows of a trajectory, by the prefix rule.
 
     A turn extends the row while its prompt begins with all of the row's ids, token for token; otherwise the next row
@@ -69,18 +69,20 @@ def rows_of(trajectory: Trajectory, temperature: float = 1.0) -> list[Row]:
     Raises:
         ValueError: a turn's ids, log-probabilities and versions differ in number, or its prompt is empty.
     """
-    rows: list[Row] = []
+    rows: list[TrainingSample] = []
     for number, turn in enumerate(trajectory.turns):
         if turn.tokens is None or not turn.tokens.completion_ids:
             continue
         _check_tokens(turn.tokens, f"trajectory {trajectory.id}, turn {number}")
         if not rows or turn.tokens.prompt_ids[: len(rows[-1].ids)] != rows[-1].ids:
-            rows.append(Row([], [], [], trajectory=trajectory.id, group=trajectory.task_id, temperature=temperature))
+            rows.append(
+                TrainingSample([], [], [], trajectory=trajectory.id, group=trajectory.task_id, temperature=temperature)
+            )
         _extend(rows[-1], turn.tokens)
     return rows
 
 
-def _extend(row: Row, tokens: Tokens) -> None:
+def _extend(row: TrainingSample, tokens: Tokens) -> None:
     """Append what a prompt has beyond the row, unmasked, and the sampled ids, masked."""
     bridge, sampled = tokens.prompt_ids[len(row.ids) :], tokens.completion_ids
     row.ids += [*bridge, *sampled]

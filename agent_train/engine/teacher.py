@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from agent_train.config.schema import Config
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 from agent_train.engine.base import EngineError
 from agent_train.engine.http import open_client, post
 from agent_train.learner.vocabulary import tokenizer_of
@@ -61,7 +61,7 @@ class Teacher:
             raise
         return teacher
 
-    async def logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
+    async def logprobs(self, rows: Sequence[TrainingSample]) -> list[list[float]]:
         """The teacher's log-probability of each sampled token of each row, in nats, 0.0 elsewhere.
 
         Raises:
@@ -78,7 +78,7 @@ class Teacher:
         """Close the connections. May be called twice."""
         await self._client.close()
 
-    async def _score(self, row: Row) -> list[float]:
+    async def _score(self, row: TrainingSample) -> list[float]:
         if not any(row.mask):
             return [0.0] * len(row.ids)
         # One token has to be sampled; nothing is asked of it.
@@ -121,7 +121,7 @@ class Teacher:
         return TeacherError(f"teacher: {self.url}: {what}")
 
 
-def _read(scored: Any, ids: Any, row: Row) -> list[float]:
+def _read(scored: Any, ids: Any, row: TrainingSample) -> list[float]:
     """The numbers of one row out of the endpoint's answer.
 
     Raises:

@@ -17,8 +17,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from agent_train.cluster.placement import learner_devices, rank_room
 from agent_train.config.schema import Config
 from agent_train.data.balance import TOKENS, model_cost
-from agent_train.data.packing import Share
-from agent_train.data.samples import Row
+from agent_train.data.packing import RankBatch
+from agent_train.data.samples import TrainingSample
 from agent_train.learner.critic_objective import CriticMetrics, check_targets
 from agent_train.learner.measures import SftUpdate, StepResult, UpdateMetrics
 from agent_train.learner.optimizer_steps import split_steps
@@ -94,7 +94,7 @@ class Learner:
         return learner
 
     async def update(
-        self, rows: Sequence[Row], *, lr_scale: float = 1.0, kl_coef: float = 0.0, version: int | None = None
+        self, rows: Sequence[TrainingSample], *, lr_scale: float = 1.0, kl_coef: float = 0.0, version: int | None = None
     ) -> UpdateMetrics:
         """One training step: `algorithm.updates_per_step` optimizer steps, each on its part of the rows.
 
@@ -113,12 +113,12 @@ class Learner:
         own = [(list(parts), lr_scale, kl_coef, version) for parts in zip(*self._steps(rows), strict=True)]
         return (await self._call("update", "update", own))[0]
 
-    async def sft(self, rows: Sequence[Row], lr: float) -> SftUpdate:
+    async def sft(self, rows: Sequence[TrainingSample], lr: float) -> SftUpdate:
         """One supervised step on the masked tokens of the rows, at this learning rate. Raises as `update`."""
         dealt = self._deal(rows)
         return (await self._call("sft", "sft", [(share, lr) for share in dealt]))[0]
 
-    async def update_critic(self, rows: Sequence[Row], *, lr_scale: float = 1.0) -> CriticMetrics:
+    async def update_critic(self, rows: Sequence[TrainingSample], *, lr_scale: float = 1.0) -> CriticMetrics:
         """One training step of the critic: as many optimizer steps as the policy's.
 
         Args:
@@ -135,7 +135,7 @@ class Learner:
 
     async def update_prm(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[TrainingSample],
         logprobs: Sequence[Sequence[float]],
         reference: Sequence[Sequence[float]],
         outcomes: Mapping[str, float],
@@ -169,29 +169,31 @@ class Learner:
             seconds=time.monotonic() - started,
         )
 
-    async def logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
+    async def logprobs(self, rows: Sequence[TrainingSample]) -> list[list[float]]:
         """The log-probability of each sampled token of each row, 0.0 elsewhere: at the row's temperature, a teacher's at 1."""
         if self.role == "teacher":
             rows = [dataclasses.replace(row, temperature=1.0) for row in rows]
         found: list[list[float]] = await self._of_rows("logprobs", rows)
         return found
 
-    async def reference_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
+    async def reference_logprobs(self, rows: Sequence[TrainingSample]) -> list[list[float]]:
         """As `logprobs`, of the policy as the run began: the model without its adapters (`lora.rank` above 0)."""
         found: list[list[float]] = await self._of_rows("logprobs_without_adapters", rows)
         return found
 
-    async def values(self, rows: Sequence[Row]) -> list[list[float]]:
+    async def values(self, rows: Sequence[TrainingSample]) -> list[list[float]]:
         """The critic's value before each sampled token of each row, 0.0 elsewhere."""
         found: list[list[float]] = await self._of_rows("values", rows)
         return found
 
-    async def scores(self, rows: Sequence[Row]) -> list[float]:
+    async def scores(self, rows: Sequence[TrainingSample]) -> list[float]:
         """The reward model's score of each row at its last sampled token. That of a trajectory is the score of its last row."""
         found: list[float] = await self._of_rows("scores", rows)
         return found
 
-    async def descend(self, rows: Sequence[Row], derivatives: Sequence[Sequence[float]], lr: float) -> StepResult:
+    async def apply_loss_gradients(
+        self, rows: Sequence[TrainingSample], derivatives: Sequence[Sequence[float]], lr: float
+    ) -> StepResult:
         """One optimizer step, at this learning rate, on a loss of which the derivatives are known.
 
         Args:
@@ -208,7 +210,7 @@ class Learner:
         """Take the model of another folder, as if the ranks had just started with it."""
         self._manifest = (await self._call("load", "load", self._each(_absolute(model_dir))))[0]
 
-    async def _of_rows(self, method: str, rows: Sequence[Row]) -> list[Any]:
+    async def _of_rows(self, method: str, rows: Sequence[TrainingSample]) -> list[Any]:
         """What a method of the ranks says of each row, in the order of the rows."""
         dealt = self._deal(rows)
         answers = await self._call(method, method, [(share,) for share in dealt])
@@ -220,14 +222,16 @@ class Learner:
         }
         return [found[id(row)] for row in rows]
 
-    def _steps(self, rows: Sequence[Row]) -> list[list[Share]]:
+    def _steps(self, rows: Sequence[TrainingSample]) -> list[list[RankBatch]]:
         """For each optimizer step of a training step, the shares of the ranks."""
         algorithm = self._config.algorithm
         whole = algorithm.reduction == "prompt-mean" or self._config.learner.shared_prefix
         parts = split_steps(rows, algorithm.updates_per_step, self._cost, whole)
         return [self._deal(part, algorithm.reduction, algorithm.reduction_length) for part in parts]
 
-    def _deal(self, rows: Sequence[Row], reduction: str = "token-mean", length: float | None = None) -> list[Share]:
+    def _deal(
+        self, rows: Sequence[TrainingSample], reduction: str = "token-mean", length: float | None = None
+    ) -> list[RankBatch]:
         """The shares of the ranks in one optimizer step."""
         return rank_shares(rows, self._config.learner, reduction, length, self._cost)
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from agent_train.algorithms.losses import keep, weighted_sum
 from agent_train.algorithms.values import held_values, value_loss
 from agent_train.data.packing import MicroBatch
-from agent_train.data.samples import Row
-from agent_train.learner.measures import Contribute, StepResult
+from agent_train.data.samples import TrainingSample
+from agent_train.learner.measures import MicroBatchLoss, StepResult
 
 # Sums over sampled tokens, except the loss, whose tokens are weighted already.
 VALUE_SUMS = ("loss", "tokens", "value", "target", "target_square", "error", "error_square", "clipped")
@@ -55,7 +55,7 @@ class CriticMetrics:
     seconds: float
 
 
-def check_targets(rows: Sequence[Row], clip: float | None) -> None:
+def check_targets(rows: Sequence[TrainingSample], clip: float | None) -> None:
     """What the rows must hold for the critic to learn from them.
 
     Raises:
@@ -68,7 +68,7 @@ def check_targets(rows: Sequence[Row], clip: float | None) -> None:
                 raise ValueError(f"row of trajectory {row.trajectory!r} has no {name}, which {why}")
 
 
-def critic_contribute(batches: Sequence[MicroBatch], clip: float | None) -> Contribute:
+def critic_contribute(batches: Sequence[MicroBatch], clip: float | None) -> MicroBatchLoss:
     """What each micro-batch adds to the critic's loss and to the VALUE_SUMS, and the largest error."""
 
     def of_batch(index: int, values_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -26,7 +26,7 @@ from agent_train.learner.lora import (
     merged,
     write_adapter,
 )
-from agent_train.learner.parallel import Layout, check_model, split_layers
+from agent_train.learner.parallel import ParallelDims, check_model, split_layers
 from agent_train.learner.sequence_parallel import spread_over, ulysses_attention
 from agent_train.weights.checksum import checksum
 
@@ -71,7 +71,7 @@ def plain(model: Any, gradient_checkpointing: bool) -> Any:
     return model.train()
 
 
-def shard(policy: Packed, layout: Layout, config: Config, model_dir: str | Path, device: torch.device) -> Packed:
+def shard(policy: Packed, layout: ParallelDims, config: Config, model_dir: str | Path, device: torch.device) -> Packed:
     """Shard each transformer block and then the rest over the ranks, in place. Weights and gradient sums stay fp32.
 
     Args:

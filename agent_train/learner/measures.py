@@ -23,7 +23,7 @@ from agent_train.data.packing import MicroBatch
 
 # What an objective makes of micro-batch i and what the model gave for it: the loss to differentiate, fp64 sums and maxima to report.
 # The first sum is the loss.
-Contribute = Callable[[int, Any], tuple[Tensor, Tensor, Tensor]]
+MicroBatchLoss = Callable[[int, Any], tuple[Tensor, Tensor, Tensor]]
 
 # The first four are sums of tokens weighted already, `gap_*` are those of the mismatch panel; the rest are sums over tokens.
 _OWN_SUMS = (

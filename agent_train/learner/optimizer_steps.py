@@ -6,10 +6,12 @@ from collections.abc import Hashable, Sequence
 
 from agent_train.data.balance import TOKENS, Cost, balance
 from agent_train.data.prefixes import in_order
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 
 
-def split_steps(rows: Sequence[Row], parts: int, cost: Cost = TOKENS, groups_whole: bool = False) -> list[list[Row]]:
+def split_steps(
+    rows: Sequence[TrainingSample], parts: int, cost: Cost = TOKENS, groups_whole: bool = False
+) -> list[list[TrainingSample]]:
     """Deal rows to optimizer steps of nearly equal cost, whole trajectories, whatever the order they come in.
 
     A reduction counts a trajectory once in each optimizer step that holds a row of it. Torn apart, one of several rows would
@@ -40,8 +42,8 @@ def split_steps(rows: Sequence[Row], parts: int, cost: Cost = TOKENS, groups_who
     return [part for part in dealt if any(row.sampled for row in part)] or [list(rows)]
 
 
-def _units(named: Sequence[tuple[Hashable, Row]]) -> list[list[Row]]:
-    units: dict[Hashable, list[Row]] = {}
+def _units(named: Sequence[tuple[Hashable, TrainingSample]]) -> list[list[TrainingSample]]:
+    units: dict[Hashable, list[TrainingSample]] = {}
     for name, row in named:
         units.setdefault(name, []).append(row)
     return list(units.values())

@@ -25,9 +25,9 @@ from torch.distributed.tensor.parallel import (
 
 from agent_train.config.schema import LearnerConfig
 from agent_train.data.balance import TOKENS, Cost
-from agent_train.data.packing import Share, shares
-from agent_train.data.samples import Row
-from agent_train.learner.sequence_parallel import Spread, check_heads
+from agent_train.data.packing import RankBatch, shares
+from agent_train.data.samples import TrainingSample
+from agent_train.learner.sequence_parallel import SequenceParallelGroup, check_heads
 
 COLWISE = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 ROWWISE = ("o_proj", "down_proj")
@@ -37,7 +37,7 @@ _HEADS_DIM = 2
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParallelDims:
     """Where one rank stands.
 
     Attributes:
@@ -58,7 +58,7 @@ class Layout:
     world: DeviceMesh
     tensor_mesh: DeviceMesh | None
     data_group: dist.ProcessGroup | None
-    spread: Spread | None
+    spread: SequenceParallelGroup | None
 
     @property
     def gradient_scale(self) -> int:
@@ -96,19 +96,19 @@ def data_ranks(settings: LearnerConfig) -> int:
 
 
 def rank_shares(
-    rows: Sequence[Row],
+    rows: Sequence[TrainingSample],
     settings: LearnerConfig,
     reduction: str = "token-mean",
     length: float | None = None,
     cost: Cost = TOKENS,
-) -> list[Share]:
+) -> list[RankBatch]:
     """One optimizer step dealt to all ranks: those of one replica get the same share. See `packing.shares`."""
     where = (data_ranks(settings), settings.microbatch_tokens)
     dealt = shares(rows, *where, reduction, length, cost, settings.shared_prefix)
     return [share for share in dealt for _ in range(replica_size(settings))]
 
 
-def make_layout(settings: LearnerConfig, rank: int, world: int, device: str) -> Layout:
+def make_layout(settings: LearnerConfig, rank: int, world: int, device: str) -> ParallelDims:
     """The layout of one rank, with its process groups. A collective; the default process group is there already.
 
     Args:
@@ -126,12 +126,12 @@ def make_layout(settings: LearnerConfig, rank: int, world: int, device: str) -> 
     data = world // (sequence * tensor)
     if sequence == tensor == 1:
         mesh = init_device_mesh(device, (world,), mesh_dim_names=("fsdp",))
-        return Layout(data, 1, 1, rank, mesh, mesh, None, None, None)
+        return ParallelDims(data, 1, 1, rank, mesh, mesh, None, None, None)
     mesh = init_device_mesh(device, (data, sequence, tensor), mesh_dim_names=("data", "sequence", "tensor"))
     fsdp = mesh["data", "sequence"]._flatten("fsdp")
     replica = mesh["sequence", "tensor"]._flatten("replica")
     everyone = mesh._flatten("world")
-    spread = Spread(
+    spread = SequenceParallelGroup(
         mesh["sequence"].get_group(),
         mesh["sequence"].get_local_rank(),
         sequence,
@@ -140,10 +140,10 @@ def make_layout(settings: LearnerConfig, rank: int, world: int, device: str) -> 
         sequence * tensor,
     )
     tensor_mesh, data_group = mesh["tensor"] if tensor > 1 else None, mesh["data"].get_group()
-    return Layout(data, sequence, tensor, rank, fsdp, everyone, tensor_mesh, data_group, spread)
+    return ParallelDims(data, sequence, tensor, rank, fsdp, everyone, tensor_mesh, data_group, spread)
 
 
-def check_model(model: Any, layout: Layout) -> None:
+def check_model(model: Any, layout: ParallelDims) -> None:
     """Raises ValueError where the model's heads cannot be shared among so many ranks."""
     query, key = model.config.num_attention_heads, model.config.num_key_value_heads
     if query % layout.tensor or key % layout.tensor:
@@ -209,7 +209,7 @@ def _layer(name: str) -> tuple[str, str]:
     return parts[-1], ""
 
 
-def clip_gradients(module: nn.Module, limit: float, layout: Layout, device: torch.device) -> Tensor:
+def clip_gradients(module: nn.Module, limit: float, layout: ParallelDims, device: torch.device) -> Tensor:
     """Scale the gradients down to a norm of at most `limit`, over the shards of all ranks. A collective.
 
     Returns:
@@ -234,7 +234,7 @@ def clip_gradients(module: nn.Module, limit: float, layout: Layout, device: torc
     return norm
 
 
-def _is_split(parameter: Tensor, layout: Layout) -> bool:
+def _is_split(parameter: Tensor, layout: ParallelDims) -> bool:
     """Whether ranks that share the layers hold different parts of it."""
     if not isinstance(parameter, DTensor):
         return False

@@ -31,9 +31,9 @@ from agent_train.algorithms.policy_loss import LossInputs, PolicyLoss, policy_lo
 from agent_train.algorithms.policy_losses import m2po_drift, m2po_limit
 from agent_train.algorithms.registry import of_whole_rows
 from agent_train.config.schema import AlgorithmConfig
-from agent_train.data.packing import MicroBatch, Share
-from agent_train.data.samples import Row
-from agent_train.learner.measures import Contribute, PolicyTerms, policy_sums
+from agent_train.data.packing import MicroBatch, RankBatch
+from agent_train.data.samples import TrainingSample
+from agent_train.learner.measures import MicroBatchLoss, PolicyTerms, policy_sums
 
 ROUNDING = 1e-5  # of fp32 numbers that were computed in another order
 
@@ -88,7 +88,7 @@ class PolicyObjective:
         """Whether each optimizer step begins with a forward pass, since its loss reads a limit made of all its tokens."""
         return "drift_limit" in self.loss.reads
 
-    def check(self, rows: Sequence[Row], kl_coef: float, version: int | None) -> None:
+    def check(self, rows: Sequence[TrainingSample], kl_coef: float, version: int | None) -> None:
         """What the rows must hold for this objective.
 
         Raises:
@@ -111,7 +111,7 @@ class PolicyObjective:
             if interpolated and any(on and v < 0 for on, v in zip(row.mask, versions, strict=True)):
                 raise ValueError(f"{where}: algorithm.proximal=interpolated needs the version that sampled each token")
 
-    def contribute(self, step: PolicyStep) -> Contribute:
+    def contribute(self, step: PolicyStep) -> MicroBatchLoss:
         """What each micro-batch of the step adds to the loss, and its `measures.policy_sums`."""
 
         def of_batch(index: int, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -247,13 +247,13 @@ def policy_objective(settings: AlgorithmConfig) -> PolicyObjective:
     return PolicyObjective(loss, settings)
 
 
-def referenced(share: Share) -> list[bool]:
+def referenced(share: RankBatch) -> list[bool]:
     """For each micro-batch whether every row with sampled tokens has log-probabilities of the reference, and there is one."""
     live = [[row for row in rows if row.sampled] for rows in share.micro_batches]
     return [bool(rows) and all(row.reference for row in rows) for rows in live]
 
 
-def _differ(row: Row) -> bool:
+def _differ(row: TrainingSample) -> bool:
     """Whether the advantages of the sampled tokens differ by more than rounding."""
     own = [a for a, on in zip(row.advantages, row.mask, strict=False) if on]
     return bool(own) and max(own) - min(own) > ROUNDING * max(map(abs, own))

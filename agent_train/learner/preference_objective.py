@@ -20,8 +20,8 @@ from torch import Tensor
 from agent_train.algorithms.losses import keep
 from agent_train.algorithms.preferences import dpo, ipo, kto, kto_reference, margins, reward_model
 from agent_train.data.packing import MicroBatch
-from agent_train.data.samples import Row
-from agent_train.learner.measures import Contribute
+from agent_train.data.samples import TrainingSample
+from agent_train.learner.measures import MicroBatchLoss
 from agent_train.learner.value_head import last_sampled
 
 
@@ -44,8 +44,8 @@ class Judged:
 def of_pairs(
     loss: str,
     beta: float,
-    chosen: Sequence[Sequence[Row]],
-    rejected: Sequence[Sequence[Row]],
+    chosen: Sequence[Sequence[TrainingSample]],
+    rejected: Sequence[Sequence[TrainingSample]],
     logprobs: Sequence[Sequence[float]],
 ) -> Judged:
     """DPO or IPO of P pairs. IPO's margins are means over tokens.
@@ -70,10 +70,10 @@ def of_pairs(
 
 def of_liked(
     beta: float,
-    answers: Sequence[Sequence[Row]],
+    answers: Sequence[Sequence[TrainingSample]],
     liked: Sequence[bool],
     logprobs: Sequence[Sequence[float]],
-    mismatched: Sequence[Sequence[Row]],
+    mismatched: Sequence[Sequence[TrainingSample]],
     mismatched_logprobs: Sequence[Sequence[float]],
     weights: tuple[float, float] = (1.0, 1.0),
 ) -> Judged:
@@ -123,7 +123,7 @@ def of_scores(scores: Sequence[float], wanted: Sequence[float]) -> Judged:
     return Judged(value, [[error / len(scores)] for error in error_A.tolist()], measures)
 
 
-def along_logprobs(batches: Sequence[MicroBatch]) -> Contribute:
+def along_logprobs(batches: Sequence[MicroBatch]) -> MicroBatchLoss:
     """The second pass: the sum of the tokens' log-probabilities times the derivatives that lie in `advantages_T`."""
 
     def of_batch(index: int, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,7 +133,7 @@ def along_logprobs(batches: Sequence[MicroBatch]) -> Contribute:
     return of_batch
 
 
-def along_scores(batches: Sequence[MicroBatch]) -> Contribute:
+def along_scores(batches: Sequence[MicroBatch]) -> MicroBatchLoss:
     """The second pass of a reward model: scores_S times the derivative that lies at each row's last sampled token."""
 
     def of_batch(index: int, scores_S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,7 +148,7 @@ def _linear(outputs: Tensor, derivatives: Tensor) -> tuple[Tensor, Tensor, Tenso
     return loss, loss.detach().double()[None], torch.zeros(1, dtype=torch.float64, device=outputs.device)
 
 
-def _sampled(answers: Sequence[Sequence[Row]], values: Sequence[Sequence[float]]) -> Tensor:
+def _sampled(answers: Sequence[Sequence[TrainingSample]], values: Sequence[Sequence[float]]) -> Tensor:
     """values_M: of the sampled tokens of the answers' rows, one after another; fp64, so that sums keep what they are given."""
     rows = list(chain.from_iterable(answers))
     found = [
@@ -157,7 +157,7 @@ def _sampled(answers: Sequence[Sequence[Row]], values: Sequence[Sequence[float]]
     return torch.tensor(found, dtype=torch.float64)
 
 
-def _margins(answers: Sequence[Sequence[Row]], logprobs_M: Tensor, mean: bool = False) -> Tensor:
+def _margins(answers: Sequence[Sequence[TrainingSample]], logprobs_M: Tensor, mean: bool = False) -> Tensor:
     """margin_A of the answers; one whose conversation became several rows is their sum, or mean, all the same."""
     for row in chain.from_iterable(answers):
         if not row.reference:
@@ -171,7 +171,7 @@ def _margins(answers: Sequence[Sequence[Row]], logprobs_M: Tensor, mean: bool = 
     return margins(logprobs_M, reference_M, everything_M, answer_M, len(answers), mean=mean)
 
 
-def _derivatives(value: Tensor, logprobs_M: Tensor, answers: Sequence[Sequence[Row]]) -> list[list[float]]:
+def _derivatives(value: Tensor, logprobs_M: Tensor, answers: Sequence[Sequence[TrainingSample]]) -> list[list[float]]:
     (grad_M,) = torch.autograd.grad(value, logprobs_M)
     left = iter(grad_M.tolist())
     return [[next(left) if on else 0.0 for on in row.mask] for row in chain.from_iterable(answers)]

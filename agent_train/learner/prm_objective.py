@@ -20,8 +20,8 @@ from torch import Tensor
 from agent_train.algorithms.losses import keep, weighted_sum
 from agent_train.algorithms.prime import outcome_loss, process_rewards
 from agent_train.data.packing import MicroBatch
-from agent_train.data.samples import Row
-from agent_train.learner.measures import Contribute
+from agent_train.data.samples import TrainingSample
+from agent_train.learner.measures import MicroBatchLoss
 
 # A trajectory weighs one part of the mean, whatever its length: the loss is of trajectories.
 REDUCTION = "seq-mean-token-sum"
@@ -54,14 +54,14 @@ class PrmMetrics:
 class PrmTargets:
     """Rows whose advantages are what the process reward model is taught by, and what it said of them before."""
 
-    rows: list[Row]
+    rows: list[TrainingSample]
     loss: float
     accuracy: float
     reward_mean: float
 
 
 def prm_targets(
-    rows: Sequence[Row],
+    rows: Sequence[TrainingSample],
     logprobs: Sequence[Sequence[float]],
     reference: Sequence[Sequence[float]],
     outcomes: Mapping[str, float],
@@ -116,7 +116,7 @@ def prm_targets(
     )
 
 
-def prm_contribute(batches: Sequence[MicroBatch]) -> Contribute:
+def prm_contribute(batches: Sequence[MicroBatch]) -> MicroBatchLoss:
     """What each micro-batch adds: the weighted sum of `-advantage * logprob`, whose gradient is that of the cross-entropy."""
 
     def of_batch(index: int, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

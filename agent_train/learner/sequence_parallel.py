@@ -26,7 +26,7 @@ ULYSSES = f"{PACKED}_ulysses"
 
 
 @dataclass(frozen=True)
-class Spread:
+class SequenceParallelGroup:
     """The ranks among which one micro-batch is spread.
 
     Attributes:
@@ -86,7 +86,7 @@ class _Gather(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, own_PD: Tensor, spread: Spread, size: int) -> Tensor:
+    def forward(ctx: Any, own_PD: Tensor, spread: SequenceParallelGroup, size: int) -> Tensor:
         ctx.spread, ctx.size = spread, size
         own_PD = own_PD.contiguous()
         parts = [torch.empty_like(own_PD) for _ in range(spread.sequence_size)]
@@ -95,7 +95,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        spread: Spread = ctx.spread
+        spread: SequenceParallelGroup = ctx.spread
         whole_TD = nn.functional.pad(grads[0], (0, 0, 0, spread.padding(ctx.size))).contiguous()
         dist.all_reduce(whole_TD, group=spread.replica)
         return whole_TD[spread.part(ctx.size)] / spread.tensor_size, None, None
@@ -108,7 +108,7 @@ class _Join(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, stripe: Tensor, spread: Spread) -> Tensor:
+    def forward(ctx: Any, stripe: Tensor, spread: SequenceParallelGroup) -> Tensor:
         ctx.spread = spread
         whole = stripe.clone()
         dist.all_reduce(whole, group=spread.replica)
@@ -125,7 +125,7 @@ def ulysses_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    spread: Spread | None = None,
+    spread: SequenceParallelGroup | None = None,
     spread_tokens: int = 0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -154,7 +154,7 @@ def ulysses_attention(
     return received_RPHD.transpose(0, 1).flatten(1, 2).unsqueeze(0), None
 
 
-def _heads_of_all(own_HPD: Tensor, spread: Spread, size: int) -> Tensor:
+def _heads_of_all(own_HPD: Tensor, spread: SequenceParallelGroup, size: int) -> Tensor:
     """From all heads of this rank's tokens to this rank's heads of all T tokens: (H, P, D) -> (H / R, T, D)."""
     blocks_RHPD = own_HPD.unflatten(0, (spread.sequence_size, -1))
     received_RHPD: Tensor = _Exchange.apply(blocks_RHPD, spread.sequence)
@@ -170,7 +170,7 @@ def check_heads(query: int, key: int, ranks: int) -> None:
         )
 
 
-def spread_over(policy: Any, spread: Spread) -> None:
+def spread_over(policy: Any, spread: SequenceParallelGroup) -> None:
     """Let a packed module (`PackedPolicy`, `PackedValue`) run over the ranks of a replica; its forward stays as it is written.
 
     Args:
@@ -213,5 +213,5 @@ def spread_over(policy: Any, spread: Spread) -> None:
     policy.model.base_model.register_forward_hook(all_tokens, with_kwargs=True)
 
 
-def _cut(whole_1T: Tensor, spread: Spread, size: int) -> Tensor:
+def _cut(whole_1T: Tensor, spread: SequenceParallelGroup, size: int) -> Tensor:
     return nn.functional.pad(whole_1T, (0, spread.padding(size)))[:, spread.part(size)]

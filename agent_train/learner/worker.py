@@ -22,7 +22,7 @@ from torch import Tensor
 
 from agent_train.algorithms.losses import weighted_sum
 from agent_train.config.schema import Config
-from agent_train.data.packing import MicroBatch, Share
+from agent_train.data.packing import MicroBatch, RankBatch
 from agent_train.learner.critic_objective import CriticMetrics, check_targets, critic_contribute, summarise_critic
 from agent_train.learner.determinism import make_deterministic
 from agent_train.learner.fsdp import (
@@ -38,7 +38,7 @@ from agent_train.learner.fsdp import (
 )
 from agent_train.learner.head import PackedPolicy
 from agent_train.learner.lora import adapters_off, add_adapters
-from agent_train.learner.measures import Contribute, SftUpdate, StepResult, UpdateMetrics, reduced, summarise
+from agent_train.learner.measures import MicroBatchLoss, SftUpdate, StepResult, UpdateMetrics, reduced, summarise
 from agent_train.learner.optimizers import make_optimizer, set_lr
 from agent_train.learner.parallel import clip_gradients, make_layout
 from agent_train.learner.policy_objective import PolicyObjective, PolicyStep, policy_objective, referenced
@@ -123,7 +123,7 @@ class LearnerWorker:
         return self.manifest()
 
     def update(
-        self, steps: Sequence[Share], lr_scale: float = 1.0, kl_coef: float = 0.0, version: int | None = None
+        self, steps: Sequence[RankBatch], lr_scale: float = 1.0, kl_coef: float = 0.0, version: int | None = None
     ) -> UpdateMetrics:
         """Updates of the policy, one optimizer step for each share; the same metrics on every rank.
 
@@ -151,7 +151,7 @@ class LearnerWorker:
         packed_tokens = sum(share.packed_tokens for share in steps)
         return summarise(results, packed_tokens, time.monotonic() - started, kl_coef)
 
-    def sft(self, share: Share, lr: float) -> SftUpdate:
+    def sft(self, share: RankBatch, lr: float) -> SftUpdate:
         """One optimizer step on the mean negative log-likelihood of the masked tokens."""
         started = time.monotonic()
         batches = self._batches(share)
@@ -167,16 +167,16 @@ class LearnerWorker:
         seconds = time.monotonic() - started
         return SftUpdate(result.sums[0], result.grad_norm, share.n_tokens, lr, not result.applied, seconds)
 
-    def logprobs_without_adapters(self, share: Share) -> list[list[list[float]]]:
+    def logprobs_without_adapters(self, share: RankBatch) -> list[list[list[float]]]:
         """As `logprobs`, of the model that the adapters were added to."""
         with adapters_off(self.module.model):
             return self.logprobs(share)
 
-    def logprobs(self, share: Share) -> list[list[list[float]]]:
+    def logprobs(self, share: RankBatch) -> list[list[list[float]]]:
         """The policy's log-probability of each masked token of each row of each micro-batch, 0.0 elsewhere. A collective."""
         return share.by_row(self._score(self._batches(share)))
 
-    def update_critic(self, steps: Sequence[Share], lr_scale: float = 1.0) -> CriticMetrics:
+    def update_critic(self, steps: Sequence[RankBatch], lr_scale: float = 1.0) -> CriticMetrics:
         """Updates of the critic towards the rows' targets, one optimizer step for each share; the same metrics on every rank.
 
         Raises:
@@ -191,24 +191,24 @@ class LearnerWorker:
             results.append(self._optimizer_step(batches, critic_contribute(batches, clip), self._lr(lr_scale)))
         return summarise_critic(results, time.monotonic() - started)
 
-    def update_prm(self, share: Share, lr_scale: float = 1.0) -> StepResult:
+    def update_prm(self, share: RankBatch, lr_scale: float = 1.0) -> StepResult:
         """One optimizer step of PRIME's reward model on rows of `prm_objective.prm_targets`."""
         batches = self._batches(share)
         self._begin("prm")
         return self._optimizer_step(batches, prm_contribute(batches), self._lr(lr_scale))
 
-    def descend(self, share: Share, lr: float) -> StepResult:
+    def apply_loss_gradients(self, share: RankBatch, lr: float) -> StepResult:
         """One optimizer step on a loss whose derivatives lie in the rows' `advantages`; see `preference_objective`."""
         batches = self._batches(share)
         along = along_scores if self.role in VALUED else along_logprobs
         self._begin("preference")
         return self._optimizer_step(batches, along(batches), lr)
 
-    def values(self, share: Share) -> list[list[list[float]]]:
+    def values(self, share: RankBatch) -> list[list[list[float]]]:
         """The critic's value before each masked token of each row of each micro-batch, 0.0 elsewhere. A collective."""
         return share.by_row(self._outputs(self._batches(share)))
 
-    def scores(self, share: Share) -> list[list[float]]:
+    def scores(self, share: RankBatch) -> list[list[float]]:
         """The reward model's score of each row of each micro-batch. A collective."""
         scored = self._outputs(self._batches(share))
         return [scores_S[: len(rows)].tolist() for scores_S, rows in zip(scored, share.micro_batches, strict=True)]
@@ -277,7 +277,7 @@ class LearnerWorker:
     def _timeout(self) -> timedelta:
         return timedelta(seconds=self.config.learner.timeout)
 
-    def _batches(self, share: Share) -> list[MicroBatch]:
+    def _batches(self, share: RankBatch) -> list[MicroBatch]:
         return [batch.to(self.device) for batch in share.batches()]
 
     def _score(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
@@ -331,7 +331,7 @@ class LearnerWorker:
         self._begin("policy")
         return self._optimizer_step(step.batches, objective.contribute(step), self._lr(lr_scale))
 
-    def _optimizer_step(self, batches: Sequence[MicroBatch], contribute: Contribute, lr: float) -> StepResult:
+    def _optimizer_step(self, batches: Sequence[MicroBatch], contribute: MicroBatchLoss, lr: float) -> StepResult:
         """Forward and backward over all micro-batches, then one step; none if the loss or the gradient is not finite.
 
         Args:

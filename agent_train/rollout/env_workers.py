@@ -28,7 +28,7 @@ from agentgym.service.client.address import RemoteError
 from agentgym.service.client.balance import pool_of
 from agentgym.service.protocol.frames import ServiceLimits
 from agentgym.service.server.bounds import Bounds, raise_open_files
-from agentgym.service.server.env_server import Front, ServeSettings, serve
+from agentgym.service.server.env_server import EnvServer, ServeSettings, serve
 
 NAME = "env"
 PLACE_SECONDS = 120.0
@@ -44,7 +44,7 @@ class EnvWorker:
     """An actor: a server of the run's environment, on the node where Ray put it."""
 
     def __init__(self) -> None:
-        self._front: Front | None = None
+        self._front: EnvServer | None = None
 
     def where(self) -> str:
         """The address of its node."""

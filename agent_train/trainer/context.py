@@ -15,7 +15,7 @@ from agent_train.cluster.placement import own_ray_cpus
 from agent_train.cluster.ray_cluster import start_ray
 from agent_train.config.schema import Config
 from agent_train.config.validation import env_spec, env_spec_of_run, sandbox_choice
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 from agent_train.engine.base import Sampling
 from agent_train.engine.start import start_engine
 from agent_train.learner.role_start import Models, begin_as_policy, check_vocabularies, learning_beside, start_models
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainerContext:
     """The open parts of a run. `open_job` makes one and closes everything in it."""
 
     config: Config
@@ -62,7 +62,7 @@ class Job:
     renderer: Renderer
     train_tasks: TaskSet
     test_tasks: TaskSet
-    demonstrations: asyncio.Future[list[Row]] | None
+    demonstrations: asyncio.Future[list[TrainingSample]] | None
     checkpoints: Checkpoints
     resumed: Progress | None = None
     reference: Learner | None = None
@@ -186,7 +186,7 @@ class Job:
 @asynccontextmanager
 async def open_job(
     config: Config, folder: RunFolder, tracker: Tracker, checkpoint: Checkpoint | None = None
-) -> AsyncIterator[Job]:
+) -> AsyncIterator[TrainerContext]:
     """Build or find the model, start Ray, engine and learner, and join the two by a weight group.
 
     With a checkpoint the roles that learn go on from it, and there is no warm start.
@@ -230,7 +230,7 @@ async def open_job(
         resumed = checkpoint.progress if checkpoint else None
         beside = {name: learner for name, learner in vars(models).items() if name != "policy"}
         parts = (config, folder, make_env, engine, models.policy, renderer, train_tasks, test_tasks)
-        yield Job(*parts, demonstrated, checkpoints, resumed, **beside)
+        yield TrainerContext(*parts, demonstrated, checkpoints, resumed, **beside)
 
 
 def find_model(config: Config, folder: RunFolder, tracker: Tracker) -> Path:
@@ -281,17 +281,17 @@ def _hide_progress_bars() -> None:
     disable_progress_bar()
 
 
-def _demonstrate(config: Config, spec: EnvSpec, model_dir: str) -> list[Row]:
+def _demonstrate(config: Config, spec: EnvSpec, model_dir: str) -> list[TrainingSample]:
     return asyncio.run(demonstrations(config, spec, model_dir))
 
 
-def _in_ray(function: Callable[..., list[Row]], *arguments: object) -> asyncio.Future[list[Row]]:
+def _in_ray(function: Callable[..., list[TrainingSample]], *arguments: object) -> asyncio.Future[list[TrainingSample]]:
     import ray
 
     return asyncio.wrap_future(ray.remote(num_cpus=0)(function).remote(*arguments).future())
 
 
-async def _result_of(future: asyncio.Future[list[Row]], name: str, seconds: float) -> list[Row]:
+async def _result_of(future: asyncio.Future[list[TrainingSample]], name: str, seconds: float) -> list[TrainingSample]:
     """The result of a Ray task; its own error where it failed.
 
     Raises:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from agent_train.algorithms.selection import choose
 from agent_train.config.schema import Config
 from agent_train.report.tracking import Clock, Tracker
-from agent_train.trainer.context import Job
+from agent_train.trainer.context import TrainerContext
 from agent_train.trainer.progress import Progress
 from agent_train.trainer.step import after, give_advantages, judge, learn, nothing_played, play, score, training_rows
 from agentgym.core.trajectory import Trajectory, write_jsonl
 
 
-async def train(config: Config, job: Job, tracker: Tracker) -> None:
+async def train(config: Config, job: TrainerContext, tracker: Tracker) -> None:
     """Train the policy of `job`; everything that is measured goes to `tracker`.
 
     Raises:
@@ -59,7 +59,7 @@ async def train(config: Config, job: Job, tracker: Tracker) -> None:
     await job.checkpoints.finish()
 
 
-async def measure(config: Config, job: Job, tracker: Tracker, step: int) -> list[Trajectory]:
+async def measure(config: Config, job: TrainerContext, tracker: Tracker, step: int) -> list[Trajectory]:
     """Play the held-out tasks with the present weights.
 
     Raises:

@@ -12,13 +12,13 @@ from agent_train.algorithms.kl import adapted
 from agent_train.algorithms.selection import Chosen, more_groups
 from agent_train.algorithms.step_advantages import Scores, mean_and_spread, set_advantages
 from agent_train.config.schema import Config
-from agent_train.data.samples import Row, rows_of
+from agent_train.data.samples import TrainingSample, rows_of
 from agent_train.engine.teacher import Teacher
 from agent_train.learner.actor_group import Learner
 from agent_train.learner.roles import lr_scale, needs_reference, reference_is_base
 from agent_train.report.tracking import Learned, Tracker
 from agent_train.rollout.sampler import pick_tasks
-from agent_train.trainer.context import Job
+from agent_train.trainer.context import TrainerContext
 from agent_train.trainer.progress import Progress
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Group, Trajectory
@@ -52,7 +52,7 @@ class Played:
         return [trajectory for group in self.groups for trajectory in group.trajectories]
 
 
-async def play(config: Config, job: Job, progress: Progress, tracker: Tracker) -> Played:
+async def play(config: Config, job: TrainerContext, progress: Progress, tracker: Tracker) -> Played:
     """The next tasks of the row; with dynamic sampling further ones, until enough groups differ in their rewards."""
     trainer = config.trainer
     tasks: list[Task] = []
@@ -68,7 +68,7 @@ async def play(config: Config, job: Job, progress: Progress, tracker: Tracker) -
     return Played(groups, greedy, rounds)
 
 
-def training_rows(chosen: Chosen, played: Played, temperature: float) -> list[Row]:
+def training_rows(chosen: Chosen, played: Played, temperature: float) -> list[TrainingSample]:
     """The rows of the chosen trajectories that take part in advantages.
 
     Raises:
@@ -80,7 +80,7 @@ def training_rows(chosen: Chosen, played: Played, temperature: float) -> list[Ro
     return [row for trajectory in takes_part for row in rows_of(trajectory, temperature)]
 
 
-async def judge(job: Job, chosen: Chosen, rows: Sequence[Row]) -> Chosen:
+async def judge(job: TrainerContext, chosen: Chosen, rows: Sequence[TrainingSample]) -> Chosen:
     """Where the run has a reward model, its score of a trajectory, after the last row, is added to the environment's reward."""
     if job.reward_model is None or not rows:
         return chosen
@@ -90,7 +90,9 @@ async def judge(job: Job, chosen: Chosen, rows: Sequence[Row]) -> Chosen:
     return replace(chosen, outcomes=outcomes)
 
 
-async def score(config: Config, job: Job, rows: Sequence[Row], greedy: Sequence[Trajectory] = ()) -> Scores:
+async def score(
+    config: Config, job: TrainerContext, rows: Sequence[TrainingSample], greedy: Sequence[Trajectory] = ()
+) -> Scores:
     """What the roles of the run say of the rows: the reference's and the critic's numbers go onto them."""
     if not rows:
         return Scores()
@@ -107,13 +109,15 @@ async def score(config: Config, job: Job, rows: Sequence[Row], greedy: Sequence[
     return Scores(rewards, prm, teacher, config.teacher.coef)
 
 
-async def _reference(config: Config, job: Job, rows: Sequence[Row]) -> list[list[float]] | None:
+async def _reference(config: Config, job: TrainerContext, rows: Sequence[TrainingSample]) -> list[list[float]] | None:
     if reference_is_base(config) and needs_reference(config):
         return await job.learner.reference_logprobs(rows)
     return await _logprobs(job.reference, rows)
 
 
-def give_advantages(config: Config, chosen: Chosen, rows: Sequence[Row], scores: Scores, kl_coef: float) -> None:
+def give_advantages(
+    config: Config, chosen: Chosen, rows: Sequence[TrainingSample], scores: Scores, kl_coef: float
+) -> None:
     """As `set_advantages`.
 
     Raises:
@@ -126,7 +130,12 @@ def give_advantages(config: Config, chosen: Chosen, rows: Sequence[Row], scores:
 
 
 async def learn(
-    config: Config, job: Job, progress: Progress, chosen: Chosen, rows: Sequence[Row], scores: Scores
+    config: Config,
+    job: TrainerContext,
+    progress: Progress,
+    chosen: Chosen,
+    rows: Sequence[TrainingSample],
+    scores: Scores,
 ) -> Learned:
     """Update all that learns, side by side. Where no row is in the loss, nothing is."""
     own = [row for row in rows if chosen.outcomes[row.trajectory].trained]
@@ -175,9 +184,9 @@ def _next_kl_coef(config: Config, coef: float, learned: Learned) -> float:
     return adapted(coef, update.kl_reference, kl.target, learned.selection.episodes, kl.horizon)
 
 
-async def _logprobs(role: Learner | Teacher | None, rows: Sequence[Row]) -> list[list[float]] | None:
+async def _logprobs(role: Learner | Teacher | None, rows: Sequence[TrainingSample]) -> list[list[float]] | None:
     return None if role is None else await role.logprobs(rows)
 
 
-async def _values(critic: Learner | None, rows: Sequence[Row]) -> list[list[float]] | None:
+async def _values(critic: Learner | None, rows: Sequence[TrainingSample]) -> list[list[float]] | None:
     return None if critic is None else await critic.values(rows)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agent_train.config.schema import Config, SftConfig
-from agent_train.data.samples import Row, rows_of
+from agent_train.data.samples import TrainingSample, rows_of
 from agent_train.learner.measures import SftUpdate
 from agent_train.rollout.renderer import Rendered, Renderer
 from agent_train.trainer.seeds import derive_seed
@@ -72,7 +72,7 @@ async def expert_trajectories(
     return trajectories
 
 
-async def demonstrations(config: Config, env_spec: EnvSpec, model_dir: str | Path) -> list[Row]:
+async def demonstrations(config: Config, env_spec: EnvSpec, model_dir: str | Path) -> list[TrainingSample]:
     """The rows of the warm start that `config.sft` asks for. Runs in any process that can read the model folder."""
     sft = config.sft
     seed = derive_seed(config.trainer.seed, "sft")
@@ -83,7 +83,9 @@ async def demonstrations(config: Config, env_spec: EnvSpec, model_dir: str | Pat
     return sft_rows(played, Renderer.of_folder(model_dir), tools)
 
 
-def sft_rows(trajectories: Sequence[Trajectory], renderer: Renderer, tools: Sequence[dict[str, Any]] = ()) -> list[Row]:
+def sft_rows(
+    trajectories: Sequence[Trajectory], renderer: Renderer, tools: Sequence[dict[str, Any]] = ()
+) -> list[TrainingSample]:
     """Rows to imitate, token for token in the form that sampling will have.
 
     Each turn's prompt is the renderer's; its completion is the reply's text, encoded, and the stop token. What the expert
@@ -153,7 +155,7 @@ def _completion(
 class SftLearner(Protocol):
     """What `warm_start` needs of a learner."""
 
-    async def sft(self, rows: Sequence[Row], lr: float) -> SftUpdate:
+    async def sft(self, rows: Sequence[TrainingSample], lr: float) -> SftUpdate:
         """One supervised step at this learning rate."""
         ...
 
@@ -171,7 +173,7 @@ class SftProgress:
 
 async def warm_start(
     learner: SftLearner,
-    rows: Sequence[Row],
+    rows: Sequence[TrainingSample],
     config: SftConfig,
     on_progress: Callable[[SftProgress], None] | None = None,
     seed: int = 0,

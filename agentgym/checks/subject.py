@@ -20,7 +20,7 @@ import numpy as np
 
 from agentgym.checks.findings import Home
 from agentgym.core.env import Env
-from agentgym.core.executor import Lane
+from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Action, Message, problem_of
 from agentgym.core.registration import EnvSpec
 
@@ -98,7 +98,7 @@ class Subject:
     spec: EnvSpec | None
     home: Home
     timeout: float
-    lane: Lane = field(default_factory=lambda: Lane(f"agentgym check {next(_counter)}"))
+    lane: EnvExecutor = field(default_factory=lambda: EnvExecutor(f"agentgym check {next(_counter)}"))
     hung: bool = False
     sole: bool = False
 

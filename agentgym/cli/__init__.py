@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from agentgym.cli.output import json_alone
-from agentgym.cli.usage_error import Mistake, instead, nearest
+from agentgym.cli.usage_error import UsageError, instead, nearest
 
 # By use, as `agentgym --help` shows them; each name is a module of `agentgym.cli`.
 COMMANDS = {
@@ -123,7 +123,7 @@ def _run(args: argparse.Namespace) -> int:
     try:
         with json_alone() if getattr(args, "json", False) else contextlib.nullcontext():
             return args.run(args)
-    except Mistake as mistake:
+    except UsageError as mistake:
         print(f"agentgym {args.command}: {mistake}", file=sys.stderr)
         return 2
     except Exception as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.cli.output import print_json
 from agentgym.cli.spec_of import ENVS, spec_of
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def _check(args: argparse.Namespace) -> int:
     if not 0 < args.timeout < math.inf:
-        raise Mistake(f"--timeout must be a positive number of seconds, not {args.timeout:g}")
+        raise UsageError(f"--timeout must be a positive number of seconds, not {args.timeout:g}")
     specs = [spec_of(id) for id in args.envs]
     code = 0
     rows: list[dict[str, Any]] = []

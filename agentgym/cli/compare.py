@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from agentgym.cli.output import print_json, print_table
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -39,11 +39,11 @@ def _compare(args: argparse.Namespace) -> int:
     from agentgym.evaluate.comparison_table import comparison_table
 
     if len(args.runs) < 2:
-        raise Mistake(f"needs two runs or more, not only {args.runs[0]}")
+        raise UsageError(f"needs two runs or more, not only {args.runs[0]}")
     try:
         comparisons = compare_all(args.runs)
     except (ValueError, OSError) as error:
-        raise Mistake(str(error)) from error
+        raise UsageError(str(error)) from error
     if args.json:
         found = [comparison.to_json() for comparison in comparisons]
         print_json(found[0] if len(found) == 1 else found)

@@ -9,7 +9,7 @@ import shlex
 import sys
 
 from agentgym.cli.output import print_json
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 
 BASH = r"""# agentgym's completion for bash: eval "$(agentgym completion bash)", in ~/.bashrc
 _agentgym() {
@@ -82,7 +82,7 @@ def _completion(args: argparse.Namespace) -> int:
     elif args.by_line:
         _answer_line(sys.stdin.read(), os.environ.get("AGENTGYM_WORDBREAKS", ""))
     elif args.shell is None:
-        raise Mistake(f"name a shell: {', '.join(SCRIPTS)}")
+        raise UsageError(f"name a shell: {', '.join(SCRIPTS)}")
     elif args.json:
         print_json({"shell": args.shell, "script": SCRIPTS[args.shell]})
     else:

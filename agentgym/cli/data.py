@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentgym.cli.output import print_json, print_table
-from agentgym.cli.usage_error import Mistake, instead
+from agentgym.cli.usage_error import UsageError, instead
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -69,9 +69,9 @@ def _get(args: argparse.Namespace) -> int:
     known = data_sets()
     for name in args.names:
         if name not in known:
-            raise Mistake(f"no data set {name!r}{instead(name, known)}")
+            raise UsageError(f"no data set {name!r}{instead(name, known)}")
     if not args.timeout > 0:
-        raise Mistake(f"--timeout must be positive, not {args.timeout:g}")
+        raise UsageError(f"--timeout must be positive, not {args.timeout:g}")
     records = []
     for name in args.names:
         written: list[Path] = []

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.cli.eval_options import add_options, suite_from
 from agentgym.cli.output import print_json, print_table
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 
 if TYPE_CHECKING:
     from agentgym.evaluate.plan import AgentSpec
@@ -66,7 +66,7 @@ def _prepared(suite: Suite, agents: list[AgentSpec], args: argparse.Namespace) -
     from agentgym.evaluate.prepare import check_agents, check_endpoints, check_envs, check_prices
 
     if args.no_store and (args.out or args.resume):
-        raise Mistake("--no-store keeps nothing: leave out --out and --resume")
+        raise UsageError("--no-store keeps nothing: leave out --out and --resume")
     try:
         check_agents(agents, _serve_args(args))
         if suite.budget.cost is not None:
@@ -74,7 +74,7 @@ def _prepared(suite: Suite, agents: list[AgentSpec], args: argparse.Namespace) -
         notes = check_envs(suite.cells)
         return notes if args.no_probe else [*notes, *asyncio.run(check_endpoints(agents))]
     except ValueError as error:
-        raise Mistake(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
 def _new_folder(suite: Suite, agents: list[AgentSpec]) -> Path:
@@ -106,9 +106,9 @@ def _run(suite: Suite, agents: list[AgentSpec], out: Path, args: argparse.Namesp
         print(f"agentgym eval: {error}", file=sys.stderr)
         return 1
     except (ValueError, OSError) as error:
-        raise Mistake(str(error)) from error
+        raise UsageError(str(error)) from error
     if results is None:
-        raise Mistake("there is no agent to play")
+        raise UsageError("there is no agent to play")
     _show(results, out, args)
     return _exit_code(results)
 
@@ -132,7 +132,7 @@ def _serve_args(args: argparse.Namespace) -> list[str]:
     try:
         return shlex.split(args.serve_args or "")
     except ValueError as error:
-        raise Mistake(f"--serve-args: {error}: {args.serve_args}") from error
+        raise UsageError(f"--serve-args: {error}: {args.serve_args}") from error
 
 
 def _say(name: str, args: argparse.Namespace) -> Any:
@@ -153,7 +153,7 @@ async def _play(
     from rich.console import Console
 
     from agentgym.evaluate.agents import policy_maker
-    from agentgym.evaluate.budget import Tally
+    from agentgym.evaluate.budget import UsageCounter
     from agentgym.evaluate.display import LiveDisplay
     from agentgym.evaluate.run import run_plan
 
@@ -171,7 +171,7 @@ async def _play(
             budget=suite.budget,
             prices=suite.prices,
             watch=display,
-            tally=Tally(begun=begun),
+            tally=UsageCounter(begun=begun),
             stop=stop,
             command=["agentgym", *args.words],
         )

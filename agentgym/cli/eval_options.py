@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym.cli.spec_of import ENVS, find_modules, spec_of
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 
 if TYPE_CHECKING:
     from agentgym.evaluate.suite import Suite
@@ -129,7 +129,7 @@ def suite_from(args: argparse.Namespace) -> Suite:
     """The suite that a command line describes, by itself, by a file, or by a run folder.
 
     Raises:
-        Mistake: it describes none.
+        UsageError: it describes none.
     """
     from agentgym.evaluate.suite import read_suite, suite_of
 
@@ -147,26 +147,26 @@ def suite_from(args: argparse.Namespace) -> Suite:
             raise ValueError(f"{given}: {file} has the environments")
         try:
             return suite_of(_over(record, args), spec_of)
-        except (ValueError, Mistake) as error:
-            raise Mistake(f"{file}: {error}") from error
+        except (ValueError, UsageError) as error:
+            raise UsageError(f"{file}: {error}") from error
     except ValueError as error:
-        raise Mistake(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
 def _record(args: argparse.Namespace) -> dict[str, Any]:
     """The suite of a command line without a file."""
     if not args.envs:
-        raise Mistake("which environment? `agentgym list` shows all; or give a suite, NAME.yaml")
+        raise UsageError("which environment? `agentgym list` shows all; or give a suite, NAME.yaml")
     if suites := [name for name in args.envs if name.endswith(SUITES)]:
-        raise Mistake(f"{suites[0]}: a suite has its own environments: give one alone, and no other ENV")
+        raise UsageError(f"{suites[0]}: a suite has its own environments: give one alone, and no other ENV")
     if args.task and (args.n is not None or args.shuffle):
-        raise Mistake("--task names the tasks: leave out -n and --shuffle")
+        raise UsageError("--task names the tasks: leave out -n and --shuffle")
     own = {"kwargs": args.kwargs or {}, "tasks": args.task}
     record = {"envs": [{"id": id, **own} for id in dict.fromkeys(args.envs)]}
     more = f"+{len(record['envs']) - 1}" if len(record["envs"]) > 1 else ""
     record = _over({**record, "name": f"{args.envs[0]}{more}"}, args)
     if not record.get("agents"):
-        raise Mistake(
+        raise UsageError(
             "--model and --base-url are needed, or --policy expert, random or null, --agent, --script, --serve"
         )
     return record
@@ -202,7 +202,7 @@ def _resumed(args: argparse.Namespace) -> Suite:
         if getattr(args, name)
     ]
     if args.envs or asked:
-        raise Mistake(f"--resume plays what the folder was made for: leave out {(args.envs or asked)[0]}")
+        raise UsageError(f"--resume plays what the folder was made for: leave out {(args.envs or asked)[0]}")
     find_modules(args.resume)
     suite = suite_in(args.resume)
     limits, budget = limits_of(_limits(args), suite.limits, suite.budget)
@@ -239,12 +239,12 @@ def _agents(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     entries += [{"script": file} for file in args.script or ()]
     for option, needed in (("agent_kwargs", "agent"), ("serve_args", "serve"), ("base_url", "model")):
         if getattr(args, option) and not getattr(args, needed):
-            raise Mistake(f"--{option.replace('_', '-')} is there, but no --{needed}")
+            raise UsageError(f"--{option.replace('_', '-')} is there, but no --{needed}")
     if asking and not (args.model or args.serve):
-        raise Mistake(f"{', '.join(asking)}: for a --model or --serve, and there is none")
+        raise UsageError(f"{', '.join(asking)}: for a --model or --serve, and there is none")
     if args.name:
         if len(entries) != 1:
-            raise Mistake(f"--name names one agent, and there are {len(entries)}: name them in a suite's file")
+            raise UsageError(f"--name names one agent, and there are {len(entries)}: name them in a suite's file")
         entries[0]["name"] = args.name
     yield from entries
 
@@ -253,9 +253,9 @@ def _urls(args: argparse.Namespace) -> list[dict[str, str]]:
     """The base URL of each model."""
     models, urls = args.model or [], args.base_url or []
     if models and not urls and not os.environ.get("OPENAI_BASE_URL"):
-        raise Mistake("--model and --base-url are needed (or OPENAI_BASE_URL in the environment)")
+        raise UsageError("--model and --base-url are needed (or OPENAI_BASE_URL in the environment)")
     if len(urls) not in (0, 1, len(models)):
-        raise Mistake(f"{len(urls)} --base-url for {len(models)} --model: give one, or one for each")
+        raise UsageError(f"{len(urls)} --base-url for {len(models)} --model: give one, or one for each")
     if len(urls) == 1:
         urls = urls * len(models)
     return [{"base_url": url} for url in urls] if urls else [{} for _ in models]

@@ -10,7 +10,7 @@ from pathlib import Path
 from agentgym.cli.json_object import json_object
 from agentgym.cli.output import print_json
 from agentgym.cli.spec_of import ENVS, spec_of
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -43,9 +43,9 @@ def _openenv(args: argparse.Namespace) -> int:
         replace(spec, kwargs={**spec.kwargs, **kwargs}).make()
         files = export_openenv(spec, args.out, kwargs, args.wheel)
     except (ValueError, TypeError, ImportError, FileExistsError) as error:
-        raise Mistake(str(error)) from error
+        raise UsageError(str(error)) from error
     except OSError as error:
-        raise Mistake(f"{args.out}: cannot be written ({error.strerror or error})") from error
+        raise UsageError(f"{args.out}: cannot be written ({error.strerror or error})") from error
     names = [str(file.relative_to(args.out)) for file in files]
     if lacks_agentgym(args.wheel):
         print(

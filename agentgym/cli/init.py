@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from agentgym.cli.output import print_json
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -29,9 +29,9 @@ def _init(args: argparse.Namespace) -> int:
     try:
         root, files = scaffold(args.name, args.dir, kind)
     except ValueError as error:
-        raise Mistake(str(error)) from error
+        raise UsageError(str(error)) from error
     except OSError as error:
-        raise Mistake(f"{args.dir / args.name}: cannot be made ({error.strerror or error})") from error
+        raise UsageError(f"{args.dir / args.name}: cannot be made ({error.strerror or error})") from error
     if args.json:
         print_json({"folder": str(root), "files": [str(file.relative_to(root)) for file in files]})
         return 0

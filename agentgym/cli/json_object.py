@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 
 
 def json_object(text: str, option: str) -> dict[str, Any]:
     """The JSON object that an option was given.
 
     Raises:
-        Mistake: it is none.
+        UsageError: it is none.
     """
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise Mistake(f"{option} is no JSON: {error}: {text}") from error
+        raise UsageError(f"{option} is no JSON: {error}: {text}") from error
     if not isinstance(value, dict):
-        raise Mistake(f"{option} must be a JSON object, not {text}")
+        raise UsageError(f"{option} must be a JSON object, not {text}")
     return value

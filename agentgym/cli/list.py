@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import Requirement
 
 from agentgym.cli.output import print_json, print_table
-from agentgym.cli.usage_error import Mistake, instead
+from agentgym.cli.usage_error import UsageError, instead
 
 if TYPE_CHECKING:
     from agentgym.core.registration import Adapter, EnvSpec
@@ -64,7 +64,7 @@ def _list(args: argparse.Namespace) -> int:
         return _list_served(args)
     tags = sorted({tag for spec in registry.values() for tag in spec.tags})
     if unknown := [tag for tag in args.tag if tag not in tags]:
-        raise Mistake(f"no environment has the tag {unknown[0]!r}{instead(unknown[0], tags)}")
+        raise UsageError(f"no environment has the tag {unknown[0]!r}{instead(unknown[0], tags)}")
     rows = [_env_row(registry[id]) for id in sorted(registry) if set(args.tag) <= set(registry[id].tags)]
     if not args.tag:
         rows += [_adapter_row(adapter) for _, adapter in sorted(adapters.items())]
@@ -83,7 +83,7 @@ def _list_served(args: argparse.Namespace) -> int:
         address = server_of(args.server)
         records = [env for env in records_at(address).values() if set(args.tag) <= set(env.get("tags", ()))]
     except (ValueError, Unavailable, NotFound) as error:
-        raise Mistake(str(error)) from error
+        raise UsageError(str(error)) from error
     if args.json:
         print_json(records)
     else:

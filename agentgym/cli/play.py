@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from agentgym.cli.json_object import json_object
 from agentgym.cli.output import print_json
 from agentgym.cli.spec_of import ENVS, spec_of
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ def _play(args: argparse.Namespace) -> int:
         task = _task(found, args, seed)
         trajectory = asyncio.run(_played(found, task, seed, agent, screen, args))
     except (ValueError, TypeError, ImportError, OSError) as error:
-        raise Mistake(str(error)) from error
+        raise UsageError(str(error)) from error
     if args.json:
         print_json(trajectory.to_json())
     return 130 if trajectory.end == "interrupted" else int(trajectory.failed)
@@ -84,14 +84,14 @@ def _agent(args: argparse.Namespace) -> AgentSpec | None:
 
     chosen = [option for option in ("model", "agent") if getattr(args, option)]
     if len(chosen) > 1 or (chosen and args.policy not in (None, "chat" if chosen == ["model"] else "")):
-        raise Mistake("one plays: choose --policy, --model or --agent")
+        raise UsageError("one plays: choose --policy, --model or --agent")
     try:
         if args.agent:
             agent = agents.python(args.agent, json_object(args.agent_kwargs, "--agent-kwargs"))
         elif args.model or args.policy == "chat":
             base_url = args.base_url or os.environ.get("OPENAI_BASE_URL")
             if not (args.model and base_url):
-                raise Mistake("--model and --base-url (or OPENAI_BASE_URL) are needed for a model to play")
+                raise UsageError("--model and --base-url (or OPENAI_BASE_URL) are needed for a model to play")
             agent = agents.chat(args.model, base_url, temperature=args.temperature, max_tokens=args.max_tokens)
         elif args.policy in (None, "human"):
             return None
@@ -99,14 +99,14 @@ def _agent(args: argparse.Namespace) -> AgentSpec | None:
             agent = agents.AgentSpec(args.policy, args.policy)
         agents.policy_maker(agent)
     except ValueError as error:
-        raise Mistake(str(error)) from error
+        raise UsageError(str(error)) from error
     return agent
 
 
 def _task(found: EnvSpec, args: argparse.Namespace, seed: int) -> Task:
     tasks = found.tasks(args.split)
     if not len(tasks):
-        raise Mistake(f"{found.id}/{args.split} has no tasks")
+        raise UsageError(f"{found.id}/{args.split} has no tasks")
     if args.task is None:
         return tasks[random.Random(seed).randrange(len(tasks))]
     if args.task.isdecimal() and int(args.task) < len(tasks):
@@ -114,7 +114,7 @@ def _task(found: EnvSpec, args: argparse.Namespace, seed: int) -> Task:
     for task in tasks:
         if task.id == args.task:
             return task
-    raise Mistake(
+    raise UsageError(
         f"{found.id}/{args.split} has no task {args.task!r}; it has {len(tasks)}, the first is {tasks[0].id!r}"
     )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agentgym.cli.json_object import json_object
 from agentgym.cli.output import print_json, print_table
 from agentgym.cli.spec_of import find_modules
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 
 if TYPE_CHECKING:
     from agentgym.evaluate.rescore import Rescored
@@ -42,7 +42,7 @@ def _rescore(args: argparse.Namespace) -> int:
 
     run: Path = args.run_folder
     if not run.is_dir():
-        raise Mistake(f"{run}: there is no such folder")
+        raise UsageError(f"{run}: there is no such folder")
     beside = run if run.name not in ("", "..") else run.resolve()
     out = args.out or beside.with_name(f"{beside.name}-rescored")
     seen = 0
@@ -66,7 +66,7 @@ def _rescore(args: argparse.Namespace) -> int:
             )
         )
     except (ValueError, TypeError, ImportError, OSError, SandboxError) as error:
-        raise Mistake(str(error)) from error
+        raise UsageError(str(error)) from error
     if args.json:
         print_json({"run": str(run), "out": str(out), "cells": [row.to_json() for row in rows]})
     else:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentgym.cli.output import print_json, print_table
-from agentgym.cli.usage_error import Mistake, instead
+from agentgym.cli.usage_error import UsageError, instead
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,14 +59,14 @@ def _build(args: argparse.Namespace) -> int:
 
     names = args.names or image_names()
     if unknown := [name for name in names if name not in image_names()]:
-        raise Mistake(f"no image {unknown[0]!r}{instead(unknown[0], image_names())}")
+        raise UsageError(f"no image {unknown[0]!r}{instead(unknown[0], image_names())}")
     records: list[dict[str, Any]] = []
     say = _say_aside if args.json else _say
     for name in names:
         try:
             built = build(name, args.how, docker=args.docker, force=args.force, say=partial(say, name))
         except ValueError as error:
-            raise Mistake(str(error)) from error
+            raise UsageError(str(error)) from error
         except SandboxError as error:
             print(f"agentgym sandbox: {name}: {error}", file=sys.stderr)
             records.append({"name": name, "error": str(error)})

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from agentgym.cli.output import print_json
 from agentgym.cli.serve_options import add_options, settings_of
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 
 if TYPE_CHECKING:
-    from agentgym.service.server.env_server import Front, ServeSettings
+    from agentgym.service.server.env_server import EnvServer, ServeSettings
 
 _REMEDIES = {
     errno.EADDRINUSE: ": give another --port, 0 takes a free one",
@@ -68,12 +68,12 @@ async def _served(settings: ServeSettings, json: bool) -> int:
     try:
         front = starting.result()
     except ZygoteFailed as error:
-        raise Mistake(f"the environments cannot be served: {error}") from error
+        raise UsageError(f"the environments cannot be served: {error}") from error
     except ssl.SSLError as error:
-        raise Mistake(_of_tls(settings, error)) from error
+        raise UsageError(_of_tls(settings, error)) from error
     except OSError as error:
         why = f"{error.strerror or error}{_REMEDIES.get(error.errno or 0, '')}"
-        raise Mistake(f"cannot listen at {settings.host}, port {settings.port}: {why}") from error
+        raise UsageError(f"cannot listen at {settings.host}, port {settings.port}: {why}") from error
     try:
         settle_memory()
         _say(front, json)
@@ -94,7 +94,7 @@ def _of_tls(settings: ServeSettings, error: ssl.SSLError) -> str:
     return f"--tls-cert {settings.cert} and --tls-key {settings.key}: they are no PEM certificate with its key"
 
 
-async def _warn(front: Front) -> None:
+async def _warn(front: EnvServer) -> None:
     """Say which environments cannot be made: they may be at another time, and the others are served."""
     for id in front.settings.envs:
         try:
@@ -106,7 +106,7 @@ async def _warn(front: Front) -> None:
     await front.listing.rest()
 
 
-async def _drained(front: Front, again: asyncio.Future[None]) -> None:
+async def _drained(front: EnvServer, again: asyncio.Future[None]) -> None:
     """Let sessions end by themselves, until the user asks again."""
     if front.sessions.open:
         waits = f"waiting for {len(front.sessions.open)} sessions to end, at most {front.settings.drain_seconds:g} s"
@@ -117,7 +117,7 @@ async def _drained(front: Front, again: asyncio.Future[None]) -> None:
     drained.cancel()
 
 
-def _say(front: Front, json: bool) -> None:
+def _say(front: EnvServer, json: bool) -> None:
     ids, sandboxes = list(front.settings.envs), front.settings.sandbox is not None
     if json:
         told = {"url": front.url, "port": front.port, "envs": ids, "sandboxes": sandboxes}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from agentgym.cli import serve_sandboxes
 from agentgym.cli.json_object import json_object
 from agentgym.cli.spec_of import ENVS, spec_of
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 from agentgym.hosts import host_name
 from agentgym.processes.subprocess_query import told_apart
 from agentgym.service.protocol.frames import ServiceLimits
@@ -131,31 +131,31 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
     """What the command line means.
 
     Raises:
-        Mistake: something in it cannot be.
+        UsageError: something in it cannot be.
     """
     if sys.platform != "linux":
-        raise Mistake("runs on Linux alone: it takes process descriptors and epoll")
+        raise UsageError("runs on Linux alone: it takes process descriptors and epoll")
     if not 0 <= args.port <= 65535:
-        raise Mistake(f"--port is from 0 (a free one) to 65535, not {args.port}")
+        raise UsageError(f"--port is from 0 (a free one) to 65535, not {args.port}")
     from agentgym.service.server.bounds import Bounds, raise_open_files
     from agentgym.service.server.env_server import ServeSettings
 
     if args.tls_key and not args.tls_cert:
-        raise Mistake("--tls-key needs --tls-cert")
+        raise UsageError("--tls-key needs --tls-cert")
     for option, file in (("--tls-cert", args.tls_cert), ("--tls-key", args.tls_key)):
         try:
             if file is not None:
                 file.open("rb").close()
         except OSError as error:
-            raise Mistake(f"{option} {file}: cannot be read ({error.strerror})") from error
+            raise UsageError(f"{option} {file}: cannot be read ({error.strerror})") from error
     _check_numbers(args)
     sandbox = serve_sandboxes.sandbox_settings(args)
     if not args.envs and sandbox is None:
-        raise Mistake("name environments to serve, or give --sandbox")
+        raise UsageError("name environments to serve, or give --sandbox")
     try:
         open_files = raise_open_files(args.max_sessions + args.workers)
     except ValueError as error:
-        raise Mistake(f"--max-sessions: {error}") from error
+        raise UsageError(f"--max-sessions: {error}") from error
     try:
         return ServeSettings(
             envs=_specs_apart(args.envs, json_object(args.kwargs, "--kwargs")),
@@ -177,20 +177,20 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
             sandbox=sandbox,
         )
     except ValueError as error:
-        raise Mistake(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
 def _tokens(path: Path | None) -> dict[str, Token]:
     try:
         return read_tokens(path) if path is not None else {}
     except TokenFileError as error:
-        raise Mistake(f"--token-file {error}") from error
+        raise UsageError(f"--token-file {error}") from error
 
 
 def _allowed_hosts(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if not name or host_name(name) != name.lower():
-            raise Mistake(f"--allow-host takes a name without scheme, port and path, not {name!r}")
+            raise UsageError(f"--allow-host takes a name without scheme, port and path, not {name!r}")
     return tuple(name.lower() for name in names)
 
 
@@ -206,10 +206,10 @@ def _check_numbers(args: argparse.Namespace) -> None:
     for option, most in least.items():
         value = getattr(args, option.strip("-").replace("-", "_"))
         if value is not None and not value >= most:
-            raise Mistake(f"{option} is at least {most}, not {value:g}")
+            raise UsageError(f"{option} is at least {most}, not {value:g}")
     for option, name, _ in _LIMITS:
         if not getattr(args, name) > 0:
-            raise Mistake(f"{option} must be positive, not {getattr(args, name):g}")
+            raise UsageError(f"{option} must be positive, not {getattr(args, name):g}")
 
 
 def _specs_apart(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSpec]:
@@ -231,7 +231,7 @@ def _specs_of(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSp
     """The environments by the names that their addresses have.
 
     Raises:
-        Mistake: there is no such one, it is named twice, or it does not take what it is given.
+        UsageError: there is no such one, it is named twice, or it does not take what it is given.
     """
     from agentgym.core.registration import check_kwargs
 
@@ -241,19 +241,19 @@ def _specs_of(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSp
         # Of module:Class, an address has the last name.
         id = named if spec.id == named and ":" not in named else spec.id.rpartition(":")[2]
         if id in specs:
-            raise Mistake(f"{id!r} is named twice")
+            raise UsageError(f"{id!r} is named twice")
         specs[id] = spec
     for id, spec in specs.items():
         own = kwargs.get(id, {})
         if not isinstance(own, dict):
-            raise Mistake(f"--kwargs: those of {id!r} alone must be an object, not {own!r}")
+            raise UsageError(f"--kwargs: those of {id!r} alone must be an object, not {own!r}")
         given = {**{name: value for name, value in kwargs.items() if name not in specs}, **own}
         specs[id] = replace(spec, kwargs={**spec.kwargs, **given})
         try:
             specs[id].to_json()
             check_kwargs(specs[id], spec.load(), specs[id].kwargs)
         except (ValueError, TypeError, ImportError) as error:
-            raise Mistake(str(error)) from error
+            raise UsageError(str(error)) from error
         if given:
             _check_values(id, specs[id])
     return specs
@@ -263,13 +263,13 @@ def _check_values(id: str, spec: EnvSpec) -> None:
     """Make the environment once: a value that it does not take would otherwise fail every session.
 
     Raises:
-        Mistake: it cannot be made with its arguments.
+        UsageError: it cannot be made with its arguments.
     """
     try:
         env: Any = spec.make()
         if not inspect.iscoroutinefunction(env.unwrapped.close):
             env.close()
     except (ValueError, TypeError) as error:
-        raise Mistake(f"--kwargs: {id!r} cannot be made with {dict(spec.kwargs)}: {error}") from error
+        raise UsageError(f"--kwargs: {id!r} cannot be made with {dict(spec.kwargs)}: {error}") from error
     except Exception:  # what it needs may be there at another time: the server says so, and serves the others
         return

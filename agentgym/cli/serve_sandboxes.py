@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 
 
 def add_options(add: Callable[..., Any]) -> None:
@@ -45,11 +45,11 @@ def sandbox_settings(args: argparse.Namespace) -> dict[str, Any] | None:
     """What `ServeSettings.sandbox` is; None: no sandboxes are served.
 
     Raises:
-        Mistake: an option cannot be, or no sandbox can be started here.
+        UsageError: an option cannot be, or no sandbox can be started here.
     """
     if not args.sandbox:
         if args.sandbox_most or args.sandbox_total or args.sandbox_backend != "auto":
-            raise Mistake("--sandbox-most, --sandbox-total and --sandbox-backend are for sandboxes: add --sandbox")
+            raise UsageError("--sandbox-most, --sandbox-total and --sandbox-backend are for sandboxes: add --sandbox")
         return None
     from agentgym.sandbox import SandboxError, choose
     from agentgym.sandbox.served import Most, Total, built
@@ -60,7 +60,7 @@ def sandbox_settings(args: argparse.Namespace) -> dict[str, Any] | None:
         try:
             choose(args.sandbox_backend)
         except SandboxError as error:
-            raise Mistake(f"--sandbox: {error}") from error
+            raise UsageError(f"--sandbox: {error}") from error
     return {"backend": args.sandbox_backend, "most": most, "total": total}
 
 
@@ -69,10 +69,10 @@ def _numbers(option: str, given: Sequence[str], defaults: dict[str, Any]) -> dic
     for text in given:
         name, _, value = text.partition("=")
         if name not in defaults:
-            raise Mistake(f"{option} {text}: there are {', '.join(defaults)}")
+            raise UsageError(f"{option} {text}: there are {', '.join(defaults)}")
         if name == "network":
             if value not in ("true", "false"):
-                raise Mistake(f"{option} {text}: network is true or false")
+                raise UsageError(f"{option} {text}: network is true or false")
             most[name] = value == "true"
             continue
         try:
@@ -80,6 +80,6 @@ def _numbers(option: str, given: Sequence[str], defaults: dict[str, Any]) -> dic
         except ValueError:
             number = 0
         if not (math.isfinite(number) and number > 0):
-            raise Mistake(f"{option} {text}: {name} is a number over 0")
+            raise UsageError(f"{option} {text}: {name} is a number over 0")
         most[name] = number
     return most

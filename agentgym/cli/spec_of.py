@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 
 if TYPE_CHECKING:
     from agentgym.core.registration import EnvSpec
@@ -32,7 +32,7 @@ def spec_of(id: str) -> EnvSpec:
     """The spec of what the user named, its class imported. Modules in the current folder can be named.
 
     Raises:
-        Mistake: there is none, or it cannot be imported.
+        UsageError: there is none, or it cannot be imported.
     """
     from agentgym.core.registration import UnknownEnvError, spec
 
@@ -41,11 +41,11 @@ def spec_of(id: str) -> EnvSpec:
         found = spec(_in_file(id) if ".py" in id else id)
         found.load()
     except UnknownEnvError as error:
-        raise Mistake(f"{error}{_not_installed(id)}") from error
+        raise UsageError(f"{error}{_not_installed(id)}") from error
     except (ValueError, ImportError, TypeError) as error:
-        raise Mistake(str(error)) from error
+        raise UsageError(str(error)) from error
     except SyntaxError as error:
-        raise Mistake(f"{id}: {error.filename}:{error.lineno}: {error.msg}") from error
+        raise UsageError(f"{id}: {error.filename}:{error.lineno}: {error.msg}") from error
     return found
 
 
@@ -61,7 +61,7 @@ def _in_file(named: str) -> str:
     """`module:Class` of `file.py:Class`, or of `file.py` where one environment is defined in it.
 
     Raises:
-        Mistake: there is no such file, or no one environment in it.
+        UsageError: there is no such file, or no one environment in it.
     """
     from agentgym.core.env import Env
 
@@ -70,7 +70,7 @@ def _in_file(named: str) -> str:
     if file.suffix != ".py":
         return named
     if not file.is_file():
-        raise Mistake(f"{path}: there is no such file")
+        raise UsageError(f"{path}: there is no such file")
     folder = file.resolve().parent
     parts = [file.stem]
     while (folder / "__init__.py").exists():  # a module of a package is imported as such
@@ -80,7 +80,7 @@ def _in_file(named: str) -> str:
         sys.path.append(str(folder))
     module = importlib.import_module(".".join(parts))
     if Path(module.__file__ or "").resolve() != file.resolve():
-        raise Mistake(f"{path}: the module {module.__name__!r} is another file, {module.__file__}: rename yours")
+        raise UsageError(f"{path}: the module {module.__name__!r} is another file, {module.__file__}: rename yours")
     if not name:
         members = vars(module).values()
         names = [
@@ -90,6 +90,6 @@ def _in_file(named: str) -> str:
         ]
         if len(names) != 1:
             there = f"defines {', '.join(names)}: write {path}:{names[0]}" if names else "defines no agentgym.Env"
-            raise Mistake(f"{path} {there}")
+            raise UsageError(f"{path} {there}")
         name = names[0]
     return f"{module.__name__}:{name}"

@@ -20,7 +20,7 @@ from agentgym.core.trajectory import Trajectory
 from agentgym.policies.base import Policy, Reply
 
 if TYPE_CHECKING:
-    from agentgym.policies.base import Calls
+    from agentgym.policies.base import EndpointUsage
 
 _COLOURS = {"system": "magenta", "user": "cyan", "tool": "blue", "assistant": "green"}
 # Escape and its kind could move the cursor, set the title or hide text; they get a picture of themselves instead.
@@ -131,7 +131,7 @@ class ShownPolicy:
         self.seen = 0
 
     @property
-    def calls(self) -> Calls | None:
+    def calls(self) -> EndpointUsage | None:
         """Those of the policy."""
         return getattr(self._policy, "calls", None)
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 
-class Mistake(Exception):
+class UsageError(Exception):
     """In one line; the command prints it and ends with exit code 2."""
 
 

@@ -13,7 +13,7 @@ from agentgym.cli.check import print_findings
 from agentgym.cli.json_object import json_object
 from agentgym.cli.output import print_json, print_table
 from agentgym.cli.spec_of import ENVS, spec_of
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 
 if TYPE_CHECKING:
     from agentgym.checks.validate import Validation
@@ -46,7 +46,7 @@ def _validate(args: argparse.Namespace) -> int:
     from agentgym.sandbox import SandboxError
 
     if args.floor is not None and not 0 <= args.floor <= 1:
-        raise Mistake(f"--floor is a share from 0 to 1, not {args.floor:g}")
+        raise UsageError(f"--floor is a share from 0 to 1, not {args.floor:g}")
     kwargs = json_object(args.kwargs, "--kwargs")
     specs = [spec_of(id) for id in args.envs]
     results = []
@@ -71,7 +71,7 @@ def _validate(args: argparse.Namespace) -> int:
                     )
                 )
         except (ValueError, TypeError, ImportError, OSError, SandboxError) as error:
-            raise Mistake(str(error)) from error
+            raise UsageError(str(error)) from error
         results.append(result)
         if not args.json:
             _print(result)

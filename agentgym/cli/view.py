@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentgym.cli.output import print_json
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 
 if TYPE_CHECKING:
     import asyncio
@@ -49,7 +49,7 @@ def _view(args: argparse.Namespace) -> int:
     from agentgym.viewer.runs import Runs, roots_of
 
     if not 0 <= args.port <= 65535:
-        raise Mistake(f"--port is from 0 (a free one) to 65535, not {args.port}")
+        raise UsageError(f"--port is from 0 (a free one) to 65535, not {args.port}")
     runs = Runs(roots_of(args.paths))
     if args.export:
         return _export(args, runs)
@@ -64,13 +64,13 @@ def _export(args: argparse.Namespace, runs: Runs) -> int:
     from agentgym.viewer.export import export
 
     if args.episodes < 0:
-        raise Mistake(f"--episodes is at least 0, not {args.episodes}")
+        raise UsageError(f"--episodes is at least 0, not {args.episodes}")
     try:
         exported = export(runs, args.export, args.episodes)
     except ValueError as error:
-        raise Mistake(str(error)) from error
+        raise UsageError(str(error)) from error
     except OSError as error:
-        raise Mistake(f"--export {args.export}: cannot be written ({error.strerror or error})") from error
+        raise UsageError(f"--export {args.export}: cannot be written ({error.strerror or error})") from error
     if args.json:
         print_json({**vars(exported), "path": str(exported.path)})
     else:
@@ -92,7 +92,7 @@ def _serve(args: argparse.Namespace, runs: Runs, count: int) -> int:
         try:
             served = await serve(runs, args.host, args.port)
         except OSError as error:
-            raise Mistake(f"cannot listen at {args.host}, port {args.port}: {error.strerror or error}") from error
+            raise UsageError(f"cannot listen at {args.host}, port {args.port}: {error.strerror or error}") from error
         try:
             if args.json:
                 print_json({"url": served.url, "port": served.port, "runs": count})

@@ -97,7 +97,7 @@ class Env(gymnasium.Env[Observation, Action]):
         return self._tasks
 
     @property
-    def posed(self) -> Task:
+    def current_task(self) -> Task:
         """The bound task.
 
         Raises:

@@ -7,10 +7,10 @@ import logging
 import weakref
 
 from agentgym.core.env import Env
-from agentgym.core.executor import Lane
+from agentgym.core.executor import EnvExecutor
 
 _log = logging.getLogger("agentgym.rollout.episode")
-_lanes: weakref.WeakKeyDictionary[Env, Lane] = weakref.WeakKeyDictionary()
+_lanes: weakref.WeakKeyDictionary[Env, EnvExecutor] = weakref.WeakKeyDictionary()
 
 
 def has_lane(env: Env) -> bool:
@@ -18,10 +18,10 @@ def has_lane(env: Env) -> bool:
     return env in _lanes
 
 
-def lane_of(env: Env, lane: Lane | None = None) -> Lane:
+def lane_of(env: Env, lane: EnvExecutor | None = None) -> EnvExecutor:
     """The lane of an environment's calls; `lane`, or a new one, becomes it where it has none."""
     if env not in _lanes:
-        _lanes[env] = lane or Lane(f"agentgym {name_of(env)}")
+        _lanes[env] = lane or EnvExecutor(f"agentgym {name_of(env)}")
         weakref.finalize(env, _lanes[env].stop).atexit = False
     return _lanes[env]
 
@@ -48,7 +48,7 @@ async def close_env(env: Env, timeout: float | None = 5.0) -> None:
     lane.stop()
 
 
-async def discard(lane: Lane, made: list[Env], timeout: float | None) -> None:
+async def discard(lane: EnvExecutor, made: list[Env], timeout: float | None) -> None:
     """Close the environment that a lane has made, or is making, though nobody takes it any more."""
     turn = lane.start(lambda: None)
     await asyncio.wait({turn}, timeout=timeout)

@@ -31,7 +31,7 @@ class _Call:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    lane: Lane
+    lane: EnvExecutor
     outcome: asyncio.Future[Any]
     started: bool = False
     interrupted: bool = False
@@ -39,7 +39,7 @@ class _Call:
     returned: _Flag = field(default_factory=_Flag)
 
 
-class Lane:
+class EnvExecutor:
     """Runs calls one after another: `def` in this lane's thread, `async def` in this lane's task.
 
     Both start when first needed and end with `stop`. A lane serves one event loop at a time.

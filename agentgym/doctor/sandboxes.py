@@ -109,7 +109,7 @@ def cgroups() -> list[Finding]:
 
     version = 2 if (groups.ROOT / "cgroup.controllers").exists() else 1
     try:
-        made = groups.create(f"agentgym-doctor-{os.getpid()}", groups.Limits(memory=2**28, pids=16, cpus=1.0))
+        made = groups.create(f"agentgym-doctor-{os.getpid()}", groups.GroupLimits(memory=2**28, pids=16, cpus=1.0))
     except OSError as error:
         todo = "bubblewrap then limits each process, not all together: run as root, or delegate a control group"
         return [Finding("control groups", "warning", f"version {version}, none can be made: {error}", todo)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.results import usage_of
-from agentgym.policies.base import Calls, Policy
+from agentgym.policies.base import EndpointUsage, Policy
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Budget:
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"the limit of {name} must be positive, not {value!r}")
 
-    def reached(self, tally: Tally, running: Collection[Sequence[Policy]] = ()) -> str | None:
+    def reached(self, tally: UsageCounter, running: Collection[Sequence[Policy]] = ()) -> str | None:
         """The limit that is reached ("episodes", "tokens", "cost", "seconds"), None where there is none.
 
         Args:
@@ -84,7 +84,7 @@ class Spent:
 
 
 @dataclass
-class Tally:
+class UsageCounter:
     """What this start of a run has played so far; a display reads it while the run goes on.
 
     Attributes:
@@ -137,13 +137,13 @@ def _stored_tokens(turn: dict[str, Any]) -> int:
     return tokens["shared"] + len(tokens["new_prompt_ids"]) + len(tokens["completion_ids"])
 
 
-def calls_of(tries: Iterable[Policy]) -> Calls | None:
+def calls_of(tries: Iterable[Policy]) -> EndpointUsage | None:
     """What the tries of one episode asked of endpoints, in all; None where no policy of them asks any."""
     total = None
     for policy in tries:
         calls = getattr(policy, "calls", None)
-        if isinstance(calls, Calls):
-            total = total or Calls()
+        if isinstance(calls, EndpointUsage):
+            total = total or EndpointUsage()
             total.requests += calls.requests
             total.waited += calls.waited
             for mine, theirs in ((total.retries, calls.retries), (total.usage, calls.usage)):

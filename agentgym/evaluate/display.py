@@ -91,7 +91,7 @@ class _Progress:
 
 
 class LiveDisplay:
-    """A `Watch` that shows what happens. A context manager: it is taken down at the end, however that comes.
+    """A `EvalObserver` that shows what happens. A context manager: it is taken down at the end, however that comes.
 
     Args:
         console: where to. What is no terminal gets a line at most every ten seconds, and one at the end of each cell.
@@ -126,7 +126,7 @@ class LiveDisplay:
             self._live = None
 
     def started(self, cell: Cell, total: int, done_before: int) -> None:
-        """A cell begins; see `Watch`."""
+        """A cell begins; see `EvalObserver`."""
         progress = _Progress(one_line(cell.name), total, done_before, self._clock())
         self._cells.append(progress)
         self._by_cell[cell.name] = progress
@@ -136,7 +136,7 @@ class LiveDisplay:
             self._say(f"{progress.name}: {total:,} episode{'s' * (total != 1)}{before}")
 
     def ended(self, cell: Cell, trajectory: Trajectory) -> None:
-        """An episode has ended; see `Watch`."""
+        """An episode has ended; see `EvalObserver`."""
         now = self._clock()
         progress = self._of(cell)
         progress.add(trajectory, now)
@@ -144,7 +144,7 @@ class LiveDisplay:
             self._say(line_of_progress(progress, now))
 
     def finished(self, cell: Cell) -> None:
-        """A cell is over; see `Watch`."""
+        """A cell is over; see `EvalObserver`."""
         progress = self._of(cell)
         progress.finished = self._clock()
         if self._live is None:

@@ -24,11 +24,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from agentgym.core.executor import Lane
+from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Message
 from agentgym.core.raised import place_of
 from agentgym.evaluate.answers import reply_of_answer
-from agentgym.policies.base import Calls, EndEpisode, Reply
+from agentgym.policies.base import EndEpisode, EndpointUsage, Reply
 
 if TYPE_CHECKING:
     from agentgym.core.env import Env
@@ -86,13 +86,13 @@ class PythonPolicy:
         self._answer: Callable[..., Any] | None = None
         self._player: Any = None
         self._env: tuple[Any, Any] | None = None
-        self._lane: Lane | None = None
+        self._lane: EnvExecutor | None = None
 
     @property
-    def calls(self) -> Calls | None:
+    def calls(self) -> EndpointUsage | None:
         """What the user's object counted of its own requests; None where one object plays all episodes."""
         found = getattr(self._player, "calls", None)
-        return found if isinstance(found, Calls) and inspect.isclass(self._agent.found) else None
+        return found if isinstance(found, EndpointUsage) and inspect.isclass(self._agent.found) else None
 
     def attach(self, env: Env, call: Any) -> None:
         """Play in this environment, where the user's object wants to know it."""
@@ -129,7 +129,7 @@ class PythonPolicy:
                 self._answer = self._made()
             return await self._answer(*given, **kwargs)
         if self._lane is None:
-            self._lane = Lane(f"agentgym agent {agent.target}")
+            self._lane = EnvExecutor(f"agentgym agent {agent.target}")
             weakref.finalize(self, self._lane.stop).atexit = False
         if self._answer is None:
             # Here, in its thread, as the calls: what it makes may refuse any other.

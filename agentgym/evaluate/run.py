@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory
-from agentgym.evaluate.budget import Budget, Tally, calls_of
+from agentgym.evaluate.budget import Budget, UsageCounter, calls_of
 from agentgym.evaluate.plan import AgentSpec, Cell
 from agentgym.evaluate.report import write_report
 from agentgym.evaluate.results import CellResult, EpisodeNumbers, Results, numbers_of, results_of, usage_of
 from agentgym.evaluate.store import Key, Planned, Store, StoreError, cells_of, effective, open_store, read_run, scan
-from agentgym.policies.base import KEY_REFUSED, Calls, Policy
+from agentgym.policies.base import KEY_REFUSED, EndpointUsage, Policy
 from agentgym.rollout.episode import Batch, Episode, Limits, run_batches
 from agentgym.service.server.lookup import held, told_of
 from agentgym.storage.files import write_json
@@ -42,7 +42,7 @@ _ASKING = ("chat", "python")  # kinds of agents that use tokens
 _COUNTED = frozenset({"prompt_tokens", "completion_tokens"})
 
 
-class Watch(Protocol):
+class EvalObserver(Protocol):
     """What looks on while cells are played. Several are played at a time, each begins and ends once."""
 
     def started(self, cell: Cell, total: int, done_before: int) -> None:
@@ -119,8 +119,8 @@ async def run_plan(
     retries: int = 1,
     budget: Budget | None = None,
     prices: Prices | None = None,
-    watch: Watch | None = None,
-    tally: Tally | None = None,
+    watch: EvalObserver | None = None,
+    tally: UsageCounter | None = None,
     stop: asyncio.Event | None = None,
     command: Sequence[str] = (),
 ) -> Results:
@@ -156,7 +156,7 @@ async def run_plan(
         budget or Budget(),
         prices,
         watch,
-        tally or Tally(),
+        tally or UsageCounter(),
         stop or asyncio.Event(),
     )
     return await _played_in_folder([_part_of(cell, make(cell.agent)) for cell in cells], Path(out), run, command)
@@ -233,8 +233,8 @@ class _Evaluation:
     retries: int
     budget: Budget
     prices: Prices | None = None
-    watch: Watch | None = None
-    tally: Tally = field(default_factory=Tally)
+    watch: EvalObserver | None = None
+    tally: UsageCounter = field(default_factory=UsageCounter)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     store: Store | None = None
     stopped: str | None = None
@@ -320,7 +320,7 @@ class _Evaluation:
     def _is_shared(self, policy: Policy) -> bool:
         """Whether it plays other episodes too: whose its calls are nobody knows then, so turns are counted instead."""
         calls = getattr(policy, "calls", None)
-        if not isinstance(calls, Calls):
+        if not isinstance(calls, EndpointUsage):
             return False
         others = [tries for tries in self._running.values() if _among(tries, policy)]
         if others:

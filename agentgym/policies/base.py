@@ -34,7 +34,7 @@ class Reply:
 
 
 @dataclass
-class Calls:
+class EndpointUsage:
     """What an episode asked of an endpoint, over all its tries, those of turns that failed included.
 
     Attributes:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from agentgym.core.messages import Message, system, text_of
 from agentgym.policies import endpoints
-from agentgym.policies.base import Calls, EndEpisode, EndpointError, Reply
+from agentgym.policies.base import EndEpisode, EndpointError, EndpointUsage, Reply
 from agentgym.policies.completions import NoCompletion, as_sent, read_completion, read_stream
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class ChatPolicy:
 
     Connections are shared by all policies of an event loop and closed with it. Statuses 408, 409, 429 and 5xx, refused or
     broken connections, cut bodies, nonsense and silence are retried after a growing wait, or after what `Retry-After` asks
-    for. All policies of an endpoint hold back the share of requests that it refuses with a 429; see `Gate`.
+    for. All policies of an endpoint hold back the share of requests that it refuses with a 429; see `ConcurrencyLimiter`.
     As long as the endpoint answers others meanwhile, a 429 uses up no retry, up to ten times as many requests.
 
     Args:
@@ -81,7 +81,7 @@ class ChatPolicy:
         settings = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
         self.model = model
         self.url = url_of(base_url)
-        self.calls = Calls()
+        self.calls = EndpointUsage()
         given = {k: v for k, v in settings.items() if v is not None}
         self._fields = {"model": model, **streaming, **given, **(extra or {})}
         self._key = _key(os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key)
@@ -217,7 +217,7 @@ class _Passing(Exception):
     """A failure worth another try.
 
     Attributes:
-        cause: as `Calls.retries` counts it.
+        cause: as `EndpointUsage.retries` counts it.
         wait: seconds, if the server said so.
         busy: whether the endpoint has too much to do, which all its policies should know.
     """

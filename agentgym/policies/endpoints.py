@@ -21,7 +21,9 @@ TOLERATED, MOST = 0.1, 0.5
 REMEMBERED = 50
 _sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, Any]]
 _sessions = weakref.WeakKeyDictionary()
-_gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Gate]] = weakref.WeakKeyDictionary()
+_gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, ConcurrencyLimiter]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 async def session() -> aiohttp.ClientSession:
@@ -44,12 +46,12 @@ async def _session_life() -> AsyncGenerator[aiohttp.ClientSession, None]:
         await made.close()
 
 
-def gate_of(url: str) -> Gate:
+def gate_of(url: str) -> ConcurrencyLimiter:
     """The gate of an endpoint in this event loop."""
-    return _gates.setdefault(asyncio.get_running_loop(), {}).setdefault(url, Gate())
+    return _gates.setdefault(asyncio.get_running_loop(), {}).setdefault(url, ConcurrencyLimiter())
 
 
-class Gate:
+class ConcurrencyLimiter:
     """How many requests an endpoint is sent at a time. Who was refused waits for as long as the endpoint says; the others
 
     - go on where few are refused, up to a tenth of the last answers: that is the endpoint's way, and no sign of overload;

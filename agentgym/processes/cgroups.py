@@ -24,7 +24,7 @@ PERIOD = 100_000  # microseconds over which processor time is counted
 
 
 @dataclass(frozen=True)
-class Limits:
+class GroupLimits:
     """`memory` in bytes, swap included; `pids` processes and threads; `cpus` in cores; `spare` bytes more for the guest."""
 
     memory: int
@@ -68,7 +68,7 @@ class Group:
         return sorted(found)
 
 
-def create(name: str, limits: Limits, keep: Callable[[Group], None] = lambda group: None) -> Group:
+def create(name: str, limits: GroupLimits, keep: Callable[[Group], None] = lambda group: None) -> Group:
     """Make a group. OSError if groups cannot be made here, for want of rights or of controllers.
 
     `keep` is told its folders before they are made, so that they are known if this process is killed meanwhile.
@@ -95,14 +95,14 @@ def create_plain(name: str, memory: int, pids: int) -> Group:
         for parent, controllers in parents.items():
             (parent / name).mkdir()
             made.append(parent / name)
-            _limit(parent / name, Limits(memory, pids, cpus=1.0), version, controllers)
+            _limit(parent / name, GroupLimits(memory, pids, cpus=1.0), version, controllers)
     except OSError:
         remove(Group(tuple(made), version), patience=0.0)
         raise
     return Group(tuple(made), version)
 
 
-def _create_1(name: str, limits: Limits, keep: Callable[[Group], None]) -> Group:
+def _create_1(name: str, limits: GroupLimits, keep: Callable[[Group], None]) -> Group:
     folders = {parent / name: controllers for parent, controllers in _parents().items()}
     programs = next(iter(folders)) / _PROGRAMS
     group = Group(tuple(folders), 1, programs)
@@ -119,7 +119,7 @@ def _create_1(name: str, limits: Limits, keep: Callable[[Group], None]) -> Group
     return group
 
 
-def _create_2(name: str, limits: Limits, keep: Callable[[Group], None]) -> Group:
+def _create_2(name: str, limits: GroupLimits, keep: Callable[[Group], None]) -> Group:
     whole = _delegating(_below(ROOT, _own().get("", ""))) / name
     group = Group((whole / _GUEST,), 2, whole / _PROGRAMS, whole)
     keep(group)
@@ -136,7 +136,7 @@ def _create_2(name: str, limits: Limits, keep: Callable[[Group], None]) -> Group
     return group
 
 
-def settings(limits: Limits, version: int) -> dict[str, str]:
+def settings(limits: GroupLimits, version: int) -> dict[str, str]:
     """What to write into which file."""
     quota = max(1000, int(limits.cpus * PERIOD))
     memory = str(limits.memory + limits.spare)
@@ -238,7 +238,7 @@ def _delegate(folder: Path, controllers: Sequence[str]) -> None:
         file.write_text(" ".join(f"+{name}" for name in controllers))
 
 
-def _limit(folder: Path, limits: Limits, version: int, controllers: Sequence[str]) -> None:
+def _limit(folder: Path, limits: GroupLimits, version: int, controllers: Sequence[str]) -> None:
     for name, value in settings(limits, version).items():
         file = folder / name
         optional = any(part in name for part in ("swap", "memsw", "kmem"))  # not every kernel counts these

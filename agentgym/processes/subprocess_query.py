@@ -9,14 +9,14 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 
 
 def told_apart(ask: Callable[[], Any]) -> Any:
     """What `ask` returns, which JSON must be able to hold. For a process that has no threads yet.
 
     Raises:
-        Mistake: as `ask` does, or its process died.
+        UsageError: as `ask` does, or its process died.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -30,10 +30,10 @@ def told_apart(ask: Callable[[], Any]) -> Any:
     if not said:
         code = os.waitstatus_to_exitcode(status)
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        raise Mistake(f"the environments cannot be imported: the process that tried {how}")
+        raise UsageError(f"the environments cannot be imported: the process that tried {how}")
     told = json.loads(said)
     if "mistake" in told:
-        raise Mistake(told["mistake"])
+        raise UsageError(told["mistake"])
     return told["answer"]
 
 
@@ -43,7 +43,7 @@ def _tell(ask: Callable[[], Any], writing: int) -> None:
     try:
         try:
             told = {"answer": ask()}
-        except Mistake as mistake:
+        except UsageError as mistake:
             told = {"mistake": str(mistake)}
         with os.fdopen(writing, "w", encoding="utf-8") as pipe:
             json.dump(told, pipe)

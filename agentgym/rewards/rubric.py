@@ -37,7 +37,7 @@ import numpy as np
 
 from agentgym.core.agent_failure import cause_of
 from agentgym.core.env import Env, Wrapper, failed_step
-from agentgym.core.executor import Lane
+from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Action, Observation, assistant, text_of
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory, Turn
@@ -195,7 +195,7 @@ def _given(name: str, trajectory: Trajectory, task: Task | None) -> Any:
 
 async def _in_thread(name: str, function: RewardFunction, given: Mapping[str, Any]) -> Any:
     """Call a function in a thread of its own, which blocks neither others nor the end of the process."""
-    lane = Lane(f"reward {name}")
+    lane = EnvExecutor(f"reward {name}")
     try:
         return await lane.call(function, **given)
     finally:

@@ -20,7 +20,7 @@ from agentgym.core.bounded import CallFailed, CallTimeout, Parts, bounded, bound
 from agentgym.core.checked import checked_reply, checked_reset, checked_step, numbers_in
 from agentgym.core.env import Env, failed_step
 from agentgym.core.env_executor import close_env, discard, has_lane, lane_of, name_of
-from agentgym.core.executor import Lane
+from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Message, Observation, text_of
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import TOO_LONG, Trajectory, Turn
@@ -165,7 +165,7 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
             return
 
 
-async def _hung_by_agent(env: Env, lane: Lane, began: float) -> bool:
+async def _hung_by_agent(env: Env, lane: EnvExecutor, began: float) -> bool:
     """Whether a step that takes too long is the agent's doing: its programs have run in the episode, and their back end is up."""
     from agentgym.sandbox.lease import program_since  # here: most episodes need no sandbox
 
@@ -174,7 +174,7 @@ async def _hung_by_agent(env: Env, lane: Lane, began: float) -> bool:
 
 
 async def _begin(
-    env: Env, lane: Lane, task: Task | None, seed: int | None, limits: Limits
+    env: Env, lane: EnvExecutor, task: Task | None, seed: int | None, limits: Limits
 ) -> tuple[Observation, dict[str, Any]]:
     """`init`, where there is a task to bind, and `reset`. Both go to the thread at once: changing threads takes time."""
     init = env.get_wrapper_attr("init")
@@ -334,14 +334,14 @@ async def run_batches(
     closing: list[asyncio.Task[None]] = []
 
     async def work() -> None:
-        place: _Place | None = None
+        place: _EnvSlot | None = None
         try:
             while go_on() and (taken := waiting.take(None if place is None else place.batch)):
                 batch, index = taken
                 if place is None or place.batch is not batch:
                     if place is not None:
                         place.close()
-                    place = _Place(batch, retries, closing)
+                    place = _EnvSlot(batch, retries, closing)
                 batch.on_end(index, await place.run(batch.episodes[index]))
         finally:
             if place is not None:
@@ -405,7 +405,7 @@ async def _all_closed(closing: list[asyncio.Task[None]]) -> None:
 
 
 @dataclass
-class _Place:
+class _EnvSlot:
     """Where episodes run one after another, in one environment for as long as it stays well."""
 
     batch: Batch
@@ -447,7 +447,7 @@ class _Place:
         return trajectory
 
     async def _open(self) -> Env:
-        lane = Lane("agentgym environment")
+        lane = EnvExecutor("agentgym environment")
         made: list[Env] = []
 
         def make() -> Env:

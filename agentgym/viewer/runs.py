@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 from agentgym.viewer.index import NotServed, open_regular
 from agentgym.viewer.live import newest
 from agentgym.viewer.run import Kind, Run, is_inside
@@ -98,13 +98,13 @@ def roots_of(paths: Sequence[Path]) -> list[Path]:
     """The folders that were named, resolved.
 
     Raises:
-        Mistake: one is not there, or is no folder.
+        UsageError: one is not there, or is no folder.
     """
     for path in paths:
         if not path.exists():
-            raise Mistake(f"there is no folder {path}")
+            raise UsageError(f"there is no folder {path}")
         if not path.is_dir():
-            raise Mistake(f"{path} is no folder: name a run's folder, or one with runs in it")
+            raise UsageError(f"{path} is no folder: name a run's folder, or one with runs in it")
     return list(dict.fromkeys(path.resolve() for path in paths))
 
 

@@ -116,7 +116,7 @@ class ReasoningGymEnv(Env):
     def step(self, action: Action) -> Step:
         """Score the answer: what stands in the last `<answer>` tag, or all after the last thought."""
         answer = answer_of(self.read(action))
-        where = dict(self.posed.metadata["dataset"])
+        where = dict(self.current_task.metadata["dataset"])
         try:
             score = call_isolated(SCORER, where, self._entry, answer, timeout=self._timeout)
         except NoWorker:

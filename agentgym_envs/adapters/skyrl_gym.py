@@ -98,7 +98,7 @@ class SkyRLGymEnv(Env):
         """
         super().reset(seed=seed, options=options)
         self._shut()
-        task = self.posed
+        task = self.current_task
         config = imported("skyrl_gym", "omegaconf").OmegaConf.create(self._settings)
         extras = _extras(task)
         if self._asked_turns is not None:

@@ -93,11 +93,11 @@ class VerifiersEnv(Env):
         super().reset(seed=seed, options=options)
         self._stop()
         self._shown = []
-        self._rollout = self._host.begin(row_of_task(self.posed))
+        self._rollout = self._host.begin(row_of_task(self.current_task))
         event = self._next()
         if isinstance(event, Ended):
             raise RuntimeError(
-                f"verifiers:{self.name}, task {self.posed.id!r}: the rollout ended before its first question"
+                f"verifiers:{self.name}, task {self.current_task.id!r}: the rollout ended before its first question"
             )
         return self._seen(event), {}
 

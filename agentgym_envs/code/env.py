@@ -55,7 +55,7 @@ class CodeEnv(Env):
         self.reward = reward
         self.data = data
         self.sandbox = sandbox
-        self.limits = grading.Limits(call=float(timeout), total=2 * float(timeout))
+        self.limits = grading.GradingLimits(call=float(timeout), total=2 * float(timeout))
         self._attempt: Attempt | None = None
 
     def init(self, task: Task) -> None:
@@ -72,9 +72,9 @@ class CodeEnv(Env):
     ) -> tuple[Observation, dict[str, Any]]:
         """Pose the problem; see `agentgym.Env.reset`."""
         super().reset(seed=seed, options=options)
-        self._attempt = Attempt(problem_of(self.posed), self._grade)
+        self._attempt = Attempt(problem_of(self.current_task), self._grade)
         turns = "one reply" if self.max_turns == 1 else f"{self.max_turns} replies"
-        return instructed(self.posed.messages, INSTRUCTION.replace("{turns}", turns)), {}
+        return instructed(self.current_task.messages, INSTRUCTION.replace("{turns}", turns)), {}
 
     def step(self, action: Action) -> Step:
         """Run or judge code. `info`: `success`; at the end also `verdict` and how many assertions `passed`, of how many.
@@ -111,13 +111,13 @@ class CodeEnv(Env):
         Raises:
             ValueError: the task has none.
         """
-        solution = problem_of(self.posed).solution
+        solution = problem_of(self.current_task).solution
         if not solution:
-            raise ValueError(f"task {self.posed.id!r} has no solution")
+            raise ValueError(f"task {self.current_task.id!r} has no solution")
         return f"{fenced(solution)}\n{SUBMIT}"
 
     def random_action(self, rng: random.Random) -> str:
         """Functions that give a random number whatever they are given; half of the time submitted."""
-        names = problem_of(self.posed).names
+        names = problem_of(self.current_task).names
         code = "\n\n".join(f"def {name}(*args, **kwargs):\n    return {rng.randint(10**6, 10**9)}" for name in names)
         return fenced(code) + (f"\n{SUBMIT}" if rng.random() < 0.5 else "")

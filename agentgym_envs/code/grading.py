@@ -61,7 +61,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Limits:
+class GradingLimits:
     """How long a submission may take, in seconds: one call of it, and all of them together."""
 
     call: float = 5.0
@@ -80,7 +80,7 @@ def grade(
     tests: Sequence[str],
     *,
     backend: str | None = None,
-    limits: Limits = Limits(),
+    limits: GradingLimits = GradingLimits(),
 ) -> Report:
     """Run code against some of a problem's tests, in a sandbox that nothing else is in.
 
@@ -122,7 +122,7 @@ def grade(
     return Report("ended", total=len(tests), error="The code ended the process that tests it.")
 
 
-def _run(box: Sandbox, request: str, tests: int, limits: Limits) -> Report | None:
+def _run(box: Sandbox, request: str, tests: int, limits: GradingLimits) -> Report | None:
     """One grading in one sandbox; None where the grader was ended from outside, by the submission or for want of memory."""
     command = ["python3", "-s", "-S", "-c", _program(), str(MEMORY)]
     result = box.exec(command, stdin=request, timeout=limits.total + _MARGIN, env=_ENVIRONMENT)

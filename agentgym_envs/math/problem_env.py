@@ -47,4 +47,4 @@ class ProblemEnv(Env):
     ) -> tuple[Observation, dict[str, Any]]:
         """Pose the problem; see `agentgym.Env.reset`."""
         super().reset(seed=seed, options=options)
-        return instructed(self.posed.messages, self.instruction), {}
+        return instructed(self.current_task.messages, self.instruction), {}

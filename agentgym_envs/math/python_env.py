@@ -149,7 +149,7 @@ class PythonEnv(ProblemEnv):
             terminated=True,
             success=right,
             answer=stated.text,
-            expected=str(self.posed.answer),
+            expected=str(self.current_task.answer),
         )
 
     def expert_action(self) -> str:

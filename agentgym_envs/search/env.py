@@ -138,7 +138,7 @@ class Search(Env):
         """Ask the question; see `agentgym.Env.reset`."""
         super().reset(seed=seed, options=options)
         self._searches = self._searches_before = 0
-        return instructed(self.posed.messages, INSTRUCTION), {}
+        return instructed(self.current_task.messages, INSTRUCTION), {}
 
     def step(self, action: Action) -> Step:
         """Search, or judge the answer.
@@ -178,7 +178,7 @@ class Search(Env):
 
     def expert_action(self) -> str:
         """The next search of the task's chain, and on the last turn at the latest the answer."""
-        queries = queries_of(self.posed)[: self.max_turns - 1]
+        queries = queries_of(self.current_task)[: self.max_turns - 1]
         return (
             call_text("search", query=queries[self.turn])
             if self.turn < len(queries)
@@ -187,7 +187,7 @@ class Search(Env):
 
     def random_action(self, rng: random.Random) -> str:
         """A search for two words of the question, or one of its words as the answer."""
-        words = text_of(self.posed.messages[-1]).split() or ["nothing"]
+        words = text_of(self.current_task.messages[-1]).split() or ["nothing"]
         if rng.random() < 0.5:
             return f"<answer>{rng.choice(words)}</answer>"
         return call_text("search", query=f"{rng.choice(words)} {rng.choice(words)}")

@@ -144,7 +144,7 @@ class SQL(Env):
         """Pose the question; see `agentgym.Env.reset`."""
         super().reset(seed=seed, options=options)
         self._release()
-        task, database = self.posed, self._bound
+        task, database = self.current_task, self._bound
         self._queries = Queries(database, self.sandbox)
         *before, last = task.messages
         question = OPENING.format(
@@ -187,7 +187,7 @@ class SQL(Env):
 
     def expert_action(self) -> str:
         """A look at a table the first gold query reads, then that query as the answer."""
-        task, database = self.posed, self._bound
+        task, database = self.current_task, self._bound
         gold = golds_of(task)[0]
         if self.turn == 0 and self.max_turns > 1:
             used = [t.name for t in database.tables if re.search(rf"\b{re.escape(t.name)}\b", gold, re.IGNORECASE)]
@@ -223,9 +223,9 @@ class SQL(Env):
         """The tool `answer`."""
         if self._verdict is not None:
             return "Error: the answer is given, the episode is over"
-        right, error = judge(self.posed, query, self._running_queries(), self.bounds.seconds)
+        right, error = judge(self.current_task, query, self._running_queries(), self.bounds.seconds)
         query = query.encode("utf-8", "replace").decode("utf-8")
-        self._verdict = {"success": right, "answer": query, "expected": golds_of(self.posed)[0]}
+        self._verdict = {"success": right, "answer": query, "expected": golds_of(self.current_task)[0]}
         if error:
             self._verdict["error"] = error
             return f"Wrong: {error}"

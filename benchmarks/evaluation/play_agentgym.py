@@ -8,11 +8,10 @@ from pathlib import Path
 
 from questions import Settings, answer, measure, question, right
 
-from agentgym import Env, Task, TaskSet
+from agentgym import ChatPolicy, Env, ScriptedPolicy, Task, TaskSet
 from agentgym.core.messages import text_of, user
 from agentgym.core.registration import EnvSpec
 from agentgym.evaluate import evaluate
-from agentgym import ChatPolicy, ScriptedPolicy
 
 
 class Sums(Env):
@@ -27,10 +26,10 @@ class Sums(Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed, options=options)
-        return list(self.posed.messages), {}
+        return list(self.current_task.messages), {}
 
     def step(self, action):
-        correct = self.read(action).strip() == self.posed.answer
+        correct = self.read(action).strip() == self.current_task.answer
         return self.outcome([], float(correct), terminated=True, success=correct)
 
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from flops import SHAPES, Shape, peak_of, training_flops, utilisation
 
 from agent_train.config.schema import Config
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 from agent_train.learner.parallel import rank_shares
 from agent_train.learner.worker import LearnerWorker
 
@@ -51,12 +51,14 @@ def write_model(shape: Shape, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text("{}")
 
 
-def rows_of_length(length: int, vocab: int) -> list[Row]:
+def rows_of_length(length: int, vocab: int) -> list[TrainingSample]:
     """STEP_TOKENS tokens in rows of this length, each after a prompt of PROMPT tokens."""
     rng, rows = random.Random(0), []
     for number in range(STEP_TOKENS // length):
         mask = [position >= PROMPT for position in range(length)]
-        row = Row([rng.randrange(vocab) for _ in range(length)], mask, [0.0] * length, trajectory=str(number))
+        row = TrainingSample(
+            [rng.randrange(vocab) for _ in range(length)], mask, [0.0] * length, trajectory=str(number)
+        )
         row.advantages = row.spread(rng.gauss(0, 1))
         rows.append(row)
     return rows

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from agent_train.data.packing import batch_of, shares
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 
 try:
     from learning.sides import MODELS, in_turn, make_policy, make_row, train_once
@@ -28,9 +28,9 @@ BUDGET = 2048
 ROWS = {"1M": 64, "44M": 24}
 
 
-def padded(rows: list[Row]) -> list[list[Row]]:
+def padded(rows: list[TrainingSample]) -> list[list[TrainingSample]]:
     """Micro-batches of rows sorted by length, of at most BUDGET tokens with their padding."""
-    batches: list[list[Row]] = []
+    batches: list[list[TrainingSample]] = []
     for row in sorted(rows, key=lambda row: -len(row.ids)):
         if not batches or len(batches[-1][0].ids) * (len(batches[-1]) + 1) > BUDGET:
             batches.append([])
@@ -38,7 +38,7 @@ def padded(rows: list[Row]) -> list[list[Row]]:
     return batches
 
 
-def _longer(row: Row, size: int) -> Row:
+def _longer(row: TrainingSample, size: int) -> TrainingSample:
     missing = size - len(row.ids)
     zeros = {name: [*getattr(row, name), *[0.0] * missing] for name in ("logprobs", "advantages")}
     return dataclasses.replace(row, ids=[*row.ids, *[0] * missing], mask=[*row.mask, *[False] * missing], **zeros)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from agent_train.data.packing import shares
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 
 try:
     from learning.sides import MODELS, in_turn, make_policy, make_row, train_once
@@ -27,7 +27,7 @@ GROUP = 8
 ANSWERS = {"1M": (32, 64, 128), "44M": (32, 64)}
 
 
-def rows_of(model: str, answer: int, groups: int) -> dict[str, list[Row]]:
+def rows_of(model: str, answer: int, groups: int) -> dict[str, list[TrainingSample]]:
     """The rows of the group, and those of the floor: a prompt without a sampled token, and the answers by themselves."""
     rng, vocab = random.Random(0), MODELS[model][-1]
     group, floor = [], []

@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agent_train.data.packing import MicroBatch
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 from agent_train.learner.attention import register
 from agent_train.learner.fsdp import plain
 from agent_train.learner.head import PackedPolicy
@@ -38,12 +38,14 @@ def make_policy(name: str) -> PackedPolicy:
     return PackedPolicy(plain(Qwen3ForCausalLM(config), gradient_checkpointing=False), 1024)
 
 
-def make_row(prompt: Sequence[int], completion: int, rng: random.Random, group: str = "", vocab: int = 512) -> Row:
+def make_row(
+    prompt: Sequence[int], completion: int, rng: random.Random, group: str = "", vocab: int = 512
+) -> TrainingSample:
     """A row with a sampled completion of so many tokens, some of whose ids are drawn."""
     ids = [*prompt, *(rng.randrange(vocab) for _ in range(completion))]
     mask = [False] * len(prompt) + [True] * completion
     advantage = rng.gauss(0, 1)
-    return Row(
+    return TrainingSample(
         ids,
         mask,
         [0.0] * len(ids),

@@ -18,7 +18,7 @@ from cases import read_case, reward_of, tokens_of
 
 from agent_train.algorithms.advantages import group_advantages
 from agent_train.config.schema import Config
-from agent_train.data.samples import Row, rows_of
+from agent_train.data.samples import TrainingSample, rows_of
 from agent_train.engine.base import Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.learner.parallel import rank_shares
@@ -52,7 +52,7 @@ def trajectory(group: int, sample: int, prompt: list[int], ids: list[int], rewar
     return Trajectory(f"{group}-{sample}", "benchmark", str(group), sample, turns=[turn])
 
 
-def rows_with_advantages(groups: Sequence[Group]) -> list[Row]:
+def rows_with_advantages(groups: Sequence[Group]) -> list[TrainingSample]:
     """What the loop does between the rollout and the update."""
     rows = []
     for group in groups:

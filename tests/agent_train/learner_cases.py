@@ -9,7 +9,7 @@ import torch.distributed as dist
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agent_train.config.schema import Config
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 from agent_train.learner.actor_group import Learner
 from agent_train.learner.worker import LearnerWorker
 
@@ -43,7 +43,7 @@ def make_rows(sizes=(9, 17, 5, 12, 9, 21), seed=0, advantage=None, **fields):
     for number, size in enumerate(sizes):
         mask = [position > 1 and position % 4 < 2 for position in range(size)]
         gain = rng.gauss(0, 1) if advantage is None else advantage
-        row = Row(
+        row = TrainingSample(
             ids=[rng.randrange(VOCAB) for _ in range(size)],
             mask=mask,
             logprobs=[rng.uniform(-5, -1) if sampled else 0.0 for sampled in mask],

@@ -30,8 +30,8 @@ class InProcess:
     async def scores(self, rows):
         return self._by_row("scores", rows)
 
-    async def descend(self, rows, derivatives, lr):
-        return self.worker.descend(self._share(along(rows, derivatives)), lr)
+    async def apply_loss_gradients(self, rows, derivatives, lr):
+        return self.worker.apply_loss_gradients(self._share(along(rows, derivatives)), lr)
 
     def _by_row(self, method, rows):
         share = self._share(rows)

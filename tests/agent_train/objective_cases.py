@@ -11,7 +11,7 @@ from learner_cases import gradients_of, make_config
 
 from agent_train.config.schema import AlgorithmConfig
 from agent_train.data.packing import shares
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 from agent_train.learner.worker import LearnerWorker
 
 BIG = 10_000
@@ -46,7 +46,7 @@ class Learnt:
 def row_of(behaviour, advantages, first=1, **fields):
     """A row of one prompt token and of the sampled ids `first`, `first` + 1, ...; what is not sampled is NaN."""
     count = len(behaviour)
-    return Row(
+    return TrainingSample(
         ids=[0, *range(first, first + count)],
         mask=[False] + [True] * count,
         logprobs=[math.nan, *behaviour],

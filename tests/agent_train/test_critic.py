@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from agent_train.algorithms.prime import outcome_loss, process_rewards
 from agent_train.data.packing import batch_of, shares
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 from agent_train.learner.critic_objective import critic_contribute, summarise_critic
 from agent_train.learner.measures import StepResult
 from agent_train.learner.prm_objective import REDUCTION, prm_targets
@@ -80,7 +80,7 @@ def test_a_reward_model_scores_a_row_at_its_last_sampled_token(critic_dir):
 
 
 def test_a_row_without_a_sampled_token_is_scored_at_its_end(critic_dir):
-    silent = Row([1, 2, 3, 4], [False] * 4, [0.0] * 4)
+    silent = TrainingSample([1, 2, 3, 4], [False] * 4, [0.0] * 4)
     with one_rank(critic_dir, role="reward_model") as worker, torch.no_grad():
         (score,) = worker.module(batch_of([silent])).tolist()
     assert score == pytest.approx(dense_values(critic_dir, silent.ids)[-1], abs=1e-5)
@@ -125,7 +125,7 @@ def test_the_critic_learns_a_known_value_function_and_knows_it_of_rows_it_has_no
 
 
 def test_what_is_measured_of_a_step_is_what_a_hand_finds():
-    row = Row(
+    row = TrainingSample(
         [1, 2, 3, 4], [False, True, True, True], [0.0] * 4, values=[0.0, 0.0, 0.0, 2.0], targets=[9.0, 1.0, 0.5, 2.0]
     )
     row.weight = 0.25
@@ -182,7 +182,7 @@ def test_values_and_scores_are_the_same_where_rows_share_their_prompt(critic_dir
     for number, row in enumerate(make_rows((5, 8, 3, 5), seed=4)):
         mask = [False] * len(prompt) + [True] * len(row.ids)
         ids, logprobs = prompt + row.ids, [0.0] * len(prompt) + [-1.0] * len(row.ids)
-        rows.append(Row(ids, mask, logprobs, trajectory=f"t{number}", group="g"))
+        rows.append(TrainingSample(ids, mask, logprobs, trajectory=f"t{number}", group="g"))
     apart, together = (shares(rows, 1, BIG, shared_prefix=shared)[0] for shared in (False, True))
     assert any(together.prefixes)
     with one_rank(critic_dir, role="critic") as critic:

@@ -12,7 +12,7 @@ from engine_models import MAX_LEN, build, perturb, reference_greedy, reference_l
 from transformers import AutoModelForCausalLM
 
 from agent_train.config.schema import Config, EngineConfig
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 from agent_train.engine.base import Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.engine.server import MODEL_NAME
@@ -160,7 +160,7 @@ def test_a_server_is_a_teacher_that_scores_exact_ids_as_transformers_does(served
     config.teacher.url, config.teacher.model = f"{served.engine.replicas[0].url}/v1", MODEL_NAME
     rng = random.Random(3)
     rows = [
-        Row(ids, [t > 0 and rng.random() < 0.5 for t in range(len(ids))], [0.0] * len(ids), temperature=0.5)
+        TrainingSample(ids, [t > 0 and rng.random() < 0.5 for t in range(len(ids))], [0.0] * len(ids), temperature=0.5)
         for ids in some_prompts(12, 60, seed=8)
     ]
 

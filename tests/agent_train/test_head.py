@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agent_train.data.packing import batch_of
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 from agent_train.learner.head import PackedPolicy, chunked_head
 
 TOKENS, HIDDEN, VOCAB = 23, 3, 31
@@ -151,7 +151,10 @@ class OneHotModel(nn.Module):
 
 def test_each_token_is_scored_by_the_position_before_it_in_its_own_row():
     policy = PackedPolicy(OneHotModel(10), head_chunk=2)
-    rows = [Row([1, 2, 3, 4], [False, True, False, True], [0.0] * 4), Row([7, 8, 5], [False, True, True], [0.0] * 3)]
+    rows = [
+        TrainingSample([1, 2, 3, 4], [False, True, False, True], [0.0] * 4),
+        TrainingSample([7, 8, 5], [False, True, True], [0.0] * 3),
+    ]
     logprobs_T, entropy_T = policy(batch_of(rows))
     # The last token, 5 after 8, is the only one that the model does not foresee; unmasked tokens are 0.
     assert logprobs_T.tolist() == pytest.approx([0, 0, 0, 0, 0, 0, -50], abs=1e-4)
@@ -161,7 +164,10 @@ def test_each_token_is_scored_by_the_position_before_it_in_its_own_row():
 def test_temperature_divides_the_logits_of_its_own_row():
     policy = PackedPolicy(OneHotModel(4), head_chunk=2)
     policy.model.head.weight = nn.Parameter(torch.arange(16.0).reshape(4, 4) / 7)
-    rows = [Row([0, 2], [False, True], [0.0] * 2, temperature=0.5), Row([0, 2], [False, True], [0.0] * 2)]
+    rows = [
+        TrainingSample([0, 2], [False, True], [0.0] * 2, temperature=0.5),
+        TrainingSample([0, 2], [False, True], [0.0] * 2),
+    ]
     logprobs_T, _ = policy(batch_of(rows))
     logits = [0 / 7, 4 / 7, 8 / 7, 12 / 7]
 

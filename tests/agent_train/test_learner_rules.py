@@ -21,7 +21,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agent_train.algorithms.returns import moments, whiten
 from agent_train.data.packing import batch_of, shares, weigh
-from agent_train.data.samples import Row, rows_of
+from agent_train.data.samples import TrainingSample, rows_of
 from agent_train.engine.base import Completion, Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.engine.vllm import _request_body
@@ -98,7 +98,7 @@ def test_8_every_number_of_a_token_speaks_of_that_token_and_not_of_its_neighbour
     mask = [False, True, False, True, True, True]
     sure = math.log1p((VOCAB - 1) * math.exp(-20.0))
     expected = [0.0, -sure, 0.0, -20.0 - sure, -sure, -20.0 - sure]
-    row = Row(ids, mask, expected, advantages=[0.0, 1.0, 0.0, 2.0, 4.0, 8.0], reference=expected)
+    row = TrainingSample(ids, mask, expected, advantages=[0.0, 1.0, 0.0, 2.0, 4.0, 8.0], reference=expected)
     with one_rank(write_counting_model(tmp_path / "model")) as worker:
         assert scored(worker, row) == pytest.approx(expected, abs=1e-4)
         metrics = worker.update(shares_of(row))
@@ -109,7 +109,7 @@ def test_8_every_number_of_a_token_speaks_of_that_token_and_not_of_its_neighbour
 
 def test_8_an_advantage_moves_the_probability_of_its_own_token(tmp_path):
     ids, mask = [3, 8, 20, 31], [False, True, True, True]
-    row = Row(ids, mask, [0.0, -1.0, -1.0, -1.0], advantages=[0.0, 0.0, 1.0, 0.0])
+    row = TrainingSample(ids, mask, [0.0, -1.0, -1.0, -1.0], advantages=[0.0, 0.0, 1.0, 0.0])
     with one_rank(write_counting_model(tmp_path / "model", sure=1.0), make_config(lr=1e-3)) as worker:
         before = scored(worker, row)
         worker.update(shares_of(row))

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_train.data.packing import batch_of, shares
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 from agent_train.learner.optimizer_steps import split_steps
 
 
 def rows_of_sizes(sizes):
     return [
-        Row(ids=list(range(n)), mask=[False] + [True] * (n - 1), logprobs=[0.0] * n, trajectory=str(i))
+        TrainingSample(ids=list(range(n)), mask=[False] + [True] * (n - 1), logprobs=[0.0] * n, trajectory=str(i))
         for i, n in enumerate(sizes)
     ]
 
@@ -71,10 +71,10 @@ def test_the_weights_of_all_sampled_tokens_sum_to_one(sizes, world, budget):
 
 def test_a_micro_batch_lays_rows_end_to_end_and_restarts_positions():
     rows = [
-        Row(
+        TrainingSample(
             [5, 6, 7], [False, True, True], [0.0, -1.0, -2.0], advantages=[0.0, 0.5, 0.25], temperature=0.7, weight=0.25
         ),
-        Row([8, 9], [False, True], [0.0, -3.0], versions=[-1, 4], reference=[0.0, -2.5], weight=0.5),
+        TrainingSample([8, 9], [False, True], [0.0, -3.0], versions=[-1, 4], reference=[0.0, -2.5], weight=0.5),
     ]
     batch = batch_of(rows)
     assert batch.ids_T.tolist() == [5, 6, 7, 8, 9]
@@ -104,11 +104,14 @@ def test_a_micro_batch_without_rows_has_one_token_that_no_loss_sees():
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        (Row([1, 2], [False], [0.0, 0.0], trajectory="x/1"), "2 ids, 1 mask values"),
-        (Row([1, 2], [True, True], [0.0, 0.0], trajectory="x/1"), "first token"),
-        (Row([1, 2], [False, True], [0.0, 0.0], trajectory="x/1", temperature=0.0), "temperature"),
-        (Row([], [], [], trajectory="x/1"), "0 ids"),
-        (Row([1, 2], [False, True], [0.0, 0.0], trajectory="x/1", advantages=[1.0]), "2 ids and 1 advantages"),
+        (TrainingSample([1, 2], [False], [0.0, 0.0], trajectory="x/1"), "2 ids, 1 mask values"),
+        (TrainingSample([1, 2], [True, True], [0.0, 0.0], trajectory="x/1"), "first token"),
+        (TrainingSample([1, 2], [False, True], [0.0, 0.0], trajectory="x/1", temperature=0.0), "temperature"),
+        (TrainingSample([], [], [], trajectory="x/1"), "0 ids"),
+        (
+            TrainingSample([1, 2], [False, True], [0.0, 0.0], trajectory="x/1", advantages=[1.0]),
+            "2 ids and 1 advantages",
+        ),
     ],
 )
 def test_a_malformed_row_is_refused_by_the_name_of_its_trajectory(row, problem):
@@ -118,7 +121,7 @@ def test_a_malformed_row_is_refused_by_the_name_of_its_trajectory(row, problem):
 
 def test_nothing_to_train_on_is_refused():
     with pytest.raises(ValueError, match="nothing to train on"):
-        shares([Row([1, 2], [False, False], [0.0, 0.0])], 1, 100)
+        shares([TrainingSample([1, 2], [False, False], [0.0, 0.0])], 1, 100)
     with pytest.raises(ValueError, match="microbatch_tokens"):
         shares(rows_of_sizes([3]), 1, 0)
 
@@ -129,7 +132,7 @@ def test_nothing_to_train_on_is_refused():
 @settings(deadline=None)
 def test_optimizer_steps_tear_no_trajectory_apart_and_lose_no_row(sizes, parts):
     rows = [
-        Row(list(range(n)), [False] + [True] * (n - 1), [0.0] * n, trajectory=f"t{t}", group=f"g{t // 2}")
+        TrainingSample(list(range(n)), [False] + [True] * (n - 1), [0.0] * n, trajectory=f"t{t}", group=f"g{t // 2}")
         for t, own in enumerate(sizes)
         for n in own
     ]
@@ -146,7 +149,7 @@ def test_optimizer_steps_tear_no_trajectory_apart_and_lose_no_row(sizes, parts):
 
 
 def test_rows_that_sampled_nothing_make_no_optimizer_step():
-    silent = Row([1, 2], [False, False], [0.0, 0.0])
+    silent = TrainingSample([1, 2], [False, False], [0.0, 0.0])
     (only,) = split_steps([silent, *rows_of_sizes([3])], 2)
     assert [row.trajectory for row in only] == ["0"]
     assert split_steps([silent], 2) == [[silent]]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent_train.data.balance import TOKENS, Cost, balance, model_cost, spread
 from agent_train.data.packing import shares
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 
 COST = Cost(token=100, sampled=20, pair=1)
 COSTS = st.lists(st.integers(0, 1000), max_size=40)
@@ -18,7 +18,7 @@ SIZES = st.lists(st.integers(2, 60), min_size=1, max_size=40)
 
 def rows_of_sizes(sizes):
     return [
-        Row(ids=list(range(n)), mask=[False] + [True] * (n - 1), logprobs=[0.0] * n, trajectory=str(i))
+        TrainingSample(ids=list(range(n)), mask=[False] + [True] * (n - 1), logprobs=[0.0] * n, trajectory=str(i))
         for i, n in enumerate(sizes)
     ]
 

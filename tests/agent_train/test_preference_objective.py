@@ -197,7 +197,7 @@ def descend_in_worlds(rank, ports, model_dirs, cases, folder):
         config = dataclasses.replace(make_config(workers=world, timeout=300.0), mode=mode)
         worker = LearnerWorker(rank, world, config, "cpu", role)
         worker.start("127.0.0.1", port, str(model_dirs[role]))
-        _, grads = recorded(worker, partial(worker.descend, shares(cases[role], world, 21)[rank], 0.0))
+        _, grads = recorded(worker, partial(worker.apply_loss_gradients, shares(cases[role], world, 21)[rank], 0.0))
         if rank == 0:
             torch.save(grads, folder / f"{role}-{world}.pt")
         dist.barrier()

@@ -8,7 +8,7 @@ from learner_cases import make_config, one_rank, write_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 from agent_train.learner.fsdp import blocks_of, full_tensors, load_policy
 from agent_train.learner.loading import WeightFiles
 from agent_train.learner.parallel import data_ranks, make_layout, plan_of, rank_shares
@@ -48,7 +48,7 @@ def test_weights_are_read_as_transformers_reads_them(model_dir):
 
 
 def test_tied_weights_are_one_parameter_before_and_after_the_first_forward(model_dir):
-    row = Row([1, 2, 3], [False, True, True], [0.0, -1.0, -1.0])
+    row = TrainingSample([1, 2, 3], [False, True, True], [0.0, -1.0, -1.0])
     with one_rank(model_dir) as worker:
         model = worker.module.model
         for _ in range(2):
@@ -144,7 +144,7 @@ def test_heads_that_ranks_cannot_share_are_refused(query, key, ranks, good):
 
 def test_ranks_of_one_replica_get_the_same_rows():
     settings = make_config(workers=8, sequence_parallel=2, tensor_parallel=2).learner
-    rows = [Row([1, 2, number], [False, True, True], [0.0, -1.0, -1.0]) for number in range(6)]
+    rows = [TrainingSample([1, 2, number], [False, True, True], [0.0, -1.0, -1.0]) for number in range(6)]
     dealt = rank_shares(rows, settings)
     assert data_ranks(settings) == 2
     assert [share is dealt[rank // 4 * 4] for rank, share in enumerate(dealt)] == [True] * 8

@@ -10,7 +10,7 @@ from torch import nn
 from agent_train.learner.fsdp import UNCOMPILED, blocks_of, compile_blocks, load_policy
 from agent_train.learner.optimizers import make_optimizer, set_lr
 from agent_train.learner.parallel import rank_shares
-from agent_train.learner.sequence_parallel import ULYSSES, Spread, spread_over
+from agent_train.learner.sequence_parallel import ULYSSES, SequenceParallelGroup, spread_over
 
 
 def settings_of(**learner):
@@ -72,10 +72,10 @@ def test_eight_bits_learn_about_the_same(tmp_path):
 def test_attention_stays_out_of_compiled_blocks_where_ranks_share_the_tokens(tmp_path):
     policy = load_policy(write_model(tmp_path), 64)
     compile_blocks(policy.model, blocks_of(policy.model))
-    spread_over(policy, Spread(None, 0, 2, None, 0, 2))
+    spread_over(policy, SequenceParallelGroup(None, 0, 2, None, 0, 2))
     assert policy.model.config._attn_implementation == UNCOMPILED
     plain = load_policy(write_model(tmp_path), 64)
-    spread_over(plain, Spread(None, 0, 2, None, 0, 2))
+    spread_over(plain, SequenceParallelGroup(None, 0, 2, None, 0, 2))
     assert plain.model.config._attn_implementation == ULYSSES
 
 

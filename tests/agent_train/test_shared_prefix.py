@@ -16,7 +16,7 @@ from learner_cases import VOCAB, assert_same, gradients_of, make_config, one_ran
 from agent_train.data.balance import Cost
 from agent_train.data.packing import batch_of, shares
 from agent_train.data.prefixes import trees_of
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 from agent_train.learner.worker import LearnerWorker
 
 
@@ -28,7 +28,7 @@ def row_of(prompt, size, rng, group="g", turns=1):
         ids += [rng.randrange(VOCAB) for _ in range(bridge + size)]
         mask += [False] * bridge + [True] * size
     advantage = rng.gauss(0, 1)
-    return Row(
+    return TrainingSample(
         ids=ids,
         mask=mask,
         logprobs=[rng.uniform(-5, -1) if sampled else 0.0 for sampled in mask],
@@ -159,7 +159,9 @@ def drawn_rows(shape):
     for number, (group, kind, prompt, size) in enumerate(shape):
         ids = [kind] * prompt + [VOCAB + number] * size
         mask = [False] * prompt + [True] * size
-        rows.append(Row(ids, mask, [0.0] * len(ids), trajectory=str(number), group=f"g{group}" if group else ""))
+        rows.append(
+            TrainingSample(ids, mask, [0.0] * len(ids), trajectory=str(number), group=f"g{group}" if group else "")
+        )
     return rows
 
 

@@ -13,13 +13,13 @@ from aiohttp import web
 from sample_tokenizers import tiny
 
 from agent_train.config.schema import Config
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 from agent_train.engine.teacher import Teacher, TeacherError
 from agent_train.learner.tiny import train_tokenizer
 
 ROWS = [
-    Row([3, 4, 5, 6], [False, True, False, True], [0.0, -1.0, 0.0, -1.0], trajectory="one"),
-    Row([7, 8], [False, True], [0.0, -1.0], trajectory="two", temperature=0.5),
+    TrainingSample([3, 4, 5, 6], [False, True, False, True], [0.0, -1.0, 0.0, -1.0], trajectory="one"),
+    TrainingSample([7, 8], [False, True], [0.0, -1.0], trajectory="two", temperature=0.5),
 ]
 
 
@@ -97,7 +97,7 @@ def test_the_exact_ids_are_sent_to_the_named_model_and_nothing_is_asked_of_a_row
         asked.append(await request.json())
         return web.json_response(answer_to(asked[-1]["prompt"]))
 
-    silent = Row([3, 4], [False, False], [0.0, 0.0])
+    silent = TrainingSample([3, 4], [False, False], [0.0, 0.0])
     found = with_endpoint(policy_dir, lambda teacher: teacher.logprobs([*ROWS, silent]), remembers)
     assert found[-1] == [0.0, 0.0]
     assert sorted(body["prompt"] for body in asked) == sorted(row.ids for row in ROWS)

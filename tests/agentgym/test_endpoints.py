@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from agentgym.policies.endpoints import Gate, backoff, gate_of, retry_after
+from agentgym.policies.endpoints import ConcurrencyLimiter, backoff, gate_of, retry_after
 
 
 def run(coroutine):
@@ -25,7 +25,7 @@ def told(gate, answers, refusals, running):
 
 def test_where_2_percent_are_refused_nobody_else_is_held_back():
     async def go():
-        gate = Gate()
+        gate = ConcurrencyLimiter()
         for _ in range(40):
             told(gate, answers=49, refusals=1, running=64)
             gate.running = 10  # as few may run by chance, and say nothing of what the endpoint can take
@@ -38,7 +38,7 @@ def test_where_2_percent_are_refused_nobody_else_is_held_back():
 
 def test_of_an_overload_the_share_that_was_refused_is_held_back():
     async def go():
-        gate = Gate()
+        gate = ConcurrencyLimiter()
         told(gate, answers=60, refusals=0, running=64)
         told(gate, answers=0, refusals=24, running=64)
         assert 40 <= gate.limit <= 46
@@ -53,7 +53,7 @@ def test_of_an_overload_the_share_that_was_refused_is_held_back():
 
 def test_where_most_are_refused_nobody_enters_before_the_wait_is_over_and_who_was_refused_goes_first():
     async def go():
-        gate, loop, order = Gate(), asyncio.get_running_loop(), []
+        gate, loop, order = ConcurrencyLimiter(), asyncio.get_running_loop(), []
 
         async def enter(name, again=False):
             waited = await gate.enter(again)
@@ -79,7 +79,7 @@ def test_where_most_are_refused_nobody_enters_before_the_wait_is_over_and_who_wa
 @pytest.mark.parametrize("given_a_place", [False, True])
 def test_who_gives_up_waiting_takes_no_place(given_a_place):
     async def go():
-        gate = Gate()
+        gate = ConcurrencyLimiter()
         gate.limit = 1.0
         await gate.enter()
         first, second = (asyncio.create_task(gate.enter()) for _ in range(2))

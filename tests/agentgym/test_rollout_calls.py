@@ -7,7 +7,7 @@ import time
 import pytest
 
 from agentgym.core.env import Env
-from agentgym.core.executor import Lane
+from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import user
 from agentgym.core.tasks import Task
 from agentgym.policies.base import ScriptedPolicy
@@ -90,7 +90,7 @@ def test_an_environment_whose_init_failed_or_was_given_up_is_not_reset():
 def test_what_a_loop_left_behind_does_not_reach_the_next_one():
     """A call that outlives its event loop answers to nobody, and the threads' answers in the next loop arrive."""
     gate = threading.Event()
-    lane = Lane("left behind")
+    lane = EnvExecutor("left behind")
 
     async def abandon():
         lane.start(gate.wait, 5)
@@ -107,7 +107,7 @@ def test_a_call_that_is_cancelled_before_its_turn_is_left_out():
     called, gate = [], threading.Event()
 
     async def play():
-        lane = Lane("turns")
+        lane = EnvExecutor("turns")
         first = lane.start(gate.wait, 5)
         second = lane.start(called.append, "second")
         third = lane.start(called.append, "third")

@@ -9,7 +9,7 @@ import pytest
 
 from agentgym.sandbox import SandboxSpec, acquire
 from agentgym_envs.code import grading
-from agentgym_envs.code.grading import Limits, grade
+from agentgym_envs.code.grading import GradingLimits, grade
 from agentgym_envs.code.problems import Problem
 
 PROMPT = 'def square(x: int) -> int:\n    """ The square of x.\n    >>> square(3)\n    9\n    """\n'
@@ -27,7 +27,7 @@ SQUARE = Problem(
     prompt=PROMPT,
     setup=f"{PROMPT}\n{CHECK}",
 )
-QUICK = Limits(1.0, 2.0)
+QUICK = GradingLimits(1.0, 2.0)
 FORGED = {
     "success": True,
     "passed": 4,

@@ -17,7 +17,7 @@ import agentgym
 from agentgym import sandbox as sandboxes
 from agentgym.sandbox import SandboxError, choose
 from agentgym_envs.code import grading
-from agentgym_envs.code.grading import LONGEST_CODE, Limits, grade
+from agentgym_envs.code.grading import LONGEST_CODE, GradingLimits, grade
 from agentgym_envs.code.inside import values
 from agentgym_envs.code.problems import Problem
 
@@ -103,14 +103,14 @@ class TestReport:
     def test_one_slow_or_ending_test_does_not_cost_the_others(self):
         tests = [f"assert f({n}) == {n}" for n in (1, 2, 3)]
         slow = "def f(n):\n    while n == 2: pass\n    return n\n"
-        report = graded("f", slow, *tests, limits=Limits(1.0, 8.0))
+        report = graded("f", slow, *tests, limits=GradingLimits(1.0, 8.0))
         assert (report.verdict, report.passed, report.total) == ("timeout", 2, 3)
         report = graded("f", "import os\ndef f(n):\n    if n == 2: os._exit(0)\n    return n\n", *tests)
         assert (report.verdict, report.passed, report.total) == ("wrong", 2, 3)
 
     def test_all_calls_share_a_limit(self):
         code = "import time\ndef f(n):\n    time.sleep(0.4)\n    return n\n"
-        report = graded("f", code, *(f"assert f({n}) == {n}" for n in range(50)), limits=Limits(1.5, 2.0))
+        report = graded("f", code, *(f"assert f({n}) == {n}" for n in range(50)), limits=GradingLimits(1.5, 2.0))
         assert report.verdict == "timeout"
         assert report.failures  # the grader itself ended it, and told
         assert report.passed < 6
@@ -123,7 +123,7 @@ class TestReport:
     def test_limits_must_make_sense(self):
         for call, total in ((0, 1), (2, 1), (-1, 1)):
             with pytest.raises(ValueError, match="a call's time"):
-                Limits(call, total)
+                GradingLimits(call, total)
 
 
 class TestWhatTestsMayDo:

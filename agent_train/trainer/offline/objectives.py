@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from agent_train.config.schema import Config
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 from agent_train.learner.measures import SftUpdate, StepResult
 from agent_train.learner.preference_objective import (
     Judged,
@@ -26,19 +26,21 @@ T = TypeVar("T")
 class FileLearner(Protocol):
     """What the modes need of a learner."""
 
-    async def sft(self, rows: Sequence[Row], lr: float) -> SftUpdate:
+    async def sft(self, rows: Sequence[TrainingSample], lr: float) -> SftUpdate:
         """One supervised step."""
         ...
 
-    async def logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
+    async def logprobs(self, rows: Sequence[TrainingSample]) -> list[list[float]]:
         """Log-probabilities of each row's sampled tokens."""
         ...
 
-    async def scores(self, rows: Sequence[Row]) -> list[float]:
+    async def scores(self, rows: Sequence[TrainingSample]) -> list[float]:
         """The reward model's score of each row."""
         ...
 
-    async def descend(self, rows: Sequence[Row], derivatives: Sequence[Sequence[float]], lr: float) -> StepResult:
+    async def apply_loss_gradients(
+        self, rows: Sequence[TrainingSample], derivatives: Sequence[Sequence[float]], lr: float
+    ) -> StepResult:
         """One optimizer step along derivatives."""
         ...
 
@@ -124,7 +126,7 @@ async def learn(learner: FileLearner, objective: Objective, samples: Sequence[Sa
     judged = await judge(learner, objective, samples)
     answers = [rows for column in zip(*(s.answers for s in samples), strict=True) for rows in column]
     rows = _scored_rows(answers) if objective.form == "rm" else [row for of_answer in answers for row in of_answer]
-    done = await learner.descend(rows, judged.derivatives, lr)
+    done = await learner.apply_loss_gradients(rows, judged.derivatives, lr)
     tokens = sum(row.sampled for row in rows)
     return Learned(judged.loss, judged.measures, done.grad_norm, tokens, done.lr, not done.applied)
 
@@ -141,16 +143,16 @@ async def _judge_scores(learner: FileLearner, samples: Sequence[Sample], batch_r
     return replace(judged, derivatives=spread)
 
 
-def _scored_rows(answers: Sequence[list[Row]]) -> list[Row]:
+def _scored_rows(answers: Sequence[list[TrainingSample]]) -> list[TrainingSample]:
     """The row that holds the whole conversation as the template writes it at its end."""
     return [rows[-1] for rows in answers]
 
 
-def _last_sampled(row: Row) -> int:
+def _last_sampled(row: TrainingSample) -> int:
     return len(row.mask) - 1 - row.mask[::-1].index(True)
 
 
-def _likelihood(rows: Sequence[Row], logprobs: Sequence[Sequence[float]]) -> Judged:
+def _likelihood(rows: Sequence[TrainingSample], logprobs: Sequence[Sequence[float]]) -> Judged:
     """The mean negative log-likelihood of the sampled tokens."""
     tokens = sum(row.sampled for row in rows)
     loss = -math.fsum(value for own in logprobs for value in own) / tokens
@@ -158,8 +160,8 @@ def _likelihood(rows: Sequence[Row], logprobs: Sequence[Sequence[float]]) -> Jud
 
 
 async def _in_parts(
-    call: Callable[[Sequence[Row]], Awaitable[list[T]]],
-    rows: Sequence[Row],
+    call: Callable[[Sequence[TrainingSample]], Awaitable[list[T]]],
+    rows: Sequence[TrainingSample],
     size: int | None,
     said: Callable[[int], None] = lambda _: None,
 ) -> list[T]:

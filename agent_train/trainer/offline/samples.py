@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_train.data.samples import Row
+from agent_train.data.samples import TrainingSample
 from agent_train.rollout.renderer import Renderer, RendererError
 from agent_train.trainer.offline.records import Conversation, DataError, Example
 from agent_train.trainer.warm_start import sft_rows
@@ -25,13 +25,13 @@ class Sample:
         other: of kto, the rows of another example's answer under this one's prompt.
     """
 
-    answers: tuple[list[Row], ...]
+    answers: tuple[list[TrainingSample], ...]
     label: bool | None = None
     score: float | None = None
-    other: list[Row] = field(default_factory=list)
+    other: list[TrainingSample] = field(default_factory=list)
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TrainingSample]:
         """All of them."""
         return [row for rows in (*self.answers, self.other) for row in rows]
 
@@ -53,7 +53,7 @@ def samples_of(
     samples = []
     for number, example in enumerate(examples):
         answers = tuple(_rows(renderer, answer) for answer in example.answers)
-        other: list[Row] = []
+        other: list[TrainingSample] = []
         if mismatched:
             own, next_one = example.answers[0], examples[(number + 1) % len(examples)].answers[0]
             other = _rows(renderer, Conversation(own.id, own.prompt, next_one.said, own.tools, own.env))
@@ -69,7 +69,7 @@ def texts_of(examples: Sequence[Example]) -> list[str]:
     return [message["content"] for message in messages if isinstance(message.get("content"), str)]
 
 
-def _rows(renderer: Renderer, conversation: Conversation) -> list[Row]:
+def _rows(renderer: Renderer, conversation: Conversation) -> list[TrainingSample]:
     turns: list[Turn] = []
     observation = list(conversation.prompt)
     for message in conversation.said:

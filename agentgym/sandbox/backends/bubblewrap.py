@@ -143,8 +143,8 @@ class Embedded:
             _warn_once(f"the number of files in a sandbox is not limited: {why_not}")
         return why_not
 
-    def _limits(self) -> cgroups.Limits:
-        return cgroups.Limits(self.spec.memory, self.spec.pids + OWN_PIDS, self.spec.cpus, spare=OWN_MEMORY)
+    def _limits(self) -> cgroups.GroupLimits:
+        return cgroups.GroupLimits(self.spec.memory, self.spec.pids + OWN_PIDS, self.spec.cpus, spare=OWN_MEMORY)
 
     def _start(self, end: socket.socket) -> None:
         terminals = _own_terminals()

@@ -79,7 +79,7 @@ class RemoteChannel:
         return self._guarded("start", timeout, self._exchange)
 
     def send(self, header: Header, payload: bytes = b"", *, timeout: float) -> None:
-        """See `Calls.send`."""
+        """See `GuestRpc.send`."""
         until = time.monotonic() + timeout
         call = header["do"]
         fields = {name: value for name, value in header.items() if name != "do"}
@@ -92,7 +92,7 @@ class RemoteChannel:
         self._guarded(call, until - time.monotonic(), self._transmit)
 
     def answer(self, call: str, *, timeout: float) -> tuple[Header, bytes]:
-        """See `Calls.answer`."""
+        """See `GuestRpc.answer`."""
         header = self._then
         if header is None:
             if not self._request:
@@ -102,7 +102,7 @@ class RemoteChannel:
         return header, base64.b64decode(header.pop("data", ""))
 
     def close(self) -> None:
-        """See `Calls.close`. The server ends the sandbox."""
+        """See `GuestRpc.close`. The server ends the sandbox."""
         self.alive = False
         if self._socket is not None:
             self._socket.close()

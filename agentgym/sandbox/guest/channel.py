@@ -40,7 +40,7 @@ class Stream(Protocol):
         ...
 
 
-class Calls(Protocol):
+class GuestRpc(Protocol):
     """How a guest is spoken with: one call at a time, each with its answers. After a failure it is closed."""
 
     alive: bool

@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from agentgym.sandbox.guest.guest_files import Place, Upload, content, empty, restore
+from agentgym.sandbox.guest.guest_files import GuestPath, Upload, content, empty, restore
 from agentgym.sandbox.guest.guest_programs import (
     CHUNK,
     FIRST_TAG,
@@ -372,7 +372,7 @@ class Guest:
         """Take one part of a file; with the last it gets its place."""
         if not part:
             self.drop_upload()
-            self.upload = Upload(Place(path, self.ran))
+            self.upload = Upload(GuestPath(path, self.ran))
         if self.upload is None:
             raise ValueError("a part of a file whose first part was not taken")
         try:
@@ -394,7 +394,7 @@ class Guest:
 
     def do_folder(self, _: bytes, path: str) -> None:
         """Make a folder and those above it."""
-        Place(path, self.ran).make()
+        GuestPath(path, self.ran).make()
         self.answer({})
 
     def do_reset(self, _: bytes) -> None:

@@ -19,7 +19,7 @@ EMPTYING = 30.0  # seconds in which a folder must be empty; programs that run me
 HOSTS_OWN = (errno.ENAMETOOLONG, errno.EINVAL)  # the host chose a name that cannot be: no program's doing
 
 
-class Place:
+class GuestPath:
     """Where the host wants a file or folder.
 
     Attributes:
@@ -79,7 +79,7 @@ class Place:
 class Upload:
     """A file that arrives in parts. It has no name, and so is nothing that a program can find, until it is whole."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: GuestPath) -> None:
         self.place = place
         self.folder = self.file = -1
         try:

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agentgym.sandbox.api import MEGABYTE, WORKSPACE, Command, ExecResult, SandboxSpec, SandboxSpoiled
-from agentgym.sandbox.guest.channel import Calls, Channel, Header, Stream
+from agentgym.sandbox.guest.channel import Channel, GuestRpc, Header, Stream
 
 GRACE = 30.0  # seconds that the guest has beyond a step's own time: to interrupt, to kill, to answer on a busy machine
 FILE_TIMEOUT = 60.0  # seconds for one part of a file
@@ -80,7 +80,7 @@ class GuestSandbox:
         self.spec = spec
         self._on_close = on_close
         channel = Channel(stream, id, reason)
-        self._channel: Calls = channel
+        self._channel: GuestRpc = channel
         environment = {
             "PATH": path,
             "HOME": WORKSPACE,
@@ -104,7 +104,7 @@ class GuestSandbox:
             raise
 
     @classmethod
-    def greeted(cls, channel: Calls, spec: SandboxSpec, id: str, facts: Header) -> GuestSandbox:
+    def greeted(cls, channel: GuestRpc, spec: SandboxSpec, id: str, facts: Header) -> GuestSandbox:
         """One whose guest has its settings already, from whoever started it. `facts` is what it said to them."""
         made = cls.__new__(cls)
         made.id, made.spec, made.facts = id, spec, facts
@@ -112,7 +112,7 @@ class GuestSandbox:
         return made
 
     @property
-    def channel(self) -> Calls:
+    def channel(self) -> GuestRpc:
         """Where the guest is spoken with."""
         return self._channel
 

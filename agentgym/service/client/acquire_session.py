@@ -15,7 +15,7 @@ from agentgym.service.client.address import Address, Unavailable
 from agentgym.service.client.balance import Pool, Server, pool_of
 from agentgym.service.client.connection import NotOpened
 from agentgym.service.client.discovery import find_servers
-from agentgym.service.client.session_client import Session
+from agentgym.service.client.session_client import RemoteSession
 
 PATIENCE_SECONDS = 60.0
 ASK_SECONDS = 2.0
@@ -32,7 +32,7 @@ _tasks: set[asyncio.Task[None]] = set()  # a loop holds its tasks only weakly
 
 async def open_session(
     address: Address, patience: float = PATIENCE_SECONDS, expects: Mapping[str, Any] = MappingProxyType({})
-) -> tuple[Session, Server]:
+) -> tuple[RemoteSession, Server]:
     """A new session on the server with the most room. `pool_of(address.servers).leave(server)` when it has ended.
 
     Args:
@@ -64,11 +64,11 @@ async def open_session(
 
 async def _tried(
     address: Address, pool: Pool, server: Server, expects: Mapping[str, Any], refused: dict[str, str]
-) -> Session | None:
+) -> RemoteSession | None:
     """A session on this server, or what it failed with is noted."""
     opened = None
     try:
-        opened = await Session.open(replace(address, service=server.service), server.url, expects)
+        opened = await RemoteSession.open(replace(address, service=server.service), server.url, expects)
     except NotOpened as failure:
         if failure.wait is not None:
             pool.full(server, str(failure), failure.wait)

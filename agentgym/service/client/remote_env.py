@@ -21,7 +21,7 @@ from agentgym.service.client import acquire_session as opening
 from agentgym.service.client.address import Address, RemoteError, SessionLost, parse
 from agentgym.service.client.balance import Pool, Server, pool_of
 from agentgym.service.client.expected import difference
-from agentgym.service.client.session_client import Request, Session
+from agentgym.service.client.session_client import RemoteSession, Request
 from agentgym.service.protocol import frames
 from agentgym.service.server import lookup
 
@@ -89,7 +89,7 @@ class RemoteEnv(Env):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
-    def session(self) -> Session | None:
+    def session(self) -> RemoteSession | None:
         """The session that it has; None before the first episode and after one that was lost."""
         return self._place.session if self._place is not None and not self._place.session.lost else None
 
@@ -225,7 +225,7 @@ class RemoteEnv(Env):
             self._learn(result)
         return results
 
-    def _open(self) -> Session:
+    def _open(self) -> RemoteSession:
         session = self.session
         if session is None:
             raise RuntimeError(f"{self.address}: no session is open; call reset() before anything else")
@@ -282,7 +282,7 @@ def remote_env(
 class _Place:
     """A session, and the place on its server that it takes: given back once, also by an environment that nobody closed."""
 
-    def __init__(self, session: Session, server: Server, pool: Pool):
+    def __init__(self, session: RemoteSession, server: Server, pool: Pool):
         self.session = session
         self.server = server
         self.pool = pool
@@ -299,7 +299,7 @@ class _Place:
         self._give_back()
 
 
-def _give_back(session: Session, server: Server, pool: Pool) -> None:
+def _give_back(session: RemoteSession, server: Server, pool: Pool) -> None:
     session.abandon("its environment is gone")
     pool.leave(server)
 

@@ -51,7 +51,7 @@ class _Dropped(Exception):
 
 
 @dataclass
-class Session:
+class RemoteSession:
     """An open session. One call at a time.
 
     Attributes:
@@ -81,7 +81,7 @@ class Session:
         self._look_later()
 
     @classmethod
-    async def open(cls, address: Address, server: str, expects: Mapping[str, Any]) -> Session:
+    async def open(cls, address: Address, server: str, expects: Mapping[str, Any]) -> RemoteSession:
         """A new session on one server.
 
         Raises:

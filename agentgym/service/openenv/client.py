@@ -131,7 +131,7 @@ class OpenEnvEnv(Env):
             await asyncio.to_thread(getattr, self, "tasks")  # the server is asked, which others need not wait for
         super().reset(seed=seed, options=options)
         self.running = False
-        task = self.posed
+        task = self.current_task
         data = {**self._settings, **dict(task.metadata.get("reset") or {})}
         chosen = seed if task.seed is None else task.seed
         if chosen is not None:

@@ -16,7 +16,7 @@ from agentgym.storage.jsonl import line_of
 
 if TYPE_CHECKING:
     from agentgym.core.env import Env
-    from agentgym.service.worker.session_worker import Calls, SessionInfo
+    from agentgym.service.worker.session_worker import CallRunner, SessionInfo
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR, SERVER_ERROR = (
     -32700,
@@ -48,7 +48,7 @@ class OpenEnvWire:
 
     resumable = False
 
-    def __init__(self, env: Env, calls: Calls | Caller, session: SessionInfo):
+    def __init__(self, env: Env, calls: CallRunner | Caller, session: SessionInfo):
         self.play = Play(env, calls.call)
         self._count_error = calls.count_error
         self.session_id = session.id

@@ -32,7 +32,7 @@ from agentgym.service.server.handshake import check_handshake
 from agentgym.service.server.local_session import Line
 
 if TYPE_CHECKING:
-    from agentgym.service.server.env_server import Front
+    from agentgym.service.server.env_server import EnvServer
 
 Json = dict[str, Any]
 WIRE = "openenv"
@@ -56,7 +56,7 @@ class McpRoutes:
         env: the environment's id there.
     """
 
-    def __init__(self, front: Front, env: str):
+    def __init__(self, front: EnvServer, env: str):
         self._front = front
         self._env = env
         self._shared: dict[str, _Shared] = {}
@@ -172,7 +172,7 @@ class McpRoutes:
 
 
 @contextlib.contextmanager
-def once(front: Front, request: web.Request, env: str) -> Iterator[Line]:
+def once(front: EnvServer, request: web.Request, env: str) -> Iterator[Line]:
     """A session for one request. Raises `Refused` where there is none to be had."""
     line = front.open_line(request, env, WIRE)
     try:
@@ -188,7 +188,7 @@ def _ending() -> Iterator[None]:
         yield
 
 
-def counts(front: Front) -> Json:
+def counts(front: EnvServer) -> Json:
     """How full the server is, as OpenEnv's errors say it."""
     return {"active_sessions": len(front.sessions.open), "max_sessions": front.sessions.most}
 

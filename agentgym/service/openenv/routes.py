@@ -20,13 +20,13 @@ from agentgym.service.openenv.tasks import TaskRoutes, answer_422, answered, obj
 from agentgym.service.protocol.frames import Refused
 
 if TYPE_CHECKING:
-    from agentgym.service.server.env_server import Front
+    from agentgym.service.server.env_server import EnvServer
 
 Json = dict[str, Any]
 REFUSED_BYTES = 1 << 16  # that are read of a client that is refused
 
 
-def add_routes(app: web.Application, front: Front) -> None:
+def add_routes(app: web.Application, front: EnvServer) -> None:
     """Add OpenEnv's routes for every environment of a server."""
     envs = list(front.settings.envs)
     everywhere = [OpenEnvRoutes(front, envs[0], envs, "")]
@@ -51,7 +51,7 @@ class OpenEnvRoutes:
         prefix: what stands before each path.
     """
 
-    def __init__(self, front: Front, env: str, listed: list[str], prefix: str):
+    def __init__(self, front: EnvServer, env: str, listed: list[str], prefix: str):
         self.env = env
         self.prefix = prefix
         self._front = front

@@ -54,7 +54,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 BaseHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-class Front:
+class EnvServer:
     """A server that runs; made by `serve`.
 
     Attributes:
@@ -306,14 +306,14 @@ def _is_own(record: logging.LogRecord) -> bool:
 _log.addFilter(_is_own)
 
 
-async def serve(settings: ServeSettings) -> Front:
+async def serve(settings: ServeSettings) -> EnvServer:
     """Start a server.
 
     Raises:
         ZygoteFailed: the environments cannot be imported.
         OSError: the address cannot be had, or the files of TLS cannot be read.
     """
-    front = Front(settings)
+    front = EnvServer(settings)
     await front.start()
     return front
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from agentgym.service.protocol.frames import DEADLINE, DRAINING, ENV_ERROR, OUT_OF_MEMORY, WORKER_DIED
 
 if TYPE_CHECKING:
-    from agentgym.service.server.session import Session
+    from agentgym.service.server.session import ServedSession
 
 CLOSED, LEFT = "closed", "left"
 # Ends that are nobody's fault, which nobody needs to read of.
@@ -39,7 +39,7 @@ def line_of_event(event: str, **fields: Any) -> str:
     return json.dumps({"time": now, "event": event, **fields}, default=str)
 
 
-def log_ended(session: Session, pid: int | None, reason: str, message: str, status: int | None) -> None:
+def log_ended(session: ServedSession, pid: int | None, reason: str, message: str, status: int | None) -> None:
     """Log that a session ended, if it was not its client's wish or the server's end.
 
     Args:

@@ -13,13 +13,13 @@ from agentgym.service.server.memory import Memory
 from agentgym.service.server.metrics import CONTENT_TYPE, exposition
 
 if TYPE_CHECKING:
-    from agentgym.service.server.env_server import Front
+    from agentgym.service.server.env_server import EnvServer
 
 # Answered without a token: what probes of a cluster ask.
 OPEN_PATHS = ("/health", "/ready")
 
 
-def add_routes(app: web.Application, front: Front) -> None:
+def add_routes(app: web.Application, front: EnvServer) -> None:
     """Add the routes of all that is told."""
     told = Information(front)
     get = app.router.add_get
@@ -32,7 +32,7 @@ def add_routes(app: web.Application, front: Front) -> None:
     get("/envs/{id:.+}/schema", told.env_schema)
 
 
-def add_last(app: web.Application, front: Front) -> None:
+def add_last(app: web.Application, front: EnvServer) -> None:
     """Add what must come after all other routes under /envs/."""
     app.router.add_get("/envs/{id:.+}", Information(front).env)
 
@@ -44,7 +44,7 @@ class Information:
         front: the server.
     """
 
-    def __init__(self, front: Front):
+    def __init__(self, front: EnvServer):
         self._front = front
         self._memory = Memory()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 LINGER_SECONDS = 1.0
 
 
-class Farewells:
+class LingeringClose:
     """Connections that are over but for their client reading what was said last."""
 
     def __init__(self) -> None:

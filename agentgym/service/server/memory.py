@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agentgym.service.server.env_server import Front
+    from agentgym.service.server.env_server import EnvServer
 
 # A look asks the kernel to walk through the memory of every process: milliseconds of it for each.
 FRESH_SECONDS = 10.0
@@ -24,7 +24,7 @@ class Memory:
         self._looked = -FRESH_SECONDS
         self._looking = asyncio.Lock()
 
-    async def look(self, front: Front) -> Mapping[tuple[str, str], int]:
+    async def look(self, front: EnvServer) -> Mapping[tuple[str, str], int]:
         """Bytes of "server" (front, keeper, zygote), of "spare" workers that wait, and of "sessions", by environment; "" for the
         others."""
         async with self._looking:

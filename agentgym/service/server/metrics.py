@@ -10,10 +10,10 @@ from agentgym import __version__
 from agentgym.service.protocol.frames import PROTOCOL
 from agentgym.service.server.sessions import Sessions
 from agentgym.service.server.slots import TIME_BOUNDS
-from agentgym.service.server.tallies import LAG_BOUNDS, Tally
+from agentgym.service.server.tallies import LAG_BOUNDS, SessionCounts
 
 if TYPE_CHECKING:
-    from agentgym.service.server.env_server import Front
+    from agentgym.service.server.env_server import EnvServer
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _COUNTERS = {
@@ -27,7 +27,7 @@ _COUNTERS = {
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 Labels = Mapping[str, str]
 # Name, help, how many took how long, and the counter of their time in all.
-_HISTOGRAMS: tuple[tuple[str, str, Callable[[Tally], list[int]], str], ...] = (
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[SessionCounts], list[int]], str], ...] = (
     ("step_seconds", "Time that environments took for a step.", lambda tally: tally.times, "step_nanoseconds"),
     ("reset_seconds", "Time that environments took for a reset.", lambda tally: tally.reset_times, "reset_nanoseconds"),
     (
@@ -39,7 +39,7 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[Tally], list[int]], str], ...] = (
 )
 
 
-def exposition(front: Front, memory: Mapping[tuple[str, str], int]) -> str:
+def exposition(front: EnvServer, memory: Mapping[tuple[str, str], int]) -> str:
     """All metrics of a server as text.
 
     Args:
@@ -48,7 +48,7 @@ def exposition(front: Front, memory: Mapping[tuple[str, str], int]) -> str:
     """
     sessions = front.sessions
     counted = sessions.tallies()
-    tallies = {env: counted.get(env, Tally()) for env in front.served}
+    tallies = {env: counted.get(env, SessionCounts()) for env in front.served}
     lines = [*_of_the_server(sessions), *_of_the_front(front, memory), *_of_envs(sessions, tallies)]
     for name, help in _COUNTERS.items():
         lines += _family(f"{name}_total", "counter", help, [({"env": e}, t.counters[name]) for e, t in tallies.items()])
@@ -78,7 +78,7 @@ def _of_the_server(sessions: Sessions) -> Iterable[str]:
     yield from _family("slot_return_seconds_max", "gauge", "The longest of these.", [({}, returns.longest)])
 
 
-def _of_envs(sessions: Sessions, tallies: Mapping[str, Tally]) -> Iterable[str]:
+def _of_envs(sessions: Sessions, tallies: Mapping[str, SessionCounts]) -> Iterable[str]:
     opened = sessions.open_by_env()
     rows = [({"env": env}, opened.get(env, 0)) for env in tallies]
     yield from _family("env_sessions", "gauge", "Sessions that are open, by environment.", rows)
@@ -92,7 +92,7 @@ def _of_envs(sessions: Sessions, tallies: Mapping[str, Tally]) -> Iterable[str]:
     yield from _family("errors_total", "counter", "Errors that clients were told in sessions, by code.", rows)
 
 
-def _of_the_front(front: Front, memory: Mapping[tuple[str, str], int]) -> Iterable[str]:
+def _of_the_front(front: EnvServer, memory: Mapping[tuple[str, str], int]) -> Iterable[str]:
     about = {"version": __version__, "python": platform.python_version(), "protocol": str(PROTOCOL)}
     yield from _family("build_info", "gauge", "1, with the server's version.", [(about, 1)])
     help = "Requests that were refused for their token."

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from agentgym.service.server.forks import Forks
 
 
-class Spares:
+class PreforkPool:
     """Processes that wait to be told which session is theirs.
 
     Args:

@@ -13,7 +13,7 @@ from agentgym.service.protocol.sandbox_frames import NAME, PATH, SERVED
 from agentgym.service.worker.handlers import wire_class
 
 if TYPE_CHECKING:
-    from agentgym.service.server.env_server import Front
+    from agentgym.service.server.env_server import EnvServer
 
 
 def spec_of(settings: Mapping[str, Any]) -> EnvSpec:
@@ -21,7 +21,7 @@ def spec_of(settings: Mapping[str, Any]) -> EnvSpec:
     return EnvSpec(id=SERVED, entry_point="agentgym.sandbox.served:told", kwargs=settings)
 
 
-def add_routes(app: web.Application, front: Front) -> None:
+def add_routes(app: web.Application, front: EnvServer) -> None:
     """Add the routes of sandboxes to a server."""
     wire_class(NAME)  # imported now: once sessions come, there may be no file left to open
 

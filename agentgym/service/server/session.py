@@ -14,7 +14,7 @@ from agentgym.service.server.slots import Slot
 
 
 @dataclass
-class Session:
+class ServedSession:
     """One session and its process.
 
     Attributes:

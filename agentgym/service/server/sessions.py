@@ -29,11 +29,11 @@ from agentgym.service.server.bounds import MORE_MEMORY
 from agentgym.service.server.deadlines import overdue
 from agentgym.service.server.events import CLOSED, LEFT, log_ended
 from agentgym.service.server.forks import Forks
-from agentgym.service.server.lingering_close import Farewells
-from agentgym.service.server.prefork_pool import Spares
-from agentgym.service.server.session import Session
+from agentgym.service.server.lingering_close import LingeringClose
+from agentgym.service.server.prefork_pool import PreforkPool
+from agentgym.service.server.session import ServedSession
 from agentgym.service.server.slots import Slot
-from agentgym.service.server.tallies import Lags, Returns, Tally
+from agentgym.service.server.tallies import Lags, Returns, SessionCounts
 from agentgym.service.worker.handlers import wire_class
 from agentgym.service.worker.session_worker import ENDED, NOT_MADE
 from agentgym.service.worker.websocket import TEXT, close_frame, contains_close, encoded
@@ -62,18 +62,18 @@ class Sessions:
         self.memory = slots.make_memory(most)
         self._words = slots.map_memory(self.memory)
         self._free = list(range(most))[::-1]
-        self.open: dict[str, Session] = {}
+        self.open: dict[str, ServedSession] = {}
         self.draining = False
         self.refused: Counter[str] = Counter()
         self.returns = Returns()
         self.lags = Lags()
-        self._past: dict[str, Tally] = {}
+        self._past: dict[str, SessionCounts] = {}
         self._gone = select.epoll()
-        self._by_client: dict[int, Session] = {}
-        self._by_process: dict[str, Session] = {}
-        self._farewells = Farewells()
+        self._by_client: dict[int, ServedSession] = {}
+        self._by_process: dict[str, ServedSession] = {}
+        self._farewells = LingeringClose()
         self._forks: Forks | None = None
-        self._spares: Spares | None = None
+        self._spares: PreforkPool | None = None
         self._empty = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._gone.fileno(), self._see_gone)
@@ -82,10 +82,10 @@ class Sessions:
     def start(self, forks: Forks, workers: int) -> None:
         """Take processes from here on, and keep so many ready for the next sessions."""
         self._forks = forks
-        self._spares = Spares(forks, workers)
+        self._spares = PreforkPool(forks, workers)
         self._spares.fill()
 
-    def reserve(self, env: str, wire: str, owner: str) -> Session:
+    def reserve(self, env: str, wire: str, owner: str) -> ServedSession:
         """Take a slot for a new session.
 
         Raises:
@@ -104,7 +104,7 @@ class Sessions:
         slot = self._free.pop()
         words = Slot(self._words, slot)
         words.enter(slots.INIT)
-        session = Session(secrets.token_hex(8), env, wire, owner, slot, words, resumable)
+        session = ServedSession(secrets.token_hex(8), env, wire, owner, slot, words, resumable)
         self.open[session.id] = session
         self._empty.clear()
         return session
@@ -113,15 +113,15 @@ class Sessions:
         self.refused[code] += 1
         return Refused(code, why)
 
-    def release(self, session: Session) -> None:
+    def release(self, session: ServedSession) -> None:
         """Give a reserved slot back, as its client left before the session began."""
         self._forget(session)
 
-    def begin(self, session: Session, client: int) -> None:
+    def begin(self, session: ServedSession, client: int) -> None:
         """Give a reserved session a worker, and that a connection, whose descriptor is owned from here on."""
         if self._spares is None:
             raise RuntimeError("there are no processes yet: start() first")
-        self._past.setdefault(session.env, Tally()).opened += 1
+        self._past.setdefault(session.env, SessionCounts()).opened += 1
         try:
             self._start_worker(session, client, self._spares)
         except OSError as error:  # this process may open no more files
@@ -135,7 +135,7 @@ class Sessions:
         self._take_client(session, client)
         self._loop.call_soon(self._spares.fill)
 
-    def _start_worker(self, session: Session, client: int, spares: Spares) -> None:
+    def _start_worker(self, session: ServedSession, client: int, spares: PreforkPool) -> None:
         start = {
             "session": session.id,
             "env": session.env,
@@ -151,20 +151,20 @@ class Sessions:
             session.process, session.control = spares.fresh()
             self._tell(session, {"start": start}, [client])
 
-    def _take_client(self, session: Session, client: int) -> None:
+    def _take_client(self, session: ServedSession, client: int) -> None:
         self._drop_client(session)
         session.client = client
         self._by_client[client] = session
         self._gone.register(client, select.EPOLLRDHUP)
 
-    def _drop_client(self, session: Session) -> int | None:
+    def _drop_client(self, session: ServedSession) -> int | None:
         """Forget a session's connection; its descriptor is the caller's to close."""
         client, session.client = session.client, None
         if client is not None and self._by_client.pop(client, None) is not None:
             self._gone.unregister(client)
         return client
 
-    def claim(self, token: str, env: str, wire: str, owner: str) -> Session:
+    def claim(self, token: str, env: str, wire: str, owner: str) -> ServedSession:
         """The session of a resume token, which is used up by this.
 
         Raises:
@@ -177,7 +177,7 @@ class Sessions:
             raise self._refusal(RESUME_REFUSED, CODES[RESUME_REFUSED][0])
         return session
 
-    def attach(self, session: Session, client: int) -> bool:
+    def attach(self, session: ServedSession, client: int) -> bool:
         """Give a claimed session its new connection, whose descriptor is owned from here on; whether it is still there."""
         if session.id not in self.open or session.ending is not None:
             os.close(client)
@@ -190,7 +190,7 @@ class Sessions:
         self._take_client(session, client)
         return self._tell(session, message, [client])
 
-    def _tell(self, session: Session, message: dict[str, Any], fds: list[int] | None = None) -> bool:
+    def _tell(self, session: ServedSession, message: dict[str, Any], fds: list[int] | None = None) -> bool:
         if session.control is None:
             return False
         try:
@@ -199,7 +199,7 @@ class Sessions:
             return False
         return True
 
-    def end(self, session: Session, code: str, message: str, deaf: bool = False) -> None:
+    def end(self, session: ServedSession, code: str, message: str, deaf: bool = False) -> None:
         """End a session in good order; one that does not follow is killed.
 
         Args:
@@ -214,7 +214,7 @@ class Sessions:
             if not self._tell(session, {"do": "end", "code": code, "message": message[:2000], "deaf": deaf}):
                 self._kill(session)
 
-    def _kill(self, session: Session) -> None:
+    def _kill(self, session: ServedSession) -> None:
         if not session.killed and self._forks is not None:
             session.killed = True
             self._forks.kill(session.process)
@@ -232,7 +232,7 @@ class Sessions:
                 self._spares.fill()
                 filled = now
 
-    def _look(self, session: Session, now: float) -> None:
+    def _look(self, session: ServedSession, now: float) -> None:
         """See how long a session has been at what it is doing."""
         if session.kill_at is not None and now >= session.kill_at:
             self._kill(session)
@@ -295,12 +295,12 @@ class Sessions:
             self._farewells.say(client, None if said else _last_bytes(session.wire, code, message))
         self._forget(session)
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: ServedSession) -> None:
         self.open.pop(session.id, None)
         self._by_process.pop(session.process, None)
         if session.control is not None:
             session.control.close()
-        self._past.setdefault(session.env, Tally()).add(session.words)
+        self._past.setdefault(session.env, SessionCounts()).add(session.words)
         session.words.clear()
         self._free.append(session.slot)
         if session.due is not None:
@@ -308,16 +308,16 @@ class Sessions:
         if not self.open:
             self._empty.set()
 
-    def tallies(self) -> dict[str, Tally]:
+    def tallies(self) -> dict[str, SessionCounts]:
         """What was counted, by environment: of sessions that ended, and of those that are open."""
-        found = {env: past.and_those(Tally()) for env, past in self._past.items()}
+        found = {env: past.and_those(SessionCounts()) for env, past in self._past.items()}
         for session in self.open.values():
-            found.setdefault(session.env, Tally()).add(session.words)
+            found.setdefault(session.env, SessionCounts()).add(session.words)
         return found
 
-    def tally(self) -> Tally:
+    def tally(self) -> SessionCounts:
         """What was counted, of all environments."""
-        total = Tally()
+        total = SessionCounts()
         for one in self.tallies().values():
             total = total.and_those(one)
         return total
@@ -369,7 +369,7 @@ class Sessions:
         os.close(self.memory)
 
 
-def _reason(session: Session, clean: bool) -> str:
+def _reason(session: ServedSession, clean: bool) -> str:
     """Why a session ended, as it is counted."""
     if clean and 0 < (why := session.words.words[slots.WHY]) <= len(CODES):  # an environment can write there, too
         return list(CODES)[why - 1]

@@ -10,7 +10,7 @@ from agentgym.service.server.slots import TIME_BOUNDS, Slot
 
 
 @dataclass
-class Tally:
+class SessionCounts:
     """What one environment's sessions have counted.
 
     Attributes:
@@ -38,9 +38,9 @@ class Tally:
         self.reset_times = _sums(self.reset_times, words.reset_times())
         self.open_times = _sums(self.open_times, words.open_times())
 
-    def and_those(self, other: Tally) -> Tally:
+    def and_those(self, other: SessionCounts) -> SessionCounts:
         """Both together."""
-        return Tally(
+        return SessionCounts(
             self.opened + other.opened,
             self.resumed + other.resumed,
             self.ended + other.ended,

@@ -95,7 +95,7 @@ def main(front_fd: int, memory_fd: int, parent: int) -> int:
     wakes = _hear_signals()
     die_with(parent, by=signal.SIGTERM)
     # What the environments have started as they were imported is none of a worker.
-    brood = Brood(front, dict.fromkeys(children(), False), Sweeps(setup["died"]), nursery.groups)
+    brood = Children(front, dict.fromkeys(children(), False), Sweeps(setup["died"]), nursery.groups)
     try:
         with contextlib.suppress(ConnectionError):  # the front is gone
             _fork_for(brood, nursery, wakes)
@@ -137,7 +137,7 @@ def _prepared(setup: dict[str, Any], memory: memoryview) -> Nursery:
 
 
 @dataclass(frozen=True)
-class Brood:
+class Children:
     """What the zygote has forked.
 
     Attributes:
@@ -162,7 +162,7 @@ def _hear_signals() -> tuple[int, int]:
     return wakes, wake
 
 
-def _fork_for(brood: Brood, nursery: Nursery, pipe: tuple[int, int]) -> None:
+def _fork_for(brood: Children, nursery: Nursery, pipe: tuple[int, int]) -> None:
     """Fork what the front asks for, and tell it who died, until it is gone or the keeper wants an end."""
     front, own = brood.front, brood.own
     wakes = pipe[0]
@@ -190,7 +190,7 @@ def _fork_for(brood: Brood, nursery: Nursery, pipe: tuple[int, int]) -> None:
         _fork(brood, json.loads(data), fds, nursery, unneeded)
 
 
-def _fork(brood: Brood, asked: dict[str, Any], fds: list[int], nursery: Nursery, unneeded: list[int]) -> None:
+def _fork(brood: Children, asked: dict[str, Any], fds: list[int], nursery: Nursery, unneeded: list[int]) -> None:
     """Fork one process and tell the front of it."""
     told = {"forked": asked["key"]}
     group = None
@@ -213,7 +213,7 @@ def _fork(brood: Brood, asked: dict[str, Any], fds: list[int], nursery: Nursery,
         os.close(fd)
 
 
-def _tell_deaths(brood: Brood) -> bool:
+def _tell_deaths(brood: Children) -> bool:
     """Collect the children that ended, with whatever they left in their groups; whether there were any."""
     any_ended = False
     while True:

@@ -23,7 +23,7 @@ from agentgym.service.protocol.frames import (
     text_of_json,
 )
 from agentgym.service.server.task_catalogue import made_with
-from agentgym.service.worker.session_worker import Calls, SessionInfo, described
+from agentgym.service.worker.session_worker import CallRunner, SessionInfo, described
 
 if TYPE_CHECKING:
     from agentgym.core.env import Env
@@ -37,7 +37,7 @@ class AgentgymWire:
     resumable = True
     last_word = staticmethod(last_word)
 
-    def __init__(self, env: Env, calls: Calls, session: SessionInfo):
+    def __init__(self, env: Env, calls: CallRunner, session: SessionInfo):
         self.ended = False
         self.draining = False
         self._env = env

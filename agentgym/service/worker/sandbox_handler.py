@@ -24,7 +24,7 @@ from agentgym.service.protocol.frames import (
     last_word,
 )
 from agentgym.service.protocol.sandbox_frames import GUEST_CALLS, LARGEST_DATA, PART, PROTOCOL, check_sandbox_request
-from agentgym.service.worker.session_worker import Calls, SessionInfo, described
+from agentgym.service.worker.session_worker import CallRunner, SessionInfo, described
 
 if TYPE_CHECKING:  # the front imports this module, and needs no Docker
     from agentgym.sandbox.served import ServedSandbox
@@ -43,7 +43,7 @@ class SandboxWire:
     resumable = True
     last_word = staticmethod(last_word)
 
-    def __init__(self, held: ServedSandbox, calls: Calls, session: SessionInfo):
+    def __init__(self, held: ServedSandbox, calls: CallRunner, session: SessionInfo):
         self.ended = False
         self.draining = False
         self.clean = True

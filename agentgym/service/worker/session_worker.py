@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agentgym.core.executor import Lane
+from agentgym.core.executor import EnvExecutor
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import TaskSet
 from agentgym.service.protocol.frames import (
@@ -95,7 +95,7 @@ class Wire(Protocol):
     ended: bool
     draining: bool
 
-    def __init__(self, env: Env, calls: Calls, session: SessionInfo) -> None: ...
+    def __init__(self, env: Env, calls: CallRunner, session: SessionInfo) -> None: ...
 
     def hello(self, resume: str | None) -> str | None:
         """The first message of a connection; None: there is none."""
@@ -108,7 +108,7 @@ class Wire(Protocol):
         """What the client is told before the server closes; said by the front, too, for a worker that died."""
 
 
-class Calls:
+class CallRunner:
     """Runs the environment's functions, and writes into the slot what runs. `def` runs in the main thread, what is to be
     awaited in one task of a loop in a thread of its own."""
 
@@ -116,7 +116,7 @@ class Calls:
         self._slot = slot
         self._raised = raised  # told of what the environment raises, and in which call
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lane = Lane("agentgym async calls")
+        self._lane = EnvExecutor("agentgym async calls")
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The result of `function(*args, **kwargs)`, awaited if need be; raises what it raises, and `Refused` where memory ran
@@ -170,7 +170,7 @@ async def _await(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 
-class _Front:
+class _ServerLink:
     """What the front says, heard by a thread of its own."""
 
     def __init__(self, control: socket.socket, slot: Slot, limit: int):
@@ -254,9 +254,9 @@ def work(
     slot = Slot(memory, start.slot)
     asked = slot.since()
     slot.enter(slots.INIT)
-    front = _Front(control, slot, limits.message_bytes)
+    front = _ServerLink(control, slot, limits.message_bytes)
     front.offer(Connection(client, slot, limits.message_bytes), start.resume)
-    calls = Calls(slot, EnvErrors(start.env, start.session, start.token).log)
+    calls = CallRunner(slot, EnvErrors(start.env, start.session, start.token).log)
     try:
         env = calls.call("init", getattr(wire_class, "make", _make), spec, tasks)
     except (Exception, SystemExit) as error:
@@ -285,7 +285,7 @@ def _make(spec: EnvSpec, tasks: TaskSet | None) -> Env:
     return env
 
 
-def _serve(connection: Connection, resume: str, wire: Wire, front: _Front, slot: Slot) -> bool:
+def _serve(connection: Connection, resume: str, wire: Wire, front: _ServerLink, slot: Slot) -> bool:
     """Serve one connection until it is over; whether the client may come back."""
     words = slot.words
     words[slots.REQUESTS_THEN] = words[slots.REQUESTS]
@@ -319,7 +319,7 @@ def _say_last(connection: Connection, slot: Slot, wire_class: Any, code: str, me
     connection.end(CODES[code][1] or NORMAL_CLOSE, wire_class.last_word(code, message))
 
 
-def _close(env: Env, calls: Calls) -> None:
+def _close(env: Env, calls: CallRunner) -> None:
     """Close the environment, and let its libraries clean up. Whoever fails here has nobody to tell."""
     with contextlib.suppress(Exception, SystemExit):  # it is in the log
         calls.call("close", env.close)

@@ -115,7 +115,7 @@ class FrozenLake(Env):
         super().reset(seed=seed, options=options)
         self._at = self._start
         self._invalid = 0
-        self._slips = random.Random(f"{self.posed.seed}/{seed}")
+        self._slips = random.Random(f"{self.current_task.seed}/{seed}")
         rules = (RULES if self.view == "map" else NEAR_RULES) + (SLIPPERY if self.slippery else "")
         return [user(f"{rules}\n{self._seen()}")], {"distance": self._away[self._at]}
 

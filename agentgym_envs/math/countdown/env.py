@@ -149,7 +149,7 @@ class Countdown(Env):
         return f"<answer>{random_expression(self._round()[0], rng)}</answer>"
 
     def _round(self) -> tuple[list[int], int]:
-        return list(self.posed.metadata["numbers"]), int(self.posed.answer)
+        return list(self.current_task.metadata["numbers"]), int(self.current_task.answer)
 
     def _attempts(self) -> str:
         left = self.max_turns - self.turn

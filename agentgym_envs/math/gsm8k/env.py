@@ -40,7 +40,7 @@ class GSM8K(ProblemEnv):
         """Judge the reply. `info`: `success`, `formatted`, and the numbers `answer` (None if there is none) and `expected`."""
         text = self.read(action)
         answer = final_answer(text)
-        right = answer is not None and answer == number_of(str(self.posed.answer))
+        right = answer is not None and answer == number_of(str(self.current_task.answer))
         formatted = hashes_answer(text)
         return self.outcome(
             "Correct." if right else "No answer found." if answer is None else "Wrong.",
@@ -49,12 +49,12 @@ class GSM8K(ProblemEnv):
             success=right,
             formatted=formatted,
             answer=None if answer is None else written(answer),
-            expected=str(self.posed.answer),
+            expected=str(self.current_task.answer),
         )
 
     def expert_action(self) -> str:
         """The gold solution."""
-        return solution_of(self.posed)
+        return solution_of(self.current_task)
 
     def random_action(self, rng: random.Random) -> str:
         """A well-formed answer, almost surely a wrong one."""

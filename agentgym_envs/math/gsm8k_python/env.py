@@ -68,15 +68,15 @@ class GSM8KPython(PythonEnv):
 
     def judge(self, answer: str) -> bool:
         """Whether an answer is the task's number."""
-        return number_of(answer) == number_of(str(self.posed.answer))
+        return number_of(answer) == number_of(str(self.current_task.answer))
 
     def expert_program(self) -> str:
         """Every calculation of the gold solution, printed."""
-        return "\n".join(f"print({ast.unparse(parse(text))})" for text in calculations_of(self.posed))
+        return "\n".join(f"print({ast.unparse(parse(text))})" for text in calculations_of(self.current_task))
 
     def expert_answer(self) -> str:
         """The gold solution."""
-        return solution_of(self.posed)
+        return solution_of(self.current_task)
 
     def random_answer(self, rng: random.Random) -> str:
         """A whole number."""

@@ -65,21 +65,21 @@ class GSM8KTool(ProblemEnv):
         answer = stated_answer(text)
         if answer is None:
             return self.outcome(HINT, success=False)
-        right = answer == number_of(str(self.posed.answer))
+        right = answer == number_of(str(self.current_task.answer))
         return self.outcome(
             "Correct." if right else "Wrong.",
             float(right),
             terminated=True,
             success=right,
             answer=written(answer),
-            expected=str(self.posed.answer),
+            expected=str(self.current_task.answer),
         )
 
     def expert_action(self) -> str:
         """The next calculation of the gold solution as a call, and on the last turn at the latest the solution itself."""
-        calculations = calculations_of(self.posed)[: self.max_turns - 1]
+        calculations = calculations_of(self.current_task)[: self.max_turns - 1]
         if self.turn >= len(calculations):
-            return solution_of(self.posed)
+            return solution_of(self.current_task)
         return call_text("calculator", expression=calculations[self.turn])
 
     def random_action(self, rng: random.Random) -> str:

@@ -57,15 +57,15 @@ class MathPython(PythonEnv):
 
     def judge(self, answer: str) -> bool:
         """Whether an answer is the task's, compared symbolically."""
-        return same_answer(str(self.posed.answer), answer)
+        return same_answer(str(self.current_task.answer), answer)
 
     def expert_program(self) -> str:
         """The task's `metadata["program"]`, which prints the answer."""
-        return str(self.posed.metadata.get("program", ""))
+        return str(self.current_task.metadata.get("program", ""))
 
     def expert_answer(self) -> str:
         """The gold answer in a box."""
-        return f"The answer is \\boxed{{{self.posed.answer}}}."
+        return f"The answer is \\boxed{{{self.current_task.answer}}}."
 
     def random_answer(self, rng: random.Random) -> str:
         """A whole number in a box."""

@@ -16,7 +16,7 @@ from agentgym.evaluate import agents
 from agentgym.evaluate.agents import check_plays, located, policy_maker, python
 from agentgym.evaluate.plan import AgentSpec
 from agentgym.evaluate.python_agent import AgentError
-from agentgym.policies.base import Calls, EndEpisode, NullPolicy
+from agentgym.policies.base import EndEpisode, EndpointUsage, NullPolicy
 from agentgym.policies.chat import ChatPolicy
 from agentgym.rollout.episode import Episode, run_episode, run_many
 
@@ -123,7 +123,7 @@ def test_an_environment_without_an_expert_is_named():
 OWN = """
 import asyncio, threading, time
 from agentgym import Reply
-from agentgym.policies.base import Calls, EndEpisode
+from agentgym.policies.base import EndpointUsage, EndEpisode
 
 def plain(messages): return "plain " + messages[-1]["content"]
 def with_tools(messages, tools): return f"{len(tools)} tools"
@@ -142,7 +142,7 @@ def slow(messages): TOGETHER.wait(60); return threading.current_thread().name
 def writes(messages): messages[0]["content"] = "overwritten"; return "wrote"
 
 class Counting:
-    def __init__(self, start=0): self.count, self.calls = start, Calls()
+    def __init__(self, start=0): self.count, self.calls = start, EndpointUsage()
     def act(self, messages):
         self.count += 1; self.calls.requests += 1
         return str(self.count)
@@ -211,7 +211,7 @@ def test_a_class_is_made_for_each_episode_and_an_object_is_shared(own):
         said = [(await p.act(HELLO, [])).message["content"] for p in policies for _ in range(2)]
         return said, policies[0].calls
 
-    assert asyncio.run(go(own("Counting"))) == (["1", "2", "1", "2"], Calls(requests=2))
+    assert asyncio.run(go(own("Counting"))) == (["1", "2", "1", "2"], EndpointUsage(requests=2))
     # Whose the calls of a shared object were, nobody knows.
     assert asyncio.run(go(own("shared"))) == (["11", "12", "13", "14"], None)
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.core.trajectory import Tokens, Trajectory, Turn
-from agentgym.evaluate.budget import Budget, Spent, Tally, calls_of
-from agentgym.policies.base import Calls, NullPolicy
+from agentgym.evaluate.budget import Budget, Spent, UsageCounter, calls_of
+from agentgym.policies.base import EndpointUsage, NullPolicy
 
 
 class Counted:
@@ -16,28 +16,28 @@ class Counted:
 
     def __init__(self, prompt=0, completion=0, requests=0, retries=None, waited=0.0):
         usage = {"prompt_tokens": prompt, "completion_tokens": completion, "reasoning_tokens": completion}
-        self.calls = Calls(requests=requests, retries=retries or {}, usage=usage, waited=waited)
+        self.calls = EndpointUsage(requests=requests, retries=retries or {}, usage=usage, waited=waited)
 
 
 def test_no_limit_is_never_reached():
-    assert Budget().reached(Tally(episodes=10**9, tokens=10**12, cost=1e9)) is None
+    assert Budget().reached(UsageCounter(episodes=10**9, tokens=10**12, cost=1e9)) is None
     assert Budget().to_json() == {"patience": 60.0}
 
 
 @pytest.mark.parametrize(
     ("budget", "under", "over"),
     [
-        (Budget(episodes=3), Tally(episodes=2), Tally(episodes=3)),
-        (Budget(tokens=100), Tally(tokens=99), Tally(tokens=100)),
-        (Budget(cost=0.5), Tally(cost=0.49), Tally(cost=0.5)),
-        (Budget(seconds=1e6), Tally(), Tally(begun=time.monotonic() - 1e6)),
+        (Budget(episodes=3), UsageCounter(episodes=2), UsageCounter(episodes=3)),
+        (Budget(tokens=100), UsageCounter(tokens=99), UsageCounter(tokens=100)),
+        (Budget(cost=0.5), UsageCounter(cost=0.49), UsageCounter(cost=0.5)),
+        (Budget(seconds=1e6), UsageCounter(), UsageCounter(begun=time.monotonic() - 1e6)),
         (
             Budget(episodes=3),
-            Tally(episodes=1, earlier=Spent(episodes=1)),
-            Tally(episodes=1, earlier=Spent(episodes=2)),
+            UsageCounter(episodes=1, earlier=Spent(episodes=1)),
+            UsageCounter(episodes=1, earlier=Spent(episodes=2)),
         ),
-        (Budget(tokens=9), Tally(earlier=Spent(tokens=8)), Tally(earlier=Spent(tokens=9))),
-        (Budget(cost=1.0), Tally(earlier=Spent(cost=0.9)), Tally(cost=0.5, earlier=Spent(cost=0.5))),
+        (Budget(tokens=9), UsageCounter(earlier=Spent(tokens=8)), UsageCounter(earlier=Spent(tokens=9))),
+        (Budget(cost=1.0), UsageCounter(earlier=Spent(cost=0.9)), UsageCounter(cost=0.5, earlier=Spent(cost=0.5))),
     ],
 )
 def test_a_limit_is_reached_by_what_earlier_starts_used_too(budget, under, over):
@@ -47,10 +47,10 @@ def test_a_limit_is_reached_by_what_earlier_starts_used_too(budget, under, over)
 
 def test_running_episodes_and_their_tokens_count():
     running = [[Counted(10, 5), Counted(20, 5)], [NullPolicy()]]
-    assert Budget(episodes=4).reached(Tally(episodes=1), running) is None
-    assert Budget(episodes=3).reached(Tally(episodes=1), running) == "episodes"
-    assert Budget(tokens=41).reached(Tally(), running) is None
-    assert Budget(tokens=40).reached(Tally(), running) == "tokens"
+    assert Budget(episodes=4).reached(UsageCounter(episodes=1), running) is None
+    assert Budget(episodes=3).reached(UsageCounter(episodes=1), running) == "episodes"
+    assert Budget(tokens=41).reached(UsageCounter(), running) is None
+    assert Budget(tokens=40).reached(UsageCounter(), running) == "tokens"
 
 
 @pytest.mark.parametrize("bad", [{"episodes": 0}, {"tokens": -1}, {"cost": 0.0}, {"seconds": float("nan")}])
@@ -86,7 +86,7 @@ def test_who_asks_no_endpoint_has_no_calls():
 def test_exact_tokens_are_counted_live_and_stored():
     exact = [Tokens([1, 2], [3], [-0.1], [0]), Tokens([1, 2, 3, 4], [5, 6], [-0.1, -0.2], [0, 0])]
     turns = [Turn([], {"role": "assistant", "content": "x"}, tokens=tokens) for tokens in exact]
-    tally, spent = Tally(), Spent()
+    tally, spent = UsageCounter(), Spent()
     tally.add(Trajectory("a/0", "e", "a", turns=turns))
     spent.add(Trajectory("a/0", "e", "a", turns=turns).to_json())
     assert spent.tokens == tally.tokens == 9
@@ -94,13 +94,13 @@ def test_exact_tokens_are_counted_live_and_stored():
 
 def test_stored_and_live_counts_agree():
     turns = [Turn([], {"role": "assistant", "content": "x"}, usage={"prompt_tokens": 7, "completion_tokens": 2})]
-    counted = vars(Calls(requests=3, retries={"429": 2}, usage={"prompt_tokens": 30, "completion_tokens": 4}))
+    counted = vars(EndpointUsage(requests=3, retries={"429": 2}, usage={"prompt_tokens": 30, "completion_tokens": 4}))
     episodes = [
         Trajectory("a/0", "e", "a", turns=turns, metadata={"calls": counted, "cost": 0.5}),
         Trajectory("a/1", "e", "a", turns=turns),
         Trajectory("a/2", "e", "a", end="error", error="x", metadata={"calls": counted}),
     ]
-    tally, spent = Tally(), Spent()
+    tally, spent = UsageCounter(), Spent()
     for trajectory in episodes:
         tally.add(trajectory)
         spent.add(trajectory.to_json())

@@ -17,7 +17,7 @@ from agentgym.evaluate import Budget, agents
 from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.run import MOST_REFUSALS, run_plan
 from agentgym.evaluate.store import read_cell
-from agentgym.policies.base import Calls, Reply
+from agentgym.policies.base import EndpointUsage, Reply
 
 EXPERT = agents.expert()
 RUNNING: Counter[str] = Counter()
@@ -181,7 +181,7 @@ class Telling:
 
 class Counting:
     def __init__(self):
-        self.calls = Calls()
+        self.calls = EndpointUsage()
 
     async def act(self, messages, tools):
         self.calls.usage["prompt_tokens"] = self.calls.usage.get("prompt_tokens", 0) + 100

@@ -18,12 +18,12 @@ from agentgym.core import registration
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.evaluate import agents, evaluate
-from agentgym.evaluate.budget import Budget, Tally
+from agentgym.evaluate.budget import Budget, UsageCounter
 from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.prices import Prices
 from agentgym.evaluate.run import results_in, run_plan
 from agentgym.evaluate.store import StoreError, open_store, read_cell, scan
-from agentgym.policies.base import Calls, ExpertPolicy, Reply, ScriptedPolicy
+from agentgym.policies.base import EndpointUsage, ExpertPolicy, Reply, ScriptedPolicy
 from agentgym.rollout.episode import Limits
 
 # What the environments do in this process, by task id; tests fill it.
@@ -200,7 +200,7 @@ class Asking:
     failed: set[str] = set()  # noqa: RUF012 - shared on purpose
 
     def __init__(self, episode):
-        self.calls = Calls()
+        self.calls = EndpointUsage()
         self.task = episode.task.id
 
     async def act(self, messages, tools):
@@ -216,7 +216,7 @@ class Asking:
 
 def test_what_all_tries_of_an_episode_asked_is_stored_with_it(tmp_path):
     Asking.failed.clear()
-    tally = Tally()
+    tally = UsageCounter()
     prices = Prices.from_json({"m": {"input": 1.0, "output": 10.0}})
     results = played(
         [Cell(PARITY, agents.chat("m", "http://localhost/v1"), n=1)],
@@ -274,7 +274,7 @@ def test_an_agent_that_does_not_play_now_is_planned_and_plays_later(tmp_path):
 def test_a_watch_hears_everything_in_order(tmp_path):
     heard = []
 
-    class Watch:
+    class EvalObserver:
         def started(self, cell, total, done_before):
             heard.append(("started", cell.name, total, done_before))
 
@@ -284,7 +284,7 @@ def test_a_watch_hears_everything_in_order(tmp_path):
         def finished(self, cell):
             heard.append(("finished", cell.name))
 
-    played([Cell(PARITY, EXPERT, n=2)], tmp_path / "r", watch=Watch(), concurrency=1)
+    played([Cell(PARITY, EXPERT, n=2)], tmp_path / "r", watch=EvalObserver(), concurrency=1)
     name = "parity@expert"
     assert heard == [
         ("started", name, 2, 0),
@@ -293,7 +293,7 @@ def test_a_watch_hears_everything_in_order(tmp_path):
         ("finished", name),
     ]
     heard.clear()
-    played([Cell(PARITY, EXPERT, n=2, k=2)], tmp_path / "r", watch=Watch(), concurrency=1)
+    played([Cell(PARITY, EXPERT, n=2, k=2)], tmp_path / "r", watch=EvalObserver(), concurrency=1)
     assert heard[0] == ("started", name, 4, 2)
     assert len(heard) == 4
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.processes import cgroups
-from agentgym.processes.cgroups import Limits
+from agentgym.processes.cgroups import GroupLimits
 from agentgym.sandbox import SandboxError, SandboxSpec
 from agentgym.sandbox.backends import bubblewrap
 from agentgym.sandbox.backends.bubblewrap import bubblewrap_sandboxes, open_bubblewrap, records, remove
@@ -184,7 +184,7 @@ box.exec("while :; do :; done", timeout=1000)
             raise KilledError
 
         with pytest.raises(KilledError):
-            cgroups.create("agentgym-test-known", Limits(64 << 20, 10, 1.0), die)
+            cgroups.create("agentgym-test-known", GroupLimits(64 << 20, 10, 1.0), die)
         assert known[0].every
         assert not any(folder.exists() for folder in known[0].every)
 
@@ -320,7 +320,7 @@ class TestControlGroups:
         assert box.exec("echo empty again").stdout == "empty again\n"
 
     def test_settings_of_version_2(self):
-        assert cgroups.settings(Limits(memory=1000, pids=7, cpus=0.5), 2) == {
+        assert cgroups.settings(GroupLimits(memory=1000, pids=7, cpus=0.5), 2) == {
             "memory.max": "1000",
             "memory.swap.max": "0",
             "pids.max": "7",
@@ -328,7 +328,7 @@ class TestControlGroups:
         }
 
     def test_settings_of_version_1(self):
-        settings = cgroups.settings(Limits(memory=1000, pids=7, cpus=2), 1)
+        settings = cgroups.settings(GroupLimits(memory=1000, pids=7, cpus=2), 1)
         assert settings["memory.limit_in_bytes"] == settings["memory.memsw.limit_in_bytes"] == "1000"
         assert (settings["cpu.cfs_quota_us"], settings["cpu.cfs_period_us"]) == ("200000", "100000")
 
@@ -345,7 +345,7 @@ class TestControlGroups:
     @needs_bubblewrap
     @needs_root
     def test_a_group_holds_and_kills(self):
-        group = cgroups.create("agentgym-test-group", Limits(64 << 20, 10, 1.0))
+        group = cgroups.create("agentgym-test-group", GroupLimits(64 << 20, 10, 1.0))
         try:
             command = 'for g in $0; do echo $$ > "$g/cgroup.procs"; done; exec sleep 300'
             process = subprocess.Popen(["sh", "-c", command, " ".join(map(str, group.folders))])

@@ -146,8 +146,8 @@ class Chaos(Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed, options=options)
-        self._sum = random.Random(f"{self.posed.id}/{seed}").randrange(1 << 40)
-        return [{"role": "user", "content": f"{self.posed.id}: {self._sum}"}], {"secret": self._sum % 7}
+        self._sum = random.Random(f"{self.current_task.id}/{seed}").randrange(1 << 40)
+        return [{"role": "user", "content": f"{self.current_task.id}: {self._sum}"}], {"secret": self._sum % 7}
 
     def step(self, action):
         word, _, rest = self.read(action).partition(" ")

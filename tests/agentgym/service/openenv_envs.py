@@ -21,13 +21,13 @@ class Sum(agentgym.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed, options=options)
-        return list(self.posed.messages), {"draw": int(self.np_random.integers(1000))}
+        return list(self.current_task.messages), {"draw": int(self.np_random.integers(1000))}
 
     def step(self, action):
         text = self.read(action)
         if text == "raise":
             raise ZeroDivisionError("asked to")
-        right = text == self.posed.answer
+        right = text == self.current_task.answer
         reward = float("nan") if text == "nan" else float(right)
         return self.outcome("right" if right else f"not {text}", reward, right, success=right)
 
@@ -79,10 +79,10 @@ class Counter(agentgym.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed, options=options)
         self._total = 0
-        return [user(f"Make the total {self.posed.answer}.")], {}
+        return [user(f"Make the total {self.current_task.answer}.")], {}
 
     def step(self, action):
         self.read(action)
         answers = self._set.answer(assistant(action)) or [user(f"no call in {text_of(action)!r}")]
-        done = self._total == self.posed.answer
+        done = self._total == self.current_task.answer
         return self.outcome(answers, float(done), done, success=done)

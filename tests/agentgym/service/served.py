@@ -10,11 +10,11 @@ from types import MappingProxyType
 from typing import Any
 
 from agentgym.core.registration import EnvSpec, spec
-from agentgym.service.server.env_server import Front, ServeSettings, serve
+from agentgym.service.server.env_server import EnvServer, ServeSettings, serve
 
 
 @contextmanager
-def served(*ids: str, specs: Mapping[str, EnvSpec] = MappingProxyType({}), **settings: Any) -> Iterator[Front]:
+def served(*ids: str, specs: Mapping[str, EnvSpec] = MappingProxyType({}), **settings: Any) -> Iterator[EnvServer]:
     """A server of these environments, and those of `specs`, at a free port; closed with all its processes at the end."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)

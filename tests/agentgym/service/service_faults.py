@@ -44,7 +44,7 @@ class Faulty(Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed, options=options)
-        return [{"role": "user", "content": f"task {self.posed.id}"}], {"pid": os.getpid()}
+        return [{"role": "user", "content": f"task {self.current_task.id}"}], {"pid": os.getpid()}
 
     def step(self, action):  # noqa: C901 - one word after another
         text = self.read(action)

@@ -23,7 +23,7 @@ from agentgym.rollout.episode import Episode, close_env, run_episode, run_many
 from agentgym.service.client.address import RemoteEnvError, RemoteError, SessionLost, Unavailable, parse
 from agentgym.service.protocol.frames import ServiceLimits
 from agentgym.service.server import lookup
-from agentgym.service.server.env_server import Front
+from agentgym.service.server.env_server import EnvServer
 
 SERVED = ("frozen_lake", "sokoban", "gsm8k", "wordle", "countdown", "sql", "gsm8k_tool")
 EXPERT, RANDOM, MIXED = "expert", "random", "mixed"
@@ -42,7 +42,7 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def front() -> Iterator[Front]:
+def front() -> Iterator[EnvServer]:
     with served(*SERVED) as front:
         yield front
 
@@ -63,12 +63,12 @@ async def episodes(env: Any, policy: str, n: int = 3) -> list[Any]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("id", SERVED)
-def test_its_episodes_are_those_of_a_local_one(front: Front, id: str, policy: str) -> None:
+def test_its_episodes_are_those_of_a_local_one(front: EnvServer, id: str, policy: str) -> None:
     remote = asyncio.run(episodes(agentgym.make(f"{front.url}/{id}"), policy))
     assert remote == asyncio.run(episodes(agentgym.make(id), policy))
 
 
-def test_its_tasks_tools_and_turns_are_those_of_a_local_one(front: Front) -> None:
+def test_its_tasks_tools_and_turns_are_those_of_a_local_one(front: EnvServer) -> None:
     for id in SERVED:
         remote, local = agentgym.make(f"{front.url}/{id}"), agentgym.make(id)
         assert (remote.tools, remote.max_turns) == (local.tools, local.max_turns)
@@ -80,7 +80,7 @@ def test_its_tasks_tools_and_turns_are_those_of_a_local_one(front: Front) -> Non
             assert [theirs[i].to_json() for i in places] == [ours[i].to_json() for i in places]
 
 
-def test_a_drawn_task_is_the_one_that_the_environment_draws_here(front: Front) -> None:
+def test_a_drawn_task_is_the_one_that_the_environment_draws_here(front: EnvServer) -> None:
     async def drawn(env: Any) -> list[Any]:
         shown = []
         for seed in (3, 4):
@@ -93,7 +93,7 @@ def test_a_drawn_task_is_the_one_that_the_environment_draws_here(front: Front) -
     assert json.dumps(remote) == json.dumps(asyncio.run(drawn(agentgym.make("sokoban"))))
 
 
-def test_plain_calls_go_through_a_wrapper(front: Front) -> None:
+def test_plain_calls_go_through_a_wrapper(front: EnvServer) -> None:
     def play(env: Any) -> list[Any]:
         rng = random.Random(1)
         shown = [env.reset(seed=5)]
@@ -108,7 +108,7 @@ def test_plain_calls_go_through_a_wrapper(front: Front) -> None:
     assert json.dumps(remote) == json.dumps(play(agentgym.make("frozen_lake")))
 
 
-def test_steps_that_are_known_before_go_in_one_message(front: Front) -> None:
+def test_steps_that_are_known_before_go_in_one_message(front: EnvServer) -> None:
     async def both() -> tuple[Any, Any]:
         env: Any = await asyncio.to_thread(agentgym.make, f"{front.url}/frozen_lake")
         await env.reset(seed=1)
@@ -123,7 +123,7 @@ def test_steps_that_are_known_before_go_in_one_message(front: Front) -> None:
     assert len(at_once) == 3
 
 
-def test_one_session_serves_many_episodes_and_closing_frees_its_slot(front: Front) -> None:
+def test_one_session_serves_many_episodes_and_closing_frees_its_slot(front: EnvServer) -> None:
     before = front.sessions.tally().opened
     asyncio.run(episodes(agentgym.make(f"{front.url}/frozen_lake"), EXPERT, n=5))
     assert front.sessions.tally().opened == before + 1
@@ -133,7 +133,7 @@ def test_one_session_serves_many_episodes_and_closing_frees_its_slot(front: Fron
     assert not front.sessions.open
 
 
-def test_many_at_a_time_are_as_one_after_another(front: Front) -> None:
+def test_many_at_a_time_are_as_one_after_another(front: EnvServer) -> None:
     def play(id: str, concurrency: int) -> list[Any]:
         made = spec(id)
         todo = [Episode(task, 0, i) for i, task in enumerate(made.tasks("train").take(12))]
@@ -144,7 +144,7 @@ def test_many_at_a_time_are_as_one_after_another(front: Front) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_network_that_cuts_connections_changes_no_episode(front: Front, seed: int) -> None:
+def test_a_network_that_cuts_connections_changes_no_episode(front: EnvServer, seed: int) -> None:
     rng = random.Random(seed)
     local = asyncio.run(episodes(agentgym.make("sokoban"), MIXED))
     before = front.sessions.tally().counters["steps"]
@@ -271,7 +271,7 @@ def test_a_silent_server_is_not_waited_for_longer_than_its_own_limits(monkeypatc
     assert (server.opened, server.resumes) == (1, 1)
 
 
-def test_what_the_environment_raises_is_an_error_and_the_session_goes_on(front: Front) -> None:
+def test_what_the_environment_raises_is_an_error_and_the_session_goes_on(front: EnvServer) -> None:
     async def play() -> None:
         env: Any = await asyncio.to_thread(agentgym.make, f"{front.url}/frozen_lake")
         await env.reset(seed=1)
@@ -293,7 +293,7 @@ def test_what_the_environment_raises_is_an_error_and_the_session_goes_on(front: 
     asyncio.run(play())
 
 
-def test_what_is_too_large_is_not_sent(front: Front) -> None:
+def test_what_is_too_large_is_not_sent(front: EnvServer) -> None:
     async def play() -> None:
         env: Any = await asyncio.to_thread(agentgym.make, f"{front.url}/frozen_lake")
         await env.reset(seed=1)
@@ -306,7 +306,7 @@ def test_what_is_too_large_is_not_sent(front: Front) -> None:
 
 
 @pytest.mark.parametrize("action", ["", "\x00", "\ud83d", "漢字 🙂", {"role": "assistant", "content": None}])
-def test_any_action_arrives(front: Front, action: Any) -> None:
+def test_any_action_arrives(front: EnvServer, action: Any) -> None:
     async def play(env: Any) -> Any:
         reset, step = env.reset(seed=1), None
         await reset if asyncio.iscoroutine(reset) else reset
@@ -337,7 +337,7 @@ def test_a_call_that_is_given_up_ends_its_session() -> None:
     assert (server.opened, server.closes) == (2, 2)
 
 
-def test_an_event_loop_that_ends_takes_no_session_with_it(front: Front) -> None:
+def test_an_event_loop_that_ends_takes_no_session_with_it(front: EnvServer) -> None:
     env: Any = agentgym.make(f"{front.url}/frozen_lake")
     opened = front.sessions.tally().opened
     first = asyncio.run(env.reset(seed=1))
@@ -349,7 +349,7 @@ def test_an_event_loop_that_ends_takes_no_session_with_it(front: Front) -> None:
 
 
 def test_it_evaluates_and_checks_as_a_local_one(
-    front: Front, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+    front: EnvServer, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rewards = {}
     for id in (f"{front.url}/sokoban", "sokoban"):
@@ -370,7 +370,7 @@ def test_its_spec_is_a_value() -> None:
     assert type(found).from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
-def test_its_task_set_can_be_pickled(front: Front) -> None:
+def test_its_task_set_can_be_pickled(front: EnvServer) -> None:
     tasks = spec(f"{front.url}/frozen_lake").tasks("test").shuffled(3)
     again = pickle.loads(pickle.dumps(tasks))
     assert [task.id for task in again.take(5)] == [task.id for task in tasks.take(5)]
@@ -395,7 +395,7 @@ def test_a_bad_url_is_refused(url: str, words: str) -> None:
     assert "secret@" not in str(caught.value)
 
 
-def test_a_mistaken_name_split_or_server_is_told(front: Front) -> None:
+def test_a_mistaken_name_split_or_server_is_told(front: EnvServer) -> None:
     with pytest.raises(ValueError, match="serves no environment 'sokobann': did you mean sokoban"):
         agentgym.make(f"{front.url}/sokobann")
     with pytest.raises(ValueError, match="trian"):

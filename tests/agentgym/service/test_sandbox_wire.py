@@ -13,7 +13,7 @@ from agentgym.service.protocol.sandbox_frames import GUEST_CALLS, OWN_CALLS
 from agentgym.service.server.sandbox_routes import spec_of
 from agentgym.service.server.slots import Slot, make_memory, map_memory
 from agentgym.service.worker.sandbox_handler import SandboxWire
-from agentgym.service.worker.session_worker import Calls, SessionInfo
+from agentgym.service.worker.session_worker import CallRunner, SessionInfo
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -41,7 +41,7 @@ def wire(memory):
 def new_wire(memory):
     """One that can start no sandbox: there is no such back end."""
     info = SessionInfo("session", "~sandbox", spec_of({}), ServiceLimits())
-    return SandboxWire(ServedSandbox("none", Most()), Calls(Slot(memory, 0)), info)
+    return SandboxWire(ServedSandbox("none", Most()), CallRunner(Slot(memory, 0)), info)
 
 
 def ask(wire, **request):
@@ -87,7 +87,7 @@ def test_a_server_has_a_total_for_all_sandboxes_and_a_request_beyond_it_finds_it
     info = SessionInfo("session", "~sandbox", spec_of({}), ServiceLimits())
 
     def start(slot, **spec):
-        wire = SandboxWire(ServedSandbox("none", Most(), total), Calls(Slot(slots, slot)), info)
+        wire = SandboxWire(ServedSandbox("none", Most(), total), CallRunner(Slot(slots, slot)), info)
         return ask(wire, id=1, call="start", spec=spec, run="")["error"]["code"], wire.ended
 
     tried, full = ("SANDBOX_ERROR", True), ("CAPACITY", True)  # there is no back end "none"

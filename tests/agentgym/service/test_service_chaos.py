@@ -30,7 +30,7 @@ LIMITS = {
 }  # seconds; no healthy step takes as long, whatever else runs here
 
 
-class Gate:
+class ConcurrencyLimiter:
     """Opens when all sessions are there; until then each must keep itself from being idle."""
 
     def __init__(self, count):
@@ -351,7 +351,7 @@ async def everything(command):
     clients = [behave for behave in CLIENTS for _ in range(EACH)]
     playing = ALL - OPENENV_HEALTHY - len(faults) - len(clients) - EACH
     assert playing > 150
-    gate, door = Gate(ALL), asyncio.Semaphore(16)
+    gate, door = ConcurrencyLimiter(ALL), asyncio.Semaphore(16)
     players = [healthy(command, gate, door, number) for number in range(playing)]
     players += [healthy_openenv(command, gate, door, number) for number in range(OPENENV_HEALTHY)]
     bad = []

@@ -21,7 +21,7 @@ from agentgym.service.protocol.frames import (
 )
 from agentgym.service.server.slots import Slot, make_memory, map_memory
 from agentgym.service.worker.agentgym_handler import AgentgymWire
-from agentgym.service.worker.session_worker import Calls, SessionInfo
+from agentgym.service.worker.session_worker import CallRunner, SessionInfo
 from agentgym.service.worker.websocket import CLOSE, PING, TEXT, Frames, close_frame, contains_close, encoded, unmasked
 
 
@@ -191,7 +191,7 @@ class Wired:
         os.close(memory)
         made = spec("service_faults:Faulty")
         session = SessionInfo("session", "faulty", made, ServiceLimits())
-        self.wire = AgentgymWire(made.make(), Calls(self.slot), session)
+        self.wire = AgentgymWire(made.make(), CallRunner(self.slot), session)
 
 
 @given(st.lists(st.text(max_size=30) | st.lists(_REQUESTS | _JSON, max_size=3) | _REQUESTS, max_size=12))

@@ -27,7 +27,7 @@ from agentgym.service.protocol import frames
 from agentgym.service.protocol.frames import Refused, ServiceLimits
 from agentgym.service.server.slots import Slot, make_memory, map_memory
 from agentgym.service.worker.agentgym_handler import AgentgymWire
-from agentgym.service.worker.session_worker import Calls, SessionInfo
+from agentgym.service.worker.session_worker import CallRunner, SessionInfo
 from agentgym.service.worker.websocket import CLOSE, PING, TEXT, Connection, Frames
 
 LIMIT = 5000
@@ -135,7 +135,7 @@ def test_a_connection_gives_texts_until_it_is_over_or_refused(data):
 
 def wired(made):
     session = SessionInfo("session", "chaos", spec("chaos_envs:Chaos"), ServiceLimits())
-    return made(Chaos(), Calls(_slot()), session)
+    return made(Chaos(), CallRunner(_slot()), session)
 
 
 @fuzzed(120, texts=st.lists(TEXTS, min_size=8, max_size=12))

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentgym import Env
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 from agentgym.core.registration import EnvSpec
 from agentgym.processes.subprocess_query import told_apart
 from agentgym.service.openenv.handler import OpenEnvWire
@@ -22,7 +22,7 @@ from agentgym.service.protocol.frames import KEPT_ANSWERS, Refused, ServiceLimit
 from agentgym.service.server import slots
 from agentgym.service.server.slots import Slot
 from agentgym.service.worker.agentgym_handler import AgentgymWire
-from agentgym.service.worker.session_worker import Calls, SessionInfo
+from agentgym.service.worker.session_worker import CallRunner, SessionInfo
 from agentgym.service.worker.websocket import CLOSE, PING, TEXT, Connection, Frames, unmasked
 
 WAIT = 20.0
@@ -49,7 +49,7 @@ def slot():
 
 
 def wire_of(kind, env):
-    return kind(env, Calls(slot()), SessionInfo("s", "reply", EnvSpec("reply", Reply), ServiceLimits()))
+    return kind(env, CallRunner(slot()), SessionInfo("s", "reply", EnvSpec("reply", Reply), ServiceLimits()))
 
 
 def client_frame(opcode, payload, mask, fin=True):
@@ -258,14 +258,14 @@ def test_what_another_process_says_or_how_it_failed():
     assert told_apart(lambda: {"a": ["ä", None]}) == {"a": ["ä", None]}
 
     def mistaken():
-        raise Mistake("no such thing")
+        raise UsageError("no such thing")
 
     def failing():
         raise ZeroDivisionError
 
-    with pytest.raises(Mistake, match="no such thing"):
+    with pytest.raises(UsageError, match="no such thing"):
         told_apart(mistaken)
-    with pytest.raises(Mistake, match="exit code 1"):
+    with pytest.raises(UsageError, match="exit code 1"):
         told_apart(failing)
-    with pytest.raises(Mistake, match="exit code 7"):
+    with pytest.raises(UsageError, match="exit code 7"):
         told_apart(lambda: os._exit(7))

@@ -6,7 +6,7 @@ import pytest
 from service_harness import Client, browsing, serving, until
 
 from agentgym.service.server import slots
-from agentgym.service.server.session import Session
+from agentgym.service.server.session import ServedSession
 
 UPGRADE = {
     "Upgrade": "websocket",
@@ -19,7 +19,7 @@ UPGRADE = {
 @pytest.fixture
 def session():
     words = slots.Slot(slots.map_memory(slots.make_memory(1)), 0)
-    return Session("id", "env", "agentgym/1", "", 0, words, resumable=True)
+    return ServedSession("id", "env", "agentgym/1", "", 0, words, resumable=True)
 
 
 def serve_connection(session, messages=0):

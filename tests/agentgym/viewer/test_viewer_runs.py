@@ -7,7 +7,7 @@ import time
 import pytest
 from made_runs import failed, play, policy_maker, write_evaluation, write_training
 
-from agentgym.cli.usage_error import Mistake
+from agentgym.cli.usage_error import UsageError
 from agentgym.core.trajectory import write_jsonl
 from agentgym.storage.files import write_json
 from agentgym.viewer import live
@@ -74,7 +74,7 @@ def test_what_is_no_run_is_none(tmp_path):
 @pytest.mark.parametrize(("name", "words"), [("nowhere", "there is no folder"), ("file", "is no folder")])
 def test_a_path_that_is_no_folder_is_the_users_mistake(tmp_path, name, words):
     (tmp_path / "file").write_text("")
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(UsageError, match=words):
         roots_of([tmp_path / name])
 
 
