@@ -22,12 +22,12 @@ from agentgym.checks.contract import SEEDS
 from agentgym.checks.findings import NOTE, PROBLEM, Finding, said, shown
 from agentgym.checks.subject import Played, Subject, text_of
 from agentgym.core.messages import Action
-from agentgym.core.registration import REMOTE_ENV, EnvSpec, registry
+from agentgym.core.registration import EnvSpec, registry
 from agentgym.core.tasks import Task
 from agentgym.rollout.episode import Episode, Limits
 from agentgym.rollout.replays import ElsewhereError, replay_elsewhere
 from agentgym.rollout.replays import shown as shown_by
-from agentgym.service.client.address import Full
+from agentgym.service.client.address import REMOTE_ENV, Full
 
 _SOLE = "not looked at: the server allows no second session beside this one"
 MEMORY_RESETS, MEMORY_SECONDS, MEMORY_GROWTH = 60, 2.0, 50_000  # bytes that each reset may keep

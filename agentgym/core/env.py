@@ -13,14 +13,16 @@ import logging
 import numbers
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
 
 from agentgym.core import agent_failure
 from agentgym.core.messages import Action, Observation, assistant, text_of, user
 from agentgym.core.spaces import ActionSpace, MessagesSpace
-from agentgym.core.tasks import Task, TaskSet
+
+if TYPE_CHECKING:
+    from agentgym.core.tasks import Task, TaskSet
 
 Step = tuple[Observation, float, bool, bool, dict[str, Any]]
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentgym.cli.usage_error import instead, nearest
 from agentgym.core.messages import Message, assistant
+from agentgym.core.usage_error import instead, nearest
 from agentgym.policies.base import EndEpisode, Reply
 
 HELP = """A line is your answer. A line that begins with / is a command:

@@ -16,15 +16,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentgym.core.agent_failure import STEP_TIMEOUT
-from agentgym.core.bounded import CallFailed, CallTimeout, Parts, bounded, bounded_parts
-from agentgym.core.checked import checked_reply, checked_reset, checked_step, numbers_in
 from agentgym.core.env import Env, failed_step
-from agentgym.core.env_executor import close_env, discard, has_lane, lane_of, name_of
-from agentgym.core.executor import EnvExecutor
+from agentgym.core.executor import EnvExecutor, close_env, discard, has_lane, lane_of, name_of
 from agentgym.core.messages import Message, Observation, text_of
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import TOO_LONG, Trajectory, Turn
 from agentgym.policies.base import KEY_REFUSED, EndEpisode, Policy, Reply
+from agentgym.rollout.calls import (
+    CallFailed,
+    CallTimeout,
+    Parts,
+    bounded,
+    bounded_parts,
+    checked_reply,
+    checked_reset,
+    checked_step,
+    numbers_in,
+)
 
 
 @dataclass(frozen=True)
