@@ -26,6 +26,11 @@ FLOORS = (
     ("agentgym.evaluate", "agentgym.viewer"),
     ("agentgym.checks", "agentgym.doctor"),
     ("agentgym.cli",),
+    ("agent_train.config.schema",),  # settings; what checks and composes them looks at all below the trainer
+    ("agent_train.algorithms", "agent_train.data"),
+    ("agent_train.cluster", "agent_train.engine", "agent_train.learner", "agent_train.weights"),
+    ("agent_train.config", "agent_train.report", "agent_train.rollout", "agent_train.trainer"),
+    ("agent_train.cli",),
 )
 MOST_LINES, LONGEST_FUNCTION = 500, 60
 
@@ -111,12 +116,12 @@ def test_no_package_knows_those_above_it():
     assert not wrong
 
 
-def test_every_room_of_agentgym_is_on_a_floor():
-    rooms = {name for name in modules() if name.count(".") == 1 and name.startswith("agentgym.")}
+def test_every_room_is_on_a_floor():
+    rooms = {name for name in modules() if name.count(".") == 1 and not name.startswith("agentgym_envs.")}
     assert [room for room in sorted(rooms) if floor_of(f"{room}.x") is None and not room.endswith("__main__")] == []
 
 
-def test_no_room_of_agentgym_knows_those_above_it():
+def test_no_room_knows_those_above_it():
     wrong = [
         f"{name} imports {other}"
         for name in modules()
