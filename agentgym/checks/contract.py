@@ -13,8 +13,7 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 
 from agentgym.checks.findings import NOTE, PROBLEM, Finding, said
 from agentgym.checks.subject import MAX_STEPS, Played, Subject, problems_of
-from agentgym.core.blocking import Blocking
-from agentgym.core.env import Env
+from agentgym.core.env import Blocking, Env
 from agentgym.core.messages import Action
 from agentgym.core.tasks import Task, TaskSet
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import json
 import math
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from agentgym.checks.findings import Home
-from agentgym.core.env import Env
+from agentgym.core.env import Env, is_async
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Action, Message, problem_of
 from agentgym.core.registration import EnvSpec
@@ -110,7 +109,7 @@ class Subject:
     @property
     def is_async(self) -> bool:
         """Whether one of its methods is `async def`."""
-        return any(inspect.iscoroutinefunction(getattr(self.bare, name)) for name in ("init", "reset", "step", "close"))
+        return bool(self.bare.async_methods)
 
     async def another(self) -> Subject:
         """Another environment of the same spec, in a lane of its own.
@@ -161,7 +160,7 @@ class Subject:
 
     async def reset(self, seed: int | None, task: Any = None) -> tuple[list[Message], dict[str, Any]]:
         """Start an episode; where `init` is async, which `reset` cannot call, a task is bound first, drawn by the seed."""
-        if task is None and inspect.iscoroutinefunction(self.bare.init):
+        if task is None and is_async(self.bare, "init"):
             tasks = await self.call("tasks", lambda: self.bare.tasks)
             task = await self.call("tasks", tasks.__getitem__, random.Random(seed).randrange(len(tasks)))
         if task is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -267,7 +266,7 @@ def _check_values(id: str, spec: EnvSpec) -> None:
     """
     try:
         env: Any = spec.make()
-        if not inspect.iscoroutinefunction(env.unwrapped.close):
+        if "close" not in env.get_wrapper_attr("async_methods"):
             env.close()
     except (ValueError, TypeError) as error:
         raise UsageError(f"--kwargs: {id!r} cannot be made with {dict(spec.kwargs)}: {error}") from error

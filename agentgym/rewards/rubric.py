@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from agentgym.core.agent_failure import cause_of
-from agentgym.core.env import Env, Wrapper, failed_step
+from agentgym.core.env import Env, Step, Wrapper, failed_step, is_async
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Action, Observation, assistant, text_of
 from agentgym.core.tasks import Task
@@ -45,6 +45,7 @@ from agentgym.processes.isolate import NoWorker, call_isolated, reference
 from agentgym.tools.text_forms import answer_in
 
 T = TypeVar("T")
+_Reset = tuple[Observation, dict[str, Any]]
 RewardFunction = Callable[..., Any]
 
 _OF_TASK = ("task", "answer")
@@ -280,7 +281,8 @@ class Rewarded(Wrapper):
     goes below 0, to be cut off would pay: bound the turns by the environment's own `max_turns`, and say `floor`. An episode that the
     agent's own programs broke, or for which they break a reward function, gets the floor; its rubric is not computed.
 
-    The last `step` returns an awaitable where the environment or a function of the rubric is async; `run_episode` awaits it.
+    `reset` and `step` return awaitables where those of the environment do. The last `step` also does where a function of the
+    rubric is async, or an event loop runs; `run_episode` awaits it.
 
     Args:
         env: the environment.
@@ -297,20 +299,35 @@ class Rewarded(Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Start an episode; see `Env.reset`."""
-        return _then(self.env.reset(seed=seed, options=options), lambda result: self._began(seed, result))
+        result: Any = self.env.reset(seed=seed, options=options)
+        return self._began_async(seed, result) if is_async(self.env, "reset") else self._began(seed, result)
 
     def step(self, action: Action) -> Any:
         """Take a turn; see `Env.step`."""
-        return _then(self.env.step(action), lambda outcome: self._stepped(action, outcome))
+        outcome: Any = self.env.step(action)
+        if is_async(self.env, "step"):
+            return self._step_async(action, outcome)
+        if (unscored := self._unscored(action, outcome)) is not None:
+            return unscored
+        scoring = self._scored(outcome)
+        return scoring if self.rubric.is_async or _in_event_loop() else asyncio.run(scoring)
 
-    def _began(self, seed: int | None, result: tuple[Observation, dict[str, Any]]) -> Any:
+    async def _began_async(self, seed: int | None, result: Awaitable[_Reset]) -> _Reset:
+        return self._began(seed, await result)
+
+    def _began(self, seed: int | None, result: _Reset) -> _Reset:
         task, spec = self.task, self.spec
         task_id = task.id if task else ""
         self._episode = Trajectory(id=task_id, env=spec.id if spec else "", task_id=task_id, seed=seed)
         self._shown = result[0]
         return result
 
-    def _stepped(self, action: Action, outcome: tuple[Observation, float, bool, bool, dict[str, Any]]) -> Any:
+    async def _step_async(self, action: Action, stepping: Awaitable[Step]) -> Step:
+        outcome = await stepping
+        return self._unscored(action, outcome) or await self._scored(outcome)
+
+    def _unscored(self, action: Action, outcome: Step) -> Step | None:
+        """Note a turn. Its step where the rubric does not score it, else None."""
         observation, reward, terminated, truncated, info = outcome
         self._episode.turns.append(Turn(self._shown, assistant(action), float(reward), info))
         self._shown = observation
@@ -320,29 +337,17 @@ class Rewarded(Wrapper):
         self._episode.final_observation = observation
         if self._episode.agent_failure is not None:
             return observation, self.floor, terminated, truncated, info
+        return None
 
-        async def scored() -> Any:
-            try:
-                score = await self.rubric.score(self._episode, self.task)
-            except Exception as error:
-                if (cause := await asyncio.to_thread(cause_of, error)) is None:
-                    raise
-                return failed_step(cause, self.floor)
-            return observation, score.total, terminated, truncated, {**info, **score.metrics}
-
-        return scored() if self.rubric.is_async or _in_event_loop() else asyncio.run(scored())
-
-
-def _then(value: Any, then: Callable[[Any], Any]) -> Any:
-    """`then(value)`, as an awaitable where the value is one."""
-    if not inspect.isawaitable(value):
-        return then(value)
-
-    async def waited(first: Awaitable[Any]) -> Any:
-        second = then(await first)
-        return await second if inspect.isawaitable(second) else second
-
-    return waited(value)
+    async def _scored(self, outcome: Step) -> Step:
+        observation, _, terminated, truncated, info = outcome
+        try:
+            score = await self.rubric.score(self._episode, self.task)
+        except Exception as error:
+            if (cause := await asyncio.to_thread(cause_of, error)) is None:
+                raise
+            return failed_step(cause, self.floor)
+        return observation, score.total, terminated, truncated, {**info, **score.metrics}
 
 
 def _in_event_loop() -> bool:

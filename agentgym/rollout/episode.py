@@ -8,7 +8,6 @@ own programs broke is no such failure: see `agentgym.core.agent_failure`.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentgym.core.agent_failure import STEP_TIMEOUT
-from agentgym.core.env import Env, failed_step
-from agentgym.core.executor import EnvExecutor, close_env, discard, has_lane, lane_of, name_of
+from agentgym.core.env import Env, failed_step, is_async
+from agentgym.core.executor import EnvExecutor, close_env, discard, executor_of, has_executor, name_of
 from agentgym.core.messages import Message, Observation, text_of
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import TOO_LONG, Trajectory, Turn
@@ -129,14 +128,14 @@ def _where(trajectory: Trajectory) -> str:
 
 async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Trajectory, limits: Limits) -> None:
     """Fill the trajectory as the episode goes, so that what happened before a failure is kept."""
-    lane, began = lane_of(env), time.monotonic()
-    if lane.busy:
+    executor, began = executor_of(env), time.monotonic()
+    if executor.busy:
         raise CallFailed("the environment is still in an earlier call that took too long; make a new one")
     deadline = None if limits.episode_timeout is None else time.perf_counter() + limits.episode_timeout
 
     if hasattr(policy, "attach"):
-        policy.attach(env, lane.call)
-    observation, info = await _begin(env, lane, task, trajectory.seed, limits)
+        policy.attach(env, executor.call)
+    observation, info = await _begin(env, executor, task, trajectory.seed, limits)
     if info.get("state") is not None:  # of the first turn; those of the others are in their turns' info
         trajectory.metadata["state"] = info["state"]
     trajectory.task_id = _task_id(env) or trajectory.task_id
@@ -157,11 +156,11 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
         trajectory.final_observation = []
         if turn.finish_reason == "content_filter" and not _says_anything(reply.message):
             raise CallFailed("the endpoint's content filter withheld the whole answer (finish_reason: content_filter)")
-        step = lane.start(env.step, reply.message)
+        step = executor.start_method(env, "step", reply.message)
         try:
             outcome = await bounded("step", step, limits.step_timeout, checked_step)
         except CallTimeout:
-            if not await _hung_by_agent(env, lane, began):
+            if not await _hung_by_agent(env, executor, began):
                 raise
             outcome = failed_step(STEP_TIMEOUT, float(env.get_wrapper_attr("floor")) - trajectory.reward)
         observation, turn.reward, terminated, truncated, turn.info = outcome
@@ -173,38 +172,35 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
             return
 
 
-async def _hung_by_agent(env: Env, lane: EnvExecutor, began: float) -> bool:
+async def _hung_by_agent(env: Env, executor: EnvExecutor, began: float) -> bool:
     """Whether a step that takes too long is the agent's doing: its programs have run in the episode, and their back end is up."""
     from agentgym.sandbox.lease import program_since  # here: most episodes need no sandbox
 
-    up = program_since(lane.thread, began) or env.get_wrapper_attr("hung_by_agent")
+    up = program_since(executor.thread, began) or env.get_wrapper_attr("hung_by_agent")
     return await asyncio.to_thread(up)
 
 
 async def _begin(
-    env: Env, lane: EnvExecutor, task: Task | None, seed: int | None, limits: Limits
+    env: Env, executor: EnvExecutor, task: Task | None, seed: int | None, limits: Limits
 ) -> tuple[Observation, dict[str, Any]]:
-    """`init`, where there is a task to bind, and `reset`. Both go to the thread at once: changing threads takes time."""
-    init = env.get_wrapper_attr("init")
+    """`init`, where there is a task to bind, and `reset`. Two `def` go to the thread at once: changing threads takes time."""
     parts = Parts(init=limits.init_timeout, reset=limits.reset_timeout)
 
     def both() -> Any:
-        begun = init(task)
-        if inspect.isawaitable(begun) or parts.given_up:
-            return begun
+        returned = env.get_wrapper_attr("init")(task)
+        if returned is not None or parts.given_up:  # an awaitable, which the executor awaits
+            return returned
         parts.go_on("reset")
         return env.reset(seed=seed)
 
     def check(result: Any) -> Any:
         return checked_reset(result) if parts.what == "reset" else None
 
-    if task is not None and inspect.iscoroutinefunction(init):
-        await bounded("init", lane.start(init, task), limits.init_timeout)
-    elif task is not None:
-        begun = await bounded_parts(parts, lane.start(both), check)
-        if parts.what == "reset":
-            return begun
-    return await bounded("reset", lane.start(env.reset, seed=seed), limits.reset_timeout, checked_reset)
+    if task is not None and (is_async(env, "init") or is_async(env, "reset")):
+        await bounded("init", executor.start_method(env, "init", task), limits.init_timeout)
+    elif task is not None and (begun := await bounded_parts(parts, executor.start(both), check)) is not None:
+        return begun
+    return await bounded("reset", executor.start_method(env, "reset", seed=seed), limits.reset_timeout, checked_reset)
 
 
 async def _act(
@@ -449,13 +445,13 @@ class _EnvSlot:
             env_id=self.batch.env_id,
             sample=episode.sample,
         )
-        if trajectory.failed or lane_of(env).busy:  # busy: in a step that the agent has hung
+        if trajectory.failed or executor_of(env).busy:  # busy: in a step that the agent has hung
             self.env = None
             self.closing.append(asyncio.create_task(close_env(env, self.batch.limits.close_timeout)))
         return trajectory
 
     async def _open(self) -> Env:
-        lane = EnvExecutor("agentgym environment")
+        executor = EnvExecutor("agentgym environment")
         made: list[Env] = []
 
         def make() -> Env:
@@ -463,13 +459,13 @@ class _EnvSlot:
             return made[0]
 
         try:
-            env = await bounded("making the environment", lane.start(make), self.batch.limits.init_timeout)
+            env = await bounded("making the environment", executor.start(make), self.batch.limits.init_timeout)
         except BaseException:
-            self.closing.append(asyncio.create_task(discard(lane, made, self.batch.limits.close_timeout)))
+            self.closing.append(asyncio.create_task(discard(executor, made, self.batch.limits.close_timeout)))
             raise
-        if has_lane(env):
+        if has_executor(env):
             raise ValueError("make_env gave the same environment twice: it must make a new one on every call")
-        lane_of(env, lane)
+        executor_of(env, executor)
         self.env = env
         return env
 

@@ -15,7 +15,7 @@ from served import served
 
 import agentgym
 from agentgym.cli import main
-from agentgym.core.blocking import Blocking
+from agentgym.core.env import Blocking
 from agentgym.core.registration import UnknownEnvError, spec
 from agentgym.core.trajectory import Trajectory
 from agentgym.policies.base import ExpertPolicy, Policy, RandomPolicy
