@@ -24,10 +24,10 @@ Check = Callable[[Any], Any]
 
 
 class CallFailed(RuntimeError):
-    """A call of an environment or a policy raised or gave nonsense. The message names the call, the turn and the time."""
+    """A call of an environment or a policy raised, or returned something invalid. The message names the call."""
 
     def facts(self) -> dict[str, Any]:
-        """What a trajectory keeps of the exception: `status` of an endpoint's refusal, the `traceback` of any other."""
+        """Metadata for the trajectory: the `status` of an endpoint's refusal, the `traceback` of any other exception."""
         error = self.__cause__
         if error is None:
             return {}
@@ -41,17 +41,17 @@ class CallTimeout(CallFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Stage:
     what: str
     seconds: float
     since: float
 
 
-class Parts:
-    """The parts of one call, each with its own name and limit. The call says which comes by `go_on`, from any thread.
+class Stages:
+    """The stages of one call, each with a name and a time limit. The call begins the next by `go_on`, from any thread.
 
     Args:
-        limits: seconds by the name of the part, in order; None: no limit.
+        limits: seconds by the name of the stage, in order; None: no limit.
     """
 
     def __init__(self, **limits: float | None):
@@ -61,24 +61,24 @@ class Parts:
         self.go_on(next(iter(limits)))
 
     def go_on(self, what: str) -> None:
-        """This part begins now."""
-        self.now = _Part(what, self._limits[what], time.perf_counter())
+        """Begin this stage."""
+        self.now = _Stage(what, self._limits[what], time.perf_counter())
 
     @property
     def what(self) -> str:
-        """The part that it is in."""
+        """The name of the present stage."""
         return self.now.what
 
     def took(self) -> str:
-        """How long it has been in this part."""
+        """The time since the stage began, in words."""
         return f"{time.perf_counter() - self.now.since:.1f} s"
 
-    def look_after(self) -> float:
-        """Seconds after which to see how far it is: a later part with a shorter limit may have begun by then."""
+    def seconds_to_check(self) -> float:
+        """Seconds until the next check. A later stage with a shorter limit may have begun by then."""
         return max(0.0, min(self.now.since + self.now.seconds - time.perf_counter(), self._shortest))
 
     def check_time(self) -> None:
-        """Raises `CallTimeout` where the part has taken longer than its limit."""
+        """Raises `CallTimeout` if the stage has taken longer than its limit."""
         now = self.now
         if time.perf_counter() >= now.since + now.seconds:
             raise CallTimeout(f"{now.what} took longer than its limit of {now.seconds:g} s")
@@ -87,40 +87,49 @@ class Parts:
 async def bounded(
     what: str, awaitable: Awaitable[Any], seconds: float | None, check: Check = lambda result: result
 ) -> Any:
-    """The checked result of a call that is called `what`.
+    """Await a call and check its result.
+
+    Args:
+        what: the name of the call, for errors.
+        awaitable: the call.
+        seconds: the time limit; None: no limit.
+        check: returns the checked result, or raises.
 
     Raises:
-        CallFailed: it raised, took longer than `seconds`, or gave what `check` refuses.
-        EndEpisode: the policy's, let through.
+        CallFailed: the call or `check` raised.
+        CallTimeout: the call took longer than its limit; it is cancelled.
+        EndEpisode: raised by a policy, passed on.
     """
-    return await bounded_parts(Parts(**{what: seconds}), awaitable, check)
+    return await bounded_stages(Stages(**{what: seconds}), awaitable, check)
 
 
-async def bounded_parts(parts: Parts, awaitable: Awaitable[Any], check: Check) -> Any:
-    """The checked result of a call of several parts. Raises as `bounded`."""
+async def bounded_stages(stages: Stages, awaitable: Awaitable[Any], check: Check) -> Any:
+    """Await a call of several stages and check its result. Raises as `bounded`."""
     call = asyncio.ensure_future(awaitable)
     try:
         while not call.done():
-            await _wait(call, parts.look_after())
+            await _wait(call, stages.seconds_to_check())
             if not call.done():
-                parts.check_time()
+                stages.check_time()
         if call.cancelled():
-            raise CallFailed(f"{parts.what} cancelled itself after {parts.took()}")
+            raise CallFailed(f"{stages.what} cancelled itself after {stages.took()}")
         return check(call.result())
     except (EndEpisode, CallFailed):
         raise
     except Exception as error:
         place = f" ({found})" if (found := place_of(error)) else ""
-        raise CallFailed(f"{parts.what} failed after {parts.took()}: {type(error).__name__}: {error}{place}") from error
+        raise CallFailed(
+            f"{stages.what} failed after {stages.took()}: {type(error).__name__}: {error}{place}"
+        ) from error
     finally:
-        parts.given_up = not call.done()
+        stages.given_up = not call.done()
         call.cancel()
 
 
 async def _wait(call: asyncio.Future[Any], seconds: float) -> None:
-    """Wait until a call is done or its time is up, as `asyncio.wait` would, which takes three times as long for it.
+    """Wait until a call is done or its time is up.
 
-    Not asyncio.timeout: what swallows its cancellation would be waited for all the same.
+    As `asyncio.wait`, in a third of its time. `asyncio.timeout` would go on waiting for a call that swallows its cancellation.
     """
     loop = asyncio.get_running_loop()
     over = loop.create_future()
@@ -140,10 +149,10 @@ async def _wait(call: asyncio.Future[Any], seconds: float) -> None:
 
 
 def numbers_in(info: dict[str, Any]) -> dict[str, float]:
-    """The finite numbers of an info, truth values as 0.0 and 1.0."""
+    """The finite numbers of an info; booleans become 0.0 and 1.0."""
     found = {}
     for name, value in info.items():
-        with contextlib.suppress(OverflowError):  # a whole number that no float can hold
+        with contextlib.suppress(OverflowError):  # an integer too large for a float
             if isinstance(value, numbers.Real | np.bool_) and math.isfinite(value):
                 found[str(name)] = float(value)
     return found
@@ -159,10 +168,10 @@ def _checked_observation(observation: Any, call: str) -> Observation:
 
 
 def checked_reset(result: Any) -> tuple[Observation, dict[str, Any]]:
-    """The observation and info that `reset` returned. What is no dict is no info.
+    """The observation and info that `reset` returned; an info that is no dict becomes {}.
 
     Raises:
-        TypeError, ValueError: it is no `(observation, info)`.
+        TypeError, ValueError: the result is no `(observation, info)`.
     """
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(f"reset must return (observation, info), not {result!r:.200}")
@@ -171,10 +180,10 @@ def checked_reset(result: Any) -> tuple[Observation, dict[str, Any]]:
 
 
 def checked_step(result: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-    """Gymnasium's five values of what `step` returned.
+    """Gymnasium's five values that `step` returned.
 
     Raises:
-        TypeError, ValueError: it is none of these.
+        TypeError, ValueError: the result is something else, or a value is invalid.
     """
     if not isinstance(result, tuple) or len(result) != 5:
         raise TypeError(f"step must return (observation, reward, terminated, truncated, info), not {result!r:.200}")
@@ -187,10 +196,10 @@ def checked_step(result: Any) -> tuple[Observation, float, bool, bool, dict[str,
 
 
 def checked_reply(reply: Any) -> Reply:
-    """What `act` returned.
+    """The reply that `act` returned.
 
     Raises:
-        TypeError, ValueError: it is no reply.
+        TypeError, ValueError: it is no reply, or its message is invalid.
     """
     if not isinstance(reply, Reply):
         raise TypeError(f"act must return a Reply, not {type(reply).__name__}")
