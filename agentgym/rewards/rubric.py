@@ -1,6 +1,6 @@
 """Rewards: named, weighted functions of an episode, and a wrapper that gives an environment another reward.
 
-A reward function takes what it names, of:
+A reward function takes any of these by name:
 
     task          the `Task`
     answer        `task.answer`
@@ -8,7 +8,7 @@ A reward function takes what it names, of:
     completion    the text of the last reply
     completions   the texts of all replies, in order
     info          the `info` of the last step
-    reward        what the environment itself gave, summed over the turns
+    reward        the environment's own reward, summed over the turns
     trajectory    the `Trajectory`, for everything else
 
 It may be `def` or `async def`, and returns a finite number.
@@ -19,7 +19,7 @@ It may be `def` or `async def`, and returns a finite number.
     rubric = Rubric([right, Reward(has_tags("think", "answer"), weight=0.2)])
     env = Rewarded(agentgym.make("gsm8k"), rubric)
 
-What goes wrong in a reward function is a failure of the episode, never a reward of 0: see `RewardError`.
+An error in a reward function fails the episode and is never a reward of 0: see `RewardError`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Reward:
     """One function of a rubric.
 
     Attributes:
-        function: takes what it names of `TAKES`; other parameters need defaults. Returns a finite number.
+        function: takes any of `TAKES` by name; other parameters need defaults. Returns a finite number.
         weight: what its number is multiplied with in the sum. 0 only records it.
         name: what it is called in metrics and errors. Default: the function's own name.
         timeout: seconds. An `async def` is cancelled; a `def` runs in a thread, which is left behind.
@@ -110,7 +110,7 @@ class Reward:
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """What the function names, in its order.
+        """The names in `TAKES` that the function takes, in its order.
 
         Raises:
             TypeError: a parameter without a default that is not in `TAKES`.
@@ -183,7 +183,7 @@ class Reward:
 
 
 class _Late(Exception):
-    """The time of a reward function is up."""
+    """A reward function took too long."""
 
 
 def _given(name: str, trajectory: Trajectory, task: Task | None) -> Any:
@@ -195,17 +195,17 @@ def _given(name: str, trajectory: Trajectory, task: Task | None) -> Any:
 
 
 async def _in_thread(name: str, function: RewardFunction, given: Mapping[str, Any]) -> Any:
-    """Call a function in a thread of its own, which blocks neither others nor the end of the process."""
-    lane = EnvExecutor(f"reward {name}")
+    """Call a function in a daemon thread, which blocks neither others nor the end of the process."""
+    executor = EnvExecutor(f"reward {name}")
     try:
-        return await lane.call(function, **given)
+        return await executor.call(function, **given)
     finally:
-        lane.stop()
+        executor.stop()
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a rubric makes of an episode: the weighted sum, and each function's number without its weight, by name."""
+    """A rubric's score of an episode: the weighted sum, and each function's number without its weight, by name."""
 
     total: float
     parts: dict[str, float]
@@ -362,7 +362,7 @@ def _in_event_loop() -> bool:
 
 
 def env_reward(reward: float) -> float:
-    """What the environment itself gave, summed over the turns."""
+    """The environment's own reward, summed over the turns."""
     return reward
 
 
@@ -431,7 +431,7 @@ def matches(pattern: str, flags: int = 0, *, timeout: float = 2.0) -> Callable[[
 
 
 def search(pattern: str, flags: int, text: str) -> bool:
-    """Whether a regular expression is found in a text; what `matches` runs in another process."""
+    """Whether a regular expression is found in a text; `matches` runs it in another process."""
     return re.search(pattern, text, flags) is not None
 
 
