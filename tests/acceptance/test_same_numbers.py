@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -41,6 +41,8 @@ from training_process import training
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 RECORDS = Path(__file__).parent / "records" / "same_numbers.json"
 STEPS = 5
+# A run takes about 20 s on an idle machine, and minutes on one where everything else runs too.
+SECONDS = 500.0
 GAME = (
     *("+env=frozen_lake", "env.kwargs.shaping=1.0", "engine=embedded", "trainer.deterministic=true"),
     *("model.tiny.hidden=64", "model.tiny.heads=2", "model.tiny.intermediate=128", "model.tiny.layers=1"),
@@ -123,7 +125,7 @@ def weights_of(folder: Path) -> dict[str, Any]:
 def make(name: str, runs: Path) -> Tables:
     """Train with the installed command; return a table for each record of metrics, each file of episodes, each saved model."""
     with training(runs, *RUNS[name], name=name) as run:
-        assert run.wait() == 0, run.told()
+        assert run.wait(SECONDS) == 0, run.told()
         files, tables = sampled(run), {}
         for record in run.metrics:
             kind, step = record["kind"], record["step"]
@@ -321,15 +323,20 @@ def main() -> int:
     if unknown := set(names) - set(RUNS):
         parser.error(f"no such run: {', '.join(sorted(unknown))}; there are {', '.join(RUNS)}")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(asked.jobs) as pool:
-        made = pool.map(lambda name: make(name, Path(folder)), names)
+        made = {name: pool.submit(make, name, Path(folder)) for name in names}
         if asked.record:
-            write_records(dict(zip(names, made, strict=True)))
+            write_records({name: run.result() for name, run in made.items()})
             return 0
-        return max([report(name, tables) for name, tables in zip(names, made, strict=True)])
+        return max([report(name, run) for name, run in made.items()])
 
 
-def report(name: str, new: Tables) -> int:
-    """Print old and new results of a run and all differences; 1 if there are any."""
+def report(name: str, run: Future[Tables]) -> int:
+    """Print old and new results of a run and all differences; 1 if there are any, or if the run failed."""
+    try:
+        new = run.result()
+    except AssertionError as error:
+        print(f"{name}: FAILED\n{error}", flush=True)
+        return 1
     records = read_records()
     old, why = recorded(records, name), other_machine(records)
     try:
