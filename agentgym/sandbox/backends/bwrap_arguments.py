@@ -10,7 +10,7 @@ from agentgym.processes.cgroups import Group
 from agentgym.sandbox.api import GROUP_ID, SandboxSpec
 from agentgym.sandbox.backends import seccomp
 from agentgym.sandbox.backends.host_root import cover, folder_option, host_root, same
-from agentgym.sandbox.images.project_files import project_files
+from agentgym.sandbox.guest.project_files import project_files
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MEMORY_PLACE = "/sys/fs/cgroup/memory"  # of the programs' group, inside

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from agentgym.sandbox.images.project_files import PACKAGES, project_files
+from agentgym.sandbox.guest.project_files import PACKAGES, project_files
 
 _USR = ("bin", "sbin", "libexec", "share")  # and lib, lib64 and the like; /usr/local and /usr/src are nobody's business
 _ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types")

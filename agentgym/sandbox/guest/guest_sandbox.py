@@ -38,7 +38,7 @@ def guest_source() -> bytes:
     return (
         "import sys, types\n"
         f"for name, text in {[(name, source(name)) for name in ('guest_programs', 'guest_files')]!r}:\n"
-        "    module = sys.modules['agentgym.sandbox.' + name] = types.ModuleType(name)\n"
+        "    module = sys.modules['agentgym.sandbox.guest.' + name] = types.ModuleType(name)\n"
         "    exec(compile(text, name + '.py', 'exec'), module.__dict__)\n"
         f"exec(compile({source('guest')!r}, 'guest.py', 'exec'))\n"
     ).encode()

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from agentgym.sandbox.api import SandboxError
 from agentgym.sandbox.backends import engine
+from agentgym.sandbox.guest.project_files import project_files
 from agentgym.sandbox.images import debian, engine_images
-from agentgym.sandbox.images.project_files import project_files
 
 if TYPE_CHECKING:
     from docker import APIClient
