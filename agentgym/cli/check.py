@@ -67,7 +67,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _examined(spec: EnvSpec, timeout: float) -> tuple[list[Finding], str]:
-    """The findings; raises UsageError if a package or a name is missing."""
+    """The findings, and the user's mistake if the environment cannot be examined here: a missing package, a wrong name."""
     from agentgym.checks.check_env import examine
     from agentgym.checks.findings import Finding
     from agentgym.core.registration import UnknownEnvError
