@@ -61,6 +61,15 @@ def _add_served(add: Callable[..., Any]) -> None:
         metavar="N",
         help="processes that are forked ahead and kept ready, so that opening a session waits for no fork (default: 2)",
     )
+    add(
+        "--sessions-per-worker",
+        type=int,
+        default=1,
+        metavar="N",
+        help="sessions that may share a process, each in a thread of it: opened faster and in less memory, for environments"
+        " that you trust. A call that breaks its limit ends all of them. Sandboxes, and environments that run programs in"
+        " them, keep a process each; --session-memory and --session-pids hold a process to N times as much (default: 1)",
+    )
     add("--max-sessions", type=int, default=256, metavar="N", help="open at a time (default: 256)")
     add("--max-sessions-per-token", type=int, metavar="N", help="open at a time for one token (default: no limit)")
     add(
@@ -164,6 +173,7 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
             max_sessions=args.max_sessions,
             max_sessions_per_token=args.max_sessions_per_token,
             workers=args.workers,
+            sessions_per_worker=args.sessions_per_worker,
             tokens=_tokens(args.token_file),
             token_file=args.token_file,
             allowed_hosts=_allowed_hosts(args.allow_host),
@@ -199,6 +209,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
         "--max-sessions": 1,
         "--max-sessions-per-token": 1,
         "--workers": 0,
+        "--sessions-per-worker": 1,
         "--session-pids": 0,
         "--max-message": 1,
         "--drain-timeout": 0,

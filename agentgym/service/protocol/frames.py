@@ -71,6 +71,7 @@ DRAINING = "DRAINING"
 RESUME_REFUSED = "RESUME_REFUSED"
 SANDBOX_ERROR = "SANDBOX_ERROR"
 OUT_OF_MEMORY = "OUT_OF_MEMORY"
+SHARED_WORKER_KILLED = "SHARED_WORKER_KILLED"
 
 # What each code means, and the WebSocket close code of those that end a session.
 CODES: dict[str, tuple[str, int | None]] = {
@@ -88,6 +89,7 @@ CODES: dict[str, tuple[str, int | None]] = {
     RESUME_REFUSED: ("the resume token is wrong, was used before, or its session has ended", 4401),
     OUT_OF_MEMORY: ("the environment wanted more memory than a session may take", 4507),
     SANDBOX_ERROR: ("the sandbox could not be started, or has failed", 4501),
+    SHARED_WORKER_KILLED: ("the process was killed for another session that shared it; its own episode is lost", 4509),
 }
 NORMAL_CLOSE = 1000
 # Made once: json.dumps with settings makes an encoder for each value. A value within itself is a RecursionError then.

@@ -34,6 +34,10 @@ class Bounds:
         if min(self.memory_bytes, self.open_files, self.pids) < 0:
             raise ValueError(f"limits are at least 0, not {self}")
 
+    def times(self, sessions: int) -> Bounds:
+        """The limits of a process that so many sessions share."""
+        return Bounds(self.memory_bytes * sessions, self.open_files * sessions, self.pids * sessions)
+
 
 def keep_within(bounds: Bounds) -> None:
     """Set the limits for this process and those that it starts. It dumps no core, whatever happens to it."""
@@ -42,7 +46,8 @@ def keep_within(bounds: Bounds) -> None:
         score.write(_OOM_SCORE)
     if bounds.open_files:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (bounds.open_files, hard))
+        most = bounds.open_files if hard == resource.RLIM_INFINITY else min(bounds.open_files, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def limit_memory(bounds: Bounds) -> None:

@@ -67,11 +67,14 @@ class EnvServer:
 
     def __init__(self, settings: ServeSettings):
         self.settings = settings
-        self.sessions = Sessions(settings.limits, settings.max_sessions, settings.max_sessions_per_token)
+        per_token, per_worker = settings.max_sessions_per_token, settings.sessions_per_worker
+        self.sessions = Sessions(settings.limits, settings.max_sessions, per_token, per_worker)
         self.served = served = dict(settings.envs)
         if settings.sandbox is not None:
             served[SERVED] = sandbox_routes.spec_of(settings.sandbox)
-        self.forks = Forks(served, settings.limits, settings.bounds, self.sessions.memory, self.sessions.died)
+        self.forks = Forks(
+            served, settings.limits, settings.bounds.times(per_worker), self.sessions.memory, self.sessions.died
+        )
         self.listing = Listing(self.forks)
         self.port = settings.port
         self.tokens = Tokens(settings.tokens, settings.token_file)

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 
 from agentgym.service.server import slots
+from agentgym.service.server.packets import Packets
 from agentgym.service.server.slots import Slot
 
 
@@ -22,7 +23,8 @@ class ServedSession:
         owner: the name of the token that opened it.
         process: the key of its process at `forks`; "" before it has one.
         client: a duplicate of the client's connection, for the last word; None while none is attached.
-        control: where its worker is told things; None before it has one.
+        control: where its worker is told things; None before it has one, and where it shares a process.
+        shared: where the process is told things that it shares with other sessions; None: it has one to itself.
         connections: how many it has had.
         ending: why it is to end: code and message. None: it goes on.
         kill_at: when its process is killed, on the monotonic clock.
@@ -40,6 +42,7 @@ class ServedSession:
     process: str = ""
     client: int | None = None
     control: socket.socket | None = None
+    shared: Packets | None = None
     connections: int = 0
     ending: tuple[str, str] | None = None
     kill_at: float | None = None

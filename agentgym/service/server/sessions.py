@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import secrets
@@ -20,6 +21,7 @@ from agentgym.service.protocol.frames import (
     NORMAL_CLOSE,
     OUT_OF_MEMORY,
     RESUME_REFUSED,
+    SHARED_WORKER_KILLED,
     WORKER_DIED,
     Refused,
     ServiceLimits,
@@ -30,12 +32,13 @@ from agentgym.service.server.deadlines import overdue
 from agentgym.service.server.events import CLOSED, LEFT, log_ended
 from agentgym.service.server.forks import Forks
 from agentgym.service.server.lingering_close import LingeringClose
+from agentgym.service.server.packets import Packets
 from agentgym.service.server.prefork_pool import PreforkPool
 from agentgym.service.server.session import ServedSession
 from agentgym.service.server.slots import Slot
 from agentgym.service.server.tallies import Lags, Returns, SessionCounts
 from agentgym.service.worker.handlers import wire_class
-from agentgym.service.worker.session_worker import ENDED, NOT_MADE
+from agentgym.service.worker.session_worker import ENDED, NOT_MADE, NOT_SHARED
 from agentgym.service.worker.websocket import TEXT, close_frame, contains_close, encoded
 
 LOOK_SECONDS = 0.05
@@ -53,12 +56,14 @@ class Sessions:
         limits: how long and how large.
         most: how many at a time.
         most_each: how many at a time for one token; None: as many as there are.
+        per_worker: how many may share a process, where their environment allows it.
     """
 
-    def __init__(self, limits: ServiceLimits, most: int, most_each: int | None = None):
+    def __init__(self, limits: ServiceLimits, most: int, most_each: int | None = None, per_worker: int = 1):
         self.limits = limits
         self.most = most
         self.most_each = most_each
+        self._per_worker = per_worker
         self.memory = slots.make_memory(most)
         self._words = slots.map_memory(self.memory)
         self._free = list(range(most))[::-1]
@@ -70,7 +75,10 @@ class Sessions:
         self._past: dict[str, SessionCounts] = {}
         self._gone = select.epoll()
         self._by_client: dict[int, ServedSession] = {}
-        self._by_process: dict[str, ServedSession] = {}
+        self._by_process: dict[str, list[ServedSession]] = {}
+        self._shared: dict[str, Packets] = {}  # by process, where it is told things that takes more than one session
+        self._shared_at_least = 0
+        self._not_shared: set[str] = set()  # environments that have turned out to need a process for each session
         self._farewells = LingeringClose()
         self._forks: Forks | None = None
         self._spares: PreforkPool | None = None
@@ -84,6 +92,7 @@ class Sessions:
         self._forks = forks
         self._spares = PreforkPool(forks, workers)
         self._spares.fill()
+        self._shared_at_least = max(1, workers)
 
     def reserve(self, env: str, wire: str, owner: str) -> ServedSession:
         """Take a slot for a new session.
@@ -131,7 +140,7 @@ class Sessions:
             self._farewells.say(client, _last_bytes(session.wire, CAPACITY, why))
             self._forget(session)
             return
-        self._by_process[session.process] = session
+        self._by_process.setdefault(session.process, []).append(session)
         self._take_client(session, client)
         self._loop.call_soon(self._spares.fill)
 
@@ -144,12 +153,59 @@ class Sessions:
             "slot": session.slot,
             "token": session.owner,
         }
+        if self._per_worker > 1 and session.env not in self._not_shared:
+            session.process, session.shared = self._shared_worker(spares)
+            if not self._tell(session, {"start": start, "shared": True}, [client]):
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return
         session.process, session.control = spares.take()
         if not self._tell(session, {"start": start}, [client]):
             # It has died as it waited, which is heard of only later.
             session.control.close()
             session.process, session.control = spares.fresh()
             self._tell(session, {"start": start}, [client])
+
+    def _shared_worker(self, spares: PreforkPool) -> tuple[str, Packets]:
+        """The shared process with the fewest sessions; a new one while there are fewer than `workers`, or where all are full."""
+        if len(self._shared) >= self._shared_at_least:
+            process = min(self._shared, key=lambda key: len(self._by_process.get(key, ())))
+            if len(self._by_process.get(process, ())) < self._per_worker:
+                return process, self._shared[process]
+        process, control = spares.take()
+
+        def heard(said: dict[str, Any], fds: list[int]) -> None:
+            session = self.open.get(said["ended"])
+            if session is not None and said["code"] == NOT_SHARED:
+                self._give_own_process(session, spares)
+            elif session is not None:
+                self._ended(session, said["code"] << 8)
+
+        def ended() -> None:  # of its sessions is heard elsewhere
+            self._shared.pop(process, None)
+
+        self._shared[process] = Packets(control, heard, ended)
+        return process, self._shared[process]
+
+    def _give_own_process(self, session: ServedSession, spares: PreforkPool) -> None:
+        """Begin a session again: its environment, as has turned out, cannot share a process."""
+        self._not_shared.add(session.env)
+        self._leave_process(session)
+        session.shared = None
+        session.words.enter(slots.INIT)
+        try:
+            if session.client is None:  # which has left meanwhile
+                raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+            self._start_worker(session, session.client, spares)
+        except OSError:
+            self._ended(session, None)
+        else:
+            self._by_process.setdefault(session.process, []).append(session)
+
+    def _leave_process(self, session: ServedSession) -> None:
+        if session in (sharing := self._by_process.get(session.process, [])):
+            sharing.remove(session)
+        if not sharing:
+            self._by_process.pop(session.process, None)
 
     def _take_client(self, session: ServedSession, client: int) -> None:
         self._drop_client(session)
@@ -191,9 +247,12 @@ class Sessions:
         return self._tell(session, message, [client])
 
     def _tell(self, session: ServedSession, message: dict[str, Any], fds: list[int] | None = None) -> bool:
-        if session.control is None:
-            return False
         try:
+            if session.shared is not None:
+                session.shared.send({**message, "session": session.id}, [os.dup(fd) for fd in fds or []])
+                return True
+            if session.control is None:
+                return False
             socket.send_fds(session.control, [json.dumps(message).encode()], fds or [])
         except OSError:  # it is dying, which is heard of elsewhere; or it takes nothing, and will be killed
             return False
@@ -260,7 +319,7 @@ class Sessions:
             self._drop_client(session)
             with socket.socket(fileno=client) as sock:
                 comes_back = session.resumable and not _took_leave(sock)
-            if not comes_back and session.kill_at is None:
+            if not comes_back and session.kill_at is None and session.shared is None:  # else the call's own limit holds
                 session.kill_at = time.monotonic() + self.limits.close_seconds
 
     def died(self, process: str, status: int | None, out_of_memory: bool = False) -> None:
@@ -271,11 +330,20 @@ class Sessions:
             status: its wait status; None: it is not known, or was never there.
             out_of_memory: whether it, or what it started, used up what its session may have.
         """
-        session = self._by_process.get(process)
-        if session is None:
-            if self._spares is not None:
-                self._spares.lost(process)
-            return
+        if self._spares is not None:
+            self._spares.lost(process)
+        if (shared := self._shared.pop(process, None)) is not None:
+            shared.close()
+        sessions = self._by_process.get(process, [])
+        guilty = next((session for session in sessions if session.killed), None)
+        for session in list(sessions):
+            if guilty is not None and not session.killed and session.ending is None:
+                why = f"the process was killed for another session that shared it: {(guilty.ending or ('', 'it left'))[1]}"
+                session.ending = (SHARED_WORKER_KILLED, why)
+            self._ended(session, status, out_of_memory)
+
+    def _ended(self, session: ServedSession, status: int | None, out_of_memory: bool = False) -> None:
+        """A session has ended, with this wait status of its process; one that shares a process says what it would be."""
         if out_of_memory and status == signal.SIGKILL and session.ending is None and not session.killed:
             session.ending = (OUT_OF_MEMORY, f"the session ran out of memory: {MORE_MEMORY}")
         code, message = session.ending or (WORKER_DIED, _how(status))
@@ -285,7 +353,7 @@ class Sessions:
         reason = _reason(session, clean)
         tally.ended[reason] += 1
         if self._forks is not None and not self._forks.closing:  # else all end with their server
-            log_ended(session, self._forks.pid_of(process), reason, message, status)
+            log_ended(session, self._forks.pid_of(session.process), reason, message, status)
         if not clean and (session.ending is not None or not session.killed):
             tally.errors[code] += 1
         client = self._drop_client(session)
@@ -297,7 +365,7 @@ class Sessions:
 
     def _forget(self, session: ServedSession) -> None:
         self.open.pop(session.id, None)
-        self._by_process.pop(session.process, None)
+        self._leave_process(session)
         if session.control is not None:
             session.control.close()
         self._past.setdefault(session.env, SessionCounts()).add(session.words)
@@ -323,8 +391,8 @@ class Sessions:
         return total
 
     def envs_by_process(self) -> dict[str, str]:
-        """The environments of the open sessions, by the keys of their processes."""
-        return {process: session.env for process, session in self._by_process.items()}
+        """The environments of the open sessions, by the keys of their processes; of a shared one, that of its first session."""
+        return {process: sessions[0].env for process, sessions in self._by_process.items()}
 
     def open_by_env(self) -> dict[str, int]:
         """How many sessions are open, by environment."""
@@ -364,6 +432,8 @@ class Sessions:
             self.died(session.process, None)
         if self._spares is not None:
             self._spares.close()
+        for shared in self._shared.values():
+            shared.close()
         self._farewells.close()
         self._gone.close()
         os.close(self.memory)

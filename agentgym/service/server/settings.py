@@ -25,12 +25,14 @@ class ServeSettings:
         max_sessions: at a time.
         max_sessions_per_token: at a time; None: as many as there are.
         workers: processes that are forked ahead, and kept ready for the next sessions.
+        sessions_per_worker: how many sessions may share a process: those of environments that run no programs in sandboxes.
+            They share its fate, too: one that breaks a limit of a call ends them all.
         tokens: by a name for each; none: anybody may come, from this machine. A text alone is good for all.
         token_file: where they were read from, to be read again when it changes; None: they stay.
         allowed_hosts: names beside this machine's own that a `Host` header may have where no token is asked for.
         cert, key: files of TLS; none: no TLS.
         limits: of a session.
-        bounds: of its process.
+        bounds: of its process; of one that many share, so many times as much.
         drain_seconds: for sessions to end by themselves.
     """
 
@@ -40,6 +42,7 @@ class ServeSettings:
     max_sessions: int = 256
     max_sessions_per_token: int | None = None
     workers: int = 2
+    sessions_per_worker: int = 1
     tokens: Mapping[str, Token | str] = field(default_factory=dict, repr=False)
     token_file: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
@@ -57,5 +60,7 @@ class ServeSettings:
             raise ValueError(f"listening at {self.host} lets other machines in: that takes a token (--token-file)")
         if self.max_sessions < 1:
             raise ValueError(f"max_sessions is at least 1, not {self.max_sessions}")
+        if self.sessions_per_worker < 1:
+            raise ValueError(f"sessions_per_worker is at least 1, not {self.sessions_per_worker}")
         if self.workers < 0:
             raise ValueError(f"workers is at least 0, not {self.workers}")

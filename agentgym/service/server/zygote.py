@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentgym.core.registration import EnvSpec
-from agentgym.core.tasks import TaskSet
 from agentgym.processes.cgroups import Group
 from agentgym.processes.gc_freeze import settle_memory
 from agentgym.processes.orphans import adopt_orphans, children, die_with, end_children, kill
@@ -37,35 +36,13 @@ from agentgym.service.server.session_groups import Groups, enter
 from agentgym.service.server.slots import map_memory
 from agentgym.service.server.task_catalogue import tell_tasks
 from agentgym.service.worker.handlers import WIRES, wire_class
-from agentgym.service.worker.session_worker import ENDED, NOT_MADE, SessionStart, described, work
+from agentgym.service.worker.session_worker import ENDED, NOT_MADE, Served, described, work
 
+RunChild = Callable[[dict[str, Any], list[int], Group | None], int]
 _MESSAGE = 1 << 16
 _SETUP = 1 << 20  # names every process that died with the zygote before
 # After a death the kernel's list of children is looked at for so long: it may miss some while others die.
 _LOOK_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Nursery:
-    """What every worker shares.
-
-    Attributes:
-        specs: the served environments by the ids that they are served as.
-        tasks: the sets that they draw from, where they have one.
-        wires: the classes of the wires.
-        limits: of the service.
-        bounds: what every process is kept within.
-        memory: of the slots.
-        groups: that the workers go into.
-    """
-
-    specs: dict[str, EnvSpec]
-    tasks: dict[str, TaskSet]
-    wires: dict[str, Any]
-    limits: ServiceLimits
-    bounds: Bounds
-    memory: memoryview
-    groups: Groups
 
 
 def main(front_fd: int, memory_fd: int, parent: int) -> int:
@@ -84,32 +61,40 @@ def main(front_fd: int, memory_fd: int, parent: int) -> int:
     front.set_inheritable(False)
     setup = json.loads(front.recv(_SETUP))
     try:
-        nursery = _prepared(setup, map_memory(memory_fd))
+        served = _prepared(setup, map_memory(memory_fd))
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         front.send(json.dumps({"failed": described(error)}).encode())
         return 1
+    bounds = Bounds(**setup["bounds"])
+    groups = Groups(bounds)
+    if groups.why_not:
+        sys.stderr.write(
+            f"agentgym serve: no control groups for sessions ({groups.why_not}): --session-memory counts each process"
+            " alone and no shared memory, and --session-pids does not hold\n"
+        )
     os.close(memory_fd)
     settle_memory()
     adopt_orphans()
     wakes = _hear_signals()
     die_with(parent, by=signal.SIGTERM)
     # What the environments have started as they were imported is none of a worker.
-    brood = Children(front, dict.fromkeys(children(), False), Sweeps(setup["died"]), nursery.groups)
+    brood = Children(front, dict.fromkeys(children(), False), Sweeps(setup["died"]), groups)
+    front.send(json.dumps({"ready": os.getpid()}).encode())
     try:
         with contextlib.suppress(ConnectionError):  # the front is gone
-            _fork_for(brood, nursery, wakes)
+            _fork_for(brood, functools.partial(_child, served, bounds), wakes)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_children()
-        nursery.groups.close()
+        groups.close()
         left = brood.sweeps.pids | {pid for pid, is_worker in brood.own.items() if is_worker}
         if left and may_be():
             sweep(left)
     return 0
 
 
-def _prepared(setup: dict[str, Any], memory: memoryview) -> Nursery:
+def _prepared(setup: dict[str, Any], memory: memoryview) -> Served:
     """Import what is served, and load the tasks that it draws from."""
     sys.path[:] = setup["path"]
     specs = {id: EnvSpec.from_json(record) for id, record in setup["envs"].items()}
@@ -126,14 +111,7 @@ def _prepared(setup: dict[str, Any], memory: memoryview) -> Nursery:
     for name, where in WIRES.items():
         if importlib.util.find_spec(where.partition(":")[0]) is not None:
             wires[name] = wire_class(name)
-    bounds = Bounds(**setup["bounds"])
-    groups = Groups(bounds)
-    if groups.why_not:
-        sys.stderr.write(
-            f"agentgym serve: no control groups for sessions ({groups.why_not}): --session-memory counts each process"
-            " alone and no shared memory, and --session-pids does not hold\n"
-        )
-    return Nursery(specs, tasks, wires, ServiceLimits(**setup["limits"]), bounds, memory, groups)
+    return Served(specs, tasks, wires, ServiceLimits(**setup["limits"]), memory)
 
 
 @dataclass(frozen=True)
@@ -162,11 +140,10 @@ def _hear_signals() -> tuple[int, int]:
     return wakes, wake
 
 
-def _fork_for(brood: Children, nursery: Nursery, pipe: tuple[int, int]) -> None:
+def _fork_for(brood: Children, run: RunChild, pipe: tuple[int, int]) -> None:
     """Fork what the front asks for, and tell it who died, until it is gone or the keeper wants an end."""
     front, own = brood.front, brood.own
     wakes = pipe[0]
-    front.send(json.dumps({"ready": os.getpid()}).encode())
     unneeded = [front.fileno(), *pipe]
     look_until = 0.0
     while True:
@@ -187,17 +164,17 @@ def _fork_for(brood: Children, nursery: Nursery, pipe: tuple[int, int]) -> None:
         data, fds, _, _ = socket.recv_fds(front, _MESSAGE, 4)
         if not data:
             return
-        _fork(brood, json.loads(data), fds, nursery, unneeded)
+        _fork(brood, json.loads(data), fds, run, unneeded)
 
 
-def _fork(brood: Children, asked: dict[str, Any], fds: list[int], nursery: Nursery, unneeded: list[int]) -> None:
+def _fork(brood: Children, asked: dict[str, Any], fds: list[int], run: RunChild, unneeded: list[int]) -> None:
     """Fork one process and tell the front of it."""
     told = {"forked": asked["key"]}
     group = None
     try:
         group = brood.groups.new() if "waits" in asked else None
         with warnings.catch_warnings(action="ignore"):  # that a library has threads: they are not used in the child
-            pid = _forked(functools.partial(_child, asked, fds, nursery, group), unneeded)
+            pid = _forked(functools.partial(run, asked, fds, group), unneeded)
         brood.own[pid] = True
         brood.groups.keep(pid, group)
         handle = os.pidfd_open(pid)
@@ -268,24 +245,13 @@ def _forked(run: Callable[[], int | None], unneeded: list[int]) -> int:
         os._exit(code)
 
 
-def _child(asked: dict[str, Any], fds: list[int], nursery: Nursery, group: Group | None) -> int:
+def _child(served: Served, bounds: Bounds, asked: dict[str, Any], fds: list[int], group: Group | None) -> int:
     if group is not None:
         enter(group)
-    keep_within(nursery.bounds)
+    keep_within(bounds)
     control = socket.socket(fileno=fds[0])
+    control.set_inheritable(False)  # it was received inheritable; what an environment starts has no business with it
     if "waits" not in asked:
-        tell_tasks(control, nursery.specs, nursery.tasks)
+        tell_tasks(control, served.specs, served.tasks)
         return ENDED
-    data, clients, _, _ = socket.recv_fds(control, _MESSAGE, 1)
-    if not data:  # it was not needed
-        return 0
-    start = SessionStart(**json.loads(data)["start"])
-    spec, tasks = nursery.specs[start.env], nursery.tasks.get(start.env)
-    client = socket.socket(fileno=clients[0])
-    for sock in (
-        control,
-        client,
-    ):  # which are received inheritable; what an environment starts has no business with them
-        sock.set_inheritable(False)
-    limit_memory(nursery.bounds)
-    return work(start, spec, tasks, nursery.wires[start.wire], nursery.limits, nursery.memory, control, client)
+    return work(control, served, limit_process=functools.partial(limit_memory, bounds))

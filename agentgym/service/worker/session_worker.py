@@ -18,9 +18,10 @@ import queue
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.registration import EnvSpec
@@ -45,6 +46,8 @@ if TYPE_CHECKING:  # the front reads this module for its codes, and needs no Gym
 
 # Exit codes, by which the front knows how a session ended.
 ENDED, NOT_MADE = 80, 81  # none that a program ends with by itself
+NOT_SHARED = 82  # of a session alone: it has not begun, and needs a process to itself
+_LARGEST_ORDER = 1 << 16
 _STATES = {"init": slots.INIT, "reset": slots.RESET, "close": slots.CLOSE}
 
 
@@ -159,64 +162,65 @@ class CallRunner:
     def _awaited(self, awaitable: Awaitable[Any]) -> Any:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="agentgym async calls", daemon=True).start()
+            threading.Thread(target=_run_loop, args=(self._loop,), name="agentgym async calls", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(self._in_lane(awaitable), self._loop).result()
+
+    def stop(self) -> None:
+        """End the thread of the calls to be awaited."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
 
     async def _in_lane(self, awaitable: Awaitable[Any]) -> Any:
         return await self._lane.call(_await, awaitable)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
 
 
 async def _await(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 
-class _ServerLink:
-    """What the front says, heard by a thread of its own."""
+class ServerLink:
+    """The server's orders for one session: connections to serve, pings to answer, the end. `hear` takes them in another thread."""
 
-    def __init__(self, control: socket.socket, slot: Slot, limit: int):
-        self._control = control
-        self._slot = slot
+    def __init__(self, slot: Slot, limit: int):
+        self.slot = slot
         self._limit = limit
         self._attached: queue.SimpleQueue[tuple[Connection, str] | None] = queue.SimpleQueue()
         self._connection: Connection | None = None
         self.ending: tuple[str, str] | None = None
         self.wire: Wire | None = None
         self.draining = False
-        _thread.start_new_thread(self._listen, ())  # a third of what `threading` takes, in every session
 
     def next(self) -> tuple[Connection, str] | None:
         """Wait for a connection; with it comes the token of its hello. None: the session is to end."""
         return self._attached.get()
 
-    def offer(self, connection: Connection, resume: str) -> None:
-        """A connection, which takes the place of the one before."""
+    def offer(self, client: socket.socket, resume: str) -> None:
+        """Serve this connection instead of the one before."""
+        connection = Connection(client, self.slot, self._limit)
         before, self._connection = self._connection, connection
         if before is not None:
             before.shut(socket.SHUT_RDWR)
         self._attached.put((connection, resume))
 
-    def _listen(self) -> None:
-        while True:
-            try:
-                data, fds, _, _ = socket.recv_fds(self._control, 4096, 1)
-            except OSError:
-                data, fds = b"", []
-            if not data:  # the front is gone
-                os._exit(1)
-            said = json.loads(data)
-            if said["do"] == "attach" and fds:
-                os.set_inheritable(fds[0], False)  # into nothing that the environment starts
-                self.offer(Connection(socket.socket(fileno=fds[0]), self._slot, self._limit), said["resume"])
-            elif said["do"] == "pings" and self._connection is not None:
-                self._connection.answer_pings()
-            elif said["do"] == "drain":
-                self.draining = True
-                if self.wire is not None:
-                    self.wire.draining = True
-                    if getattr(self.wire, "clean", False):
-                        self._end(DRAINING, "the server is ending", False)
-            elif said["do"] == "end":
-                self._end(said["code"], said["message"], said["deaf"])
+    def hear(self, said: dict[str, Any], client: socket.socket | None) -> None:
+        """Follow one order. Never waits."""
+        if said["do"] == "attach" and client is not None:
+            self.offer(client, said["resume"])
+        elif said["do"] == "pings" and self._connection is not None:
+            self._connection.answer_pings()
+        elif said["do"] == "drain":
+            self.draining = True
+            if self.wire is not None:
+                self.wire.draining = True
+                if getattr(self.wire, "clean", False):
+                    self._end(DRAINING, "the server is ending", False)
+        elif said["do"] == "end":
+            self._end(said["code"], said["message"], said["deaf"])
 
     def _end(self, code: str, message: str, deaf: bool) -> None:
         self.ending = (code, message)
@@ -226,55 +230,144 @@ class _ServerLink:
         self._attached.put(None)
 
 
-def work(
-    start: SessionStart,
-    spec: EnvSpec,
-    tasks: TaskSet | None,
-    wire_class: Callable[..., Wire],
-    limits: ServiceLimits,
-    memory: memoryview,
-    control: socket.socket,
-    client: socket.socket,
-) -> int:
-    """Serve one session to its end.
+@dataclass(frozen=True)
+class Served:
+    """The environments of a server, as its worker processes share them.
+
+    Attributes:
+        specs: by the ids that clients ask for.
+        tasks: the set that `reset` draws from, where an environment has one.
+        wires: the protocol handlers by name.
+        limits: of the service.
+        memory: of all slots.
+    """
+
+    specs: dict[str, EnvSpec]
+    tasks: dict[str, TaskSet]
+    wires: dict[str, Any]
+    limits: ServiceLimits
+    memory: memoryview
+
+
+def receive_order(control: socket.socket) -> tuple[dict[str, Any], socket.socket | None]:
+    """The server's next message, and the client connection that came with it. EOFError: the server is gone, or wants no more."""
+    try:
+        data, fds, _, _ = socket.recv_fds(control, _LARGEST_ORDER, 1)
+    except OSError:
+        data, fds = b"", []
+    if not data:
+        raise EOFError
+    for fd in fds:
+        os.set_inheritable(fd, False)  # what an environment starts has no business with it
+    return json.loads(data), socket.socket(fileno=fds[0]) if fds else None
+
+
+def work(control: socket.socket, served: Served, *, limit_process: Callable[[], None]) -> int:
+    """Serve what the server orders first: one session in the main thread, or, if it says "shared", many in threads.
 
     Args:
-        start: what the front said of it.
-        spec: of the environment.
-        tasks: the set that `reset` draws from, shared with all workers; None: the environment looks by itself.
-        wire_class: makes the wire.
-        limits: of messages; all others are kept by the front.
-        memory: of all slots.
-        control: where the front speaks.
-        client: the client's connection.
+        control: where the server speaks.
+        served: what it serves.
+        limit_process: called before any code of an environment runs.
 
     Returns:
         The exit code.
     """
-    slot = Slot(memory, start.slot)
+    try:
+        said, client = receive_order(control)
+    except EOFError:  # the process was not needed
+        return 0
+    limit_process()
+    if said.get("shared"):
+        _share(control, said, client, served)
+    start = SessionStart(**said["start"])
+    link = ServerLink(Slot(served.memory, start.slot), served.limits.message_bytes)
+    _thread.start_new_thread(_listen, (control, link))  # a third of what `threading` takes, in every session
+    try:
+        return _run_session(start, client, link, served)
+    finally:
+        atexit._run_exitfuncs()  # of the environment's libraries
+
+
+def _listen(control: socket.socket, link: ServerLink) -> None:
+    while True:
+        try:
+            link.hear(*receive_order(control))
+        except EOFError:
+            os._exit(1)
+
+
+def _share(control: socket.socket, said: dict[str, Any], client: socket.socket | None, served: Served) -> NoReturn:
+    """Serve many sessions, each in a thread of its own, until the server closes `control`. Tells it of each that ended."""
+    links: dict[str, ServerLink] = {}
+
+    def run(start: SessionStart, client: socket.socket) -> None:
+        code = 1
+        try:
+            code = _run_session(start, client, links[start.session], served, shared=True)
+        except BaseException:
+            traceback.print_exc()
+        del links[start.session]
+        with contextlib.suppress(OSError):  # the server is gone, as the main thread hears, too
+            control.send(json.dumps({"ended": start.session, "code": code}).encode())
+
+    while True:
+        if "start" in said and client is not None:
+            start = SessionStart(**said["start"])
+            links[start.session] = ServerLink(Slot(served.memory, start.slot), served.limits.message_bytes)
+            _thread.start_new_thread(run, (start, client))
+        elif link := links.get(said.get("session", "")):
+            link.hear(said, client)
+        elif client is not None:  # its session has just ended
+            client.close()
+        try:
+            said, client = receive_order(control)
+        except EOFError:
+            os._exit(ENDED)
+
+
+def _run_session(
+    start: SessionStart, client: socket.socket | None, link: ServerLink, served: Served, shared: bool = False
+) -> int:
+    """Serve one session to its end; the exit code of a process that does nothing else."""
+    slot, wire_class, spec = link.slot, served.wires[start.wire], served.specs[start.env]
     asked = slot.since()
     slot.enter(slots.INIT)
-    front = _ServerLink(control, slot, limits.message_bytes)
-    front.offer(Connection(client, slot, limits.message_bytes), start.resume)
+    if client is None:
+        return 1
+    link.offer(client, start.resume)
     calls = CallRunner(slot, EnvErrors(start.env, start.session, start.token).log)
     try:
-        env = calls.call("init", getattr(wire_class, "make", _make), spec, tasks)
+        env = calls.call("init", getattr(wire_class, "make", _make), spec, served.tasks.get(start.env))
     except (Exception, SystemExit) as error:
-        connection, _ = front.next() or (None, "")
+        connection, _ = link.next() or (None, "")
         if connection is not None:
             code = error.code if isinstance(error, Refused) else ENV_ERROR
             _say_last(connection, slot, wire_class, code, f"making the environment failed: {described(error)}")
+        calls.stop()
         return NOT_MADE
-    wire = wire_class(env, calls, SessionInfo(start.session, start.env, spec, limits))
+    if shared and (hasattr(wire_class, "make") or getattr(env.unwrapped, "sandbox_image", None) is not None):
+        # A back end ties the lives of its processes to a thread, and counts what they use for the whole process.
+        _close(env, calls)
+        if (attached := link.next()) is not None:
+            attached[0].close()
+        return NOT_SHARED
+    wire = wire_class(env, calls, SessionInfo(start.session, start.env, spec, served.limits))
     slot.words[slots.OPEN_NS] = time.monotonic_ns() - asked
-    front.wire = wire
-    wire.draining = front.draining
+    link.wire = wire
+    wire.draining = link.draining
     try:
-        while (attached := front.next()) is not None and _serve(*attached, wire, front, slot):
+        while (attached := link.next()) is not None and _serve(*attached, wire, link, slot):
             slot.enter(slots.DETACHED)
     finally:
         _close(env, calls)
     return ENDED
+
+
+def _close(env: Env, calls: CallRunner) -> None:
+    with contextlib.suppress(Exception, SystemExit):  # it is in the log, and nobody is left to be told
+        calls.call("close", env.close)
+    calls.stop()
 
 
 def _make(spec: EnvSpec, tasks: TaskSet | None) -> Env:
@@ -285,7 +378,7 @@ def _make(spec: EnvSpec, tasks: TaskSet | None) -> Env:
     return env
 
 
-def _serve(connection: Connection, resume: str, wire: Wire, front: _ServerLink, slot: Slot) -> bool:
+def _serve(connection: Connection, resume: str, wire: Wire, front: ServerLink, slot: Slot) -> bool:
     """Serve one connection until it is over; whether the client may come back."""
     words = slot.words
     words[slots.REQUESTS_THEN] = words[slots.REQUESTS]
@@ -317,13 +410,6 @@ def _say_last(connection: Connection, slot: Slot, wire_class: Any, code: str, me
     if code != ENV_ERROR:  # which was counted as it was raised
         slot.count_error(code)
     connection.end(CODES[code][1] or NORMAL_CLOSE, wire_class.last_word(code, message))
-
-
-def _close(env: Env, calls: CallRunner) -> None:
-    """Close the environment, and let its libraries clean up. Whoever fails here has nobody to tell."""
-    with contextlib.suppress(Exception, SystemExit):  # it is in the log
-        calls.call("close", env.close)
-    atexit._run_exitfuncs()
 
 
 def described(error: BaseException) -> str:

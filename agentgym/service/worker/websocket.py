@@ -248,6 +248,20 @@ class Connection:
         self._slot.words[BYTES_OUT] += len(data)
         return True
 
+    def _write_now(self, data: bytes) -> None:
+        """Send a short frame if there is room for it now."""
+        if not self._writing.acquire(blocking=False):
+            return
+        try:
+            sent = self._socket.send(data, socket.MSG_DONTWAIT)
+            self._slot.words[BYTES_OUT] += sent
+            if sent < len(data):  # the rest could come only in between the next frames
+                self.shut(socket.SHUT_RDWR)
+        except OSError:  # no room, or the client is gone
+            return
+        finally:
+            self._writing.release()
+
     def shut(self, how: int) -> None:
         """Shut it down, so that whoever waits for it wakes up. From any thread."""
         try:
@@ -268,7 +282,7 @@ class Connection:
             while len(frames.buffer) < _CHUNK and (data := self._take_now()):
                 frames.buffer += data
             while frames.buffer[:1] == bytes((128 | PING,)) and (message := frames.next()):
-                self._write(encoded(PONG, message[1]))
+                self._write_now(encoded(PONG, message[1]))
         except Refused:  # the main thread meets it, too
             return
         finally:
