@@ -224,7 +224,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
 
 
 def _specs_apart(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSpec]:
-    """What `_specs_of` returns, with nothing imported here: the front runs as long as the server, and runs no environment."""
+    """What `_specs_of` returns, with nothing imported here: the server runs as long as the server, and runs no environment."""
     from agentgym.core.registration import EnvSpec
 
     def ask() -> dict[str, Any]:

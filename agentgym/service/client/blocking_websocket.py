@@ -22,7 +22,7 @@ from agentgym.service.worker.websocket import CLOSE, PING, PONG, TEXT, Frames, e
 LARGEST_ANSWER = 128 << 20
 _CHUNK = 1 << 16
 _LARGEST_HEAD = 1 << 16
-_FAREWELL_SECONDS = 1.0
+_CLOSE_SECONDS = 1.0
 _WAKING = 10.0  # seconds that a thread has to leave a socket that is closed under it
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
@@ -151,7 +151,7 @@ class BlockingWebSocket:
         free = self._in_use.acquire(blocking=False)
         with contextlib.suppress(OSError, ValueError):  # it is over already
             if in_order and (free or not isinstance(self._socket, ssl.SSLSocket)):
-                self._socket.settimeout(_FAREWELL_SECONDS)
+                self._socket.settimeout(_CLOSE_SECONDS)
                 self._socket.sendall(encoded(CLOSE, struct.pack("!H", NORMAL_CLOSE), masked=True))
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits; close alone does not

@@ -138,7 +138,7 @@ async def connect(
                 raise NotOpened(f"it closed without a hello ({ws.close_code or 'reset'})")
             hello = Hello.read(message.data)
             if wrong := difference(expects, hello.env.get("kwargs")):
-                await farewell(ws)
+                await close_in_order(ws)
                 raise NotOpened(wrong, lasting=True)
             return ws, hello
     except aiohttp.WSServerHandshakeError as error:
@@ -175,7 +175,7 @@ def _of_status(error: aiohttp.WSServerHandshakeError, address: Address, resume: 
     return NotOpened(f"{answered}{': its log says why' * broken}", lasting=not broken, broken=broken)
 
 
-async def farewell(ws: aiohttp.ClientWebSocketResponse) -> None:
+async def close_in_order(ws: aiohttp.ClientWebSocketResponse) -> None:
     """A close frame, which tells the server that nobody will come back."""
     with contextlib.suppress(Exception):  # it is gone already, or does not answer: either way nothing is left to do
         await asyncio.wait_for(ws.close(), CLOSE_SECONDS)

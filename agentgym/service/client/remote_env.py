@@ -17,7 +17,7 @@ from agentgym.core.agent_failure import SESSION_LOST, STEP_TIMEOUT, AgentFailure
 from agentgym.core.env import Env, Step
 from agentgym.core.messages import Action, Observation, assistant
 from agentgym.core.tasks import Task, TaskSet
-from agentgym.service.client import acquire_session as opening
+from agentgym.service.client import acquire_session
 from agentgym.service.client.address import Address, RemoteError, SessionLost, parse
 from agentgym.service.client.balance import Pool, Server, pool_of
 from agentgym.service.client.expected import difference
@@ -63,7 +63,7 @@ class RemoteEnv(Env):
         url: str | Sequence[str],
         token_file: str | None = None,
         ca_file: str | None = None,
-        patience: float = opening.PATIENCE_SECONDS,
+        patience: float = acquire_session.PATIENCE_SECONDS,
         expects: Mapping[str, Any] | None = None,
         tasks: TaskSet | None = None,
         render_mode: str | None = None,
@@ -200,7 +200,7 @@ class RemoteEnv(Env):
         """
         place = self._place
         if place is not None and may_move:
-            opening.look_around(self.address)
+            acquire_session.look_around(self.address)
             if place.pool.better_than(place.server):
                 self._leave()
         for move in range(MOVES + 1):
@@ -268,7 +268,7 @@ def remote_env(
     url: str | Sequence[str],
     token_file: str | None = None,
     ca_file: str | None = None,
-    patience: float = opening.PATIENCE_SECONDS,
+    patience: float = acquire_session.PATIENCE_SECONDS,
     expects: Mapping[str, Any] | None = None,
     tasks: TaskSet | None = None,
     render_mode: str | None = None,
@@ -291,7 +291,7 @@ class _Place:
 
     @classmethod
     async def take(cls, env: RemoteEnv) -> _Place:
-        session, server = await opening.open_session(env.address, env.patience, env.expects)
+        session, server = await acquire_session.open_session(env.address, env.patience, env.expects)
         return cls(session, server, pool_of(env.address.servers))
 
     def leave(self, why: str) -> None:

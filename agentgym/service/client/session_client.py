@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentgym.service.client import liveness as pulse
+from agentgym.service.client import liveness
 from agentgym.service.client.address import Address, RemoteEnvError, RemoteError, SessionLost
 from agentgym.service.client.connection import (
     CLOSE_SECONDS,
@@ -21,9 +21,9 @@ from agentgym.service.client.connection import (
     LARGEST_ANSWER,
     Hello,
     NotOpened,
+    close_in_order,
     connect,
     cut,
-    farewell,
     is_gone,
     said,
 )
@@ -144,7 +144,7 @@ class RemoteSession:
             return
         try:
             if self.loop is asyncio.get_running_loop():
-                self._begin(farewell(ws))
+                self._begin(close_in_order(ws))
                 return
         except RuntimeError:  # no loop runs here
             pass
@@ -165,7 +165,7 @@ class RemoteSession:
                     self.ws = None
                 if self._silent:
                     raise self._end(
-                        f"the server hangs: it answers neither the call nor GET /health within {pulse.SILENT_SECONDS:g} s"
+                        f"the server hangs: it answers neither the call nor GET /health within {liveness.SILENT_SECONDS:g} s"
                     ) from drop
                 fruitless = 0 if len(answers) > before else fruitless + 1
                 if fruitless > FRUITLESS:
@@ -288,7 +288,7 @@ class RemoteSession:
         task.add_done_callback(_tasks.discard)
 
     async def _feel(self, request: int) -> None:
-        alive = await pulse.answers(self.address, self.server)
+        alive = await liveness.answers(self.address, self.server)
         if not alive and self._last == request and self._in_use.locked():
             self._silent = True
             cut(self.ws)  # whoever waits for the answer is told

@@ -32,8 +32,8 @@ _LAST_WORDS = {CAPACITY: "CAPACITY_REACHED", ENV_ERROR: "FACTORY_ERROR"}
 _RPC_KEYS = {"jsonrpc", "method", "params", "id"}
 
 
-class OpenEnvWire:
-    """Answers the frames of one client; see `worker.Wire`. A client that drops its connection loses its episode.
+class OpenEnvHandler:
+    """Answers the frames of one client; see `worker.ProtocolHandler`. A client that drops its connection loses its episode.
 
     Whatever is wrong with a frame, and whatever the environment raises, becomes an error frame; the session goes on.
 

@@ -7,7 +7,7 @@ import os
 import resource
 from dataclasses import dataclass
 
-# Of 1000: where memory runs out, a worker goes before the front does.
+# Of 1000: where memory runs out, a worker goes before the server does.
 _OOM_SCORE = b"500"
 # For each session: the HTTP connection, the worker's, one to tell it things, its process; with TLS two more.
 _FILES_EACH, _FILES_MORE = 6, 256

@@ -1,4 +1,4 @@
-"""The front of a server of environments: HTTP, who may come in, WebSocket handshakes. Sessions themselves run in workers."""
+"""The server of a server of environments: HTTP, who may come in, WebSocket handshakes. Sessions themselves run in workers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from agentgym.service.server.sessions import TOO_MANY, Sessions
 from agentgym.service.server.settings import ServeSettings
 from agentgym.service.server.task_listing import Listing
 from agentgym.service.server.tokens import Tokens
-from agentgym.service.worker.handlers import wire_class
+from agentgym.service.worker.handlers import handler_class
 
 RETRY_SECONDS = 1
 SPARE_CONNECTIONS = 128  # that are no sessions, beside as many again as sessions there may be
@@ -167,7 +167,7 @@ class EnvServer:
 
     def _add_routes(self, app: web.Application) -> None:
         information.add_routes(app, self)
-        wire_class(NAME)  # imported now: once sessions come, there may be no file left to open
+        handler_class(NAME)  # imported now: once sessions come, there may be no file left to open
         app.router.add_get("/envs/{id:.+}/session", self._session, allow_head=False)
         information.add_last(app, self)
         if self.settings.sandbox is not None:
@@ -247,13 +247,13 @@ class EnvServer:
     async def _session(self, request: web.Request) -> web.StreamResponse:
         return await self.open_session(request, self.env_id(request), NAME)
 
-    async def open_session(self, request: web.Request, env: str, wire: str) -> web.StreamResponse:
+    async def open_session(self, request: web.Request, env: str, protocol: str) -> web.StreamResponse:
         """Answer a WebSocket handshake with a session, new or resumed; the handler returns what this returns.
 
         Args:
             request: the handshake. `resume` in its query, or its header, names a session to come back to.
             env: the id of a served environment.
-            wire: a name of `agentgym.service.worker.handlers.WIRES`.
+            protocol: a name of `agentgym.service.worker.handlers.HANDLERS`.
 
         Raises:
             Refused: there is no room, or the resume token is refused; the guard answers it.
@@ -266,10 +266,12 @@ class EnvServer:
             answer.force_close()
             return answer
         offered = [name.strip() for name in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
-        subprotocol = SUBPROTOCOL if wire == NAME and SUBPROTOCOL in offered else None
+        subprotocol = SUBPROTOCOL if protocol == NAME and SUBPROTOCOL in offered else None
         token = request.headers.get(RESUME_HEADER) or request.query.get("resume")
         owner = self.owner_of(request) or ""
-        session = self.sessions.claim(token, env, wire, owner) if token else self.sessions.reserve(env, wire, owner)
+        session = (
+            self.sessions.claim(token, env, protocol, owner) if token else self.sessions.reserve(env, protocol, owner)
+        )
         try:
             descriptor, response, over = await hand_over(request, subprotocol)
         except BaseException as error:
@@ -288,9 +290,9 @@ class EnvServer:
                 request.protocol.connection_lost(None)  # it hears of nothing since the relay took its place
         return response
 
-    def open_line(self, request: web.Request, env: str, wire: str) -> Line:
-        """A new session that the front itself talks to. Raises as `open_session`."""
-        session = self.sessions.reserve(env, wire, self.owner_of(request) or "")
+    def open_line(self, request: web.Request, env: str, protocol: str) -> Line:
+        """A new session that the server itself talks to. Raises as `open_session`."""
+        session = self.sessions.reserve(env, protocol, self.owner_of(request) or "")
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
@@ -316,9 +318,9 @@ async def serve(settings: ServeSettings) -> EnvServer:
         ZygoteFailed: the environments cannot be imported.
         OSError: the address cannot be had, or the files of TLS cannot be read.
     """
-    front = EnvServer(settings)
-    await front.start()
-    return front
+    server = EnvServer(settings)
+    await server.start()
+    return server
 
 
 def refusal(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -1,4 +1,4 @@
-"""The front's handle on the zygote: starts it, asks it for processes, starts it again when it dies."""
+"""The server's handle on the zygote: starts it, asks it for processes, starts it again when it dies."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Forks:
             self._packets.send({**message, "key": key}, fds)
 
     def pids(self) -> tuple[int | None, dict[str, int]]:
-        """The process ids of the keeper, whose child is the zygote, and of all forks by their keys."""
+        """The process ids of the supervisor, whose child is the zygote, and of all forks by their keys."""
         return None if self._process is None else self._process.pid, {key: pid for pid, key in self._keys.items()}
 
     def pid_of(self, key: str) -> int | None:
@@ -147,7 +147,7 @@ class Forks:
             self._packets.close()
             self._packets = None
         if self._process is not None:
-            await asyncio.to_thread(_end_keeper, self._process)
+            await asyncio.to_thread(_end_supervisor, self._process)
         handles = [handle for handle in self._asked.values() if handle is not None]
         for handle in handles:
             _kill(handle)
@@ -209,8 +209,8 @@ class Forks:
                 pause = min(10.0, 2 * pause)
 
 
-def _end_keeper(process: subprocess.Popen[bytes]) -> None:
-    """Have the keeper end all there is, and itself."""
+def _end_supervisor(process: subprocess.Popen[bytes]) -> None:
+    """Have the supervisor end all there is, and itself."""
     process.terminate()
     try:
         process.wait(LEAVE_SECONDS + GONE_SECONDS + 1.0)

@@ -71,7 +71,7 @@ async def hand_over(
 
     Returns:
         A descriptor of the connection, owned by the caller; what the handler is to return; and for TLS an event that the
-        handler awaits first, since the front relays such a connection until it is over.
+        handler awaits first, since the server relays such a connection until it is over.
 
     Raises:
         ConnectionError: the client has left.

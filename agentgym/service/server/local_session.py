@@ -1,4 +1,4 @@
-"""A session that the front itself talks to: for what is asked over plain HTTP."""
+"""A session that the server itself talks to: for what is asked over plain HTTP."""
 
 from __future__ import annotations
 

@@ -24,23 +24,23 @@ class Memory:
         self._looked = -FRESH_SECONDS
         self._looking = asyncio.Lock()
 
-    async def look(self, front: EnvServer) -> Mapping[tuple[str, str], int]:
-        """Bytes of "server" (front, keeper, zygote), of "spare" workers that wait, and of "sessions", by environment; "" for the
+    async def look(self, server: EnvServer) -> Mapping[tuple[str, str], int]:
+        """Bytes of "server" (server, supervisor, zygote), of "spare" workers that wait, and of "sessions", by environment; "" for the
         others."""
         async with self._looking:
             if time.monotonic() >= self._looked + FRESH_SECONDS:
-                keeper, forks = front.forks.pids()
-                envs = front.sessions.envs_by_process()
+                supervisor, forks = server.forks.pids()
+                envs = server.sessions.envs_by_process()
                 of = [(("sessions", envs[key]) if key in envs else ("spare", ""), pid) for key, pid in forks.items()]
-                self._found = await asyncio.to_thread(_memory_of, keeper, of)
+                self._found = await asyncio.to_thread(_memory_of, supervisor, of)
                 self._looked = time.monotonic()
         return self._found
 
 
-def _memory_of(keeper: int | None, of: list[tuple[tuple[str, str], int]]) -> dict[tuple[str, str], int]:
+def _memory_of(supervisor: int | None, of: list[tuple[tuple[str, str], int]]) -> dict[tuple[str, str], int]:
     found = Counter[tuple[str, str]]({("server", ""): 0, ("spare", ""): 0})
-    if keeper is not None:
-        of = [(("server", ""), pid) for pid in (os.getpid(), keeper, *_children(keeper))] + of
+    if supervisor is not None:
+        of = [(("server", ""), pid) for pid in (os.getpid(), supervisor, *_children(supervisor))] + of
     for whose, pid in of:
         found[whose] += _proportional(pid)
     return dict(found)

@@ -39,17 +39,17 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[SessionCounts], list[int]], str], .
 )
 
 
-def exposition(front: EnvServer, memory: Mapping[tuple[str, str], int]) -> str:
+def exposition(server: EnvServer, memory: Mapping[tuple[str, str], int]) -> str:
     """All metrics of a server as text.
 
     Args:
-        front: the server. All that it serves has its rows from the start.
+        server: the server. All that it serves has its rows from the start.
         memory: bytes, by what has them: see `memory`.
     """
-    sessions = front.sessions
+    sessions = server.sessions
     counted = sessions.tallies()
-    tallies = {env: counted.get(env, SessionCounts()) for env in front.served}
-    lines = [*_of_the_server(sessions), *_of_the_front(front, memory), *_of_envs(sessions, tallies)]
+    tallies = {env: counted.get(env, SessionCounts()) for env in server.served}
+    lines = [*_of_the_server(sessions), *_of_the_front(server, memory), *_of_envs(sessions, tallies)]
     for name, help in _COUNTERS.items():
         lines += _family(f"{name}_total", "counter", help, [({"env": e}, t.counters[name]) for e, t in tallies.items()])
     for name, help, times, total in _HISTOGRAMS:
@@ -92,18 +92,18 @@ def _of_envs(sessions: Sessions, tallies: Mapping[str, SessionCounts]) -> Iterab
     yield from _family("errors_total", "counter", "Errors that clients were told in sessions, by code.", rows)
 
 
-def _of_the_front(front: EnvServer, memory: Mapping[tuple[str, str], int]) -> Iterable[str]:
+def _of_the_front(server: EnvServer, memory: Mapping[tuple[str, str], int]) -> Iterable[str]:
     about = {"version": __version__, "python": platform.python_version(), "protocol": str(PROTOCOL)}
     yield from _family("build_info", "gauge", "1, with the server's version.", [(about, 1)])
     help = "Requests that were refused for their token."
-    yield from _family("unauthorized_total", "counter", help, [({}, front.unauthorized.count)])
+    yield from _family("unauthorized_total", "counter", help, [({}, server.unauthorized.count)])
     help = "HTTP connections: a request runs (busy), or none does and the last had a token or was anonymous."
-    rows = [({"state": state}, count) for state, count in front.connections.states().items()]
+    rows = [({"state": state}, count) for state, count in server.connections.states().items()]
     yield from _family("connections", "gauge", help, rows)
     yield from _family(
-        "connections_limit", "gauge", "HTTP connections that may be open.", [({}, front.connections.most)]
+        "connections_limit", "gauge", "HTTP connections that may be open.", [({}, server.connections.most)]
     )
-    cut = front.connections.cut
+    cut = server.connections.cut
     help = "HTTP connections that were cut: idle ones to make room (capacity), or with a request that did not come (too slow)."
     rows = [({"reason": reason}, cut[reason]) for reason in ("capacity", "too slow")]
     yield from _family("connections_cut_total", "counter", help, rows)
@@ -112,8 +112,8 @@ def _of_the_front(front: EnvServer, memory: Mapping[tuple[str, str], int]) -> It
     )
     rows = [({"of": of, **({"env": env} if env else {})}, size) for (of, env), size in memory.items()]
     yield from _family("memory_bytes", "gauge", help, rows)
-    lags = front.sessions.lags
-    yield from _head("front_lag_seconds", "histogram", "By how much the front comes late: so long its requests wait.")
+    lags = server.sessions.lags
+    yield from _head("front_lag_seconds", "histogram", "By how much the server comes late: so long its requests wait.")
     yield from _histogram("front_lag_seconds", {}, LAG_BOUNDS, lags.counts, lags.seconds)
 
 

@@ -1,4 +1,4 @@
-"""Messages with descriptors, on the front's side: JSON over a socket that keeps messages apart, never waiting."""
+"""Messages with descriptors, on the server's side: JSON over a socket that keeps messages apart, never waiting."""
 
 from __future__ import annotations
 

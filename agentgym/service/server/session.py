@@ -1,4 +1,4 @@
-"""One session as the front sees it: its process, its connection, and the token by which its client may come back."""
+"""One session as the server sees it: its process, its connection, and the token by which its client may come back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ServedSession:
 
     id: str
     env: str
-    wire: str
+    protocol: str
     owner: str
     slot: int
     words: Slot

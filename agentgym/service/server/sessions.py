@@ -37,7 +37,7 @@ from agentgym.service.server.prefork_pool import PreforkPool
 from agentgym.service.server.session import ServedSession
 from agentgym.service.server.slots import Slot
 from agentgym.service.server.tallies import Lags, Returns, SessionCounts
-from agentgym.service.worker.handlers import wire_class
+from agentgym.service.worker.handlers import handler_class
 from agentgym.service.worker.session_worker import ENDED, NOT_MADE, NOT_SHARED
 from agentgym.service.worker.websocket import TEXT, close_frame, contains_close, encoded
 
@@ -79,9 +79,9 @@ class Sessions:
         self._shared: dict[str, Packets] = {}  # by process, where it is told things that takes more than one session
         self._shared_at_least = 0
         self._not_shared: set[str] = set()  # environments that have turned out to need a process for each session
-        self._farewells = LingeringClose()
+        self._lingering = LingeringClose()
         self._forks: Forks | None = None
-        self._spares: PreforkPool | None = None
+        self._prefork_pool: PreforkPool | None = None
         self._empty = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._gone.fileno(), self._see_gone)
@@ -90,11 +90,11 @@ class Sessions:
     def start(self, forks: Forks, workers: int) -> None:
         """Take processes from here on, and keep so many ready for the next sessions."""
         self._forks = forks
-        self._spares = PreforkPool(forks, workers)
-        self._spares.fill()
+        self._prefork_pool = PreforkPool(forks, workers)
+        self._prefork_pool.fill()
         self._shared_at_least = max(1, workers)
 
-    def reserve(self, env: str, wire: str, owner: str) -> ServedSession:
+    def reserve(self, env: str, protocol: str, owner: str) -> ServedSession:
         """Take a slot for a new session.
 
         Raises:
@@ -109,11 +109,11 @@ class Sessions:
             raise self._refusal(TOO_MANY, f"this token has {mine} sessions open and may have no more")
         if not self._free:
             raise self._refusal(CAPACITY, f"all {self.most} sessions are in use")
-        resumable = wire_class(wire).resumable
+        resumable = handler_class(protocol).resumable
         slot = self._free.pop()
         words = Slot(self._words, slot)
         words.enter(slots.INIT)
-        session = ServedSession(secrets.token_hex(8), env, wire, owner, slot, words, resumable)
+        session = ServedSession(secrets.token_hex(8), env, protocol, owner, slot, words, resumable)
         self.open[session.id] = session
         self._empty.clear()
         return session
@@ -128,55 +128,55 @@ class Sessions:
 
     def begin(self, session: ServedSession, client: int) -> None:
         """Give a reserved session a worker, and that a connection, whose descriptor is owned from here on."""
-        if self._spares is None:
+        if self._prefork_pool is None:
             raise RuntimeError("there are no processes yet: start() first")
         self._past.setdefault(session.env, SessionCounts()).opened += 1
         try:
-            self._start_worker(session, client, self._spares)
+            self._start_worker(session, client, self._prefork_pool)
         except OSError as error:  # this process may open no more files
             why = f"no process for one more session: {error.strerror}"
             self._past[session.env].ended[CAPACITY] += 1
             self._past[session.env].errors[CAPACITY] += 1
-            self._farewells.say(client, _last_bytes(session.wire, CAPACITY, why))
+            self._lingering.say(client, _last_bytes(session.protocol, CAPACITY, why))
             self._forget(session)
             return
         self._by_process.setdefault(session.process, []).append(session)
         self._take_client(session, client)
-        self._loop.call_soon(self._spares.fill)
+        self._loop.call_soon(self._prefork_pool.fill)
 
-    def _start_worker(self, session: ServedSession, client: int, spares: PreforkPool) -> None:
+    def _start_worker(self, session: ServedSession, client: int, prefork_pool: PreforkPool) -> None:
         start = {
             "session": session.id,
             "env": session.env,
-            "wire": session.wire,
+            "protocol": session.protocol,
             "resume": session.new_token(),
             "slot": session.slot,
             "token": session.owner,
         }
         if self._per_worker > 1 and session.env not in self._not_shared:
-            session.process, session.shared = self._shared_worker(spares)
+            session.process, session.shared = self._shared_worker(prefork_pool)
             if not self._tell(session, {"start": start, "shared": True}, [client]):
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             return
-        session.process, session.control = spares.take()
+        session.process, session.control = prefork_pool.take()
         if not self._tell(session, {"start": start}, [client]):
             # It has died as it waited, which is heard of only later.
             session.control.close()
-            session.process, session.control = spares.fresh()
+            session.process, session.control = prefork_pool.fresh()
             self._tell(session, {"start": start}, [client])
 
-    def _shared_worker(self, spares: PreforkPool) -> tuple[str, Packets]:
+    def _shared_worker(self, prefork_pool: PreforkPool) -> tuple[str, Packets]:
         """The shared process with the fewest sessions; a new one while there are fewer than `workers`, or where all are full."""
         if len(self._shared) >= self._shared_at_least:
             process = min(self._shared, key=lambda key: len(self._by_process.get(key, ())))
             if len(self._by_process.get(process, ())) < self._per_worker:
                 return process, self._shared[process]
-        process, control = spares.take()
+        process, control = prefork_pool.take()
 
         def heard(said: dict[str, Any], fds: list[int]) -> None:
             session = self.open.get(said["ended"])
             if session is not None and said["code"] == NOT_SHARED:
-                self._give_own_process(session, spares)
+                self._give_own_process(session, prefork_pool)
             elif session is not None:
                 self._ended(session, said["code"] << 8)
 
@@ -186,7 +186,7 @@ class Sessions:
         self._shared[process] = Packets(control, heard, ended)
         return process, self._shared[process]
 
-    def _give_own_process(self, session: ServedSession, spares: PreforkPool) -> None:
+    def _give_own_process(self, session: ServedSession, prefork_pool: PreforkPool) -> None:
         """Begin a session again: its environment, as has turned out, cannot share a process."""
         self._not_shared.add(session.env)
         self._leave_process(session)
@@ -195,7 +195,7 @@ class Sessions:
         try:
             if session.client is None:  # which has left meanwhile
                 raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
-            self._start_worker(session, session.client, spares)
+            self._start_worker(session, session.client, prefork_pool)
         except OSError:
             self._ended(session, None)
         else:
@@ -220,16 +220,16 @@ class Sessions:
             self._gone.unregister(client)
         return client
 
-    def claim(self, token: str, env: str, wire: str, owner: str) -> ServedSession:
+    def claim(self, token: str, env: str, protocol: str, owner: str) -> ServedSession:
         """The session of a resume token, which is used up by this.
 
         Raises:
-            Refused: it is wrong, was used before, or its session has ended, or is one of another environment, wire or owner.
+            Refused: it is wrong, was used before, or its session has ended, or is one of another environment, protocol or owner.
         """
         id, _, secret = token.partition(".")
         session = self.open.get(id)
-        asked = (env, wire, owner)
-        if session is None or (session.env, session.wire, session.owner) != asked or not session.claim(secret):
+        asked = (env, protocol, owner)
+        if session is None or (session.env, session.protocol, session.owner) != asked or not session.claim(secret):
             raise self._refusal(RESUME_REFUSED, CODES[RESUME_REFUSED][0])
         return session
 
@@ -287,8 +287,8 @@ class Sessions:
             self.lags.add(max(0.0, now - due))
             for session in list(self.open.values()):
                 self._look(session, now)
-            if self._spares is not None and now > filled + FILL_SECONDS:
-                self._spares.fill()
+            if self._prefork_pool is not None and now > filled + FILL_SECONDS:
+                self._prefork_pool.fill()
                 filled = now
 
     def _look(self, session: ServedSession, now: float) -> None:
@@ -330,8 +330,8 @@ class Sessions:
             status: its wait status; None: it is not known, or was never there.
             out_of_memory: whether it, or what it started, used up what its session may have.
         """
-        if self._spares is not None:
-            self._spares.lost(process)
+        if self._prefork_pool is not None:
+            self._prefork_pool.lost(process)
         if (shared := self._shared.pop(process, None)) is not None:
             shared.close()
         sessions = self._by_process.get(process, [])
@@ -360,7 +360,7 @@ class Sessions:
         if client is not None:
             # Half a message may have been sent: whatever comes after it would be read as its rest.
             said = clean or state == slots.WRITING
-            self._farewells.say(client, None if said else _last_bytes(session.wire, code, message))
+            self._lingering.say(client, None if said else _last_bytes(session.protocol, code, message))
         self._forget(session)
 
     def _forget(self, session: ServedSession) -> None:
@@ -401,7 +401,7 @@ class Sessions:
     def states(self) -> dict[str, int]:
         """How many workers are in what."""
         found = Counter(session.words.look()[0] for session in self.open.values())
-        spare = 0 if self._spares is None else len(self._spares)
+        spare = 0 if self._prefork_pool is None else len(self._prefork_pool)
         return {**{name: found[state] for state, name in enumerate(slots.STATE_NAMES) if state}, "spare": spare}
 
     async def drain(self, seconds: float) -> None:
@@ -430,11 +430,11 @@ class Sessions:
         self._loop.remove_reader(self._gone.fileno())
         for session in list(self.open.values()):
             self.died(session.process, None)
-        if self._spares is not None:
-            self._spares.close()
+        if self._prefork_pool is not None:
+            self._prefork_pool.close()
         for shared in self._shared.values():
             shared.close()
-        self._farewells.close()
+        self._lingering.close()
         self._gone.close()
         os.close(self.memory)
 
@@ -467,7 +467,7 @@ def _how(status: int | None) -> str:
     return f"the process of the session {how}; its episode is lost"
 
 
-def _last_bytes(wire: str, code: str, message: str) -> bytes:
-    word = wire_class(wire).last_word(code, message)
+def _last_bytes(protocol: str, code: str, message: str) -> bytes:
+    word = handler_class(protocol).last_word(code, message)
     said = b"" if word is None else encoded(TEXT, word.encode())
     return said + close_frame(CODES[code][1] or NORMAL_CLOSE)

@@ -1,6 +1,6 @@
-"""Shared memory between the front and its workers: what each worker is doing since when, and what it has counted.
+"""Shared memory between the server and its workers: what each worker is doing since when, and what it has counted.
 
-A worker writes plain words and tells nobody, so a step costs no message; the front looks at all slots many times a second. The
+A worker writes plain words and tells nobody, so a step costs no message; the server looks at all slots many times a second. The
 memory outlives its worker: a call that never returns, or a process that was killed, can be seen all the same.
 """
 

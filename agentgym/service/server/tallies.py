@@ -17,7 +17,7 @@ class SessionCounts:
         opened, resumed: sessions; how often a client came back to one.
         ended: sessions, by why.
         counters: see `slots.COUNTERS`.
-        errors: by code; those that workers answered, and those that the front said for workers that could not.
+        errors: by code; those that workers answered, and those that the server said for workers that could not.
         times, reset_times, open_times: how many steps, resets and openings of sessions took how long: see `Slot.times`.
     """
 
@@ -83,7 +83,7 @@ LAG_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 @dataclass
 class Lags:
-    """By how much the front came late to what it had meant to do, from which follows how long a request waits for it.
+    """By how much the server came late to what it had meant to do, from which follows how long a request waits for it.
 
     Attributes:
         counts: how many were at most each of `LAG_BOUNDS`, but more than the bound before; the last is for those above all of them.

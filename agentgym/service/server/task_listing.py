@@ -1,4 +1,4 @@
-"""The front's side of the process that tells tasks; see `catalogue.py`."""
+"""The server's side of the process that tells tasks; see `catalogue.py`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The process that workers are forked from: it has imported the served environments once, so a worker costs milliseconds and
 shares their memory.
 
-It is told by the front, over a socket that keeps messages apart, what to fork, and passes the descriptors on. It answers
-{"forked": key, "pid": n} with a descriptor of the process, and {"died": pid, "status": n}. It is the child of a keeper
-(`keeper.py`), which ends it, all workers and whatever they have started when the front or the zygote dies.
+It is told by the server, over a socket that keeps messages apart, what to fork, and passes the descriptors on. It answers
+{"forked": key, "pid": n} with a descriptor of the process, and {"died": pid, "status": n}. It is the child of a supervisor
+(`supervisor.py`), which ends it, all workers and whatever they have started when the server or the zygote dies.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from agentgym.service.server.sandbox_gc import Sweeps, may_be, sweep
 from agentgym.service.server.session_groups import Groups, enter
 from agentgym.service.server.slots import map_memory
 from agentgym.service.server.task_catalogue import tell_tasks
-from agentgym.service.worker.handlers import WIRES, wire_class
+from agentgym.service.worker.handlers import HANDLERS, handler_class
 from agentgym.service.worker.session_worker import ENDED, NOT_MADE, Served, described, work
 
 RunChild = Callable[[dict[str, Any], list[int], Group | None], int]
@@ -45,26 +45,26 @@ _SETUP = 1 << 20  # names every process that died with the zygote before
 _LOOK_SECONDS = 1.0
 
 
-def main(front_fd: int, memory_fd: int, parent: int) -> int:
+def main(server_fd: int, memory_fd: int, parent: int) -> int:
     """Run the zygote.
 
     Args:
-        front_fd: descriptor of the front's socket.
+        server_fd: descriptor of the server's socket.
         memory_fd: of the slots' memory.
-        parent: the keeper's process id.
+        parent: the supervisor's process id.
 
     Returns:
         The exit code.
     """
     os.dup2(2, 1)  # what environments print is not the command's output
-    front = socket.socket(fileno=front_fd)
-    front.set_inheritable(False)
-    setup = json.loads(front.recv(_SETUP))
+    server = socket.socket(fileno=server_fd)
+    server.set_inheritable(False)
+    setup = json.loads(server.recv(_SETUP))
     try:
         served = _prepared(setup, map_memory(memory_fd))
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        front.send(json.dumps({"failed": described(error)}).encode())
+        server.send(json.dumps({"failed": described(error)}).encode())
         return 1
     bounds = Bounds(**setup["bounds"])
     groups = Groups(bounds)
@@ -79,16 +79,16 @@ def main(front_fd: int, memory_fd: int, parent: int) -> int:
     wakes = _hear_signals()
     die_with(parent, by=signal.SIGTERM)
     # What the environments have started as they were imported is none of a worker.
-    brood = Children(front, dict.fromkeys(children(), False), Sweeps(setup["died"]), groups)
-    front.send(json.dumps({"ready": os.getpid()}).encode())
+    forked = Children(server, dict.fromkeys(children(), False), Sweeps(setup["died"]), groups)
+    server.send(json.dumps({"ready": os.getpid()}).encode())
     try:
-        with contextlib.suppress(ConnectionError):  # the front is gone
-            _fork_for(brood, functools.partial(_child, served, bounds), wakes)
+        with contextlib.suppress(ConnectionError):  # the server is gone
+            _fork_for(forked, functools.partial(_child, served, bounds), wakes)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_children()
         groups.close()
-        left = brood.sweeps.pids | {pid for pid, is_worker in brood.own.items() if is_worker}
+        left = forked.sweeps.pids | {pid for pid, is_worker in forked.own.items() if is_worker}
         if left and may_be():
             sweep(left)
     return 0
@@ -107,11 +107,11 @@ def _prepared(setup: dict[str, Any], memory: memoryview) -> Served:
             continue
         except Exception as error:  # its data are not here
             sys.stderr.write(f"agentgym serve: {id}: no tasks to draw from: {described(error)}\n")
-    wires = {}
-    for name, where in WIRES.items():
+    handlers = {}
+    for name, where in HANDLERS.items():
         if importlib.util.find_spec(where.partition(":")[0]) is not None:
-            wires[name] = wire_class(name)
-    return Served(specs, tasks, wires, ServiceLimits(**setup["limits"]), memory)
+            handlers[name] = handler_class(name)
+    return Served(specs, tasks, handlers, ServiceLimits(**setup["limits"]), memory)
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,13 @@ class Children:
     """What the zygote has forked.
 
     Attributes:
-        front: who asks for it.
+        server: who asks for it.
         own: by process id, whether it is a worker; others below the zygote are what workers left.
         sweeps: for those that died.
         groups: that workers are in.
     """
 
-    front: socket.socket
+    server: socket.socket
     own: dict[int, bool]
     sweeps: Sweeps
     groups: Groups
@@ -140,57 +140,57 @@ def _hear_signals() -> tuple[int, int]:
     return wakes, wake
 
 
-def _fork_for(brood: Children, run: RunChild, pipe: tuple[int, int]) -> None:
-    """Fork what the front asks for, and tell it who died, until it is gone or the keeper wants an end."""
-    front, own = brood.front, brood.own
+def _fork_for(forked: Children, run: RunChild, pipe: tuple[int, int]) -> None:
+    """Fork what the server asks for, and tell it who died, until it is gone or the supervisor wants an end."""
+    server, own = forked.server, forked.own
     wakes = pipe[0]
-    unneeded = [front.fileno(), *pipe]
+    unneeded = [server.fileno(), *pipe]
     look_until = 0.0
     while True:
-        pause = _LOOK_SECONDS / 5 if time.monotonic() < look_until else brood.sweeps.seconds()
-        ready, _, _ = select.select([front.fileno(), wakes], [], [], pause)
+        pause = _LOOK_SECONDS / 5 if time.monotonic() < look_until else forked.sweeps.seconds()
+        ready, _, _ = select.select([server.fileno(), wakes], [], [], pause)
         if wakes in ready and signal.SIGTERM in os.read(wakes, 4096):
             return
-        if _tell_deaths(brood):
+        if _tell_deaths(forked):
             look_until = time.monotonic() + _LOOK_SECONDS
         if time.monotonic() < look_until:
             kill(children() - own.keys())  # what a dead worker has left
-            brood.groups.sweep()
-        if pids := brood.sweeps.take():
+            forked.groups.sweep()
+        if pids := forked.sweeps.take():
             with contextlib.suppress(OSError):  # no more processes are to be had
                 own[_forked(functools.partial(sweep, pids), unneeded)] = False
-        if front.fileno() not in ready:
+        if server.fileno() not in ready:
             continue
-        data, fds, _, _ = socket.recv_fds(front, _MESSAGE, 4)
+        data, fds, _, _ = socket.recv_fds(server, _MESSAGE, 4)
         if not data:
             return
-        _fork(brood, json.loads(data), fds, run, unneeded)
+        _fork(forked, json.loads(data), fds, run, unneeded)
 
 
-def _fork(brood: Children, asked: dict[str, Any], fds: list[int], run: RunChild, unneeded: list[int]) -> None:
-    """Fork one process and tell the front of it."""
+def _fork(forked: Children, asked: dict[str, Any], fds: list[int], run: RunChild, unneeded: list[int]) -> None:
+    """Fork one process and tell the server of it."""
     told = {"forked": asked["key"]}
     group = None
     try:
-        group = brood.groups.new() if "waits" in asked else None
+        group = forked.groups.new() if "waits" in asked else None
         with warnings.catch_warnings(action="ignore"):  # that a library has threads: they are not used in the child
             pid = _forked(functools.partial(run, asked, fds, group), unneeded)
-        brood.own[pid] = True
-        brood.groups.keep(pid, group)
+        forked.own[pid] = True
+        forked.groups.keep(pid, group)
         handle = os.pidfd_open(pid)
-        socket.send_fds(brood.front, [json.dumps({**told, "pid": pid}).encode()], [handle])
+        socket.send_fds(forked.server, [json.dumps({**told, "pid": pid}).encode()], [handle])
         os.close(handle)
     except ConnectionError:
-        raise  # the front is gone: nobody is to be told
+        raise  # the server is gone: nobody is to be told
     except OSError as error:
-        brood.groups.drop(group)
+        forked.groups.drop(group)
         sys.stderr.write(f"agentgym serve: no process for one more session: {described(error)}\n")
-        brood.front.send(json.dumps({**told, "why": described(error)}).encode())
+        forked.server.send(json.dumps({**told, "why": described(error)}).encode())
     for fd in fds:
         os.close(fd)
 
 
-def _tell_deaths(brood: Children) -> bool:
+def _tell_deaths(forked: Children) -> bool:
     """Collect the children that ended, with whatever they left in their groups; whether there were any."""
     any_ended = False
     while True:
@@ -202,18 +202,18 @@ def _tell_deaths(brood: Children) -> bool:
             return any_ended
         any_ended = True
         pid = ended.si_pid
-        is_worker = brood.own.get(pid)
+        is_worker = forked.own.get(pid)
         if is_worker is not None:
             # Before it is collected, its id is nobody else's.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        brood.own.pop(pid, None)
+        forked.own.pop(pid, None)
         if is_worker:
             if os.waitstatus_to_exitcode(status) not in (ENDED, NOT_MADE):
-                brood.sweeps.add(pid)
-            ran_out = brood.groups.ended(pid)
-            brood.front.send(json.dumps({"died": pid, "status": status, "oom": ran_out}).encode())
+                forked.sweeps.add(pid)
+            ran_out = forked.groups.ended(pid)
+            forked.server.send(json.dumps({"died": pid, "status": status, "oom": ran_out}).encode())
 
 
 def _forked(run: Callable[[], int | None], unneeded: list[int]) -> int:

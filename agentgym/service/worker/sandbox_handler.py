@@ -1,4 +1,4 @@
-"""The wire "sandbox/1" in the worker: it holds one sandbox, and passes a client's calls to its guest, each once."""
+"""The protocol "sandbox/1" as the worker speaks it: it holds one sandbox, and passes a client's calls to its guest, each once."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from agentgym.service.protocol.frames import (
 from agentgym.service.protocol.sandbox_frames import GUEST_CALLS, LARGEST_DATA, PART, PROTOCOL, check_sandbox_request
 from agentgym.service.worker.session_worker import CallRunner, SessionInfo, described
 
-if TYPE_CHECKING:  # the front imports this module, and needs no Docker
+if TYPE_CHECKING:  # the server imports this module, and needs no Docker
     from agentgym.sandbox.served import ServedSandbox
 
-# The guest ends a program whose time is up, and has at least this long for it before the front ends the session.
+# The guest ends a program whose time is up, and has at least this long for it before the server ends the session.
 KILL_SECONDS = 5.0
 
 
-class SandboxWire:
-    """Answers requests, and keeps the last answer for a client that comes back. See `worker.Wire`.
+class SandboxHandler:
+    """Answers requests, and keeps the last answer for a client that comes back. See `worker.ProtocolHandler`.
 
     Attributes:
         clean: whether nobody's programs have run since the sandbox was started or reset: it is between two loans.

@@ -1,8 +1,8 @@
 """The process of one session: it holds the environment, and speaks on the client's own socket.
 
-Its main thread receives a message, lets the wire answer it, and sends the answer. A second thread hears the front: the
+Its main thread receives a message, lets the protocol handler answer it, and sends the answer. A second thread hears the server: the
 connection of a client that came back, the end of the session, pings to be answered while a call runs. What takes too long is no
-concern of its own: it writes into its slot what it is doing, and the front kills it.
+concern of its own: it writes into its slot what it is doing, and the server kills it.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from agentgym.service.server.events import EnvErrors
 from agentgym.service.server.slots import Slot
 from agentgym.service.worker.websocket import Connection
 
-if TYPE_CHECKING:  # the front reads this module for its codes, and needs no Gymnasium
+if TYPE_CHECKING:  # the server reads this module for its codes, and needs no Gymnasium
     from agentgym.core.env import Env
 
-# Exit codes, by which the front knows how a session ended.
+# Exit codes, by which the server knows how a session ended.
 ENDED, NOT_MADE = 80, 81  # none that a program ends with by itself
 NOT_SHARED = 82  # of a session alone: it has not begun, and needs a process to itself
 _LARGEST_ORDER = 1 << 16
@@ -58,7 +58,7 @@ class SessionStart:
     Attributes:
         session: the id of the session.
         env: the id that the environment is served as.
-        wire: a name of `agentgym.service.worker.handlers.WIRES`.
+        protocol: a name of `agentgym.service.worker.handlers.HANDLERS`.
         resume: the token with which the client may come back, once.
         slot: the index of its slot.
         token: the name of the token that opened it, for logs.
@@ -66,7 +66,7 @@ class SessionStart:
 
     session: str
     env: str
-    wire: str
+    protocol: str
     resume: str
     slot: int
     token: str = ""
@@ -74,7 +74,7 @@ class SessionStart:
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """What a wire may tell its client of the session."""
+    """What a protocol handler may tell its client of the session."""
 
     id: str
     env_id: str
@@ -82,7 +82,7 @@ class SessionInfo:
     limits: ServiceLimits
 
 
-class Wire(Protocol):
+class ProtocolHandler(Protocol):
     """What is said on a connection: the worker hands it messages and sends what it answers.
 
     Attributes:
@@ -108,7 +108,7 @@ class Wire(Protocol):
 
     @staticmethod
     def last_word(code: str, message: str) -> str | None:
-        """What the client is told before the server closes; said by the front, too, for a worker that died."""
+        """What the client is told before the server closes; said by the server, too, for a worker that died."""
 
 
 class CallRunner:
@@ -152,7 +152,7 @@ class CallRunner:
         return result
 
     def count_error(self, code: str) -> None:
-        """A wire answered an error that is not the environment's."""
+        """A protocol handler answered an error that is not the environment's."""
         self._slot.count_error(code)
 
     def reserve_sandbox(self, amounts: Sequence[int], most: Sequence[int]) -> bool:
@@ -192,7 +192,7 @@ class ServerLink:
         self._attached: queue.SimpleQueue[tuple[Connection, str] | None] = queue.SimpleQueue()
         self._connection: Connection | None = None
         self.ending: tuple[str, str] | None = None
-        self.wire: Wire | None = None
+        self.handler: ProtocolHandler | None = None
         self.draining = False
 
     def next(self) -> tuple[Connection, str] | None:
@@ -215,9 +215,9 @@ class ServerLink:
             self._connection.answer_pings()
         elif said["do"] == "drain":
             self.draining = True
-            if self.wire is not None:
-                self.wire.draining = True
-                if getattr(self.wire, "clean", False):
+            if self.handler is not None:
+                self.handler.draining = True
+                if getattr(self.handler, "clean", False):
                     self._end(DRAINING, "the server is ending", False)
         elif said["do"] == "end":
             self._end(said["code"], said["message"], said["deaf"])
@@ -237,14 +237,14 @@ class Served:
     Attributes:
         specs: by the ids that clients ask for.
         tasks: the set that `reset` draws from, where an environment has one.
-        wires: the protocol handlers by name.
+        handlers: the protocol handlers by name.
         limits: of the service.
         memory: of all slots.
     """
 
     specs: dict[str, EnvSpec]
     tasks: dict[str, TaskSet]
-    wires: dict[str, Any]
+    handlers: dict[str, Any]
     limits: ServiceLimits
     memory: memoryview
 
@@ -330,7 +330,7 @@ def _run_session(
     start: SessionStart, client: socket.socket | None, link: ServerLink, served: Served, shared: bool = False
 ) -> int:
     """Serve one session to its end; the exit code of a process that does nothing else."""
-    slot, wire_class, spec = link.slot, served.wires[start.wire], served.specs[start.env]
+    slot, handler_class, spec = link.slot, served.handlers[start.protocol], served.specs[start.env]
     asked = slot.since()
     slot.enter(slots.INIT)
     if client is None:
@@ -338,26 +338,26 @@ def _run_session(
     link.offer(client, start.resume)
     calls = CallRunner(slot, EnvErrors(start.env, start.session, start.token).log)
     try:
-        env = calls.call("init", getattr(wire_class, "make", _make), spec, served.tasks.get(start.env))
+        env = calls.call("init", getattr(handler_class, "make", _make), spec, served.tasks.get(start.env))
     except (Exception, SystemExit) as error:
         connection, _ = link.next() or (None, "")
         if connection is not None:
             code = error.code if isinstance(error, Refused) else ENV_ERROR
-            _say_last(connection, slot, wire_class, code, f"making the environment failed: {described(error)}")
+            _say_last(connection, slot, handler_class, code, f"making the environment failed: {described(error)}")
         calls.stop()
         return NOT_MADE
-    if shared and (hasattr(wire_class, "make") or getattr(env.unwrapped, "sandbox_image", None) is not None):
+    if shared and (hasattr(handler_class, "make") or getattr(env.unwrapped, "sandbox_image", None) is not None):
         # A back end ties the lives of its processes to a thread, and counts what they use for the whole process.
         _close(env, calls)
         if (attached := link.next()) is not None:
             attached[0].close()
         return NOT_SHARED
-    wire = wire_class(env, calls, SessionInfo(start.session, start.env, spec, served.limits))
+    handler = handler_class(env, calls, SessionInfo(start.session, start.env, spec, served.limits))
     slot.words[slots.OPEN_NS] = time.monotonic_ns() - asked
-    link.wire = wire
-    wire.draining = link.draining
+    link.handler = handler
+    handler.draining = link.draining
     try:
-        while (attached := link.next()) is not None and _serve(*attached, wire, link, slot):
+        while (attached := link.next()) is not None and _serve(*attached, handler, link, slot):
             slot.enter(slots.DETACHED)
     finally:
         _close(env, calls)
@@ -378,38 +378,38 @@ def _make(spec: EnvSpec, tasks: TaskSet | None) -> Env:
     return env
 
 
-def _serve(connection: Connection, resume: str, wire: Wire, front: ServerLink, slot: Slot) -> bool:
+def _serve(connection: Connection, resume: str, handler: ProtocolHandler, server: ServerLink, slot: Slot) -> bool:
     """Serve one connection until it is over; whether the client may come back."""
     words = slot.words
     words[slots.REQUESTS_THEN] = words[slots.REQUESTS]
     words[slots.CONNECTION] += 1
     try:
-        hello = wire.hello(resume if wire.resumable else None)
+        hello = handler.hello(resume if handler.resumable else None)
         if hello is not None:
             connection.send(hello)
-        while (text := connection.receive()) is not None and front.ending is None:
+        while (text := connection.receive()) is not None and server.ending is None:
             slot.words[slots.REQUESTS] += 1
-            answer = wire.answer(text)
+            answer = handler.answer(text)
             if answer is not None:
                 connection.send(answer)
-            if wire.ended:
+            if handler.ended:
                 connection.end(NORMAL_CLOSE)
                 return False
     except Refused as refused:
-        _say_last(connection, slot, type(wire), refused.code, str(refused))
+        _say_last(connection, slot, type(handler), refused.code, str(refused))
         return False
-    if front.ending is not None:
-        _say_last(connection, slot, type(wire), *front.ending)
+    if server.ending is not None:
+        _say_last(connection, slot, type(handler), *server.ending)
         return False
     connection.close()
-    return wire.resumable and not connection.closed
+    return handler.resumable and not connection.closed
 
 
-def _say_last(connection: Connection, slot: Slot, wire_class: Any, code: str, message: str) -> None:
+def _say_last(connection: Connection, slot: Slot, handler_class: Any, code: str, message: str) -> None:
     slot.words[slots.WHY] = 1 + list(CODES).index(code)
     if code != ENV_ERROR:  # which was counted as it was raised
         slot.count_error(code)
-    connection.end(CODES[code][1] or NORMAL_CLOSE, wire_class.last_word(code, message))
+    connection.end(CODES[code][1] or NORMAL_CLOSE, handler_class.last_word(code, message))
 
 
 def described(error: BaseException) -> str:
