@@ -77,7 +77,7 @@ def _list(args: argparse.Namespace) -> int:
 
 def _list_served(args: argparse.Namespace) -> int:
     from agentgym.service.client.address import Unavailable, server_of
-    from agentgym.service.server.lookup import NotFound, records_at
+    from agentgym.service.client.lookup import NotFound, records_at
 
     try:
         address = server_of(args.server)

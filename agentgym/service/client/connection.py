@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.policies import endpoints
 from agentgym.service.client.address import Address
-from agentgym.service.client.expected import difference
 from agentgym.service.protocol import frames
 
 if TYPE_CHECKING:
     import aiohttp
+
+from agentgym.storage.jsonl import line_of
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 2.0
@@ -214,3 +215,22 @@ def _is_refused(error: BaseException) -> bool:
 def said(error: BaseException) -> str:
     """An error in words, also where it has none."""
     return str(error) or type(error).__name__
+
+
+_ABSENT = "there is no such argument"
+
+
+def difference(expects: Mapping[str, Any], made_with: Any) -> str:
+    """How what a server makes its environment with differs from what is expected, in words; "" where it does not.
+
+    Args:
+        expects: arguments that it must have. What else it has does not count.
+        made_with: all its arguments, as the server told them.
+    """
+    there = made_with if isinstance(made_with, dict) else {}
+    for name, value in expects.items():
+        # As JSON, which is how the server told it: a tuple here is a list there.
+        if line_of(there.get(name, _ABSENT)) != line_of(value):
+            what = f"{name}={there[name]!r}" if name in there else f"no {name}"
+            return f"{name}={value!r} is expected, and the server makes it with {what}: serve it with that, or expect what it has"
+    return ""

@@ -17,13 +17,12 @@ from agentgym.core.agent_failure import SESSION_LOST, STEP_TIMEOUT, AgentFailure
 from agentgym.core.env import Env, Step
 from agentgym.core.messages import Action, Observation, assistant
 from agentgym.core.tasks import Task, TaskSet
-from agentgym.service.client import acquire_session
+from agentgym.service.client import acquire_session, lookup
 from agentgym.service.client.address import Address, RemoteError, SessionLost, parse
 from agentgym.service.client.balance import Pool, Server, pool_of
-from agentgym.service.client.expected import difference
+from agentgym.service.client.connection import difference
 from agentgym.service.client.session_client import RemoteSession, Request
 from agentgym.service.protocol import frames
-from agentgym.service.server import lookup
 
 _METHODS = ("expert_action", "random_action")
 # What the server says of a session that ended in a step, where the agent's programs can have brought it about.

@@ -9,8 +9,7 @@ from aiohttp import web
 
 from agentgym.service.protocol import schemas
 from agentgym.service.protocol.frames import text_of_json
-from agentgym.service.server.memory import Memory
-from agentgym.service.server.metrics import CONTENT_TYPE, exposition
+from agentgym.service.server.metrics import CONTENT_TYPE, Memory, exposition
 
 if TYPE_CHECKING:
     from agentgym.service.server.env_server import EnvServer

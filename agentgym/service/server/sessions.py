@@ -28,13 +28,11 @@ from agentgym.service.protocol.frames import (
 )
 from agentgym.service.server import slots
 from agentgym.service.server.bounds import MORE_MEMORY
-from agentgym.service.server.deadlines import overdue
 from agentgym.service.server.events import CLOSED, LEFT, log_ended
-from agentgym.service.server.forks import Forks
+from agentgym.service.server.forks import Forks, PreforkPool
 from agentgym.service.server.lingering_close import LingeringClose
 from agentgym.service.server.packets import Packets
-from agentgym.service.server.prefork_pool import PreforkPool
-from agentgym.service.server.session import ServedSession
+from agentgym.service.server.session import ServedSession, overdue
 from agentgym.service.server.slots import Slot
 from agentgym.service.server.tallies import Lags, Returns, SessionCounts
 from agentgym.service.worker.handlers import handler_class

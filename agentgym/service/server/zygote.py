@@ -30,9 +30,8 @@ from agentgym.processes.cgroups import Group
 from agentgym.processes.gc_freeze import settle_memory
 from agentgym.processes.orphans import adopt_orphans, children, die_with, end_children, kill
 from agentgym.service.protocol.frames import ServiceLimits
-from agentgym.service.server.bounds import Bounds, keep_within, limit_memory
+from agentgym.service.server.bounds import Bounds, Groups, enter, keep_within, limit_memory
 from agentgym.service.server.sandbox_gc import Sweeps, may_be, sweep
-from agentgym.service.server.session_groups import Groups, enter
 from agentgym.service.server.slots import map_memory
 from agentgym.service.server.task_catalogue import tell_tasks
 from agentgym.service.worker.handlers import HANDLERS, handler_class

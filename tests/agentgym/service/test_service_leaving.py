@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 from service_harness import Client, alive, browsing, parent_of, serving, session, until
 
-from agentgym.service.server.relay import relayed
+from agentgym.service.server.handshake import relayed
 from agentgym.service.server.task_catalogue import tell_tasks
 from agentgym.service.worker.websocket import CLOSE, TEXT, encoded
 
