@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import socket
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -124,16 +125,7 @@ async def connect(
     ws: aiohttp.ClientWebSocketResponse | None = None
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            http = await endpoints.session()
-            ws = await http.ws_connect(
-                f"{server}{address.path}/session",
-                headers=headers,
-                max_msg_size=LARGEST_ANSWER,
-                ssl=True if tls is None else tls,
-                server_hostname=address.server_hostname,
-                timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),  # type: ignore[call-arg]
-            )
-            _keep_alive(ws)
+            ws = await open_websocket(f"{server}{address.path}/session", headers, tls, address.server_hostname)
             message = await ws.receive()
             if message.type is not aiohttp.WSMsgType.TEXT:
                 raise NotOpened(f"it closed without a hello ({ws.close_code or 'reset'})")
@@ -154,6 +146,31 @@ async def connect(
     except BaseException:
         cut(ws)
         raise
+
+
+async def open_websocket(
+    url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None, name: str | None = None, **options: Any
+) -> aiohttp.ClientWebSocketResponse:
+    """A WebSocket of this event loop's HTTP session.
+
+    Args:
+        url: `http://host:port/path` or https.
+        headers: of the handshake.
+        tls: None: the system's certificates.
+        name: of the host in its certificate, where the URL has another.
+        options: of aiohttp's `ws_connect`.
+
+    Raises:
+        aiohttp.ClientError, OSError: there is no such server, or it refuses.
+    """
+    import aiohttp
+
+    http = await endpoints.session()
+    timeout = aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS)  # type: ignore[call-arg]
+    settings = {"max_msg_size": LARGEST_ANSWER, "timeout": timeout, "server_hostname": name, **options}
+    ws = await http.ws_connect(url, headers=headers, ssl=True if tls is None else tls, **settings)
+    _keep_alive(ws)
+    return ws
 
 
 def _of_status(error: aiohttp.WSServerHandshakeError, address: Address, resume: str | None) -> NotOpened:

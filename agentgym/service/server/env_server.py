@@ -357,6 +357,7 @@ class EnvServer:
             self.sessions.release(session)
             self.sessions.refused[CAPACITY] += 1
             raise Refused(CAPACITY, f"no connection to one more session: {error.strerror}") from None
+        session.local = True
         self.sessions.begin(session, theirs.detach())
         return Line(ours)
 

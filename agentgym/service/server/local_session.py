@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 
-from agentgym.service.protocol.frames import BAD_REQUEST, WORKER_DIED, Refused
+from agentgym.service.protocol.frames import BAD_REQUEST, NORMAL_CLOSE, WORKER_DIED, Refused
 from agentgym.service.worker.websocket import CLOSE, TEXT, Frames, close_frame, encoded
 
 _CHUNK = 1 << 16
@@ -53,9 +53,7 @@ class Line:
             try:
                 # A session that has ended takes nothing more, but may have said why.
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    await asyncio.get_running_loop().sock_sendall(
-                        self._socket, encoded(TEXT, text.encode(), masked=True)
-                    )
+                    await asyncio.get_running_loop().sock_sendall(self._socket, encoded(TEXT, text.encode()))
                 return await self._received()
             except OSError as error:
                 self.close()
@@ -84,5 +82,5 @@ class Line:
             return
         self.closed = True
         with contextlib.suppress(OSError):  # it is over already
-            self._socket.send(encoded(CLOSE, close_frame(1000)[2:], masked=True))
+            self._socket.send(close_frame(NORMAL_CLOSE))
         self._socket.close()

@@ -70,6 +70,7 @@ class ServedSession:
     Attributes:
         id: random; names it in the table and in the resume token.
         owner: the name of the token that opened it.
+        local: whether the server itself is its client, for plain HTTP.
         process: the key of its process at `forks`; "" before it has one.
         client: a duplicate of the client's connection, for the last word; None while none is attached.
         control: where its worker is told things; None before it has one, and where it shares a process.
@@ -87,6 +88,7 @@ class ServedSession:
     slot: int
     words: Slot
     resumable: bool
+    local: bool = False
     opened: float = field(default_factory=time.monotonic)
     process: str = ""
     client: int | None = None

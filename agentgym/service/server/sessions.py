@@ -150,6 +150,7 @@ class Sessions:
             "resume": session.new_token(),
             "slot": session.slot,
             "token": session.owner,
+            "local": session.local,
         }
         if self._per_worker > 1 and session.env not in self._not_shared:
             session.process, session.shared = self._shared_worker(prefork_pool)

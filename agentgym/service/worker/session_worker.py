@@ -62,6 +62,7 @@ class SessionStart:
         resume: the token with which the client may come back, once.
         slot: the index of its slot.
         token: the name of the token that opened it, for logs.
+        local: whether the server itself is the client, which masks no frames.
     """
 
     session: str
@@ -70,6 +71,7 @@ class SessionStart:
     resume: str
     slot: int
     token: str = ""
+    local: bool = False
 
 
 @dataclass(frozen=True)
@@ -199,9 +201,9 @@ class ServerLink:
         """Wait for a connection; with it comes the token of its hello. None: the session is to end."""
         return self._attached.get()
 
-    def offer(self, client: socket.socket, resume: str) -> None:
+    def offer(self, client: socket.socket, resume: str, masked: bool = True) -> None:
         """Serve this connection instead of the one before."""
-        connection = Connection(client, self.slot, self._limit)
+        connection = Connection(client, self.slot, self._limit, masked)
         before, self._connection = self._connection, connection
         if before is not None:
             before.shut(socket.SHUT_RDWR)
@@ -335,7 +337,7 @@ def _run_session(
     slot.enter(slots.INIT)
     if client is None:
         return 1
-    link.offer(client, start.resume)
+    link.offer(client, start.resume, masked=not start.local)
     calls = CallRunner(slot, EnvErrors(start.env, start.session, start.token).log)
     try:
         env = calls.call("init", getattr(handler_class, "make", _make), spec, served.tasks.get(start.env))

@@ -61,12 +61,12 @@ class Frames:
             Refused: see `next`.
         """
         size = len(data)
-        if data[0] == _WHOLE_TEXT and self.masked and 6 <= size <= self.limit and not (self.buffer or self._opcode):
-            short = data[1] - 128
-            if short < 126 and size == short + 6:
-                return TEXT, unmasked(data[6:], data[2:6])
-            if short == 126 and size == int.from_bytes(data[2:4], "big") + 8:
-                return TEXT, unmasked(data[8:], data[4:8])
+        if data[0] == _WHOLE_TEXT and 6 <= size <= self.limit and not (self.buffer or self._opcode):
+            short = data[1] - 128 * self.masked
+            start = 2 if short < 126 else 4
+            after = start + 4 * self.masked
+            if size - after == short < 126 or (short == 126 and size - after == int.from_bytes(data[2:4], "big")):
+                return TEXT, unmasked(data[after:], data[start:after]) if self.masked else data[after:]
         self.buffer += data
         return self.next()
 
@@ -137,7 +137,7 @@ def unmasked(payload: bytes, mask: bytes) -> bytes:
 
 
 def contains_close(data: bytes | bytearray) -> bool:
-    """Whether a close frame is among these masked frames. They begin with the head of one; the last may be cut."""
+    """Whether a close frame is among these frames. They begin with the head of one; the last may be cut."""
     at = 0
     while at + 2 <= len(data):
         if data[at] & 15 == CLOSE:
@@ -146,7 +146,7 @@ def contains_close(data: bytes | bytearray) -> bool:
         if size > 125:
             start += 2 if size == 126 else 8
             size = int.from_bytes(data[at + 2 : start], "big")
-        at = start + 4 + size
+        at = start + 4 * (data[at + 1] >> 7) + size
     return False
 
 
@@ -157,11 +157,11 @@ def _bad(why: str) -> Refused:
 class Connection:
     """A worker's end of a client's connection. `receive` and `send` belong to its main thread, all else to the other one."""
 
-    def __init__(self, sock: socket.socket, slot: Slot, limit: int):
+    def __init__(self, sock: socket.socket, slot: Slot, limit: int, masked: bool = True):
         sock.setblocking(True)
         self._socket = sock
         self._slot = slot
-        self._frames = Frames(limit)
+        self._frames = Frames(limit, masked)
         self._reading = threading.Lock()
         self._writing = threading.Lock()
         self.closed = False  # whether the client ended it in good order
