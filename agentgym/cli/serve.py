@@ -95,7 +95,7 @@ def _of_tls(settings: ServeSettings, error: ssl.SSLError) -> str:
 
 
 async def _warn(server: EnvServer) -> None:
-    """Say which environments cannot be made: they may be at another time, and the others are served."""
+    """Warn about environments that cannot be made now. They stay served: what they lack may be there later."""
     for id in server.settings.envs:
         try:
             told = await server.listing.ask({"env": id, "about": True})
@@ -107,7 +107,7 @@ async def _warn(server: EnvServer) -> None:
 
 
 async def _drained(server: EnvServer, again: asyncio.Future[None]) -> None:
-    """Let sessions end by themselves, until the user asks again."""
+    """Wait for sessions to end, until a second signal."""
     if server.sessions.open:
         waits = f"waiting for {len(server.sessions.open)} sessions to end, at most {server.settings.drain_seconds:g} s"
         print(f"agentgym serve: {waits}; once more ends them at once", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What `agentgym serve` is told: its options, and the settings that they mean."""
+"""The options of `agentgym serve`, and the `ServeSettings` made from them."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _size(text: str) -> int:
 
 
 def settings_of(args: argparse.Namespace) -> ServeSettings:
-    """What the command line means.
+    """The settings of a command line.
 
     Raises:
         UsageError: something in it cannot be.
@@ -224,7 +224,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
 
 
 def _specs_apart(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSpec]:
-    """What `_specs_of` returns, with nothing imported here: the server runs as long as the server, and runs no environment."""
+    """`_specs_of` in a subprocess, so that the server process imports no environment."""
     from agentgym.core.registration import EnvSpec
 
     def ask() -> dict[str, Any]:
@@ -239,7 +239,7 @@ def _specs_apart(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, En
 
 
 def _specs_of(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSpec]:
-    """The environments by the names that their addresses have.
+    """The environments by the ids in their URLs.
 
     Raises:
         UsageError: there is no such one, it is named twice, or it does not take what it is given.
@@ -271,7 +271,7 @@ def _specs_of(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSp
 
 
 def _check_values(id: str, spec: EnvSpec) -> None:
-    """Make the environment once: a value that it does not take would otherwise fail every session.
+    """Make the environment once: a bad value would otherwise fail every session.
 
     Raises:
         UsageError: it cannot be made with its arguments.

@@ -1,4 +1,4 @@
-"""Opening a session on whichever server has room."""
+"""Opens a session on the server with the most room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a served environment is: servers, its id there, and what proves to them who asks."""
+"""The address of a served environment: servers, id, token and certificates."""
 
 from __future__ import annotations
 

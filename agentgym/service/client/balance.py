@@ -1,4 +1,4 @@
-"""Several servers of one environment: the one with the most room is next; one that fails is left out, and tried again later.
+"""Load balancing over several servers: the one with the most room is next; a failed one is tried again later.
 
 A `Pool` is only numbers, shared by all environments of a process that have the same servers. Servers tell their load when
 asked (`/ready`); in between, sessions that this process opened and closed since count.

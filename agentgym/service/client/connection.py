@@ -1,4 +1,4 @@
-"""One connection to a session on a server: opening it, the hello that comes first, and ending it from anywhere."""
+"""One connection to a session: handshake, hello and close."""
 
 from __future__ import annotations
 

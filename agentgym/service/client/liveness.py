@@ -1,4 +1,4 @@
-"""Whether a server is alive, asked beside a call that takes long: a session whose environment thinks can not tell."""
+"""Asks whether a server is alive during a long call, in which its session cannot answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server tells over plain HTTP: its environments and their tasks.
+"""Asks servers over HTTP about environments and tasks.
 
 Blocking, as task sets are: they are read before episodes are played, or by positions in between.
 """

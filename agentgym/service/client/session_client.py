@@ -1,4 +1,4 @@
-"""A session on a server, from the client's side: calls in order, over as many connections as it takes.
+"""The client's side of a session: calls in order, over as many connections as needed.
 
 A connection that drops is opened again with the resume token of the last hello, and whatever was not answered is sent again
 with its id: the server runs no request twice. What cannot be mended ends the session with an error that says why.

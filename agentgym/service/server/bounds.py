@@ -1,4 +1,8 @@
-"""What the kernel keeps a worker within, so that one that grows without end fails alone."""
+"""Limits of worker processes: resource limits, and control groups where they can be made.
+
+A control group counts shared memory and all child processes of a session, and ends with it. Without one, resource limits bound
+each process alone.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,7 @@ class Bounds:
             raise ValueError(f"limits are at least 0, not {self}")
 
     def times(self, sessions: int) -> Bounds:
-        """The limits of a process that so many sessions share."""
+        """The limits of a process that this many sessions share."""
         return Bounds(self.memory_bytes * sessions, self.open_files * sessions, self.pids * sessions)
 
 
@@ -66,13 +70,13 @@ def limit_memory(bounds: Bounds) -> None:
 
 
 def why_no_memory() -> str:
-    """What an environment is told to have met that got no more memory."""
+    """The reason for a MemoryError, in words."""
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
     return "this machine has none left" if soft == resource.RLIM_INFINITY else MORE_MEMORY
 
 
 def raise_open_files(sessions: int) -> int:
-    """Let this process hold as many files as it ever may; what it might hold before.
+    """Raise this process's limit of open files to the hard limit; returns the limit before.
 
     Args:
         sessions: how many must fit.
@@ -93,7 +97,7 @@ def raise_open_files(sessions: int) -> int:
 
 
 class Groups:
-    """The groups of a zygote's workers.
+    """The control groups of a zygote's workers.
 
     Args:
         bounds: of each.
@@ -119,24 +123,24 @@ class Groups:
                 cgroups.remove(first)
 
     def new(self) -> Group | None:
-        """A group for a process that is about to be forked; None: it gets none. Raises OSError."""
+        """A new group for the next process; None: no group is needed. Raises OSError."""
         return self._made() if self._wanted else None
 
     def _made(self) -> Group:
         return cgroups.create_plain(next(self._names), self._bounds.memory_bytes, self._bounds.pids)
 
     def keep(self, pid: int, group: Group | None) -> None:
-        """This process went into that group."""
+        """Remember the group of a process."""
         if group is not None:
             self._of[pid] = group
 
     def drop(self, group: Group | None) -> None:
-        """The process of a group was never forked."""
+        """Remove the group of a process that could not be forked."""
         if group is not None:
             cgroups.remove(group, patience=0.0)
 
     def ended(self, pid: int) -> bool:
-        """A process ended: end all that is left in its group. Whether the kernel killed any of it for want of memory."""
+        """Kill what is left in the group of a process that ended. Returns whether the kernel killed any of it for lack of memory."""
         group = self._of.pop(pid, None)
         if group is None:
             return False
@@ -149,7 +153,7 @@ class Groups:
         return ran_out
 
     def sweep(self) -> None:
-        """Remove the groups of processes that ended, as far as what was in them is gone."""
+        """Remove the groups of ended processes that are empty by now."""
         self._leaving = [group for group in self._leaving if not cgroups.remove(group, patience=0.0)]
 
     def close(self) -> None:
@@ -159,13 +163,13 @@ class Groups:
 
 
 def enter(group: Group) -> None:
-    """Put this process, and all that it starts from now on, into a group. Raises OSError."""
+    """Move this process and its future children into a group. Raises OSError."""
     for folder in group.folders:
         (folder / "cgroup.procs").write_text("0")
 
 
 def _remove_empty(beside: Group) -> None:
-    """Remove what servers have left that were killed. A group that holds a process stays."""
+    """Remove empty groups of servers that were killed."""
     for folder in beside.folders:
         for left in folder.parent.glob(f"{SESSION}*"):
             pid = left.name.removeprefix(SESSION).partition("-")[0]

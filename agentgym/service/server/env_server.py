@@ -1,4 +1,4 @@
-"""The server of a server of environments: HTTP, who may come in, WebSocket handshakes. Sessions themselves run in workers."""
+"""The environment server: HTTP routes, authentication, WebSocket handshakes. Sessions run in worker processes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ BaseHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class EnvServer:
-    """A server that runs; made by `serve`.
+    """A running server; `serve` makes it.
 
     Attributes:
         settings: how it was started.
@@ -145,7 +145,7 @@ class EnvServer:
         self.connections = HttpConnections(most, settings.limits.message_seconds)
 
     async def start(self) -> None:
-        """Import the environments, then listen. Raises `ZygoteFailed` or `OSError`, and then nothing is left of it."""
+        """Import the environments, then listen. On `ZygoteFailed` or `OSError` everything is closed again."""
         try:
             tls = self._tls()  # before anything is started that a wrong file would end
             await self.forks.start()
@@ -198,11 +198,11 @@ class EnvServer:
         return f"http{'s' if self.settings.cert else ''}://{host}:{self.port}"
 
     async def drain(self) -> None:
-        """Refuse new sessions and episodes, wait for those that run, end the rest."""
+        """Refuse new sessions and episodes, wait for running ones, then end the rest."""
         await self.sessions.drain(self.settings.drain_seconds)
 
     async def close(self) -> None:
-        """End it at once, and every process of it."""
+        """End the server and all its processes at once."""
         self.sessions.draining = True
         if self._server is not None:
             self._server.close()
@@ -260,7 +260,7 @@ class EnvServer:
             return refusal(error.status, error.reason.upper().replace(" ", "_"), error.text or error.reason)
 
     def _turned_away(self, request: web.Request, owner: str | None) -> web.Response | None:
-        """The answer to who may not ask; None: they may."""
+        """The response to a request that is not allowed; None: it is allowed."""
         if owner is None:
             self.unauthorized.add(request.remote, request.path, "Authorization" in request.headers)
             why = "this server wants a token: Authorization: Bearer TOKEN"
@@ -270,7 +270,7 @@ class EnvServer:
         return refusal(403, "FORBIDDEN", wrong) if wrong else None
 
     async def _taken(self, request: web.Request, owner: str | None, and_body: bool) -> None:
-        """Wait for the rest of a request, which is kept for its handler, and tell its connection."""
+        """Read the rest of a request for its handler, and update its connection."""
         connection = request.protocol
         if request.can_read_body and and_body:
             async with asyncio.timeout(self.settings.limits.message_seconds):
@@ -281,7 +281,7 @@ class EnvServer:
             connection.began(bool(owner))
 
     def owner_of(self, request: web.Request) -> str | None:
-        """The name of the token that a request has; "" where none is wanted; None: it has a wrong one or none."""
+        """The name of a request's token; "" if the server has no tokens; None: the token is wrong or missing."""
         return self.tokens.owner_of(request.headers.get("Authorization", ""))
 
     async def ask_tasks(self, question: dict[str, Any]) -> Any:
@@ -294,7 +294,7 @@ class EnvServer:
             raise Refused(CAPACITY, f"tasks cannot be read now: {error or 'it takes too long'}") from None
 
     def env_id(self, request: web.Request) -> str:
-        """The id of a served environment that the address names. Raises 404 where there is none."""
+        """The served environment in the request's path. Raises 404 if it is unknown."""
         id = request.match_info["id"]
         if id not in self.settings.envs:
             raise web.HTTPNotFound(
@@ -349,7 +349,7 @@ class EnvServer:
         return response
 
     def open_line(self, request: web.Request, env: str, protocol: str) -> Line:
-        """A new session that the server itself talks to. Raises as `open_session`."""
+        """A new session with the server itself as its client. Raises as `open_session`."""
         session = self.sessions.reserve(env, protocol, self.owner_of(request) or "")
         try:
             ours, theirs = socket.socketpair()
@@ -363,7 +363,7 @@ class EnvServer:
 
 
 def _is_own(record: logging.LogRecord) -> bool:
-    """Whether an error is this server's, and not a stranger's who sends what is no HTTP: that has been answered by 400."""
+    """Whether a log record is about the server: malformed requests of clients are answered by 400 and not logged."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
@@ -383,7 +383,7 @@ async def serve(settings: ServeSettings) -> EnvServer:
 
 
 def refusal(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    """An HTTP answer that says what is wrong."""
+    """An HTTP error response with a JSON body."""
     body = {"error": {"code": code, "message": message}}
     answer = web.json_response(body, status=status, headers=headers, dumps=text_of_json)
     if status in (429, 503):

@@ -30,7 +30,7 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class ZygoteFailed(RuntimeError):
-    """The environments cannot be imported, or that took too long."""
+    """The environments could not be imported in time."""
 
 
 class Forks:
@@ -110,7 +110,7 @@ class Forks:
             raise
 
     def fork(self, key: str, message: dict[str, Any], fds: Sequence[int]) -> None:
-        """Ask for a process. The descriptors are its own, and closed here."""
+        """Ask for a process. It gets the descriptors, which are closed here."""
         self._asked[key] = None
         if self._packets is None:
             for fd in fds:
@@ -124,11 +124,11 @@ class Forks:
         return None if self._process is None else self._process.pid, {key: pid for pid, key in self._keys.items()}
 
     def pid_of(self, key: str) -> int | None:
-        """The process id of a fork, also while `died` is told of it; None: it never had one."""
+        """The process id of a fork, also during `died`; None: it was never forked."""
         return next((pid for pid, known in self._keys.items() if known == key), None)
 
     def kill(self, key: str) -> None:
-        """Kill a process, or as soon as it is there; `died` follows."""
+        """Kill a process now, or as soon as it is forked; `died` is called then."""
         handle = self._asked.get(key, -1)
         if handle is None:
             self._doomed.add(key)
@@ -136,7 +136,7 @@ class Forks:
             _kill(handle)
 
     async def close(self) -> None:
-        """End the zygote, and with it whatever it has forked."""
+        """End the zygote and all that it forked."""
         self.closing = True
         if self._restarting is not None:
             self._restarting.cancel()
@@ -186,7 +186,7 @@ class Forks:
             self._died(key, status, out_of_memory)
 
     def _lost(self) -> None:
-        """The zygote is gone, and all that it forked dies with it."""
+        """The zygote died, and all that it forked dies with it."""
         self._packets = None
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(ZygoteFailed("the process that imports the environments died"))
@@ -212,7 +212,7 @@ class Forks:
 
 
 def _end_supervisor(process: subprocess.Popen[bytes]) -> None:
-    """Have the supervisor end all there is, and itself."""
+    """Let the supervisor end all processes, and itself."""
     process.terminate()
     try:
         process.wait(LEAVE_SECONDS + GONE_SECONDS + 1.0)
@@ -222,7 +222,7 @@ def _end_supervisor(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait(handles: Sequence[int]) -> None:
-    """Wait until processes that were killed are gone; one in the kernel's hands may take long, and is not waited for."""
+    """Wait a few seconds until killed processes are gone."""
     poll = select.poll()
     for handle in handles:
         poll.register(handle, select.POLLIN)
@@ -241,7 +241,7 @@ def _kill(handle: int) -> None:
 
 
 class PreforkPool:
-    """Processes that wait to be told which session is theirs.
+    """Processes that were forked in advance and wait for a session.
 
     Args:
         forks: where they come from.
@@ -258,7 +258,7 @@ class PreforkPool:
         return len(self._ready)
 
     def fill(self) -> None:
-        """Fork as many as are missing. Not called for one that died: where they die at once, that would have no end."""
+        """Fork as many as are missing. Not called when one died: if all die at once, that would never end."""
         while len(self._ready) < self._count and self._forks.ready:
             try:
                 key, control = self.fresh()
@@ -267,7 +267,7 @@ class PreforkPool:
             self._ready[key] = control
 
     def fresh(self) -> tuple[str, socket.socket]:
-        """A process that is forked now: its key at `forks`, and where it is told things. Raises `OSError`: no files are left."""
+        """A process that is forked now: its key at `forks`, and its control socket. Raises `OSError`: no files are left."""
         key = next(self._keys)
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setblocking(False)
@@ -275,18 +275,18 @@ class PreforkPool:
         return key, control
 
     def take(self) -> tuple[str, socket.socket]:
-        """The one that has waited longest, or where there is none, a fresh one."""
+        """The process that has waited longest, or a fresh one."""
         return self._ready.popitem(last=False) if self._ready else self.fresh()
 
     def lost(self, key: str) -> bool:
-        """A process ended; whether it was one of these."""
+        """Forget a process that ended; returns whether it was in the pool."""
         control = self._ready.pop(key, None)
         if control is not None:
             control.close()
         return control is not None
 
     def close(self) -> None:
-        """Let all of them go: who waits for nobody ends."""
+        """Close all control sockets: the processes end by that."""
         for control in self._ready.values():
             control.close()
         self._ready.clear()

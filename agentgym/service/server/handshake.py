@@ -1,4 +1,4 @@
-"""The WebSocket handshake, and a connection taken out of the HTTP server's hands."""
+"""The WebSocket handshake, and the hand-over of its connection to a worker. TLS connections are relayed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
 def check_handshake(request: web.Request) -> str | None:
-    """What is wrong with a request that should be a WebSocket handshake; None: it is one."""
+    """The error in a WebSocket handshake; None: it is good."""
     headers = request.headers
     asked = "upgrade" in headers.get("Connection", "").lower() and headers.get("Upgrade", "").lower() == "websocket"
     if request.method != "GET" or not asked:
@@ -36,7 +36,7 @@ def check_handshake(request: web.Request) -> str | None:
 
 
 def from_elsewhere(request: web.Request, known: bool, allowed: Collection[str] = ()) -> str | None:
-    """What is wrong with where a request comes from; None: nothing. Browsers open WebSockets to anywhere, and to this machine.
+    """The error in a request's Host and Origin; None: they are good. Pages of other sites can reach this server by a browser.
 
     Args:
         request: any.
@@ -56,14 +56,14 @@ def from_elsewhere(request: web.Request, known: bool, allowed: Collection[str] =
 
 
 def has_said_more(request: web.Request) -> bool:
-    """Whether something came right behind a handshake. aiohttp has taken that from the socket, so no worker would read it."""
+    """Whether data followed the handshake at once: aiohttp has read it, so no worker would."""
     return bool(getattr(request.protocol, "_message_tail", b""))
 
 
 async def hand_over(
     request: web.Request, subprotocol: str | None
 ) -> tuple[int, web.StreamResponse, asyncio.Event | None]:
-    """Answer a handshake and take the connection.
+    """Answer a handshake and detach its connection from aiohttp.
 
     Args:
         request: a good handshake.
@@ -118,7 +118,7 @@ async def _answered(request: web.Request, transport: asyncio.Transport, subproto
 
 
 class _End(asyncio.Protocol):
-    """One of the two connections: what comes goes to the other, no faster than that takes it."""
+    """One of two connections: received bytes go to the other, with back-pressure."""
 
     def __init__(self, over: asyncio.Event) -> None:
         self.transport: asyncio.Transport | None = None

@@ -1,4 +1,4 @@
-"""What a server tells over HTTP: how it is, what it serves, and how to speak to it."""
+"""HTTP routes about the server: health, metrics, environments, tasks and schemas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPEN_PATHS = ("/health", "/ready")
 
 
 def add_routes(app: web.Application, server: EnvServer) -> None:
-    """Add the routes of all that is told."""
+    """Add the routes."""
     told = Information(server)
     get = app.router.add_get
     get("/health", told.health)
@@ -32,7 +32,7 @@ def add_routes(app: web.Application, server: EnvServer) -> None:
 
 
 def add_last(app: web.Application, server: EnvServer) -> None:
-    """Add what must come after all other routes under /envs/."""
+    """Add the routes that must come after all others under /envs/."""
     app.router.add_get("/envs/{id:.+}", Information(server).env)
 
 

@@ -1,4 +1,4 @@
-"""A session that the server itself talks to: for what is asked over plain HTTP."""
+"""A session with the server itself as its client, for plain HTTP requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CHUNK = 1 << 16
 
 
 class Line:
-    """The client's end of a session. One message at a time; whoever cancels `ask` closes the line.
+    """The client's end of such a session. One message at a time; cancelling `ask` ends the session.
 
     Args:
         sock: connected to a worker.
@@ -29,7 +29,7 @@ class Line:
 
     @property
     def over(self) -> bool:
-        """Whether the session has ended; what it said last is kept for `ask`."""
+        """Whether the session has ended; `ask` still returns its last message."""
         if self.closed or self._asking.locked():
             return self.closed
         try:

@@ -1,4 +1,4 @@
-"""What a server counts, in Prometheus's text format."""
+"""The server's metrics in Prometheus's text format."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _of_the_server(sessions: Sessions) -> Iterable[str]:
     yield from _family("worker_states", "gauge", help, [({"state": s}, n) for s, n in states.items()])
     refused = [({"reason": reason}, n) for reason, n in sorted(sessions.refused.items())]
     yield from _family("refused_total", "counter", "Sessions refused, by why.", refused)
-    help = "From the end of a limit that a session broke to its slot being free."
+    help = "Times from the end of a broken limit until the slot is free."
     yield from _head("slot_return_seconds", "summary", help)
     yield _sample("slot_return_seconds_sum", {}, returns.seconds)
     yield _sample("slot_return_seconds_count", {}, returns.count)
@@ -159,7 +159,7 @@ FRESH_SECONDS = 10.0
 
 
 class Memory:
-    """Memory of a server, looked at no more often than every ten seconds."""
+    """The memory of a server's processes, measured at most every ten seconds."""
 
     def __init__(self) -> None:
         self._found: Mapping[tuple[str, str], int] = {}
@@ -197,7 +197,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _proportional(pid: int) -> int:
-    """Bytes of a process, what it shares divided by those who share it; 0 where it is gone, or may not be looked at."""
+    """Proportional set size of a process in bytes; 0 if it is gone or cannot be read."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as rollup:
             return next(1024 * int(line.split()[1]) for line in rollup if line.startswith(b"Pss:"))

@@ -1,4 +1,4 @@
-"""Where sandboxes are asked for: GET /sandboxes for what there is, WS /sandboxes/session for one."""
+"""The routes of sandboxes: GET /sandboxes for information, WS /sandboxes/session for one sandbox."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def spec_of(settings: Mapping[str, Any]) -> EnvSpec:
-    """How sandboxes are served, as the zygote is told of everything that is; loading it imports what workers need."""
+    """The EnvSpec by which the zygote serves sandboxes; loading it imports what workers need."""
     return EnvSpec(id=SERVED, entry_point="agentgym.sandbox.served:told", kwargs=settings)
 
 

@@ -1,4 +1,4 @@
-"""One session as the server sees it: its process, its connection, and the token by which its client may come back."""
+"""One session in the server: its process, connection and resume token, and the time limits of its worker."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Overdue:
 
 
 def overdue(state: int, seconds: float, limits: ServiceLimits) -> Overdue | None:
-    """The limit that a worker breaks that has been in a state for so long, or None."""
+    """The limit that a worker broke by being in a state for this long; None: none."""
     if state in _CALLS:
         word, name = _CALLS[state]
         allowed: float = getattr(limits, name)
@@ -105,7 +105,7 @@ class ServedSession:
     _opens: int = 0  # the number of the connection that the latter opened, or is about to
 
     def new_token(self) -> str:
-        """The resume token for the hello of a new connection; the one before is worth nothing from here on."""
+        """A new resume token for the hello of a new connection; the previous one becomes invalid."""
         self.connections += 1
         self._opens = self.connections
         secret = secrets.token_urlsafe(32)
@@ -113,7 +113,7 @@ class ServedSession:
         return f"{self.id}.{secret}"
 
     def claim(self, secret: str) -> bool:
-        """Use up the secret of a resume token; whether it was good.
+        """Use up the secret of a resume token; returns whether it was valid.
 
         A hello may be lost on its way, and the next token with it. So the token that was used last is spent not when it is
         used, but when the client says something on the connection that it opened.

@@ -1,4 +1,4 @@
-"""The table of sessions: who may open one, how long it may take for what, how it ends, and what is counted."""
+"""The table of sessions: opens, watches, resumes, ends and counts them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Sessions:
         self._looking = asyncio.create_task(self._look_on())
 
     def start(self, forks: Forks, workers: int) -> None:
-        """Take processes from here on, and keep so many ready for the next sessions."""
+        """Begin to fork processes, and keep `workers` of them ready."""
         self._forks = forks
         self._prefork_pool = PreforkPool(forks, workers)
         self._prefork_pool.fill()
@@ -121,11 +121,11 @@ class Sessions:
         return Refused(code, why)
 
     def release(self, session: ServedSession) -> None:
-        """Give a reserved slot back, as its client left before the session began."""
+        """Give back the slot of a session whose client left before it began."""
         self._forget(session)
 
     def begin(self, session: ServedSession, client: int) -> None:
-        """Give a reserved session a worker, and that a connection, whose descriptor is owned from here on."""
+        """Give a reserved session a worker and its client's connection, whose descriptor is owned from here on."""
         if self._prefork_pool is None:
             raise RuntimeError("there are no processes yet: start() first")
         self._past.setdefault(session.env, SessionCounts()).opened += 1
@@ -186,7 +186,7 @@ class Sessions:
         return process, self._shared[process]
 
     def _give_own_process(self, session: ServedSession, prefork_pool: PreforkPool) -> None:
-        """Begin a session again: its environment, as has turned out, cannot share a process."""
+        """Begin a session again in a process to itself: its worker found that its environment cannot share one."""
         self._not_shared.add(session.env)
         self._leave_process(session)
         session.shared = None
@@ -213,14 +213,14 @@ class Sessions:
         self._gone.register(client, select.EPOLLRDHUP)
 
     def _drop_client(self, session: ServedSession) -> int | None:
-        """Forget a session's connection; its descriptor is the caller's to close."""
+        """Forget a session's connection; the caller closes the descriptor."""
         client, session.client = session.client, None
         if client is not None and self._by_client.pop(client, None) is not None:
             self._gone.unregister(client)
         return client
 
     def claim(self, token: str, env: str, protocol: str, owner: str) -> ServedSession:
-        """The session of a resume token, which is used up by this.
+        """The session of a resume token; uses the token up.
 
         Raises:
             Refused: it is wrong, was used before, or its session has ended, or is one of another environment, protocol or owner.
@@ -291,7 +291,7 @@ class Sessions:
                 filled = now
 
     def _look(self, session: ServedSession, now: float) -> None:
-        """See how long a session has been at what it is doing."""
+        """Check the time limits of a session."""
         if session.kill_at is not None and now >= session.kill_at:
             self._kill(session)
             return
@@ -310,7 +310,7 @@ class Sessions:
             self.end(session, broken.code, broken.message, broken.deaf)
 
     def _see_gone(self) -> None:
-        """Clients that left. One that may come back is waited for; of others nothing more is wanted."""
+        """Handle clients that left: wait for those that may resume, end the others."""
         for client, _ in self._gone.poll(0, 64):
             session = self._by_client.get(client)
             if session is None:
@@ -376,35 +376,35 @@ class Sessions:
             self._empty.set()
 
     def tallies(self) -> dict[str, SessionCounts]:
-        """What was counted, by environment: of sessions that ended, and of those that are open."""
+        """Counts by environment, of ended and open sessions."""
         found = {env: past.and_those(SessionCounts()) for env, past in self._past.items()}
         for session in self.open.values():
             found.setdefault(session.env, SessionCounts()).add(session.words)
         return found
 
     def tally(self) -> SessionCounts:
-        """What was counted, of all environments."""
+        """Counts of all environments together."""
         total = SessionCounts()
         for one in self.tallies().values():
             total = total.and_those(one)
         return total
 
     def envs_by_process(self) -> dict[str, str]:
-        """The environments of the open sessions, by the keys of their processes; of a shared one, that of its first session."""
+        """The environment of each worker process by its key; of a shared one, that of its first session."""
         return {process: sessions[0].env for process, sessions in self._by_process.items()}
 
     def open_by_env(self) -> dict[str, int]:
-        """How many sessions are open, by environment."""
+        """Open sessions by environment."""
         return dict(Counter(session.env for session in self.open.values()))
 
     def states(self) -> dict[str, int]:
-        """How many workers are in what."""
+        """Workers by state."""
         found = Counter(session.words.look()[0] for session in self.open.values())
         spare = 0 if self._prefork_pool is None else len(self._prefork_pool)
         return {**{name: found[state] for state, name in enumerate(slots.STATE_NAMES) if state}, "spare": spare}
 
     async def drain(self, seconds: float) -> None:
-        """Take no new sessions and no new episodes; wait for those that run, and end what is left after `seconds`."""
+        """Refuse new sessions and episodes, wait up to `seconds` for running ones, then end the rest."""
         self.draining = True
         for session in self.open.values():
             self._tell(session, {"do": "drain"})
@@ -423,7 +423,7 @@ class Sessions:
             return
 
     async def close(self) -> None:
-        """Stop looking, and let go of everything. The workers are gone by now."""
+        """Close everything. The workers are gone by now."""
         self._looking.cancel()
         await asyncio.wait({self._looking})
         self._loop.remove_reader(self._gone.fileno())
@@ -439,7 +439,7 @@ class Sessions:
 
 
 def _reason(session: ServedSession, clean: bool) -> str:
-    """Why a session ended, as it is counted."""
+    """The reason by which the end of a session is counted."""
     if clean and 0 < (why := session.words.words[slots.WHY]) <= len(CODES):  # an environment can write there, too
         return list(CODES)[why - 1]
     if session.ending is not None:

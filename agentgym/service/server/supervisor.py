@@ -1,6 +1,4 @@
-"""The process between the server and the zygote. It outlives both, however they die, for as long as it takes to end whatever
-workers and their environments have started; then it ends too. It imports little.
-"""
+"""The process between the server and the zygote. It outlives both until all processes of workers and environments have ended."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ LEAVE_SECONDS = 20.0  # for the zygote to end all that it has forked, and remove
 
 
 def main(argv: list[str]) -> int:
-    """Keep a zygote.
+    """Run a zygote and clean up after it.
 
     Args:
         argv: descriptors of the server's socket and of the slots' memory, which are the zygote's, and the server's process id.
@@ -54,7 +52,7 @@ def _be_zygote(server_fd: int, memory_fd: int, supervisor: int) -> int:
 
 
 def _wait(server: int, zygote: int) -> int:
-    """Wait until the zygote ends; it has little time for that once the server is gone, or wants it to end.
+    """Wait until the zygote ends; kill it if it takes long after the server is gone or asked for its end.
 
     Returns:
         The exit code.

@@ -1,4 +1,4 @@
-"""What a server has counted since its start: of each environment, and in all."""
+"""Counts since the server's start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentgym.service.server.slots import TIME_BOUNDS, Slot
 
 @dataclass
 class SessionCounts:
-    """What one environment's sessions have counted.
+    """Counts of one environment's sessions.
 
     Attributes:
         opened, resumed: sessions; how often a client came back to one.
@@ -58,7 +58,7 @@ def _sums(one: list[int], other: list[int]) -> list[int]:
 
 @dataclass
 class Returns:
-    """From the end of a limit that a session broke to its slot being free.
+    """Times from the end of a broken limit until the slot is free.
 
     Attributes:
         count: how many slots returned so.
@@ -83,7 +83,7 @@ LAG_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 @dataclass
 class Lags:
-    """By how much the server came late to what it had meant to do, from which follows how long a request waits for it.
+    """Delays of the server's event loop, which every request waits for, too.
 
     Attributes:
         counts: how many were at most each of `LAG_BOUNDS`, but more than the bound before; the last is for those above all of them.

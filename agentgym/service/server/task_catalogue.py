@@ -1,5 +1,4 @@
-"""Tasks of the served environments, told by a process of its own: reading them is the environments' code, which may hang or
-crash, and the server runs none of it."""
+"""Tasks of the served environments, read in a separate process: environment code may hang or crash."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ def _about(spec: EnvSpec) -> dict[str, Any]:
 
 
 def made_with(spec: EnvSpec) -> dict[str, Any]:
-    """All arguments that an environment is made with, those that nobody gave included; without defaults that are no JSON."""
+    """All arguments of an environment, defaults included, except defaults that are not JSON."""
     taken = {p.name: p.default for p in parameters(spec.load())[0] if p.default is not p.empty and _is_json(p.default)}
     return {name: value for name, value in {**taken, **spec.kwargs}.items() if name not in ("tasks", "render_mode")}
 

@@ -1,7 +1,6 @@
-"""The process that workers are forked from: it has imported the served environments once, so a worker costs milliseconds and
-shares their memory.
+"""The process that forks workers. It has imported the served environments, so a worker starts in milliseconds and shares memory.
 
-It is told by the server, over a socket that keeps messages apart, what to fork, and passes the descriptors on. It answers
+The server asks it over a SOCK_SEQPACKET socket what to fork, with descriptors for the new process. It answers
 {"forked": key, "pid": n} with a descriptor of the process, and {"died": pid, "status": n}. It is the child of a supervisor
 (`supervisor.py`), which ends it, all workers and whatever they have started when the server or the zygote dies.
 """
@@ -94,7 +93,7 @@ def main(server_fd: int, memory_fd: int, parent: int) -> int:
 
 
 def _prepared(setup: dict[str, Any], memory: memoryview) -> Served:
-    """Import what is served, and load the tasks that it draws from."""
+    """Import the served environments and load their train tasks."""
     sys.path[:] = setup["path"]
     specs = {id: EnvSpec.from_json(record) for id, record in setup["envs"].items()}
     tasks = {}
@@ -115,7 +114,7 @@ def _prepared(setup: dict[str, Any], memory: memoryview) -> Served:
 
 @dataclass(frozen=True)
 class Children:
-    """What the zygote has forked.
+    """The processes that the zygote forked.
 
     Attributes:
         server: who asks for it.
@@ -131,7 +130,7 @@ class Children:
 
 
 def _hear_signals() -> tuple[int, int]:
-    """A pipe in which the numbers of signals come. An exception out of a handler might come in the middle of a fork."""
+    """A pipe that receives signal numbers. An exception from a handler could interrupt a fork."""
     wakes, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     for which in (signal.SIGCHLD, signal.SIGTERM):
@@ -140,7 +139,7 @@ def _hear_signals() -> tuple[int, int]:
 
 
 def _fork_for(forked: Children, run: RunChild, pipe: tuple[int, int]) -> None:
-    """Fork what the server asks for, and tell it who died, until it is gone or the supervisor wants an end."""
+    """Fork what the server asks for and report deaths, until the server is gone or the supervisor sends SIGTERM."""
     server, own = forked.server, forked.own
     wakes = pipe[0]
     unneeded = [server.fileno(), *pipe]
@@ -190,7 +189,7 @@ def _fork(forked: Children, asked: dict[str, Any], fds: list[int], run: RunChild
 
 
 def _tell_deaths(forked: Children) -> bool:
-    """Collect the children that ended, with whatever they left in their groups; whether there were any."""
+    """Collect ended children and what is left in their process groups; returns whether there were any."""
     any_ended = False
     while True:
         try:
@@ -216,7 +215,7 @@ def _tell_deaths(forked: Children) -> bool:
 
 
 def _forked(run: Callable[[], int | None], unneeded: list[int]) -> int:
-    """Fork a child that does `run` and nothing else; its process id."""
+    """Fork a child that only calls `run`; returns its process id."""
     parent = os.getpid()
     pid = os.fork()
     if pid:

@@ -32,7 +32,7 @@ _METHODS = ("expert_action", "random_action")
 
 
 class AgentgymHandler:
-    """Answers requests, and keeps the last answers for a client that comes back. See `worker.ProtocolHandler`."""
+    """Answers requests and keeps the last answers for a client that resumes. See `session_worker.ProtocolHandler`."""
 
     resumable = True
     last_word = staticmethod(last_word)
@@ -57,7 +57,7 @@ class AgentgymHandler:
         }
 
     def hello(self, resume: str | None) -> str:
-        """Who serves what; with the token for coming back."""
+        """The hello message: environment, limits and resume token."""
         spec, env = self._session.spec, self._env
         self._tools = list(env.get_wrapper_attr("tools"))
         return text_of_json(

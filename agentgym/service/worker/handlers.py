@@ -1,4 +1,4 @@
-"""The languages that a session may speak, by name. Each is a `ProtocolHandler` of `worker.py`; a client's address chooses one."""
+"""The protocols of sessions by name, and their handlers. The path of a request chooses one."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The process of one session: it holds the environment, and speaks on the client's own socket.
+"""The worker process: it holds the environment of a session, or of many, and speaks on the clients' own sockets.
 
-Its main thread receives a message, lets the protocol handler answer it, and sends the answer. A second thread hears the server: the
-connection of a client that came back, the end of the session, pings to be answered while a call runs. What takes too long is no
-concern of its own: it writes into its slot what it is doing, and the server kills it.
+A session's thread receives a message, lets the protocol handler answer it, and sends the answer. Another thread takes the server's
+orders: the connection of a client that resumes, the end of the session, pings to answer during a call. The worker enforces no
+time limit: it writes its state into its slot, and the server kills it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _STATES = {"init": slots.INIT, "reset": slots.RESET, "close": slots.CLOSE}
 
 @dataclass(frozen=True)
 class SessionStart:
-    """What a worker is told at its beginning.
+    """The server's order to begin a session.
 
     Attributes:
         session: the id of the session.
@@ -76,7 +76,7 @@ class SessionStart:
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """What a protocol handler may tell its client of the session."""
+    """The facts about a session that a protocol handler may tell its client."""
 
     id: str
     env_id: str
@@ -85,7 +85,7 @@ class SessionInfo:
 
 
 class ProtocolHandler(Protocol):
-    """What is said on a connection: the worker hands it messages and sends what it answers.
+    """Answers the messages of a session's connections.
 
     Attributes:
         resumable: whether a client whose connection dropped may come back.
@@ -110,12 +110,12 @@ class ProtocolHandler(Protocol):
 
     @staticmethod
     def last_word(code: str, message: str) -> str | None:
-        """What the client is told before the server closes; said by the server, too, for a worker that died."""
+        """The client's last message before the server closes; also sent by the server for a worker that died."""
 
 
 class CallRunner:
-    """Runs the environment's functions, and writes into the slot what runs. `def` runs in the main thread, what is to be
-    awaited in one task of a loop in a thread of its own."""
+    """Runs the environment's functions and writes the state into the slot. `def` runs in the session's
+    thread, `async def` in one task of an event loop in another thread."""
 
     def __init__(self, slot: Slot, raised: Callable[[str, BaseException], None] = lambda call, error: None):
         self._slot = slot
@@ -124,8 +124,8 @@ class CallRunner:
         self._lane = EnvExecutor("agentgym async calls")
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The result of `function(*args, **kwargs)`, awaited if need be; raises what it raises, and `Refused` where memory ran
-        out: the session is to end with it.
+        """The result of `function(*args, **kwargs)`, awaited if need be. Raises what it raises, and a fatal `Refused` for
+        MemoryError.
 
         Args:
             name: "init", "reset", "step" or "close", whose limit holds; any other word has that of a step.
@@ -154,7 +154,7 @@ class CallRunner:
         return result
 
     def count_error(self, code: str) -> None:
-        """A protocol handler answered an error that is not the environment's."""
+        """Count an error response that is not the environment's."""
         self._slot.count_error(code)
 
     def reserve_sandbox(self, amounts: Sequence[int], most: Sequence[int]) -> bool:
@@ -168,7 +168,7 @@ class CallRunner:
         return asyncio.run_coroutine_threadsafe(self._in_lane(awaitable), self._loop).result()
 
     def stop(self) -> None:
-        """End the thread of the calls to be awaited."""
+        """End the thread of `async def` calls."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -198,7 +198,7 @@ class ServerLink:
         self.draining = False
 
     def next(self) -> tuple[Connection, str] | None:
-        """Wait for a connection; with it comes the token of its hello. None: the session is to end."""
+        """Wait for a connection and the resume token of its hello. None: the session is to end."""
         return self._attached.get()
 
     def offer(self, client: socket.socket, resume: str, masked: bool = True) -> None:
@@ -252,7 +252,7 @@ class Served:
 
 
 def receive_order(control: socket.socket) -> tuple[dict[str, Any], socket.socket | None]:
-    """The server's next message, and the client connection that came with it. EOFError: the server is gone, or wants no more."""
+    """The server's next order, and the client connection that came with it. EOFError: the server closed the socket or died."""
     try:
         data, fds, _, _ = socket.recv_fds(control, _LARGEST_ORDER, 1)
     except OSError:
@@ -415,7 +415,7 @@ def _say_last(connection: Connection, slot: Slot, handler_class: Any, code: str,
 
 
 def described(error: BaseException) -> str:
-    """An error in words, not too many."""
+    """An error in words, cut to 2,000 characters."""
     if isinstance(error, Refused):
         return str(error)[:2000]
     return f"{type(error).__name__}: {error}"[:2000]
