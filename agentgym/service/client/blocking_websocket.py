@@ -28,7 +28,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 class HandshakeRefused(Exception):
-    """The server answered, and it was no WebSocket.
+    """The server refused the WebSocket handshake.
 
     Attributes:
         status: of HTTP.
@@ -42,7 +42,7 @@ class HandshakeRefused(Exception):
 
 
 class BlockingWebSocket:
-    """One connection. A thread uses it at a time; `close` may be called from any.
+    """One connection. One thread uses it at a time; `close` may be called from any thread.
 
     Args:
         url: `http://host:port/path` or https.
@@ -143,7 +143,7 @@ class BlockingWebSocket:
         return data
 
     def close(self, *, in_order: bool = True) -> None:
-        """End it, and a `receive` that waits. `in_order` says that nobody will come back. In a fork this only lets go."""
+        """Close the connection and wake a waiting `receive`. `in_order` sends a close frame: no client will resume. In a fork only closes the file."""
         if os.getpid() != self._pid:  # the lock may be held for ever by a thread that is not here
             self._socket.close()
             return
@@ -163,7 +163,7 @@ class BlockingWebSocket:
 
 
 def dial(url: str, tls: ssl.SSLContext | None, until: float) -> socket.socket:
-    """A connection to the server of a URL. OSError, TimeoutError included, where there is none."""
+    """Connect to the server of a URL. Raises OSError (TimeoutError included)."""
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     host, port = parts.hostname or "", parts.port or (443 if secure else 80)
@@ -184,7 +184,7 @@ def dial(url: str, tls: ssl.SSLContext | None, until: float) -> socket.socket:
 
 
 def said_in(body: bytes) -> str:
-    """The message of a refusal's body, {"error": {"message"}}; "" where it is something else."""
+    """The message in a refusal's body, {"error": {"message"}}; "" if there is none."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return str(json.loads(body)["error"]["message"])
     return ""

@@ -54,7 +54,7 @@ class NotOpened(Exception):
 
 @dataclass
 class Hello:
-    """What a server said first."""
+    """The first message of a server."""
 
     session: str
     resume: str
@@ -63,7 +63,7 @@ class Hello:
 
     @classmethod
     def read(cls, text: str) -> Hello:
-        """The hello of a text.
+        """Parse a hello.
 
         Raises:
             NotOpened: it is a refusal, or no hello.
@@ -104,7 +104,7 @@ def _refusal(code: str, message: str) -> NotOpened:
 async def connect(
     address: Address, server: str, resume: str | None, expects: Mapping[str, Any]
 ) -> tuple[aiohttp.ClientWebSocketResponse, Hello]:
-    """A connection and its hello.
+    """Connect to a session and read its hello.
 
     Args:
         address: of the environment.
@@ -174,7 +174,7 @@ async def open_websocket(
 
 
 def _of_status(error: aiohttp.WSServerHandshakeError, address: Address, resume: str | None) -> NotOpened:
-    """What a refusal over HTTP means."""
+    """The meaning of an HTTP refusal."""
     if error.status in (429, 503):
         wait = endpoints.retry_after(error.headers.get("Retry-After") if error.headers else None)
         what = "this token has all the sessions that it may have" if error.status == 429 else "it is full or draining"
@@ -194,13 +194,13 @@ def _of_status(error: aiohttp.WSServerHandshakeError, address: Address, resume: 
 
 
 async def close_in_order(ws: aiohttp.ClientWebSocketResponse) -> None:
-    """A close frame, which tells the server that nobody will come back."""
+    """Send a close frame: the session ends, and nobody resumes it."""
     with contextlib.suppress(Exception):  # it is gone already, or does not answer: either way nothing is left to do
         await asyncio.wait_for(ws.close(), CLOSE_SECONDS)
 
 
 def cut(ws: aiohttp.ClientWebSocketResponse | None) -> None:
-    """End a connection from any thread, also where its event loop runs no more."""
+    """Cut a connection from any thread, also if its event loop has ended."""
     connection = None if ws is None else ws.get_extra_info("socket")
     if connection is not None:
         with contextlib.suppress(OSError):
@@ -208,13 +208,13 @@ def cut(ws: aiohttp.ClientWebSocketResponse | None) -> None:
 
 
 def is_gone(ws: aiohttp.ClientWebSocketResponse | None) -> bool:
-    """Whether the connection has ended, told without reading from it."""
+    """Whether the connection has ended; reads nothing from it."""
     connection = None if ws is None else ws.get_extra_info("socket")
     return connection is None or connection.fileno() < 0
 
 
 def _keep_alive(ws: aiohttp.ClientWebSocketResponse) -> None:
-    """Let the kernel notice a host that is gone: an environment that thinks is silent as well, so the protocol cannot."""
+    """Let the kernel detect a vanished host: during a long step the protocol is silent, too."""
     connection = ws.get_extra_info("socket")
     if connection is None:
         return
@@ -230,7 +230,7 @@ def _is_refused(error: BaseException) -> bool:
 
 
 def said(error: BaseException) -> str:
-    """An error in words, also where it has none."""
+    """The message of an error, or its type if it has none."""
     return str(error) or type(error).__name__
 
 
@@ -238,7 +238,7 @@ _ABSENT = "there is no such argument"
 
 
 def difference(expects: Mapping[str, Any], made_with: Any) -> str:
-    """How what a server makes its environment with differs from what is expected, in words; "" where it does not.
+    """The difference between expected and served arguments, in words; "" if there is none.
 
     Args:
         expects: arguments that it must have. What else it has does not count.

@@ -89,7 +89,7 @@ class RemoteEnv(Env):
 
     @property
     def session(self) -> RemoteSession | None:
-        """The session that it has; None before the first episode and after one that was lost."""
+        """The current session; None before the first episode and after a lost one."""
         return self._place.session if self._place is not None and not self._place.session.lost else None
 
     @property
@@ -100,7 +100,7 @@ class RemoteEnv(Env):
         return self._tasks
 
     async def init(self, task: Task) -> None:
-        """Bind a task on the server; opens a session where there is none."""
+        """Bind a task on the server; opens a session if there is none."""
         await self._begin([("init", {"task": task.to_json()})], may_move=True)
         self.task, self._drawn, self.running = task, False, False
 
@@ -132,7 +132,7 @@ class RemoteEnv(Env):
         return observation, info
 
     async def step(self, action: Action) -> Step:  # type: ignore[override]
-        """One step on the server; never run twice, also where a connection drops."""
+        """One step on the server; never run twice, even if the connection drops."""
         try:
             return (await self.steps([action]))[0]
         except SessionLost as lost:
@@ -142,7 +142,7 @@ class RemoteEnv(Env):
             raise AgentFailure(cause, str(lost)) from lost
 
     async def steps(self, actions: Sequence[Action]) -> list[Step]:
-        """Several steps in one message: for actions that are known before. Ends at the episode's last step.
+        """Several steps in one message, for actions known in advance. Stops at the end of the episode.
 
         Raises:
             RemoteEnvError: one of them raised; those before it have been run.
@@ -160,7 +160,7 @@ class RemoteEnv(Env):
         return steps
 
     def close(self) -> Awaitable[None] | None:  # type: ignore[override]
-        """End the session, where there is one: then the result is to be awaited."""
+        """End the session. If there is one, the result must be awaited."""
         self.running = False
         place, self._place = self._place, None
         return None if place is None or place.session.lost else _closed(place)
@@ -231,7 +231,7 @@ class RemoteEnv(Env):
         return session
 
     def _learn(self, record: Mapping[str, Any]) -> None:
-        """Take what a server says of its environment."""
+        """Take over a hello's facts about the environment."""
         if isinstance(record.get("tools"), list):
             self.tools = record["tools"]  # type: ignore[misc]  # a class variable where they are always the same
         if type(record.get("max_turns")) is int:
@@ -244,7 +244,7 @@ class RemoteEnv(Env):
             self._methods = tuple(name for name in _METHODS if name in record["methods"])
 
     def _read(self, result: Any, reader: Callable[[], Any]) -> Any:
-        """What a reader makes of a result; a server that says nonsense is left."""
+        """Read a result; a malformed one ends the session."""
         try:
             return reader()
         except (KeyError, TypeError, ValueError, AttributeError, frames.Refused):
@@ -327,7 +327,7 @@ def _step_of(result: Any) -> Step:
 def remote_tasks(
     split: str = "train", url: str | Sequence[str] = "", token_file: str | None = None, ca_file: str | None = None
 ) -> TaskSet:
-    """The tasks of a split of a served environment, read by the page.
+    """The tasks of a split of a served environment, read in pages.
 
     Raises:
         ValueError: no such split or environment.

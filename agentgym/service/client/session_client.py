@@ -47,7 +47,7 @@ Request = tuple[str, Mapping[str, Any]]
 
 
 class _Dropped(Exception):
-    """The connection is gone, with nothing said."""
+    """The connection was lost without a message."""
 
 
 @dataclass
@@ -136,7 +136,7 @@ class RemoteSession:
             self.abandon("it was closed")
 
     def abandon(self, why: str) -> None:
-        """Give the session up without waiting: the server hears of it if it can."""
+        """Give the session up without waiting."""
         self.lost = self.lost or f"{self._who()}: the session has ended: {why}"
         ws, self.ws = self.ws, None
         self._look_no_more()
@@ -151,7 +151,7 @@ class RemoteSession:
         cut(ws)
 
     async def _answered(self, batch: Mapping[int, Any], texts: Mapping[int, str], answers: dict[int, Any]) -> None:
-        """Send what is not answered and take the answers, on new connections where one drops."""
+        """Send unanswered requests and take the answers, over new connections if one drops."""
         fruitless = 0
         while len(answers) < len(batch):
             before = len(answers)
@@ -303,7 +303,7 @@ class RemoteSession:
                 await self._come_back()
 
     def _end(self, why: str, code: str = "") -> SessionLost:
-        """The error of a session that has ended."""
+        """The error that ended the session."""
         self.lost = f"{self._who()}: the session is lost: {why}"
         return SessionLost(self.lost, code)
 

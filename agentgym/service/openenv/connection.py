@@ -24,11 +24,11 @@ CONNECT_SECONDS = 10.0
 
 
 class Rejected(Exception):
-    """The server says that a frame or an action is none; the session goes on."""
+    """The server refused a frame or an action; the session goes on."""
 
 
 class Connection:
-    """One WebSocket. Frames go one by one: each is answered by one."""
+    """One WebSocket. Each frame is answered by one frame."""
 
     def __init__(
         self, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None, ws: aiohttp.ClientWebSocketResponse
@@ -60,7 +60,7 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """Whether it is open, as far as is known, and of the event loop that runs."""
+        """Whether the connection is open and belongs to the running event loop."""
         return not self._ws.closed and self._loop is asyncio.get_running_loop()
 
     async def ask(self, frame: Json, timeout: float) -> Json:
@@ -118,7 +118,7 @@ class Connection:
         raise SessionLost(f"openenv:{self._url}: {told} ({code}); the episode is lost: reset begins another")
 
     async def get(self, path: str) -> Any:
-        """What a GET answers as JSON; None where there is no such route.
+        """GET a path as JSON; None if there is no such route.
 
         Raises:
             Unavailable: no answer.
@@ -141,14 +141,14 @@ class Connection:
                 await self._ws.close()
 
     async def drop(self) -> None:
-        """Let go of the connection, whatever its state; one of another event loop is cut."""
+        """Drop the connection in any state; one of another event loop is cut."""
         cut(self._ws)
         if self._loop is asyncio.get_running_loop() or self._loop.is_closed():
             self._ws._response.close()  # or it would want its loop when it is forgotten
 
 
 class Asker:
-    """Plain requests, without an event loop."""
+    """Plain HTTP requests without an event loop."""
 
     def __init__(self, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None):
         self._url = url
@@ -156,7 +156,7 @@ class Asker:
         self._tls = tls
 
     def get(self, path: str, body: Json | None = None) -> Any:
-        """What a GET, or with a body a POST, answers as JSON; None where the server has no such thing.
+        """GET, or with a body POST, a path as JSON; None if there is no such route.
 
         Raises:
             Unavailable: it cannot be reached.
@@ -181,7 +181,7 @@ class Asker:
 
 
 def checked_url(name: str) -> str:
-    """The address of a server, without a slash at its end.
+    """The URL of a server without a trailing slash.
 
     Raises:
         ValueError: it is none.

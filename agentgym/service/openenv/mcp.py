@@ -93,7 +93,7 @@ class McpRoutes:
         return await _through(shared.line, asked)
 
     def _shared_of(self, request: web.Request, session_id: str) -> _Shared | None:
-        """A session that who asks has made himself, and that has not ended."""
+        """The session of an id, if it is open and the request's token made it."""
         shared = self._shared.get(session_id)
         return shared if shared and not shared.line.closed and shared.owner == self._server.owner_of(request) else None
 
@@ -149,7 +149,7 @@ class McpRoutes:
         return socket
 
     async def attached(self, request: web.Request) -> web.WebSocketResponse:
-        """Frames to and from a session that was made over HTTP, which goes on when they end."""
+        """Attach a WebSocket to a session that was made over HTTP. The session outlives it."""
         socket = await self._opened(request)
         session_id = request.query["session_id"]
         shared = self._shared_of(request, session_id)
@@ -183,18 +183,18 @@ def once(server: EnvServer, request: web.Request, env: str) -> Iterator[Line]:
 
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
-    """The end of a WebSocket whose client has left, or has said nothing for as long as a session may."""
+    """Suppresses the errors of a client that has left or was idle for too long."""
     with contextlib.suppress(ConnectionError, TimeoutError):
         yield
 
 
 def counts(server: EnvServer) -> Json:
-    """How full the server is, as OpenEnv's errors say it."""
+    """The server's open and maximal sessions, in the form of OpenEnv's errors."""
     return {"active_sessions": len(server.sessions.open), "max_sessions": server.sessions.most}
 
 
 async def _relayed(socket: web.WebSocketResponse, line: Line) -> None:
-    """Frames there and back until one side ends. "close" only ends the connection: the session was made by another."""
+    """Relay frames until one side ends. "close" only ends the connection, since the session was made over HTTP."""
     async for message in socket:
         if message.type is not WSMsgType.TEXT:
             continue
@@ -220,7 +220,7 @@ def _is_close(text: str) -> bool:
 
 
 def _rpc_of(text: str | bytes) -> Json:
-    """The request that a text is, or the response that says what is wrong with it."""
+    """The JSON-RPC request in a text, or an error response."""
     try:
         asked = json.loads(text)
     except (ValueError, RecursionError):
@@ -232,7 +232,7 @@ def _rpc_of(text: str | bytes) -> Json:
 
 
 async def _through(line: Line, asked: Json) -> Json:
-    """The response that a session gives to a request."""
+    """A session's response to a request."""
     try:
         frame = json.loads(await line.ask(json.dumps({"type": "mcp", "data": asked})))
     except Refused as refused:

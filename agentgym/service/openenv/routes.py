@@ -89,7 +89,7 @@ class OpenEnvRoutes:
     # ---- one request, one session
 
     async def reset(self, request: web.Request) -> web.Response:
-        """`POST /reset`: the opening of an episode that nobody goes on with."""
+        """`POST /reset`: the first observation of an episode, which ends at once."""
         body = await object_of(request)
         with once(self._server, request, self.env) as line:
             return _http(await line.ask(json.dumps({"type": "reset", "data": body})))
@@ -146,7 +146,7 @@ class OpenEnvRoutes:
 
 
 def _http(frame: str) -> web.Response:
-    """A frame as the answer of an HTTP request."""
+    """A frame as an HTTP response."""
     told = json.loads(frame)
     data = told.get("data", {})
     if told.get("type") == "observation":

@@ -99,7 +99,7 @@ _decoder = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class ServiceLimits:
-    """What a server allows, in seconds and bytes. Told to clients in the hello.
+    """The limits of sessions, in seconds and bytes. The hello tells them to clients.
 
     Attributes:
         init_seconds: making the environment, and one `init`.
@@ -128,7 +128,7 @@ class ServiceLimits:
 
 
 class Refused(Exception):
-    """A request or message that is answered by an error.
+    """A request or message that gets an error response.
 
     Attributes:
         code: one of `CODES`.
@@ -156,7 +156,7 @@ def text_of_json(value: Any) -> str:
 
 
 def error_frame(code: str, message: str, fatal: bool, id: int | None = None) -> dict[str, Any]:
-    """An answer that says what went wrong."""
+    """An error response."""
     return {"id": id, "error": {"code": code, "message": message, "fatal": fatal}}
 
 
@@ -191,7 +191,7 @@ def decoded(text: str) -> Any:
 
 
 def check_request(request: Any, expected: int) -> None:
-    """Look at a request that is due to be run.
+    """Check a request before it is run.
 
     Args:
         request: what the client sent.
@@ -222,7 +222,7 @@ def rng_to_json(rng: random.Random) -> list[Any]:
 
 
 def rng_of_json(state: Any) -> random.Random:
-    """The generator of a state.
+    """The generator with this state.
 
     Raises:
         Refused: it is no state of a generator.

@@ -285,7 +285,7 @@ class EnvServer:
         return self.tokens.owner_of(request.headers.get("Authorization", ""))
 
     async def ask_tasks(self, question: dict[str, Any]) -> Any:
-        """What `catalogue.tell_tasks` answers. Raises an HTTP error where there is no such split, or none can be read."""
+        """What `task_catalogue.tell_tasks` answers. Raises an HTTP error where there is no such split, or none can be read."""
         try:
             return await self.listing.ask(question)
         except LookupError as error:

@@ -58,7 +58,7 @@ def exposition(server: EnvServer, memory: Mapping[tuple[str, str], int]) -> str:
     sessions = server.sessions
     counted = sessions.tallies()
     tallies = {env: counted.get(env, SessionCounts()) for env in server.served}
-    lines = [*_of_the_server(sessions), *_of_the_front(server, memory), *_of_envs(sessions, tallies)]
+    lines = [*_of_the_server(sessions), *_of_the_processes(server, memory), *_of_envs(sessions, tallies)]
     for name, help in _COUNTERS.items():
         lines += _family(f"{name}_total", "counter", help, [({"env": e}, t.counters[name]) for e, t in tallies.items()])
     for name, help, times, total in _HISTOGRAMS:
@@ -101,7 +101,7 @@ def _of_envs(sessions: Sessions, tallies: Mapping[str, SessionCounts]) -> Iterab
     yield from _family("errors_total", "counter", "Errors that clients were told in sessions, by code.", rows)
 
 
-def _of_the_front(server: EnvServer, memory: Mapping[tuple[str, str], int]) -> Iterable[str]:
+def _of_the_processes(server: EnvServer, memory: Mapping[tuple[str, str], int]) -> Iterable[str]:
     about = {"version": __version__, "python": platform.python_version(), "protocol": str(PROTOCOL)}
     yield from _family("build_info", "gauge", "1, with the server's version.", [(about, 1)])
     help = "Requests that were refused for their token."

@@ -26,7 +26,7 @@ class Listing:
         self._asking = asyncio.Lock()
 
     async def ask(self, question: dict[str, Any]) -> Any:
-        """The answer to a question of `catalogue.tell_tasks`.
+        """The answer to a question of `task_catalogue.tell_tasks`.
 
         Raises:
             LookupError: there is no such split.
