@@ -143,7 +143,11 @@ class BlockingWebSocket:
         return data
 
     def close(self, *, in_order: bool = True) -> None:
-        """Close the connection and wake a waiting `receive`. `in_order` sends a close frame: no client will resume. In a fork only closes the file."""
+        """Close the connection and wake a waiting `receive`. In a fork this only closes the file.
+
+        Args:
+            in_order: send a close frame: nobody will resume the session.
+        """
         if os.getpid() != self._pid:  # the lock may be held for ever by a thread that is not here
             self._socket.close()
             return
