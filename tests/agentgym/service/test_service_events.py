@@ -40,7 +40,8 @@ class TestEnds:
         from agentgym.service.server.bounds import Bounds
 
         async def play():
-            settings = {"tokens": {"ann": TOKEN}, "limits": {"step_seconds": 0.5}, "bounds": Bounds(200 << 20)}
+            limits = {"step_seconds": 0.5 if action == "hang" else 60.0}
+            settings = {"tokens": {"ann": TOKEN}, "limits": limits, "bounds": Bounds(200 << 20)}
             async with serving(**settings) as server, session(server, token=TOKEN) as client:
                 await client.begin()
                 await client.step(action)
