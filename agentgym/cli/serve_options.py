@@ -1,4 +1,4 @@
-"""The options of `agentgym serve`, and the `ServeSettings` made from them."""
+"""The options of `agentgym serve`, and the settings made of them."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _size(text: str) -> int:
 
 
 def settings_of(args: argparse.Namespace) -> ServeSettings:
-    """The settings of a command line.
+    """The settings that a command line asks for.
 
     Raises:
         UsageError: something in it cannot be.
