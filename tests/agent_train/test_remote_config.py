@@ -26,8 +26,8 @@ from served import served
 def url() -> Iterator[str]:
     """Serves what `env=frozen_lake` trains on, and a plain gsm8k."""
     trained = dataclasses.replace(spec("frozen_lake"), kwargs=compose(["+env=frozen_lake"]).env.kwargs)
-    with served("gsm8k", specs={"frozen_lake": trained}) as front:
-        yield front.url
+    with served("gsm8k", specs={"frozen_lake": trained}) as server:
+        yield server.url
 
 
 @pytest.fixture(autouse=True)

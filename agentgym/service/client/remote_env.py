@@ -17,11 +17,10 @@ from agentgym.core.agent_failure import SESSION_LOST, STEP_TIMEOUT, AgentFailure
 from agentgym.core.env import AsyncEnv, Step
 from agentgym.core.messages import Action, Observation, assistant
 from agentgym.core.tasks import Task, TaskSet
-from agentgym.service.client import acquire_session as opening
-from agentgym.service.client import lookup
+from agentgym.service.client import acquire_session, lookup
 from agentgym.service.client.address import Address, RemoteError, SessionLost, parse
 from agentgym.service.client.balance import Pool, Server, pool_of
-from agentgym.service.client.expected import difference
+from agentgym.service.client.connection import difference
 from agentgym.service.client.session_client import RemoteSession, Request
 from agentgym.service.protocol import frames
 
@@ -63,7 +62,7 @@ class RemoteEnv(AsyncEnv):
         url: str | Sequence[str],
         token_file: str | None = None,
         ca_file: str | None = None,
-        patience: float = opening.PATIENCE_SECONDS,
+        patience: float = acquire_session.PATIENCE_SECONDS,
         expects: Mapping[str, Any] | None = None,
         tasks: TaskSet | None = None,
         render_mode: str | None = None,
@@ -90,7 +89,7 @@ class RemoteEnv(AsyncEnv):
 
     @property
     def session(self) -> RemoteSession | None:
-        """The session that it has; None before the first episode and after one that was lost."""
+        """The current session; None before the first episode and after a lost one."""
         return self._place.session if self._place is not None and not self._place.session.lost else None
 
     @property
@@ -133,7 +132,7 @@ class RemoteEnv(AsyncEnv):
         return observation, info
 
     async def step(self, action: Action) -> Step:  # type: ignore[override]
-        """One step on the server; never run twice, also where a connection drops."""
+        """One step on the server; never run twice, even if the connection drops."""
         try:
             return (await self.steps([action]))[0]
         except SessionLost as lost:
@@ -143,7 +142,7 @@ class RemoteEnv(AsyncEnv):
             raise AgentFailure(cause, str(lost)) from lost
 
     async def steps(self, actions: Sequence[Action]) -> list[Step]:
-        """Several steps in one message: for actions that are known before. Ends at the episode's last step.
+        """Several steps in one message, for actions known in advance. Stops at the end of the episode.
 
         Raises:
             RemoteEnvError: one of them raised; those before it have been run.
@@ -204,7 +203,7 @@ class RemoteEnv(AsyncEnv):
         """
         place = self._place
         if place is not None and may_move:
-            opening.look_around(self.address)
+            acquire_session.look_around(self.address)
             if place.pool.better_than(place.server):
                 self._leave()
         for move in range(MOVES + 1):
@@ -236,7 +235,7 @@ class RemoteEnv(AsyncEnv):
         return session
 
     def _learn(self, record: Mapping[str, Any]) -> None:
-        """Take what a server says of its environment."""
+        """Take over a hello's facts about the environment."""
         if isinstance(record.get("tools"), list):
             self.tools = record["tools"]  # type: ignore[misc]  # a class variable where they are always the same
         if type(record.get("max_turns")) is int:
@@ -249,7 +248,7 @@ class RemoteEnv(AsyncEnv):
             self._methods = tuple(name for name in _METHODS if name in record["methods"])
 
     def _read(self, result: Any, reader: Callable[[], Any]) -> Any:
-        """What a reader makes of a result; a server that says nonsense is left."""
+        """Read a result; a malformed one ends the session."""
         try:
             return reader()
         except (KeyError, TypeError, ValueError, AttributeError, frames.Refused):
@@ -272,7 +271,7 @@ def remote_env(
     url: str | Sequence[str],
     token_file: str | None = None,
     ca_file: str | None = None,
-    patience: float = opening.PATIENCE_SECONDS,
+    patience: float = acquire_session.PATIENCE_SECONDS,
     expects: Mapping[str, Any] | None = None,
     tasks: TaskSet | None = None,
     render_mode: str | None = None,
@@ -295,7 +294,7 @@ class _Place:
 
     @classmethod
     async def take(cls, env: RemoteEnv) -> _Place:
-        session, server = await opening.open_session(env.address, env.patience, env.expects)
+        session, server = await acquire_session.open_session(env.address, env.patience, env.expects)
         return cls(session, server, pool_of(env.address.servers))
 
     def leave(self, why: str) -> None:
@@ -325,7 +324,7 @@ def _step_of(result: Any) -> Step:
 def remote_tasks(
     split: str = "train", url: str | Sequence[str] = "", token_file: str | None = None, ca_file: str | None = None
 ) -> TaskSet:
-    """The tasks of a split of a served environment, read by the page.
+    """The tasks of a split of a served environment, read in pages.
 
     Raises:
         ValueError: no such split or environment.

@@ -86,7 +86,7 @@ class OpenEnvEnv(AsyncEnv):
     def default_tasks(
         cls, split: str = "train", name: str = "", token_file: str | None = None, ca_file: str | None = None
     ) -> TaskSet:
-        """The tasks that the server lists, by split and index; for one that lists none, 100,000 train or 1,000 test seeds.
+        """The tasks that the server lists by split and index; if it lists none, 100,000 train or 1,000 test seeds.
 
         Raises:
             ValueError: there is no such split.
@@ -121,7 +121,7 @@ class OpenEnvEnv(AsyncEnv):
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode on the server; a connection is made where there is none.
+        """Begin an episode on the server; connects if need be.
 
         Raises:
             Unavailable: the server cannot be reached, or stays full (Full).
@@ -205,7 +205,7 @@ class OpenEnvEnv(AsyncEnv):
         return self._ended(_replied(message, *told), answers, info)
 
     async def _tool_called(self, form: Form, name: str, arguments: Json) -> tuple[str, Json]:
-        """What a tool says, and the answer of the step; {} where it was called without one."""
+        """A tool's result, and the answer of its step; {} if it was called without one."""
         if not form.by_step:
             request = {
                 "jsonrpc": "2.0",
@@ -226,7 +226,7 @@ class OpenEnvEnv(AsyncEnv):
         return shown_result(observation.get("result")), answer
 
     def _ended(self, messages: Observation, answers: list[Json], info: Json) -> Step:
-        """Gymnasium's five values of a step that was answers of the server."""
+        """Gymnasium's five values of a step from the server's answers."""
         done = any(bool(answer.get("done")) for answer in answers)
         reward = sum(float(answer.get("reward") or 0.0) for answer in answers)
         cut = done and any(metadata_of(answer).get("truncated") is True for answer in answers)
@@ -316,7 +316,7 @@ def _whole(action: Json) -> Json:
 
 
 def _replied(message: Message, *texts: str) -> Observation:
-    """What answers a reply: a tool message for each native call, since chat endpoints insist on one, else a user's."""
+    """The messages that answer a reply: a tool message for each native call, as chat endpoints require, else a user message."""
     native = message.get("tool_calls")
     if not native:
         return [user("\n".join(texts))]
