@@ -1,4 +1,4 @@
-"""Reading a move in a grid out of free text."""
+"""Reads a move on a grid from free text."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _WORD = re.compile(r"\b(?:up|down|left|right)\b")
 
 
 def read_direction(text: str) -> str | None:
-    """The last standalone direction word of a text, in any case; None where there is none.
+    """The last direction word of a text, in any case, or None.
 
-    Last, because a reply that thinks aloud names its choice at the end: "not up, so <answer>right</answer>" is "right".
+    A reply that thinks aloud names its choice last: "not up, so <answer>right</answer>" is "right".
     """
     text = text.lower()
     if text in DIRECTIONS:

@@ -1,4 +1,4 @@
-"""Turned and mirrored boards. Play on one is play on the other with other direction words, so they count as one board."""
+"""Rotated and mirrored boards, which count as one board: play is the same up to direction words."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import cache
 
 @cache
 def orders(rows: int, columns: int) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """The eight ways to turn and mirror a board: for each the cells of the old board in their new order, and the new columns.
+    """The eight rotations and reflections of a board: (old cells in their new order, new number of columns).
 
-    Cells are numbered row by row from 0. The first way changes nothing.
+    Cells are numbered row by row from 0. The first entry is the identity.
     """
     board = tuple(tuple(range(row * columns, (row + 1) * columns)) for row in range(rows))
     found = []
@@ -21,7 +21,7 @@ def orders(rows: int, columns: int) -> tuple[tuple[tuple[int, ...], int], ...]:
 
 
 def least_form(board: str) -> str:
-    """The first in alphabetical order of the eight forms of a board, whose rows are lines: the same for all eight."""
+    """The alphabetically first of a board's eight forms; rows are lines."""
     rows = board.split("\n")
     cells = "".join(rows)
     forms = (("".join([cells[cell] for cell in order]), columns) for order, columns in orders(len(rows), len(rows[0])))
