@@ -1,4 +1,4 @@
-"""Questions about a database: the agent looks around with a tool, then gives the query whose rows are the answer."""
+"""Questions about a database: the agent explores it with a tool, then answers with a query."""
 
 from __future__ import annotations
 
@@ -67,20 +67,19 @@ def _tools(look: Callable[[str], str], settle: Callable[[str], str], seconds: fl
 class SQL(Env):
     """Text to SQL over a real SQLite database, with a tool to explore it and a final query.
 
-    A reply may call `sql`, natively or in its text, and is answered with the rows. Calling `answer`, or a reply with "Answer:"
-    and a fenced query, ends the episode: reward 1.0 if the query's rows are those of a gold query, 0.0 otherwise; see
-    `agentgym_envs.sql.results`. Any other reply gets a hint. Every reply takes a turn. Queries run in a sandbox, which the
-    first one acquires.
+    A reply may call `sql`, natively or in its text, and gets the rows. Calling `answer`, or replying "Answer:" and a fenced query, ends
+    the episode: reward 1.0 if the query's rows equal those of a gold query, else 0.0; see `agentgym_envs.sql.results`. Any other
+    reply gets a hint. Every reply takes a turn. Queries run in a sandbox, acquired by the first query.
 
     Args:
-        data: what questions: "defog", "chinook", "own", or "auto": defog where its files are found, else own.
-        schema: "full" shows tables and columns, "names" the tables' names alone.
-        rows: rows of a result that are shown.
-        cell: characters of a value that are shown.
-        seconds: how long a query may take. Those that come when the earlier ones of their reply took four times that are not run.
+        data: "defog", "chinook", "own", or "auto": defog if its files are found, else own.
+        schema: "full" shows tables and columns, "names" only table names.
+        rows: rows shown of a result.
+        cell: characters shown of a value.
+        seconds: time limit of a query. The queries of one reply have four times that; later ones are skipped.
         sandbox: "docker", "bubblewrap" or "auto"; None: what AGENTGYM_SANDBOX says.
         tasks: see `agentgym.Env`; each needs `messages`, gold queries as `answer`, and `database` in its metadata.
-        max_turns: replies that the agent has, 8 by default.
+        max_turns: replies, 8 by default.
         render_mode: unused, as in every text environment.
     """
 
@@ -125,7 +124,7 @@ class SQL(Env):
         """Bind a question.
 
         Raises:
-            ValueError: the task has no question, no gold query, or no database that can be found.
+            ValueError: the task has no question, no gold query, or no available database.
         """
         if not task.messages:
             raise ValueError(f"task {task.id!r} has no messages: the question is missing")
@@ -160,11 +159,11 @@ class SQL(Env):
     def step(self, action: Action) -> Step:
         """Answer calls, or judge the final query.
 
-        `info`: `success`; after an answer also the queries `answer` and `expected`, the first gold one, and `error`, why the
-        answer's rows could not be had.
+        `info`: `success`; after an answer also the queries `answer` and `expected` (the first gold one), and `error` if the answer
+        could not be run.
 
         Raises:
-            SandboxError: two sandboxes failed, and their back end is down; the step has no result.
+            SandboxError: two sandboxes failed and their back end is down; the step has no result.
             ValueError: a gold query of the task does not run.
         """
         text = self.read(action)
@@ -181,12 +180,12 @@ class SQL(Env):
         return step
 
     def close(self) -> None:
-        """Give the sandbox back."""
+        """Release the sandbox."""
         super().close()
         self._release()
 
     def expert_action(self) -> str:
-        """A look at a table the first gold query reads, then that query as the answer."""
+        """Looks at a table of the first gold query, then answers with that query."""
         task, database = self.current_task, self._bound
         gold = golds_of(task)[0]
         if self.turn == 0 and self.max_turns > 1:
@@ -195,7 +194,7 @@ class SQL(Env):
         return call_text("answer", query=gold)
 
     def random_action(self, rng: random.Random) -> str:
-        """Some rows of a random column, to look at or as the answer."""
+        """Some rows of a random column, with `sql` or as the answer."""
         table = rng.choice(self._bound.tables)
         column = rng.choice(table.columns)
         query = f'SELECT "{column.name}" FROM "{table.name}" LIMIT {rng.randint(1, 20)}'
@@ -203,7 +202,6 @@ class SQL(Env):
 
     @property
     def _bound(self) -> Database:
-        """The bound task's database."""
         if self._database is None:
             raise RuntimeError("SQL: no task is bound; call reset() first")
         return self._database
@@ -214,13 +212,11 @@ class SQL(Env):
         return self._queries
 
     def _look(self, query: str) -> str:
-        """The tool `sql`."""
         if self._verdict is not None:
             return "Error: the answer is given, the episode is over"
         return shown(self._running_queries().ask(query, self.bounds), query, self._bound, self.bounds.seconds)
 
     def _settle(self, query: str) -> str:
-        """The tool `answer`."""
         if self._verdict is not None:
             return "Error: the answer is given, the episode is over"
         right, error = judge(self.current_task, query, self._running_queries(), self.bounds.seconds)

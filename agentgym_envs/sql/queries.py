@@ -1,4 +1,4 @@
-"""Queries on a database inside a sandbox: the host's side of `query_program.py`."""
+"""Runs queries on a database in a sandbox: the host's side of `query_program.py`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 SPEC = SandboxSpec(image="sql", memory=256 << 20, pids=16, disk=16 << 20)
 FILE, PROGRAM = "/private/database.sqlite", "/private/query_program.py"
 COMMAND = ("python3", "-I", "-S", PROGRAM)
-WAIT = 45.0  # seconds for a sandbox; less than a step has, so that this error, which says why, comes first
-GRACE = 1.0  # seconds after which a query that did not stop by itself is stopped from outside
+WAIT = 45.0  # seconds to acquire a sandbox; less than a step's limit, so this clearer error comes first
+GRACE = 1.0  # seconds after its limit when a query is stopped from outside
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A value of which only the beginning was kept: what is shown, and how many characters or bytes were left out."""
+    """A shortened value: the part that is shown, and how many characters or bytes are left out."""
 
     shown: str | bytes
     left: int
@@ -31,13 +31,13 @@ class Cut:
 
 @dataclass(frozen=True)
 class Found:
-    """What a query found.
+    """The result of a query.
 
     Attributes:
         columns: their names.
-        rows: the first of its rows; with `cell` set, long values are `Cut`.
-        total: how many rows there are.
-        whole: False where counting was given up: there are `total` or more.
+        rows: the first rows; with `cell` set, long values are `Cut`.
+        total: number of rows.
+        whole: False if counting was stopped: there are `total` or more.
     """
 
     columns: tuple[str, ...]
@@ -48,7 +48,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a query found nothing: "sql" (SQLite's message), "refused", "time", "memory", "size" or "died"."""
+    """Why a query has no result: "sql" (SQLite's message), "refused", "time", "memory", "size" or "died"."""
 
     kind: str
     text: str
@@ -56,7 +56,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Bounds:
-    """How much of a result is wanted: rows, bytes of JSON, characters of a value (None: all), and seconds."""
+    """Limits of a result: rows, bytes of JSON, characters of a value (None: no limit), and seconds."""
 
     rows: int
     bytes: int
@@ -65,13 +65,13 @@ class Bounds:
 
 
 class Queries:
-    """Runs queries on one database, read only, each with nothing left of the one before.
+    """Runs read-only queries on one database; no query leaves state behind.
 
-    The sandbox is acquired by the first query. A query that kills the program there is answered with a `Problem`, and the
-    program is started again. A sandbox that fails is replaced once, since a query is safe to repeat.
+    The first query acquires the sandbox. A query that kills the program in it gets a `QueryFailure`, and the program is restarted. A
+    failed sandbox is replaced once, since a query can be repeated safely.
 
     Args:
-        database: which.
+        database: the database.
         backend: of the sandbox; see `agentgym.sandbox.acquire`.
     """
 
@@ -101,7 +101,7 @@ class Queries:
         try:
             return self._once(request, bounds.seconds)
         except SandboxError as error:
-            if self._box is None:  # none was to be had, and the time for waiting is used up
+            if self._box is None:  # none was available, and the waiting time is used up
                 raise
             log.warning("a sandbox failed in a query, trying a fresh one: %s", error)
             self.close()
@@ -112,14 +112,14 @@ class Queries:
             raise
 
     def close(self) -> None:
-        """Give the sandbox back. May be called twice; a later query acquires another."""
+        """Release the sandbox. May be called twice; a later query acquires another."""
         box, self._box, self._session = self._box, None, None
         if box is not None:
             box.close()
 
     def _once(self, request: str, seconds: float) -> Found | Problem:
         result = self._run(request, seconds)
-        if _died(result):  # perhaps before the query came: the next time it will have been the query
+        if _died(result):  # perhaps before the query came; if it dies again, the query did it
             result = self._run(request, seconds)
         if result.timed_out:
             return Problem("time", "interrupted")
