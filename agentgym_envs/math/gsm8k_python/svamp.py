@@ -1,4 +1,4 @@
-"""SVAMP: one-step word problems that mislead whoever only looks for numbers (Patel et al., 2021)."""
+"""SVAMP: one-step word problems with misleading numbers (arXiv 2103.07191)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PATH = "svamp/svamp.jsonl"
 
 
 def load_svamp(split: str = "train") -> TaskSet:
-    """The problems of a split, from `svamp/svamp.jsonl` in the data folder: a hash of the text says which split one is of.
+    """The problems of a split, by a hash of their text, from `svamp/svamp.jsonl` in the data folder.
 
     Raises:
         ValueError: no such split.
-        FileNotFoundError: the file is not there.
+        FileNotFoundError: the file is missing.
     """
     check_split("svamp", split)
     file = datasets.require("svamp", PATH)
@@ -27,7 +27,7 @@ def load_svamp(split: str = "train") -> TaskSet:
 
 
 def _task(record: dict[str, Any], place: int) -> Task:
-    """A task from a record: `Body`, `Question`, `Answer`, and `Equation`, an expression that makes it."""
+    """A task from a record: `Body`, `Question`, `Answer`, and `Equation`, an expression for the answer."""
     body = record["Body"].strip()
     question = f"{body}{'' if body.endswith(('.', ',', '?')) else ','} {record['Question'].strip()}"
     answer, expression = written(compute(parse(str(record["Answer"])))), record["Equation"].strip()
