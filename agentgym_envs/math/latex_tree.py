@@ -235,7 +235,7 @@ class _Reader:
         return Node("power", (base, self._raised()))
 
     def _circle(self) -> bool:
-        """Skip ^\circ or ^{\circ}."""
+        r"""Skip ^\circ or ^{\circ}."""
         for form in (("^", "circ"), ("^", "{", "circ", "}")):
             ahead = self.tokens[self.place : self.place + len(form)]
             if tuple(token.text for token in ahead) == form:
@@ -378,7 +378,7 @@ class _Reader:
         return Node("root", (self._argument(split=False), degree))
 
     def _function(self, name: str) -> Node:
-        """A function with power and base before its argument: \sin^2 x, \log_2 8."""
+        r"""A function with power and base before its argument: \sin^2 x, \log_2 8."""
         base: tuple[Node, ...] = ()
         power: Node | None = None
         while self.at("^", "_"):
@@ -405,7 +405,7 @@ class _Reader:
         return found
 
     def _argument(self, split: bool = True) -> Node:
-        """A command's argument, in braces or a single sign: \frac12 is a half."""
+        r"""A command's argument, in braces or a single sign: \frac12 is a half."""
         token = self.now
         if token.kind == "number" and split and len(token.text) > 1 and token.text.isdigit():
             self.tokens[self.place] = Token("number", token.text[1:], Fraction(token.text[1:]))

@@ -1,4 +1,4 @@
-"""School word problems as tasks: GSM8K if available, else 40 shipped problems."""
+"""School word problems as tasks: GSM8K if available, else 40 shipped problems; and SVAMP (arXiv 2103.07191)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from agentgym import datasets
 from agentgym.core.messages import user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.math.answers import number_of
+from agentgym_envs.math.arithmetic import compute, parse, written
 from agentgym_envs.own_tasks import own_tasks
-from agentgym_envs.splits import check_split
+from agentgym_envs.splits import check_split, split_of
 
 HUB = datasets.HubData("openai/gsm8k", "main")
+SVAMP = "svamp/svamp.jsonl"  # one-step problems with misleading numbers
 OWN_SOURCE = "the project's own word problems"
 
 _ANNOTATION = re.compile(r"<<([^<>]*)>>")  # GSM8K marks every calculation: 3 + 4 = <<3+4=7>>7
@@ -92,3 +94,29 @@ def calculations_of(task: Task) -> list[str]:
     """The expressions annotated in the worked solution, in order, without their results."""
     marks = _ANNOTATION.findall(str(task.metadata.get("solution", "")))
     return [mark.rpartition("=")[0] for mark in marks if "=" in mark]
+
+
+def load_svamp(split: str = "train") -> TaskSet:
+    """The problems of a split, by a hash of their text, from `svamp/svamp.jsonl` in the data folder.
+
+    Raises:
+        ValueError: no such split.
+        FileNotFoundError: the file is missing.
+    """
+    check_split("svamp", split)
+    file = datasets.require("svamp", SVAMP)
+    tasks = [task for task in TaskSet.from_jsonl(file, parse=_svamp_task, name="svamp") if _split(task) == split]
+    return TaskSet(tasks, name=f"svamp/{split}", source=str(file))
+
+
+def _svamp_task(record: dict[str, Any], place: int) -> Task:
+    """A task from a record: `Body`, `Question`, `Answer`, and `Equation`, an expression for the answer."""
+    body = record["Body"].strip()
+    question = f"{body}{'' if body.endswith(('.', ',', '?')) else ','} {record['Question'].strip()}"
+    answer, expression = written(compute(parse(str(record["Answer"])))), record["Equation"].strip()
+    solution = f"<<{expression}={answer}>>\n#### {answer}"
+    return Task(f"svamp-{place}", (user(question),), answer, metadata={"solution": solution})
+
+
+def _split(task: Task) -> str:
+    return split_of(str(task.messages[0]["content"]))

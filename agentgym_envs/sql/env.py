@@ -15,9 +15,9 @@ from agentgym.tools.text_forms import call_text, spoken
 from agentgym.tools.toolset import ToolSet
 from agentgym_envs.sql.database import Database, load_database
 from agentgym_envs.sql.gold import golds_of, judge
-from agentgym_envs.sql.queries import Bounds, Queries
+from agentgym_envs.sql.observation import observation_text
+from agentgym_envs.sql.queries import QueryLimits, QueryRunner
 from agentgym_envs.sql.query_program import NOW
-from agentgym_envs.sql.shown import shown
 from agentgym_envs.sql.tasks import check_data, load_questions
 
 SCHEMAS = ("full", "names")
@@ -108,11 +108,11 @@ class SQL(Env):
                 raise ValueError(f"sql: {name} must be a number from 1 to 10000, not {value!r}")
         self.data = data
         self.schema = schema
-        self.bounds = Bounds(rows=int(rows), bytes=REPLY_BYTES, cell=int(cell), seconds=float(seconds))
+        self.limits = QueryLimits(rows=int(rows), bytes=REPLY_BYTES, cell=int(cell), seconds=float(seconds))
         self.sandbox = sandbox
-        self._toolset = _tools(self._look, self._settle, 4 * self.bounds.seconds)
+        self._toolset = _tools(self._look, self._settle, 4 * self.limits.seconds)
         self._database: Database | None = None
-        self._queries: Queries | None = None
+        self._queries: QueryRunner | None = None
         self._verdict: dict[str, Any] | None = None
 
     @classmethod
@@ -144,7 +144,7 @@ class SQL(Env):
         super().reset(seed=seed, options=options)
         self._release()
         task, database = self.current_task, self._bound
-        self._queries = Queries(database, self.sandbox)
+        self._queries = QueryRunner(database, self.sandbox)
         *before, last = task.messages
         question = OPENING.format(
             question=text_of(last),
@@ -206,7 +206,7 @@ class SQL(Env):
             raise RuntimeError("SQL: no task is bound; call reset() first")
         return self._database
 
-    def _running_queries(self) -> Queries:
+    def _runner(self) -> QueryRunner:
         if self._queries is None:
             raise RuntimeError("SQL: no episode is running; call reset() before step()")
         return self._queries
@@ -214,12 +214,12 @@ class SQL(Env):
     def _look(self, query: str) -> str:
         if self._verdict is not None:
             return "Error: the answer is given, the episode is over"
-        return shown(self._running_queries().ask(query, self.bounds), query, self._bound, self.bounds.seconds)
+        return observation_text(self._runner().ask(query, self.limits), query, self._bound, self.limits.seconds)
 
     def _settle(self, query: str) -> str:
         if self._verdict is not None:
             return "Error: the answer is given, the episode is over"
-        right, error = judge(self.current_task, query, self._running_queries(), self.bounds.seconds)
+        right, error = judge(self.current_task, query, self._runner(), self.limits.seconds)
         query = query.encode("utf-8", "replace").decode("utf-8")
         self._verdict = {"success": right, "answer": query, "expected": golds_of(self.current_task)[0]}
         if error:

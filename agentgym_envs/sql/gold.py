@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentgym.core.tasks import Task
-from agentgym_envs.sql.queries import Bounds, Found, Problem, Queries
+from agentgym_envs.sql.queries import QueryFailure, QueryLimits, QueryResult, QueryRunner
 from agentgym_envs.sql.ranking import has_order, ranking_of
 from agentgym_envs.sql.results import Segment, same_result
 
@@ -45,15 +45,15 @@ def is_ordered(task: Task, gold: str) -> bool:
     return has_order(gold) and bool(task.metadata.get("ordered", True))
 
 
-def judge(task: Task, query: str, queries: Queries, seconds: float) -> tuple[bool, str]:
+def judge(task: Task, query: str, queries: QueryRunner, seconds: float) -> tuple[bool, str]:
     """(True if the query is right, the error if it could not be run).
 
     Raises:
         ValueError: a gold query of the task does not run.
         SandboxError: two sandboxes failed.
     """
-    found = queries.ask(query, _bounds(seconds))
-    if isinstance(found, Problem):
+    found = queries.ask(query, _limits(seconds))
+    if isinstance(found, QueryFailure):
         return False, found.text
     if len(found.rows) < found.total:
         return False, f"the result has more than {GRADED_ROWS} rows"
@@ -65,7 +65,7 @@ def judge(task: Task, query: str, queries: Queries, seconds: float) -> tuple[boo
     return False, ""
 
 
-def gold_of(task: Task, gold: str, queries: Queries) -> Gold:
+def gold_of(task: Task, gold: str, queries: QueryRunner) -> Gold:
     """The result of a gold query; run once per process.
 
     Raises:
@@ -81,7 +81,7 @@ def gold_of(task: Task, gold: str, queries: Queries) -> Gold:
     return _known[key]
 
 
-def _run(gold: str, ordered: bool, queries: Queries) -> Gold:
+def _run(gold: str, ordered: bool, queries: QueryRunner) -> Gold:
     found = _all_rows(gold, queries)
     ranking = ranking_of(gold, found.columns)
     columns = len(found.columns)
@@ -93,14 +93,14 @@ def _run(gold: str, ordered: bool, queries: Queries) -> Gold:
     return Gold(tuple(segments), columns, ordered)
 
 
-def _all_rows(query: str, queries: Queries) -> Found:
-    found = queries.ask(query, _bounds(GOLD_SECONDS))
-    if isinstance(found, Problem):
+def _all_rows(query: str, queries: QueryRunner) -> QueryResult:
+    found = queries.ask(query, _limits(GOLD_SECONDS))
+    if isinstance(found, QueryFailure):
         raise ValueError(f"the gold query does not run ({found.kind}: {found.text}): {query}")
     if len(found.rows) < found.total:
         raise ValueError(f"the gold query has more than {GRADED_ROWS} rows: {query}")
     return found
 
 
-def _bounds(seconds: float) -> Bounds:
-    return Bounds(rows=GRADED_ROWS, bytes=GRADED_BYTES, cell=None, seconds=seconds)
+def _limits(seconds: float) -> QueryLimits:
+    return QueryLimits(rows=GRADED_ROWS, bytes=GRADED_BYTES, cell=None, seconds=seconds)

@@ -30,7 +30,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Found:
+class QueryResult:
     """The result of a query.
 
     Attributes:
@@ -47,7 +47,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Problem:
+class QueryFailure:
     """Why a query has no result: "sql" (SQLite's message), "refused", "time", "memory", "size" or "died"."""
 
     kind: str
@@ -55,7 +55,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class QueryLimits:
     """Limits of a result: rows, bytes of JSON, characters of a value (None: no limit), and seconds."""
 
     rows: int
@@ -64,7 +64,7 @@ class Bounds:
     seconds: float
 
 
-class Queries:
+class QueryRunner:
     """Runs read-only queries on one database; no query leaves state behind.
 
     The first query acquires the sandbox. A query that kills the program in it gets a `QueryFailure`, and the program is restarted. A
@@ -81,7 +81,7 @@ class Queries:
         self._box: Sandbox | None = None
         self._session: Session | None = None
 
-    def ask(self, query: str, bounds: Bounds) -> Found | Problem:
+    def ask(self, query: str, limits: QueryLimits) -> QueryResult | QueryFailure:
         """Run a query.
 
         Raises:
@@ -92,21 +92,21 @@ class Queries:
             {
                 "database": FILE,
                 "query": query.encode("utf-8", "replace").decode("utf-8"),
-                "rows": bounds.rows,
-                "bytes": bounds.bytes,
-                "cell": bounds.cell,
-                "seconds": bounds.seconds,
+                "rows": limits.rows,
+                "bytes": limits.bytes,
+                "cell": limits.cell,
+                "seconds": limits.seconds,
             }
         )
         try:
-            return self._once(request, bounds.seconds)
+            return self._once(request, limits.seconds)
         except SandboxError as error:
             if self._box is None:  # none was available, and the waiting time is used up
                 raise
             log.warning("a sandbox failed in a query, trying a fresh one: %s", error)
             self.close()
         try:
-            return self._once(request, bounds.seconds)
+            return self._once(request, limits.seconds)
         except SandboxError:
             self.close()
             raise
@@ -117,22 +117,22 @@ class Queries:
         if box is not None:
             box.close()
 
-    def _once(self, request: str, seconds: float) -> Found | Problem:
+    def _once(self, request: str, seconds: float) -> QueryResult | QueryFailure:
         result = self._run(request, seconds)
         if _died(result):  # perhaps before the query came; if it dies again, the query did it
             result = self._run(request, seconds)
         if result.timed_out:
-            return Problem("time", "interrupted")
+            return QueryFailure("time", "interrupted")
         if result.exit_code is not None:
             kind = "memory" if result.oom_killed else "died"
-            return Problem(kind, f"the database's program ended with exit code {result.exit_code}")
+            return QueryFailure(kind, f"the database's program ended with exit code {result.exit_code}")
         reply = json.loads(result.reply)
         if reply.get("problem") == "database":
             raise ValueError(f"database {self._database.name!r} cannot be opened: {reply['text']}")
         if "problem" in reply:
-            return Problem(reply["problem"], reply["text"])
+            return QueryFailure(reply["problem"], reply["text"])
         rows = [tuple(_value(cell) for cell in row) for row in reply["rows"]]
-        return Found(tuple(reply["columns"]), rows, reply["total"], reply["all"])
+        return QueryResult(tuple(reply["columns"]), rows, reply["total"], reply["all"])
 
     def _run(self, request: str, seconds: float) -> ExecResult:
         try:

@@ -8,7 +8,6 @@ from typing import Any
 from agentgym.core.env import Env, Step
 from agentgym.core.messages import Action, Observation, user
 from agentgym.core.tasks import Task, TaskSet
-from agentgym_envs.games.directions import DIRECTIONS, LEGAL, read_direction
 from agentgym_envs.games.frozen_lake.levels import (
     EDGE,
     GOAL,
@@ -22,7 +21,7 @@ from agentgym_envs.games.frozen_lake.levels import (
     parse_level,
     turns_for,
 )
-from agentgym_envs.games.symmetry import least_form
+from agentgym_envs.games.grid import DIRECTIONS, LEGAL, least_form, read_direction
 from agentgym_envs.splits import generated_tasks, level_of
 
 RULES = "P you, G goal, O hole, _ ice. Reach G. Answer with up, down, left or right."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from agentgym_envs.games.symmetry import least_form
+from agentgym_envs.games.grid import least_form
 from agentgym_envs.splits import IsTaken, draw, never
 
 PLAYER, GOAL, HOLE, ICE = "PGO_"

@@ -8,7 +8,7 @@ from typing import Any
 from agentgym.core.env import Env, Step
 from agentgym.core.messages import Action, Observation, user
 from agentgym.core.tasks import Task, TaskSet
-from agentgym_envs.games.directions import DIRECTIONS, LEGAL, read_direction
+from agentgym_envs.games.grid import DIRECTIONS, LEGAL, read_direction
 from agentgym_envs.games.sokoban.levels import boxoban_levels, check_settings, generated_levels, longest
 from agentgym_envs.games.sokoban.room import drawn, moved, parse_level
 from agentgym_envs.games.sokoban.solver import solve

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.datasets import FOLDER_VARIABLE
+from agentgym_envs.games.grid import least_form
 from agentgym_envs.games.sokoban.room import BOX, FLOOR, PLAYER, TARGET, WALL, content, parse_level
 from agentgym_envs.games.sokoban.solver import solve
-from agentgym_envs.games.symmetry import least_form
 from agentgym_envs.splits import IsTaken, draw, generated_tasks, never, seeds_of, split_of
 
 SHORTEST = 4  # moves; shorter solutions are trivial

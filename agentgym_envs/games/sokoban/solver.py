@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import permutations
 
-from agentgym_envs.games.directions import DIRECTIONS
+from agentgym_envs.games.grid import DIRECTIONS
 from agentgym_envs.games.sokoban.room import Room
 
 NEVER = 1_000_000

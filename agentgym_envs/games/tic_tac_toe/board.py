@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from functools import cache
 
-from agentgym_envs.games.symmetry import orders
+from agentgym_envs.games.grid import orders
 from agentgym_envs.splits import IsTaken, draw, never
 
 AGENT, OPPONENT, FREE = "XO_"

@@ -10,9 +10,8 @@ from agentgym.core.tasks import TaskSet
 from agentgym.tools.text_forms import FinalAnswer
 from agentgym_envs.math.answers import number_of, stated_answer
 from agentgym_envs.math.arithmetic import parse, written
-from agentgym_envs.math.gsm8k_python.svamp import load_svamp
 from agentgym_envs.math.python_env import PythonEnv
-from agentgym_envs.math.word_problems import calculations_of, load_word_problems, solution_of
+from agentgym_envs.math.word_problems import calculations_of, load_svamp, load_word_problems, solution_of
 
 INSTRUCTION = """Think step by step. You can compute with Python: reply with a block such as
 ```python

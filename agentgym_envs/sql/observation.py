@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from agentgym_envs.sql.database import Database
-from agentgym_envs.sql.queries import Cut, Found, Problem
+from agentgym_envs.sql.queries import Cut, QueryFailure, QueryResult
 
 MAX_CHARACTERS = 6_000  # of a result's rows; further rows are left out
 
@@ -44,7 +44,7 @@ _FUNCTIONS = {
 }
 
 
-def shown(answer: Found | Problem, query: str, database: Database, seconds: float) -> str:
+def observation_text(answer: QueryResult | QueryFailure, query: str, database: Database, seconds: float) -> str:
     """The observation of a query; errors begin with "Error: ".
 
     Args:
@@ -53,7 +53,7 @@ def shown(answer: Found | Problem, query: str, database: Database, seconds: floa
         database: its database.
         seconds: the query's time limit.
     """
-    if isinstance(answer, Found):
+    if isinstance(answer, QueryResult):
         return _table(answer)
     if answer.kind == "sql":
         hint = _hint(answer.text, query, database)
@@ -62,7 +62,7 @@ def shown(answer: Found | Problem, query: str, database: Database, seconds: floa
     return f"Error: {answer.text}" + (f"\nHint: {hint}" if hint else "")
 
 
-def _table(found: Found) -> str:
+def _table(found: QueryResult) -> str:
     head = " | ".join(_cell(name) for name in found.columns)
     lines: list[str] = []
     room = MAX_CHARACTERS
