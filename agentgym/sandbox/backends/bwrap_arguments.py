@@ -1,4 +1,4 @@
-"""What a bubblewrap sandbox is made of, as bwrap's arguments: namespaces, a read-only root, folders that lie in memory."""
+"""The arguments of `bwrap` for a sandbox: namespaces, a read-only root, folders in memory."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _image_root(rootfs: Path, network: bool) -> list[str]:
 
 @cache
 def _project(rootfs: Path) -> list[str]:
-    """What covers this project, where an image holds it."""
+    """Arguments that cover this project's files, where an image holds them."""
     return [
         option
         for path in project_files(str(rootfs))

@@ -106,7 +106,7 @@ def _installed(folder: Path) -> list[str]:
 
 
 def _secrets() -> tuple[Path, ...]:
-    """Where this project, its data and what was downloaded for it lie on this machine."""
+    """The paths of this project, its data and its downloads on this machine."""
     home = os.path.expanduser("~")
     cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     places = [os.path.join(cache_home, name) for name in ("agentgym", "huggingface")]
