@@ -1,8 +1,8 @@
 """Train and test splits that share no content.
 
-Seeds alone do not separate splits: two seeds can make the same level. So a hash of a level's content decides its split, and
-a seed's generator draws until it finds a level of the requested split. The hash covers only what play cannot change (the map,
-not the player's position), so no state met in training belongs to a held-out level.
+Seeds alone do not separate splits: two seeds can make the same level. So a hash of a level's content decides its split,
+and a seed's generator draws until it finds a level of the requested split. The hash covers only what play cannot change
+(the map, not the player's position), so no state met in training belongs to a held-out level.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def draw(
         propose: draws a level, or None if the draw failed.
         content: the part of a level that is hashed; see the module.
         accept: the expensive check, called last.
-        is_taken: says if the split already has this level. If `MAX_REPEATS` draws or all `MAX_TRIES` find no new level, a
-            taken one is returned: a split may have more tasks than there are small levels.
+        is_taken: says if the split already has this level. If `MAX_REPEATS` draws or all `MAX_TRIES` find no new level,
+            a taken one is returned: a split may have more tasks than there are small levels.
 
     Raises:
         ValueError: `MAX_TRIES` proposals contain no such level.

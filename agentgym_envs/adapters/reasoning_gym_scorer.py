@@ -1,4 +1,4 @@
-"""Scores Reasoning Gym answers in another process; importing this module loads the package before the timeout starts."""
+"""Scores Reasoning Gym answers in another process; its import loads the package before the timeout starts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Runs environments of verifiers, each in one thread whose event loop serves all its episodes.
 
-verifiers makes an environment once and runs many rollouts on one event loop, and so does this module. When a rollout requests a
-model's answer, its client puts the request into the episode's queue and waits for the reply.
+verifiers makes an environment once and runs many rollouts on one event loop, and so does this module. When a rollout
+requests a model's answer, its client puts the request into the episode's queue and waits for the reply.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ block: hidden tests judge it, and you are done. You have {{turns}}; after the la
 class CodeEnv(Env):
     """A programming problem over several turns: write code, see the result, submit it.
 
-    A Python block in a reply is run against the public tests. With `SUBMIT` as its first or last line the reply is a submission, which
-    hidden tests judge: reward 1.0 if all pass, else 0.0. The tools `run` and `submit` do the same. On the last turn the latest code
-    is submitted.
+    A Python block in a reply is run against the public tests. With `SUBMIT` as its first or last line the reply is a
+    submission, which hidden tests judge: reward 1.0 if all pass, else 0.0. The tools `run` and `submit` do the same. On
+    the last turn the latest code is submitted.
 
     Args:
         reward: "all", or "fraction": the share of hidden assertions that hold.

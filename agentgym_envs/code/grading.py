@@ -38,8 +38,8 @@ class Report:
     """The result of grading.
 
     Attributes:
-        verdict: "passed"; "wrong" (an assertion failed); "error" (the code does not load); "timeout"; "ended" (the submission
-            killed a process of its grading); "none" (no code).
+        verdict: "passed"; "wrong" (an assertion failed); "error" (the code does not load); "timeout"; "ended" (the
+            submission killed a process of its grading); "none" (no code).
         passed: assertions that held.
         total: all assertions; those not reached count as failed.
         error: why the code does not load, for the agent.
@@ -84,8 +84,8 @@ def grade(
 ) -> Report:
     """Run code against some of a problem's tests, in its own sandbox.
 
-    Grading leaves no state, so a failed sandbox is replaced once. If the second one fails too and the back end is up, the code is to
-    blame; see `agentgym.core.agent_failure`.
+    Grading leaves no state, so a failed sandbox is replaced once. If the second one fails too and the back end is up,
+    the code is to blame; see `agentgym.core.agent_failure`.
 
     Args:
         problem: what the code is to solve.

@@ -1,11 +1,12 @@
 r"""Finds the answer in a model's text, and compares numbers.
 
-The answer is the number right after the last mark (`####`, `\boxed{}`, "answer is", "answer:"), or the last number if there is no mark.
-Text before the last correction ("wait,", "actually,", "I mean") is ignored if a number follows it. A number that is denied, only
-bounded, or continues as an alternative, a list, a range, a time or an unfinished calculation is not an answer.
+The answer is the number right after the last mark (`####`, `\boxed{}`, "answer is", "answer:"), or the last number if
+there is no mark. Text before the last correction ("wait,", "actually,", "I mean") is ignored if a number follows it. A
+number that is denied, only bounded, or continues as an alternative, a list, a range, a time or an unfinished
+calculation is not an answer.
 
-Numbers are compared exactly, as fractions: 0.5, 1/2, .50 and \frac{1}{2} are equal, 0.33 and 1/3 are not. Units, currency and percent
-signs are ignored, so "$1,200 a month" is 1200 and "50%" is 50; "2 million" is 2000000.
+Numbers are compared exactly, as fractions: 0.5, 1/2, .50 and \frac{1}{2} are equal, 0.33 and 1/3 are not. Units,
+currency and percent signs are ignored, so "$1,200 a month" is 1200 and "50%" is 50; "2 million" is 2000000.
 """
 
 from __future__ import annotations
@@ -84,17 +85,11 @@ _NEGATIVE = re.compile(r"(?<![\d)%])(?<![\d)%]\s)\b(?:minus|negative)\s+(?=[$]?\
 _CURRENCY_CODE = re.compile(r"\b(?:US\$|USD|EUR|GBP|Rs\b\.?)(?=\s?\d)")
 
 
-def same_number(one: str, other: str) -> bool:
-    """True if both answers are numbers and equal."""
-    value = number_of(one)
-    return value is not None and value == number_of(other)
-
-
 def number_of(answer: str) -> Fraction | None:
     """The number that an answer states, or None.
 
-    The answer must begin with its number, apart from signs and currency: "18 dollars in 5 days" is 18, "about 18" is None. In "9 * 2 = 18"
-    and "x = 18" the number follows the last equals sign.
+    The answer must begin with its number, apart from signs and currency: "18 dollars in 5 days" is 18, "about 18" is
+    None. In "9 * 2 = 18" and "x = 18" the number follows the last equals sign.
     """
     return _number_of(_plain(answer))
 

@@ -1,8 +1,8 @@
 """Tests if two expressions are equal: exactly if rational, else to 70 digits at many values of their variables.
 
-Variables are real, and an expression has a value only where each root and logarithm is real, unless one of the two contains `i`.
-Two expressions are equal if they agree wherever both have a value. Powers, factorials and arguments are bounded, so nothing here
-takes long.
+Variables are real, and an expression has a value only where each root and logarithm is real, unless one of the two
+contains `i`. Two expressions are equal if they agree wherever both have a value. Powers, factorials and arguments are
+bounded, so nothing here takes long.
 """
 
 from __future__ import annotations

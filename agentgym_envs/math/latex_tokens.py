@@ -1,6 +1,7 @@
 r"""Tokenizes an answer in LaTeX, Unicode or plain text.
 
-Spacing, sizes and dollar signs are dropped. Spellings are unified: 1{,}000 and 1\,000, × and \cdot, ² and ^2, \dfrac and \frac.
+Spacing, sizes and dollar signs are dropped. Spellings are unified: 1{,}000 and 1\,000, × and \cdot, ² and ^2, \dfrac
+and \frac.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from agentgym_envs.math.word_problems import check_task, load_word_problems
 class ProblemEnv(Env):
     """Poses a task's messages, with the class's `instruction` at the end of the last.
 
-    Tasks are school word problems with numbers as answers; subclasses with other tasks override `default_tasks` and `check`.
+    Tasks are school word problems with numbers as answers; subclasses with other tasks override `default_tasks` and
+    `check`.
     """
 
     instruction: ClassVar[str]

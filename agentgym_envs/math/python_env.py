@@ -33,12 +33,13 @@ RESET_SECONDS = 50.0  # to acquire a sandbox in `reset`; a little less than its 
 class PythonEnv(ProblemEnv):
     """A problem with a Python session; the base of `MathPython` and `GSM8KPython`.
 
-    A reply may call the tool `python`, natively (`tool_calls`) or in its text (`<tool_call>...</tool_call>`, or fenced Python blocks), and
-    gets the printed output. A reply without a call that states an answer ends the episode: reward 1.0 for the right one, else 0.0.
-    Any other reply gets a hint. Every reply takes a turn.
+    A reply may call the tool `python`, natively (`tool_calls`) or in its text (`<tool_call>...</tool_call>`, or fenced
+    Python blocks), and gets the printed output. A reply without a call that states an answer ends the episode: reward
+    1.0 for the right one, else 0.0. Any other reply gets a hint. Every reply takes a turn.
 
-    One Python process runs the code of an episode, in a sandbox that `init` acquires (`reset` for later episodes) and the end of the
-    episode releases. If the sandbox fails on the first code of an episode, a fresh one is tried once. A later failure ends the
+    One Python process runs the code of an episode, in a sandbox that `init` acquires (`reset` for later episodes) and
+    the end of the episode releases. If the sandbox fails on the first code of an episode, a fresh one is tried once. A
+    later failure ends the
     episode: as the agent's failure with reward 0.0 if the back end is up, else with `SandboxError`.
 
     Args:
@@ -117,7 +118,7 @@ class PythonEnv(ProblemEnv):
         return opened
 
     def step(self, action: Action) -> Step:
-        """Run the calls, or judge the answer. `info`: `success`; after an answer also the texts `answer` and `expected`.
+        """Run the calls, or judge the answer. `info`: `success`; after an answer also `answer` and `expected`.
 
         Raises:
             SandboxError: the sandboxes' back end failed; see the class.

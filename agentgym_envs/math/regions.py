@@ -1,6 +1,7 @@
 r"""Subsets of the real line: (1, 2], 1 < x \le 2 and \mathbb{R} \setminus \{0\} as sets that can be compared.
 
-A region is a list of pieces between two cuts. A cut lies just before or just after a number: (1, 2] goes from after 1 to after 2.
+A region is a list of pieces between two cuts. A cut lies just before or just after a number: (1, 2] goes from after 1
+to after 2.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ _TURNED = {"<": ">", "le": "ge", ">": "<", "ge": "le"}
 def same_relation(gold: Node, answer: Node, same: Same) -> bool:
     """True if an answer matches the gold one, where at least one of them is a relation.
 
-    An equation that names a value ("x = 5", "AB = 5") matches that value, in both directions. Any other gold equation needs an equation
+    An equation that names a value ("x = 5", "AB = 5") matches that value, in both directions. Any other gold equation
+    needs an equation
     with the same solutions: the sides differ by a constant factor.
     """
     if gold.op != "relation":

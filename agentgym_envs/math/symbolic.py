@@ -1,7 +1,8 @@
-r"""Compares an answer in LaTeX with the gold one: 0.5 matches \frac12, 1 < x \le 2 matches (1,2], and 25 does not match x^2+y^2=25.
+r"""Compares an answer in LaTeX with the gold one.
 
-A model's text may take long to compare despite all bounds, so the comparison runs in another process
-(`agentgym.processes.isolate`), which imports `agentgym_envs.math.symbolic_worker`.
+0.5 matches \frac12, 1 < x \le 2 matches (1,2], and 25 does not match x^2+y^2=25. A model's text may take long to
+compare despite all bounds, so the comparison runs in another process (`agentgym.processes.isolate`), which imports
+`agentgym_envs.math.symbolic_worker`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def require_mpmath() -> None:
 def same_answer(gold: str, answer: str, seconds: float = SECONDS) -> bool:
     """True if an answer is equivalent to the gold one; see `symbolic_worker`. The comparison is not symmetric.
 
-    An answer is wrong if it is too long, cannot be parsed, takes longer than `seconds` to compare, or crashes the comparison.
+    An answer is wrong if it is too long, cannot be parsed, takes longer than `seconds` to compare, or crashes the
+    comparison.
 
     Raises:
         agentgym.processes.isolate.NoWorker: the comparison could not be started.

@@ -1,6 +1,7 @@
 r"""Compares answers by rules for each form; runs in a worker process, and imports `mpmath`.
 
-The form of the gold answer decides: a number, an expression, an equation, a point, an interval, a set, a matrix, a word.
+The form of the gold answer decides: a number, an expression, an equation, a point, an interval, a set, a matrix, a
+word.
 """
 
 from __future__ import annotations

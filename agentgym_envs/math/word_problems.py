@@ -23,8 +23,8 @@ _ANNOTATION = re.compile(r"<<([^<>]*)>>")  # GSM8K marks every calculation: 3 + 
 def load_word_problems(split: str = "train") -> TaskSet:
     """The tasks of a split, from `AGENTGYM_DATA`, Hugging Face or the package; `source` says which.
 
-    A task has the question as its message, the gold number (text) as its answer and the worked solution in GSM8K's form in
-    `metadata["solution"]`. `metadata["difficulty"]` is the number of marked calculations in it, if any.
+    A task has the question as its message, the gold number (text) as its answer and the worked solution in GSM8K's form
+    in `metadata["solution"]`. `metadata["difficulty"]` is the number of marked calculations in it, if any.
 
     Raises:
         ValueError: no such split.

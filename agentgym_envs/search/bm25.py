@@ -1,11 +1,11 @@
 """A BM25 index over passages. The environment imports this file, and a sandbox runs it as a program.
 
-So it uses only the standard library, numpy and bm25s. The program takes the path of a corpus (JSON Lines: `id`, `title`, `text`),
-reads framed requests from standard input and answers each on file descriptor 3; see `answer`.
+So it uses only the standard library, numpy and bm25s. The program takes the path of a corpus (JSON Lines: `id`,
+`title`, `text`), reads framed requests from standard input and answers each on file descriptor 3; see `answer`.
 
-Scores are Lucene's BM25 with k1 = 1.5, b = 0.75: the sum over the query's words t of
-log(1 + (N - n_t + 0.5) / (n_t + 0.5)) * f / (f + k1 * (1 - b + b * length / mean length)), where n_t of N passages contain t, and f
-is t's frequency in the passage. Ties are ordered by id.
+Scores are Lucene's BM25 with k1 = 1.5, b = 0.75: the sum over the query's words t of log(1 + (N - n_t + 0.5) / (n_t +
+0.5)) * f / (f + k1 * (1 - b + b * length / mean length)), where n_t of N passages contain t, and f is t's frequency in
+the passage. Ties are ordered by id.
 """
 
 from __future__ import annotations

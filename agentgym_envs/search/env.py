@@ -42,8 +42,9 @@ def _search_tool(run: Callable[[str], str]) -> Tool:
 class Search(Env):
     """A question that takes one or more searches to answer.
 
-    A reply may search, natively (`tool_calls`) or in its text (`<tool_call>...</tool_call>`), and gets passages. A reply without a call
-    that contains `<answer>...</answer>` ends the episode. Any other reply gets a hint. Every reply takes a turn.
+    A reply may search, natively (`tool_calls`) or in its text (`<tool_call>...</tool_call>`), and gets passages. A
+    reply without a call that contains `<answer>...</answer>` ends the episode. Any other reply gets a hint. Every reply
+    takes a turn.
 
     Args:
         tasks: see `agentgym.Env`; each needs `messages`, and a gold answer or a list of them as `answer`.
@@ -141,7 +142,8 @@ class Search(Env):
     def step(self, action: Action) -> Step:
         """Search, or judge the answer.
 
-        `info`: `success`, `searches`, `em` and `f1` (0 before the answer); after it also `answer` and `expected`, the first gold answer.
+        `info`: `success`, `searches`, `em` and `f1` (0 before the answer); after it also `answer` and `expected`, the
+            first gold answer.
 
         Raises:
             RetrieverError, SandboxError: a search failed; the episode has no result.

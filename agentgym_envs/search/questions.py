@@ -1,7 +1,8 @@
 """Questions as tasks: XQuAD or HotpotQA if available, or 52 shipped ones about an invented country.
 
-A task's `answer` is the list of its gold answers. `metadata["corpus"]` names the corpus that answers it, and `metadata["hops"]` is a
-chain of searches that leads there: a query and the id of its passage each. `metadata["difficulty"]` is the chain's length.
+A task's `answer` is the list of its gold answers. `metadata["corpus"]` names the corpus that answers it, and
+`metadata["hops"]` is a chain of searches that leads there: a query and the id of its passage each.
+`metadata["difficulty"]` is the chain's length.
 """
 
 from __future__ import annotations

@@ -67,9 +67,10 @@ def _tools(look: Callable[[str], str], settle: Callable[[str], str], seconds: fl
 class SQL(Env):
     """Text to SQL over a real SQLite database, with a tool to explore it and a final query.
 
-    A reply may call `sql`, natively or in its text, and gets the rows. Calling `answer`, or replying "Answer:" and a fenced query, ends
-    the episode: reward 1.0 if the query's rows equal those of a gold query, else 0.0; see `agentgym_envs.sql.results`. Any other
-    reply gets a hint. Every reply takes a turn. Queries run in a sandbox, acquired by the first query.
+    A reply may call `sql`, natively or in its text, and gets the rows. Calling `answer`, or replying "Answer:" and a
+    fenced query, ends
+    the episode: reward 1.0 if the query's rows equal those of a gold query, else 0.0; see `agentgym_envs.sql.results`.
+    Any other reply gets a hint. Every reply takes a turn. Queries run in a sandbox, acquired by the first query.
 
     Args:
         data: "defog", "chinook", "own", or "auto": defog if its files are found, else own.
@@ -159,8 +160,8 @@ class SQL(Env):
     def step(self, action: Action) -> Step:
         """Answer calls, or judge the final query.
 
-        `info`: `success`; after an answer also the queries `answer` and `expected` (the first gold one), and `error` if the answer
-        could not be run.
+        `info`: `success`; after an answer also the queries `answer` and `expected` (the first gold one), and `error` if
+        the answer could not be run.
 
         Raises:
             SandboxError: two sandboxes failed and their back end is down; the step has no result.

@@ -67,8 +67,8 @@ class QueryLimits:
 class QueryRunner:
     """Runs read-only queries on one database; no query leaves state behind.
 
-    The first query acquires the sandbox. A query that kills the program in it gets a `QueryFailure`, and the program is restarted. A
-    failed sandbox is replaced once, since a query can be repeated safely.
+    The first query acquires the sandbox. A query that kills the program in it gets a `QueryFailure`, and the program is
+    restarted. A failed sandbox is replaced once, since a query can be repeated safely.
 
     Args:
         database: the database.

@@ -1,8 +1,8 @@
 """Which rows a gold query leaves tied.
 
-`ORDER BY total DESC LIMIT 3` does not define the order of rows with equal totals, nor which of them LIMIT drops. To find them, the
-query runs again without its LIMIT and with its sort keys as further columns. The query is only tokenized, enough to find its
-outermost clauses; a query that cannot be read this way is refused.
+`ORDER BY total DESC LIMIT 3` does not define the order of rows with equal totals, nor which of them LIMIT drops. To
+find them, the query runs again without its LIMIT and with its sort keys as further columns. The query is only
+tokenized, enough to find its outermost clauses; a query that cannot be read this way is refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compares the rows of two query results.
 
-Rows are compared as multisets: duplicates count, and order counts if requested. Some permutation of the columns must match; column
-names are ignored. NULL equals only NULL. Numbers are equal by value: integers exactly, others within a relative 1e-6 (near zero,
-an absolute 1e-9). Text is compared exactly, case included, and '3' is not 3.
+Rows are compared as multisets: duplicates count, and order counts if requested. Some permutation of the columns must
+match; column names are ignored. NULL equals only NULL. Numbers are equal by value: integers exactly, others within a
+relative 1e-6 (near zero, an absolute 1e-9). Text is compared exactly, case included, and '3' is not 3.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Segment:
 
     Attributes:
         rows: all tied rows.
-        take: how many of them the result has; fewer if LIMIT or OFFSET cuts through the ties, and then any subset is right.
+        take: how many of them the result has; fewer if LIMIT or OFFSET cuts through the ties, and then any subset is
+            right.
     """
 
     rows: Sequence[Row]

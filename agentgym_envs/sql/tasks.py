@@ -26,8 +26,8 @@ ORDER_WORDS = ("order", "ordered", "sort", "sorted", "alphabetically", "ascendin
 def load_questions(split: str = "train", data: str = "auto") -> TaskSet:
     """The questions of a split.
 
-    A task has the question as its message, gold queries as its answer (a list, any is right), and in its metadata `database` and
-    `ordered`, true if the order of rows counts.
+    A task has the question as its message, gold queries as its answer (a list, any is right), and in its metadata
+    `database` and `ordered`, true if the order of rows counts.
 
     Args:
         split: "train" or "test".

@@ -1,7 +1,7 @@
 """The process that holds a submission: it runs the code and answers the grader's requests over two pipes.
 
-Nothing here is trusted once the code has run. The process never sees a test: it gets the arguments of each call, but not the
-expected results.
+Nothing here is trusted once the code has run. The process never sees a test: it gets the arguments of each call, but
+not the expected results.
 """
 
 from __future__ import annotations

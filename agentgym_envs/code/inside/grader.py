@@ -8,8 +8,8 @@ It reads one JSON request from stdin:
     timeout, budget        seconds for one request to the submission, and for all of them
     memory                 bytes of address space of the submission's process
 
-Each `assert` of the tests is counted; the report says how many held. Any failure counts against the submission: without a
-report that says so, it has not passed.
+Each `assert` of the tests is counted; the report says how many held. Any failure counts against the submission: without
+a report that says so, it has not passed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _hide() -> None:
 
 
 def grade(nursery: Nursery, request: dict[str, Any]) -> dict[str, Any]:
-    """The report on a submission: `passed` and `total` assertions, `success`, `error`, `failures`, `output`, `slow`, `ended`."""
+    """The report on a submission, as `agentgym_envs.code.grading` reads it."""
     if "random" in request["setup"] or any("random" in test for test in request["tests"]):
         import random  # slow to import
 

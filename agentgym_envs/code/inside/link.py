@@ -1,7 +1,7 @@
 """The grader's connection to a submission: fresh processes, requests with time limits, and proxies of its objects.
 
-All pipes, and the nursery that forks the processes, are created before the grader reads a test. So no process that runs a
-submission's code ever had a test in its memory.
+All pipes, and the nursery that forks the processes, are created before the grader reads a test. So no process that runs
+a submission's code ever had a test in its memory.
 """
 
 from __future__ import annotations

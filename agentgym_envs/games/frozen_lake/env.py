@@ -44,10 +44,10 @@ class FrozenLake(Env):
         size: side of the generated lakes, in cells, 3 to 16.
         holes: probability of each cell to be a hole, 0 to 0.5.
         slippery: probability that a move goes sideways, 0 to 1. Slips depend on the seeds of the task and the reset.
-        view: "map" shows the whole lake. "near" shows only the surrounding cells and the distance to the goal, so the agent must
-            explore and remember dead ends.
-        shaping: total extra reward for progress towards the goal. It is potential-based: progress that is lost is taken back,
-            all of it in a hole, so the optimal policy does not change.
+        view: "map" shows the whole lake. "near" shows only the surrounding cells and the distance to the goal, so the
+            agent must explore and remember dead ends.
+        shaping: total extra reward for progress towards the goal. It is potential-based: progress that is lost is taken
+            back, all of it in a hole, so the optimal policy does not change.
         max_turns: default 2.5 * size.
         tasks: default `default_tasks("train", size, holes)`. A task has `metadata["level"]`.
 
@@ -82,7 +82,8 @@ class FrozenLake(Env):
     def default_tasks(cls, split: str = "train", size: int = 4, holes: float = 0.25) -> TaskSet:
         """100,000 train and 1,000 test lakes, all test lakes distinct and none with a train map.
 
-        Rotated or mirrored lakes count as equal. The easiest settings have fewer than 1,000 distinct test lakes, which then repeat.
+        Rotated or mirrored lakes count as equal. The easiest settings have fewer than 1,000 distinct test lakes, which
+        then repeat.
 
         Raises:
             ValueError: no such split, or a setting is out of range.

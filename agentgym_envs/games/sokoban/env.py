@@ -28,9 +28,10 @@ class Sokoban(Env):
         size: side of the generated rooms, walls included, 5 to 10.
         boxes: boxes in a generated room, 1 to 3.
         walls: probability of each inner cell to be wall, 0 to 0.4.
-        levels: "generated"; or "boxoban:medium", "boxoban:unfiltered" or "boxoban:hard" for 10 x 10 rooms with four boxes, from
-            `sokoban/*.txt` in the folder AGENTGYM_DATA.
-        shaping: total extra reward for boxes on targets, in equal parts per box; taken back when a box leaves its target.
+        levels: "generated"; or "boxoban:medium", "boxoban:unfiltered" or "boxoban:hard" for 10 x 10 rooms with four
+            boxes, from `sokoban/*.txt` in the folder AGENTGYM_DATA.
+        shaping: total extra reward for boxes on targets, in equal parts per box; taken back when a box leaves its
+            target.
         max_turns: default twice the longest solution of generated levels (48 with the defaults), 200 for Boxoban.
         tasks: default `default_tasks("train", ...)` with these settings. A task has `metadata["level"]`.
 
@@ -113,8 +114,8 @@ class Sokoban(Env):
     def expert_action(self) -> str:
         """The next move of a plan; a deviation makes a new plan.
 
-        Plans are shortest for up to three boxes. If no plan is found (a box is stuck, or the search gave up), the first unblocked
-        direction is returned until the next reset.
+        Plans are shortest for up to three boxes. If no plan is found (a box is stuck, or the search gave up), the first
+        unblocked direction is returned until the next reset.
         """
         if not self._plan and not self._lost:
             few = len(self._boxes) <= 3

@@ -70,8 +70,8 @@ def make_level(seed: int, split: str, size: int, boxes: int, walls: float, is_ta
 def generated_levels(split: str, size: int, boxes: int, walls: float) -> TaskSet:
     """100,000 train and 1,000 test levels, all test levels distinct and none with a train room (walls and targets).
 
-    Rotated or mirrored levels count as equal. Rooms of size 5 have fewer than 1,000 distinct test levels, which then repeat.
-    `metadata["difficulty"]` is the length of the shortest solution.
+    Rotated or mirrored levels count as equal. Rooms of size 5 have fewer than 1,000 distinct test levels, which then
+    repeat. `metadata["difficulty"]` is the length of the shortest solution.
     """
     check_settings(size, boxes, walls)
     return generated_tasks(
@@ -93,8 +93,8 @@ def boxoban_levels(levels: str, split: str) -> TaskSet:
 
     Args:
         levels: "boxoban:medium", "boxoban:unfiltered" or "boxoban:hard".
-        split: "train" or "test", by a hash of the room; the files' own splits are ignored. Of equal levels (rotated or mirrored)
-            the first is kept.
+        split: "train" or "test", by a hash of the room; the files' own splits are ignored. Of equal levels (rotated or
+            mirrored) the first is kept.
 
     Raises:
         ValueError: another name, or a file with an invalid level.

@@ -1,7 +1,8 @@
 """A Sokoban solver: A* over pushes, with the number of moves as cost.
 
-A position is the player's cell and the boxes' cells; its successors are the reachable pushes. The heuristic is the cheapest
-assignment of boxes to targets, each box alone in the room. It never exceeds the true cost, so `weight=1` finds a shortest plan.
+A position is the player's cell and the boxes' cells; its successors are the reachable pushes. The heuristic is the
+cheapest assignment of boxes to targets, each box alone in the room. It never exceeds the true cost, so `weight=1` finds
+a shortest plan.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The tic-tac-toe board, perfect play, and opponents.
 
-A board is nine signs (X, O or _), row by row; cells are numbered 1 to 9. An opponent is also a text, "<starter> <order> <care>",
-such as "O 381952476 01101": who moves first; its preference among cells; and for each of its moves 1 for optimal play (ties by
-preference) or 0 for the most preferred free cell. With a random order, a careless move is uniform over the free cells.
+A board is nine signs (X, O or _), row by row; cells are numbered 1 to 9. An opponent is also a text, "<starter> <order>
+<care>", such as "O 381952476 01101": who moves first; its preference among cells; and for each of its moves 1 for
+optimal play (ties by preference) or 0 for the most preferred free cell. With a random order, a careless move is uniform
+over the free cells.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def value(board: str, mover: str) -> int:
     """Value of the board for `mover`, who is to move, under perfect play.
 
     Returns:
-        0 for a draw; for a win 1 plus the free cells left at the end, so a sooner win is worth more; minus that for a loss. There
-        are about 5,500 reachable boards, so the cache stays small.
+        0 for a draw; for a win 1 plus the free cells left at the end, so a sooner win is worth more; minus that for a
+        loss. There are about 5,500 reachable boards, so the cache stays small.
     """
     if winner(board) is not None:
         return -(1 + board.count(FREE))

@@ -40,7 +40,8 @@ class TicTacToe(Env):
     """Tic-tac-toe as X against a scripted opponent. The task says who begins and how O plays.
 
     Args:
-        opponent: "random", "minimax" (perfect, so a draw is the best result), or "mix" (each move is perfect with probability 1/2).
+        opponent: "random", "minimax" (perfect, so a draw is the best result), or "mix" (each move is perfect with
+            probability 1/2).
         max_turns: default 9: at most five moves and four mistakes.
         tasks: default `default_tasks("train", opponent)`. A task has `metadata["level"]`, see `board`.
 

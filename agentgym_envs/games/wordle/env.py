@@ -17,7 +17,7 @@ _TAGGED = re.compile(r"<(?:guess|answer)>([^<]*)")
 
 
 def read_word(text: str) -> str | None:
-    """The last five-letter word, in any case, in the last <guess> or <answer> tag, or in the whole text without tags."""
+    """The last five-letter word, in any case, of the last <guess> or <answer> tag, else of the whole text."""
     text = text.lower()
     tagged = _TAGGED.findall(text)
     found = _FIVE.findall(tagged[-1] if tagged else text)

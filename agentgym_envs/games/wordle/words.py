@@ -31,7 +31,8 @@ def word_list(words: str) -> tuple[str, ...]:
     """The sorted words of a list.
 
     Args:
-        words: "own" (the shipped list) or "data" (the file `wordle/words` in the folder AGENTGYM_DATA, separated by white space).
+        words: "own" (the shipped list) or "data" (the file `wordle/words` in the folder AGENTGYM_DATA, separated by
+            white space).
 
     Raises:
         ValueError: no such list, or the file contains other text.
@@ -91,9 +92,9 @@ def consistent(words: tuple[str, ...], history: History) -> list[str]:
 def best_guess(words: tuple[str, ...], history: History) -> str:
     """The guess that leaves the fewest words possible on average; ties prefer a possible word.
 
-    An impossible word can be more informative: with light, might, night, right and sight left, only such a guess finds the answer in
-    time. Long lists are judged on a sample of 60 possible words, so play is not perfect. If no word fits the history, the first
-    word of the list is guessed.
+    An impossible word can be more informative: with light, might, night, right and sight left, only such a guess finds
+    the answer in time. Long lists are judged on a sample of 60 possible words, so play is not perfect. If no word fits
+    the history, the first word of the list is guessed.
     """
     possible = consistent(words, history)
     if len(possible) <= 2:

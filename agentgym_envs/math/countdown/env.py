@@ -24,8 +24,9 @@ _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 class Countdown(Env):
     """Reach a target with + - * / and given numbers, each used at most once.
 
-    The expression is the content of the last `<answer>` and `</answer>`, else the last line. A right one ends the episode with reward 1.0.
-    A wrong one gets its value or the error as feedback, and the agent may try again until the turns run out. All other rewards are 0.0.
+    The expression is the content of the last `<answer>` and `</answer>`, else the last line. A right one ends the
+    episode with reward 1.0. A wrong one gets its value or the error as feedback, and the agent may try again until the
+    turns run out. All other rewards are 0.0.
 
     Args:
         min_count: minimum count of numbers in a round.
@@ -61,7 +62,9 @@ class Countdown(Env):
     def default_tasks(
         cls, split: str = "train", min_count: int = 3, max_count: int = 4, max_number: int = 20, max_target: int = 100
     ) -> TaskSet:
-        """Rounds drawn by seed, generated on access. Train and test share no round, whatever the settings; test rounds are distinct.
+        """Rounds drawn by seed, generated on access.
+
+        Train and test share no round, whatever the settings; test rounds are distinct.
 
         Raises:
             ValueError: no such split, or a setting is out of range.

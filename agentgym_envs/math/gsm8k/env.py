@@ -34,7 +34,7 @@ class GSM8K(ProblemEnv):
         self.format_reward = float(format_reward)
 
     def step(self, action: Action) -> Step:
-        """Judge the reply. `info`: `success`, `formatted`, and the numbers `answer` (None without one) and `expected`."""
+        """Judge the reply. `info`: `success`, `formatted`, `expected`, and `answer` (None without one)."""
         text = self.read(action)
         answer = final_answer(text)
         right = answer is not None and answer == number_of(str(self.current_task.answer))

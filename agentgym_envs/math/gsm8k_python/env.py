@@ -28,8 +28,8 @@ DATA = ("gsm8k", "svamp")
 class GSM8KPython(PythonEnv):
     r"""A school word problem with a Python session.
 
-    The answer is what a reply without a call states after "####", in `\boxed{}` or after "answer is"; numbers are compared exactly, as in
-    `gsm8k`. See `agentgym_envs.math.python_env.PythonEnv` for the rest.
+    The answer is what a reply without a call states after "####", in `\boxed{}` or after "answer is"; numbers are
+    compared exactly, as in `gsm8k`. See `agentgym_envs.math.python_env.PythonEnv` for the rest.
 
     Args:
         data: "gsm8k" or "svamp".

@@ -42,9 +42,9 @@ TOOLS = ToolSet([calculator])
 class GSM8KTool(ProblemEnv):
     """A word problem with a calculator tool.
 
-    A reply may call the calculator, natively (`tool_calls`) or in its text (`<tool_call>...</tool_call>`), and gets the results. A reply
-    without a call that states an answer, after "####", in `\\boxed{}` or after "answer is", ends the episode: reward 1.0 for the right
-    number, else 0.0. Any other reply gets a hint. Every reply takes a turn.
+    A reply may call the calculator, natively (`tool_calls`) or in its text (`<tool_call>...</tool_call>`), and gets the
+    results. A reply without a call that states an answer, after "####", in `\\boxed{}` or after "answer is", ends the
+    episode: reward 1.0 for the right number, else 0.0. Any other reply gets a hint. Every reply takes a turn.
 
     Args:
         tasks: see `agentgym.Env`; each needs `messages` and a number as `answer`.
@@ -57,7 +57,7 @@ class GSM8KTool(ProblemEnv):
     tools: ClassVar[list[dict[str, Any]]] = TOOLS.schemas
 
     def step(self, action: Action) -> Step:
-        """Answer calls, or judge the answer. `info`: `success`; after an answer also the numbers `answer` and `expected`."""
+        """Answer calls, or judge the answer. `info`: `success`; after an answer also `answer` and `expected`."""
         text = self.read(action)
         results = TOOLS.answer(assistant(action))
         if results:

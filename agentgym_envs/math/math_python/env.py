@@ -25,11 +25,11 @@ HINT = (
 class MathPython(PythonEnv):
     r"""A problem of mathematics with a Python session.
 
-    The answer is the content of the last `\boxed{}` in a reply without a call. It is right if it is equivalent to the task's answer:
-    `\frac{1}{2}`, `1/2` and `0.5` are equal. A comparison that takes over 5 seconds counts as wrong.
+    The answer is the content of the last `\boxed{}` in a reply without a call. It is right if it is equivalent to the
+    task's answer: `\frac{1}{2}`, `1/2` and `0.5` are equal. A comparison that takes over 5 seconds counts as wrong.
 
-    See `agentgym_envs.math.python_env.PythonEnv` for the rest and the settings. Tasks need `messages` and an `answer` in LaTeX, without
-    dollar signs.
+    See `agentgym_envs.math.python_env.PythonEnv` for the rest and the settings. Tasks need `messages` and an `answer`
+    in LaTeX, without dollar signs.
     """
 
     instruction = INSTRUCTION

@@ -21,10 +21,10 @@ OWN_SOURCE = "the project's own problems"
 
 
 def load_problems(split: str = "train") -> TaskSet:
-    """The tasks of a split, from the data folder (`math/train.jsonl`), Hugging Face or the package; `source` says which.
+    """The tasks of a split, from `AGENTGYM_DATA`, Hugging Face or the package; `source` says which.
 
-    A task has the problem as its message and the gold answer in LaTeX. `metadata` has `subject`, and `program` (prints the answer) for
-    shipped problems or `solution` (worked) for MATH.
+    A task has the problem as its message and the gold answer in LaTeX. `metadata` has `subject`, and `program` (prints
+    the answer) for shipped problems or `solution` (worked) for MATH.
 
     Raises:
         ValueError: no such split.
