@@ -124,7 +124,7 @@ def grade(
 
 def _run(box: Sandbox, request: str, tests: int, limits: GradingLimits) -> Report | None:
     """Grade once in one sandbox; None if the grader was killed, by the submission or by lack of memory."""
-    command = ["python3", "-s", "-S", "-c", _program(), str(MEMORY)]
+    command = ["python3", "-s", "-S", "-c", grader_program(), str(MEMORY)]
     result = box.exec(command, stdin=request, timeout=limits.total + _MARGIN, env=_ENVIRONMENT)
     if result.timed_out:
         return Report("timeout", total=tests, error="The tests were not done in time.")
@@ -146,7 +146,7 @@ def _run(box: Sandbox, request: str, tests: int, limits: GradingLimits) -> Repor
 
 
 @functools.cache
-def _program() -> str:
+def grader_program() -> str:
     """The grader as one text for `python3 -c`: its modules, then a call of `main`."""
     folder = resources.files(_PACKAGE)
     sources = [(f"{_PACKAGE}.{name}", folder.joinpath(f"{name}.py").read_text(encoding="utf-8")) for name in _MODULES]
