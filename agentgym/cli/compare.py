@@ -35,8 +35,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from agentgym.evaluate.compare import compare_all
-    from agentgym.evaluate.comparison_table import comparison_table
+    from agentgym.evaluate.compare import compare_all, comparison_table
 
     if len(args.runs) < 2:
         raise UsageError(f"needs two runs or more, not only {args.runs[0]}")

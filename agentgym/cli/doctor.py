@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from agentgym.cli.output import print_json
 
 if TYPE_CHECKING:
-    from agentgym.doctor import Finding
+    from agentgym.doctor.finding import Finding
 
 _COLOURS = {"ok": "32", "warning": "33", "missing": "2", "broken": "31"}
 _EPILOG = """states: ok; warning: it works, but not as it should; missing: optional, and not here; broken: every command needs it,
@@ -34,7 +34,8 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from agentgym.doctor import PROBES, examine, network_probe
+    from agentgym.doctor.finding import examine
+    from agentgym.doctor.probes import PROBES, network_probe
 
     found = examine([*PROBES, network_probe()] if args.network else PROBES)
     broken = [f for findings in found.values() for f in findings if f.state == "broken"]

@@ -13,8 +13,7 @@ from agentgym.evaluate.results import CellResult, Part, Results
 from agentgym.evaluate.store import cells_of, effective, read_run
 from agentgym.storage.files import write_text
 from agentgym.viewer.charts import Estimate, Frame, Series, interval_chart, line_chart, stacked_bars
-from agentgym.viewer.page import PAGE, card, document, folded, table
-from agentgym.viewer.page_episodes import episodes_html, examples
+from agentgym.viewer.page import PAGE, card, document, episodes_html, examples, folded, table
 
 # Errors are rare: they are looked for among so many episodes.
 LOOKED_THROUGH = 5_000

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentgym.evaluate.compare import compare_read
-from agentgym.evaluate.compared_runs import ComparedRun, TaskMeans, read_compared
-from agentgym.viewer.numbers import task_means
+from agentgym.evaluate.compare import ComparedRun, TaskMeans, compare_read, read_compared
 from agentgym.viewer.query import Query
+from agentgym.viewer.rows import task_means
 from agentgym.viewer.run import Run
 from agentgym.viewer.runs import Runs
 from agentgym.viewer.summary import details, is_live, summary

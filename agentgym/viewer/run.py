@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from agentgym.viewer.index import EpisodeFile, NotServed, open_regular, parsed
-from agentgym.viewer.lines import GrowingLines
-from agentgym.viewer.numbers import Numbers
-from agentgym.viewer.query import Found, Query, find
-from agentgym.viewer.rows import Row
-from agentgym.viewer.search import Search
+from agentgym.viewer.index import EpisodeFile, GrowingLines, NotServed, open_regular, parsed
+from agentgym.viewer.query import Found, Query, Search, find
+from agentgym.viewer.rows import Numbers, Row
 
 Kind = Literal["evaluation", "training"]
 FOLDERS: dict[Kind, str] = {"evaluation": "episodes", "training": "trajectories"}
 MOST_SEARCHES = 4
 MOST_SMALL_FILE = 64 * 2**20
+# A training step, or an evaluation between steps, may take minutes in which nothing is written.
+WRITTEN_SECONDS = 120.0
 _STEP = re.compile(r"(train|eval)-(\d+)")
 
 
@@ -259,3 +259,19 @@ def json_or_none(path: Path, folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def newest(paths: Iterable[Path]) -> float:
+    """When the last of these was written, in unix seconds; 0 where there is none."""
+    times = [0.0]
+    for path in paths:
+        try:
+            times.append(path.stat().st_mtime)
+        except OSError:
+            continue
+    return max(times)
+
+
+def just_written(moment: float) -> bool:
+    """Whether a time of writing is so near that more may come."""
+    return time.time() - moment < WRITTEN_SECONDS

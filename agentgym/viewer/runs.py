@@ -14,8 +14,7 @@ from pathlib import Path
 
 from agentgym.cli.usage_error import UsageError
 from agentgym.viewer.index import NotServed, open_regular
-from agentgym.viewer.live import newest
-from agentgym.viewer.run import Kind, Run, is_inside
+from agentgym.viewer.run import Kind, Run, is_inside, newest
 
 # How deep below a named folder runs are looked for, and in how many folders at most.
 DEPTH = 4

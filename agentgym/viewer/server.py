@@ -20,8 +20,7 @@ from aiohttp import web
 from agentgym.hosts import LOCAL_HOSTS, is_ours
 from agentgym.viewer import answers
 from agentgym.viewer.answers import BadRequest
-from agentgym.viewer.index import NotServed
-from agentgym.viewer.lines import finite
+from agentgym.viewer.index import NotServed, finite
 
 if TYPE_CHECKING:
     from agentgym.viewer.runs import Runs

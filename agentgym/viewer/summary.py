@@ -9,11 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agentgym.viewer.index import EpisodeFile
-from agentgym.viewer.lines import finite
-from agentgym.viewer.live import just_written, lock_held, newest
-from agentgym.viewer.numbers import Numbers, numbers_of, result_of
-from agentgym.viewer.run import Run, agent_name, json_or_none, text_file
+from agentgym.storage.locks import lock_held
+from agentgym.viewer.index import EpisodeFile, finite
+from agentgym.viewer.rows import Numbers, numbers_of, result_of
+from agentgym.viewer.run import Run, agent_name, json_or_none, just_written, newest, text_file
 
 _STEP = re.compile(r"(train|eval)-(\d+)")
 _ENV_ID = re.compile(r"^env:\s*\n(?:[ \t]+.*\n)*?[ \t]+id:[ \t]*(.+?)[ \t]*$", re.MULTILINE)

@@ -12,8 +12,7 @@ from rich.console import Console
 from agentgym.cli import main
 from agentgym.core.trajectory import write_jsonl
 from agentgym.evaluate import compare_runs
-from agentgym.evaluate.compare import MOST_CHANGED
-from agentgym.evaluate.comparison_table import comparison_table
+from agentgym.evaluate.compare import MOST_CHANGED, comparison_table
 from agentgym.storage.files import write_json
 
 

@@ -12,8 +12,7 @@ from made_runs import HOSTILE, TokenPolicy, byte_tokenizer, failed, hostile, pla
 from agentgym.core.trajectory import read_jsonl, write_jsonl
 from agentgym.storage.jsonl import line_of
 from agentgym.viewer.index import EpisodeFile, NotServed
-from agentgym.viewer.query import MOST_ROWS, Query, find
-from agentgym.viewer.search import Search
+from agentgym.viewer.query import MOST_ROWS, Query, Search, find
 
 
 @pytest.fixture(scope="module")

@@ -146,14 +146,18 @@ def test_without_a_tokenizer_there_are_no_texts(made, tmp_path):
     assert value(ask(tmp_path, f"api/runs/lake/episodes/{row['key']}"))["tokens"] is None
 
 
-def test_a_part_of_a_character_is_shown_by_its_bytes():
+def test_a_part_of_a_character_is_shown_by_its_bytes(tmp_path):
     from made_runs import byte_tokenizer
 
-    from agentgym.viewer.token_texts import _text
+    from agentgym.viewer.token_texts import token_decoder
 
     tokenizer = byte_tokenizer()
+    (tmp_path / "model").mkdir()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    decode = token_decoder(tmp_path.resolve())
     ids = tokenizer.encode("€a", add_special_tokens=False).ids
-    assert [_text(tokenizer, id) for id in ids] == ["<E2>", "<82>", "<AC>", "a"]
+    assert [decode(id) for id in ids] == ["<E2>", "<82>", "<AC>", "a"]
+    assert decode(1_000_000) is None
 
 
 @pytest.mark.parametrize(
