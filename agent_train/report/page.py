@@ -18,6 +18,7 @@ from agent_train.report.metrics_file import broken_lines, read_metrics
 from agent_train.trainer.offline.metrics import HELD_OUT, KINDS
 from agent_train.trainer.run_folder import RunFolder
 from agentgym.core.trajectory import read_jsonl
+from agentgym.evaluate.formats import number, percent
 from agentgym.storage.files import write_json, write_text
 from agentgym.viewer.charts import Frame, Series, line_chart, stacked_bars
 from agentgym.viewer.page import PAGE, PRINT, Decode, card, document, episodes_html, examples, folded, table
@@ -153,9 +154,9 @@ def _headline(records: Sequence[Record]) -> str:
     if measured:
         best = max(measured, key=lambda e: e["success"])
         cards += [
-            ("held-out, start", _percent(measured[0]["success"]), _interval(measured[0])),
-            ("held-out, end", _percent(measured[-1]["success"]), _interval(measured[-1])),
-            ("held-out, best", _percent(best["success"]), f"after step {best['step']}"),
+            ("held-out, start", percent(measured[0]["success"]), _interval(measured[0])),
+            ("held-out, end", percent(measured[-1]["success"]), _interval(measured[-1])),
+            ("held-out, best", percent(best["success"]), f"after step {best['step']}"),
         ]
     cards += _file_cards(records)
     cards.append(
@@ -251,10 +252,10 @@ def _evaluations(records: Sequence[Record]) -> str:
     rows = [
         [
             str(e["step"]),
-            _percent(e["success"]),
+            percent(e["success"]),
             _interval(e),
-            _number(e["reward"]),
-            _number(e["turns"]),
+            number(e["reward"]),
+            number(e["turns"]),
             str(e["episodes"]),
             str(e["failed"]),
         ]
@@ -270,15 +271,7 @@ def _settings(run: RunFolder) -> str:
 
 
 def _interval(record: Record) -> str:
-    return f"{_percent(record['low'])} to {_percent(record['high'])}"
-
-
-def _percent(share: float | None) -> str:
-    return "none" if share is None else f"{share:.1%}"
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3g}"
+    return f"{percent(record['low'])} to {percent(record['high'])}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

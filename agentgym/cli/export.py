@@ -7,9 +7,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from agentgym.cli.json_object import json_object
 from agentgym.cli.output import print_json
-from agentgym.cli.spec_of import ENVS, spec_of
+from agentgym.cli.spec_of import ENVS, json_object, spec_of
 from agentgym.cli.usage_error import UsageError
 
 

@@ -13,9 +13,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from agentgym.cli.json_object import json_object
 from agentgym.cli.output import print_json
-from agentgym.cli.spec_of import ENVS, spec_of
+from agentgym.cli.spec_of import ENVS, json_object, spec_of
 from agentgym.cli.usage_error import UsageError
 
 if TYPE_CHECKING:

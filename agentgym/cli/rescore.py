@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.cli.json_object import json_object
 from agentgym.cli.output import print_json, print_table
-from agentgym.cli.spec_of import find_modules
+from agentgym.cli.spec_of import find_modules, json_object
 from agentgym.cli.usage_error import UsageError
 
 if TYPE_CHECKING:

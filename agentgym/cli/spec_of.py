@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentgym.cli.usage_error import UsageError
 
@@ -93,3 +94,18 @@ def _in_file(named: str) -> str:
             raise UsageError(f"{path} {there}")
         name = names[0]
     return f"{module.__name__}:{name}"
+
+
+def json_object(text: str, option: str) -> dict[str, Any]:
+    """The JSON object that an option was given.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{option} is no JSON: {error}: {text}") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{option} must be a JSON object, not {text}")
+    return value

@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agentgym.cli.check import print_findings
-from agentgym.cli.json_object import json_object
 from agentgym.cli.output import print_json, print_table
-from agentgym.cli.spec_of import ENVS, spec_of
+from agentgym.cli.spec_of import ENVS, json_object, spec_of
 from agentgym.cli.usage_error import UsageError
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.sandbox.api import GROUP_ID, MEGABYTE, PRIVATE, WORKSPACE, SandboxError, SandboxSpec
 from agentgym.sandbox.backends import engine, seccomp, users
-from agentgym.sandbox.backends.attached import AttachedStream
 from agentgym.sandbox.backends.file_limits import files_of
 from agentgym.sandbox.discovery import Found, found, marks
+from agentgym.sandbox.guest.channel import SocketStream
 from agentgym.sandbox.guest.guest_sandbox import GuestSandbox, guest_command, source
 from agentgym.sandbox.images import build as images
 from agentgym.sandbox.images import engine_images
@@ -325,3 +325,75 @@ def remove_volumes() -> None:
             except APIError as error:
                 if error.status_code not in (404, 409):  # it is gone, or a sandbox has it by now
                     raise
+
+
+STDERR = 2
+HEADER = 8  # bytes before each piece: which stream, three zeros, its length big endian
+KEPT = 2000  # bytes of stderr
+
+
+class Demultiplexer:
+    """Takes apart what the Docker Engine sends: pieces of stdout and stderr, each with a header, cut anywhere.
+
+    Attributes:
+        stderr: the end of what came on stderr.
+    """
+
+    def __init__(self) -> None:
+        self.stderr = b""
+        self._header = b""
+        self._stream = 0
+        self._left = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """Take frames of the stream; returns their bytes of stdout."""
+        out, position = [], 0
+        while position < len(data):
+            if self._left == 0:
+                part = data[position : position + HEADER - len(self._header)]
+                self._header += part
+                position += len(part)
+                if len(self._header) == HEADER:
+                    self._stream = self._header[0]
+                    self._left = int.from_bytes(self._header[4:], "big")
+                    self._header = b""
+                continue
+            piece = data[position : position + self._left]
+            position += len(piece)
+            self._left -= len(piece)
+            if self._stream == STDERR:
+                self.stderr = (self.stderr + piece)[-KEPT:]
+            else:
+                out.append(piece)
+        return b"".join(out)
+
+
+class AttachedStream:
+    """A `Stream` over what the SDK's `attach_socket` returned: bytes sent are the container's stdin, received its stdout."""
+
+    def __init__(self, attached: Any) -> None:
+        self.demultiplexer = Demultiplexer()
+        self._attached = attached
+        # Over a Unix socket and plain TCP it is a file object around the socket, else the socket itself.
+        self._stream = SocketStream(getattr(attached, "_sock", attached))
+
+    def send(self, data: bytes, timeout: float) -> None:
+        """Send all; TimeoutError after `timeout` seconds, OSError if the engine is gone."""
+        self._stream.send(data, timeout)
+
+    def receive(self, timeout: float) -> bytes:
+        """At least one byte of stdout; none at the end."""
+        until = time.monotonic() + timeout
+        while True:
+            data = self._stream.receive(until - time.monotonic())
+            out = self.demultiplexer.feed(data)
+            if out or not data:
+                return out
+
+    def close(self) -> None:
+        """End the container's stdin. In a forked child it only lets go, as the sandbox is the parent's."""
+        try:
+            self._stream.close()
+        finally:
+            # The SDK hangs the response on the file object; each holds the connection open.
+            getattr(self._attached, "_response", self._attached).close()

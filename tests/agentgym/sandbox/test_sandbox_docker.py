@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from agentgym.sandbox import SandboxError, SandboxSpec
 from agentgym.sandbox.backends import engine, seccomp
-from agentgym.sandbox.backends.attached import KEPT, Demultiplexer
-from agentgym.sandbox.backends.docker import docker_sandboxes, open_docker, remove
+from agentgym.sandbox.backends.docker import KEPT, Demultiplexer, docker_sandboxes, open_docker, remove
 from agentgym.sandbox.cleanup import cleanup
 from agentgym.sandbox.images import build as images
 
