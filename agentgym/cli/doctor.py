@@ -22,13 +22,11 @@ def add(commands: argparse._SubParsersAction) -> None:
     """Add `agentgym doctor`."""
     doctor = commands.add_parser(
         "doctor",
-        help="what is installed, what this machine can do, and what to do about the rest",
+        help="check packages, hardware, sandboxes and data on this machine",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    doctor.add_argument(
-        "--network", action="store_true", help="ask the Hugging Face hub too; else nothing is contacted"
-    )
+    doctor.add_argument("--network", action="store_true", help="also contact the Hugging Face hub")
     doctor.add_argument("--json", action="store_true", help="as JSON")
     doctor.set_defaults(run=_doctor)
 

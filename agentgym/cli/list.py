@@ -48,9 +48,9 @@ class Row:
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Add `agentgym list`."""
-    listing = commands.add_parser("list", help="the environments that there are, and what they need")
+    listing = commands.add_parser("list", help="list environments and their requirements")
     listing.add_argument(
-        "server", nargs="?", metavar="URL", help="a server's, http://HOST:PORT (default: those on this machine)"
+        "server", nargs="?", metavar="URL", help="list those of a server, http://HOST:PORT (default: this machine's)"
     )
     listing.add_argument("--tag", action="append", default=[], metavar="T", help="only those with this tag; repeatable")
     listing.add_argument("--json", action="store_true", help="as JSON")

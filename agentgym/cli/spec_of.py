@@ -105,7 +105,7 @@ def json_object(text: str, option: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{option} is no JSON: {error}: {text}") from error
+        raise UsageError(f"{option} is not valid JSON: {error}: {text}") from error
     if not isinstance(value, dict):
         raise UsageError(f"{option} must be a JSON object, not {text}")
     return value

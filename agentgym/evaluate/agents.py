@@ -100,7 +100,7 @@ def scripted_file(path: str | Path, name: str | None = None) -> AgentSpec:
     except OSError as error:
         raise ValueError(f"script {path}: {error.strerror}") from error
     except ValueError as error:
-        raise ValueError(f"script {path}: no JSON in UTF-8: {error}") from error
+        raise ValueError(f"script {path}: not valid UTF-8 JSON: {error}") from error
     if not isinstance(answers, list | dict):
         raise ValueError(f"script {path}: a list of answers is needed, or an object of lists by task id")
     return scripted(answers, name or path.stem)

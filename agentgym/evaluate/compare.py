@@ -88,7 +88,7 @@ def read_compared(path: Path, tasks_of: Callable[[Path], dict[str, TaskMeans]] |
         ValueError: it is none of these, or holds a broken line.
     """
     if path.is_file() and path.suffix == ".json":
-        raise ValueError(f"{path} is no file of episodes (.jsonl): name the run's folder, {path.parent}")
+        raise ValueError(f"{path} is not a file of episodes (.jsonl): name the run's folder, {path.parent}")
     if path.is_file():
         return ComparedRun(str(path), _cells_of(effective(path), path.stem.rpartition("@")[2]))
     if (path / "run.json").is_file():

@@ -129,11 +129,9 @@ def check_prices(agents: Sequence[AgentSpec], prices: Prices | None) -> None:
     for agent in agents:
         if agent.kind == "python" or (agent.kind == "chat" and "serve" not in agent.settings):
             if prices is None:
-                raise ValueError("a limit of cost needs a table of prices: --prices FILE")
+                raise ValueError("a cost limit needs a table of prices: --prices FILE")
             if prices.cost(model_of(agent), {}) is None:
-                raise ValueError(
-                    f"a limit of cost needs prices of all models: the table has none of {model_of(agent)!r}"
-                )
+                raise ValueError(f"a cost limit needs prices for all models: the table lacks {model_of(agent)!r}")
 
 
 TRIES = 3
@@ -179,8 +177,8 @@ async def probe(base_url: str, models: Sequence[str], api_key: str | None = None
             status, body = await _answer(session, "POST", chat, body_sent)
             if status in (404, 405):
                 raise ValueError(
-                    f"{base_url} is no chat endpoint, or has no model {model!r} (it answers {status}: {_words(body)}); base"
-                    " URLs mostly end in /v1"
+                    f"{base_url} is not a chat endpoint, or has no model {model!r} (it answers {status}: {_words(body)}); base"
+                    " URLs usually end in /v1"
                 )
             if (unknown := _judged(base_url, status, body)) is not None:
                 return unknown

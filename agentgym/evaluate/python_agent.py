@@ -68,7 +68,7 @@ def reply_of_answer(answer: Any) -> Reply:
 
 def _langchain_reply(said: Any) -> Reply:
     if said.type not in _AI:
-        raise ValueError(f"the last message is of type {said.type!r}, and no model's")
+        raise ValueError(f"the last message is of type {said.type!r}, not from a model")
     message: Message = {"role": "assistant", "content": _content(said.content)}
     calls = [
         {
@@ -280,9 +280,7 @@ def _check(target: str, found: Any, kwargs: Mapping[str, Any]) -> bool:
     if not callable(_entry(found)):
         raise ValueError(f"agent {target!r} is {found!r:.40}: a function or something with act() is needed")
     if kwargs and hasattr(found, "act"):
-        raise ValueError(
-            f"agent {target!r} is an object that is made already: kwargs {', '.join(kwargs)} go to a class"
-        )
+        raise ValueError(f"agent {target!r} is an object, not a class: it takes no kwargs, so not {', '.join(kwargs)}")
     return _takes_tools(target, _entry(found), [], kwargs)
 
 

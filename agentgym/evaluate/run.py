@@ -309,7 +309,7 @@ class _Evaluation:
 
     def _policy(self, part: _Part, episode: Episode) -> Policy:
         if part.make_policy is None:
-            raise RuntimeError(f"{part.cell.name} is not to be played, and an episode of it was begun")
+            raise RuntimeError(f"{part.cell.name} is not part of this run, but one of its episodes was started")
         # Every try asks here before anything else of it happens, so these are the episodes that run.
         tries = self._running.setdefault((part.cell.name, (episode.task.id, episode.sample)), [])
         policy = part.make_policy(episode)
@@ -333,7 +333,7 @@ class _Evaluation:
         key = (part.cell.name, (trajectory.task_id, trajectory.sample))
         if key not in self._running:
             asked = trajectory.task_id
-            raise ValueError(f"{part.cell.env.id} says that it played task {asked!r}, which it was not given")
+            raise ValueError(f"{part.cell.env.id} reports task {asked!r}, but was given another task")
         part.left -= 1
         calls = calls_of(self._running.pop(key))
         trajectory.metadata |= _labels(part.tasks[trajectory.task_id])
@@ -369,7 +369,7 @@ class _Evaluation:
         elif kept and agent.kind in _ASKING and trajectory.turns and not _COUNTED & usage.keys():
             self.stopped = "uncounted"
             self.problem = (
-                f"{kept[0]} cannot be kept: nobody tells how many tokens agent {agent.name} uses: let its replies have usage"
+                f"{kept[0]} cannot be enforced: agent {agent.name} does not report its token usage; set `usage` on its replies"
                 " (`Reply(message, usage=...)`, or whole completions), or leave the limit out"
             )
         if self.problem is not None:
@@ -407,7 +407,7 @@ async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, com
         # A limit that came with the last episode has stopped nothing.
         results = _write_results(out, run.stopped if any(part.left for part in parts) else None, parts, began)
         if run.problem is not None:
-            raise ValueError(f"{run.problem} ({out} has what was played)")
+            raise ValueError(f"{run.problem} (episodes played so far are in {out})")
         return results
 
 
@@ -445,9 +445,7 @@ def _part_of(cell: Cell, make_policy: MakePolicy | None) -> _Part:
     found: dict[str, Task] = {}
     for task in tasks:
         if task.id in found:
-            raise ValueError(
-                f"{cell.env.id}/{cell.split}: two tasks have the id {task.id!r}: results need ids of their own"
-            )
+            raise ValueError(f"{cell.env.id}/{cell.split}: two tasks have the id {task.id!r}: task ids must be unique")
         found[task.id] = task
     if not found:
         raise ValueError(f"{cell.env.id}/{cell.split} has no tasks")

@@ -111,7 +111,7 @@ class Store:
         except OSError as error:
             os.ftruncate(descriptor, size)
             raise StoreError(
-                f"{self.file_of(cell)}: cannot store an episode: {error.strerror}; what was stored before is safe:"
+                f"{self.file_of(cell)}: cannot store an episode: {error.strerror}; earlier episodes are safe:"
                 " make room and start the same command again"
             ) from error
         self._files[cell.name] = (descriptor, size + len(line))
@@ -305,7 +305,7 @@ def _merged(path: Path, present: Sequence[dict[str, Any]], plan: Sequence[Planne
     for planned in plan:
         cell = planned.cell
         if cell.name in seen:
-            raise ValueError(f"two cells are called {cell.name!r}: give the agents or environments names of their own")
+            raise ValueError(f"two cells are named {cell.name!r}: give agents and environments unique names")
         seen.add(cell.name)
         # What is compared must have gone through JSON, as the stored one has: tuples become lists.
         record = json.loads(json.dumps(cell.to_json()))
@@ -319,7 +319,7 @@ def _merged(path: Path, present: Sequence[dict[str, Any]], plan: Sequence[Planne
             continue
         if differences := _differences(old, {**record, **extent}):
             raise ValueError(
-                f"{path} holds {cell.name} played otherwise: {'; '.join(differences)}; ask for the same, or choose"
+                f"{path} holds {cell.name} with other settings: {'; '.join(differences)}; use the same settings, or choose"
                 " another folder"
             )
         grown = {

@@ -121,7 +121,7 @@ def read_suite(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: no text in UTF-8: {error.reason}") from error
+        raise ValueError(f"{path}: not UTF-8 text: {error.reason}") from error
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"{path}{line}: {error.problem or error.context}") from error

@@ -148,10 +148,10 @@ class Lease:
 
     def _here(self) -> Sandbox:
         if self._box is None:
-            raise SandboxError(f"sandbox {self.id} was given back to its pool: acquire another")
+            raise SandboxError(f"sandbox {self.id} was returned to its pool: acquire another")
         if os.getpid() != self._pid:
             raise SandboxError(
-                f"sandbox {self.id} belongs to process {self._pid}, and this is a fork of it: acquire one here"
+                f"sandbox {self.id} belongs to process {self._pid}, and this process is a fork of it: acquire one here"
             )
         return self._box
 

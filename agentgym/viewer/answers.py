@@ -88,7 +88,7 @@ def compare(runs: Runs, given: Mapping[str, str]) -> dict[str, Any]:
     for run in (first, second):
         run.advance(COMPARE_PATIENCE)
         if strays := run.strays():
-            raise BadRequest(f"{run.id} is not compared: {strays[0]} is no file of its own")
+            raise BadRequest(f"{run.id} cannot be compared: {strays[0]} is not a regular file inside the run")
         if run.kind == "evaluation" and run.indexing < 1:
             raise BadRequest(f"{run.id} is still being read ({run.indexing:.0%}): compare it again in a moment")
     try:

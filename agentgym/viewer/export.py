@@ -166,7 +166,7 @@ def page_of(data: dict[str, Any]) -> str:
     scripts = [_checked(name, files.get(name), "</script") for name in _SCRIPT.findall(page)]
     page = _SCRIPT.sub("", _STYLE.sub("", page))
     if outside := _ELSEWHERE.search(page):
-        raise ValueError(f"index.html names what an exported file would not have: {page[outside.start() :][:80]!r}")
+        raise ValueError(f"index.html refers to something outside the exported file: {page[outside.start() :][:80]!r}")
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {' '.join(map(_hash, styles))}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -186,7 +186,7 @@ def embedded(data: Any) -> str:
 
 def _checked(name: str, content: str | None, end: str) -> str:
     if content is None:
-        raise ValueError(f"index.html names {name}, which is not there")
+        raise ValueError(f"index.html refers to {name}, which does not exist")
     if end in content.lower() or "<!--" in content or (name.endswith(".css") and _FETCHED.search(content)):
         raise ValueError(f"{name} has {end}, a comment of HTML or another file in it, and cannot stand inside a page")
     # Line ends as a browser reads them, or its hash would differ.

@@ -184,12 +184,12 @@ def open_regular(path: Path) -> BinaryIO:
     """The file opened for reading; a pipe or a device, which could hold the reader up for ever, is refused.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        OSError: it cannot be opened, or is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path.name} is no regular file")
+        raise OSError(f"{path.name} is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -202,11 +202,11 @@ def parsed(line: bytes) -> Any:
     try:
         return json.loads(line, parse_constant=lambda _: None)
     except RecursionError as error:
-        raise ValueError("is no JSON: too deep") from error
+        raise ValueError("is not valid JSON: too deep") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"is no text: {error.reason}") from error
+        raise ValueError(f"is not UTF-8 text: {error.reason}") from error
     except ValueError as error:
-        raise ValueError(f"is no JSON: {error}") from error
+        raise ValueError(f"is not valid JSON: {error}") from error
 
 
 MOST_BYTES = 256 * 2**20

@@ -62,7 +62,7 @@ def row_of(record: Any, start: int, size: int) -> Row:
         ValueError: it is no episode; says why.
     """
     if not isinstance(record, dict) or not isinstance(record.get("turns"), list):
-        raise ValueError("a line is no episode: it has no list of turns")
+        raise ValueError("a line is not an episode: it has no list of turns")
     turns = [turn for turn in record["turns"] if isinstance(turn, dict)]
     end = intern(str(record.get("end", "")))
     metadata, metrics = _object(record.get("metadata")), _object(record.get("metrics"))

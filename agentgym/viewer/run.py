@@ -103,7 +103,7 @@ class Run:
                 more = f" ({file.broken} lines in all)" if file.broken > 1 else ""
                 found.append(f"{file.problem}{more}")
         if self.metrics.broken:
-            found.append(f"metrics.jsonl: {self.metrics.broken} lines are no JSON objects")
+            found.append(f"metrics.jsonl: {self.metrics.broken} lines are not JSON objects")
         return found
 
     @property

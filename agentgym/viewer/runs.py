@@ -103,7 +103,7 @@ def roots_of(paths: Sequence[Path]) -> list[Path]:
         if not path.exists():
             raise UsageError(f"there is no folder {path}")
         if not path.is_dir():
-            raise UsageError(f"{path} is no folder: name a run's folder, or one with runs in it")
+            raise UsageError(f"{path} is not a folder: name a run folder, or a folder of runs")
     return list(dict.fromkeys(path.resolve() for path in paths))
 
 

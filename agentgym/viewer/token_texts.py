@@ -37,8 +37,7 @@ def token_decoder(run: Path) -> Callable[[int], str | None] | None:
         tokenizer = _tokenizer(path, path.stat().st_mtime_ns)
     if tokenizer is None:
         return None
-    known = tokenizer.get_vocab_size()
-    return lambda id: _text(tokenizer, id) if 0 <= id < known else None
+    return lambda id: _text(tokenizer, id)
 
 
 def _ids(episode: Mapping[str, Any]) -> Iterator[int]:
@@ -72,11 +71,13 @@ def _tokenizer(path: Path, written: int) -> Any:
         return None
 
 
-def _text(tokenizer: Any, id: int) -> str:
+def _text(tokenizer: Any, id: int) -> str | None:
+    piece = tokenizer.id_to_token(id) if 0 <= id < 2**32 else None
+    if piece is None:
+        return None
     text = tokenizer.decode([id], skip_special_tokens=False)
     if "\ufffd" not in text:
         return text
-    piece = tokenizer.id_to_token(id) or ""
     letters = _byte_letters()
     if piece and all(letter in letters for letter in piece):
         return "<" + " ".join(f"{letters[letter]:02X}" for letter in piece) + ">"

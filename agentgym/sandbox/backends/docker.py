@@ -85,7 +85,7 @@ def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandb
             todo = f"docker pull {image}" if custom else f"agentgym sandbox build {spec.image}"
             raise SandboxError(f"the Docker Engine at {engine.address()} has no image {image}: run `{todo}`") from error
         if isinstance(error, SandboxError) and "python3" in str(error):
-            raise SandboxError(f"the image {image} has no python3, which every sandbox needs: {error}") from error
+            raise SandboxError(f"the image {image} has no python3, which sandboxes require: {error}") from error
         raise
     owner = os.getpid()
     return GuestSandbox(
@@ -150,7 +150,7 @@ def _start(
     with engine.failures(f"starting a sandbox of {image}"):
         if spec.network and not api.networks(names=["bridge"]):
             raise SandboxError(
-                f"a sandbox with a network was asked for, and the Docker Engine at {engine.address()} has no bridge network: "
+                f"the sandbox needs a network, but the Docker Engine at {engine.address()} has no bridge network: "
                 "it was started with --bridge=none"
             )
         config = ContainerConfig(

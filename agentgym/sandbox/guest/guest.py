@@ -234,7 +234,7 @@ class Guest:
             if not self.reap():
                 return
             if time.monotonic() > until:
-                raise Unkillable("programs are left that cannot be killed")
+                raise Unkillable("some programs cannot be killed")
             self.loop.turn(time.monotonic() + 0.02)
 
     def kill_leftovers(self) -> None:
@@ -374,7 +374,7 @@ class Guest:
             self.drop_upload()
             self.upload = Upload(GuestPath(path, self.ran))
         if self.upload is None:
-            raise ValueError("a part of a file whose first part was not taken")
+            raise ValueError("a part of a file whose first part was rejected")
         try:
             self.upload.add(data)
             if last:

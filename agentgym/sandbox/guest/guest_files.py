@@ -127,18 +127,18 @@ class Upload:
 
 
 def content(path: str, limit: int) -> Iterator[bytes]:
-    """A file's content in chunks, read with the programs' rights. ValueError if it is no regular file, or over the limit."""
+    """A file's content in chunks, read with the programs' rights. ValueError if it is not a regular file, or over the limit."""
     with AsProgram():
         try:
             fd = os.open(os.path.join("/workspace", path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         except BlockingIOError:
-            raise ValueError("no file that can be read: a program holds a lease of it") from None
+            raise ValueError("cannot be read: a program holds a lease on the file") from None
     try:
         kind = os.fstat(fd)
         if stat.S_ISDIR(kind.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(kind.st_mode):
-            raise ValueError("no regular file")
+            raise ValueError("not a regular file")
         if kind.st_size > limit:
             raise ValueError(f"{kind.st_size} bytes: over the limit of {limit}")
         size = 0

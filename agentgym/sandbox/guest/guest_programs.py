@@ -289,7 +289,7 @@ def fork() -> int:
     try:
         return os.fork()
     except BlockingIOError as error:
-        raise OSError(error.errno, "not started: the programs that run here are as many as there may be") from error
+        raise OSError(error.errno, "not started: the limit of running programs is reached") from error
 
 
 def await_start(pid: int, ready: int) -> str:

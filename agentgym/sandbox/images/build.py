@@ -153,7 +153,7 @@ def build(
         SandboxError: it cannot be built, or no Docker Engine answers that has to. Nothing half-made is left.
     """
     if how not in WAYS:
-        raise ValueError(f"an image is built by {', '.join(WAYS)}, not {how!r}")
+        raise ValueError(f"unknown build method {how!r}: choose {', '.join(WAYS)}")
     what, started = recipe(name), time.monotonic()
     place = _place(what)
     with _locked(say):

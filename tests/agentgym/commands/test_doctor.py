@@ -82,7 +82,7 @@ def test_a_part_that_hangs_or_fails_is_a_warning():
     assert time.monotonic() - start < 50
     assert list(found) == ["slow", "failing", "fine"]
     assert (found["slow"][0].state, found["slow"][0].text) == ("warning", "no answer within 0.3 s")
-    assert found["failing"][0].text == "could not be looked at: OSError: no such thing"
+    assert found["failing"][0].text == "the check failed: OSError: no such thing"
     assert found["fine"][0].state == "ok"
 
 

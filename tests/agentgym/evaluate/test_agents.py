@@ -283,7 +283,7 @@ def test_an_agent_may_end_its_episode(own):
         ("plain", {"word": 1}, "unexpected keyword argument 'word'"),
         ("Counting", {"begin": 1}, "Counting cannot be made: got an unexpected keyword argument 'begin'"),
         ("Async", {}, "missing a required argument: 'word'"),
-        ("shared", {"start": 1}, "object that is made already"),
+        ("shared", {"start": 1}, "an object, not a class"),
         ("number", {}, "a function or something with act"),
         ("NoAct", {}, r"class NoAct has no act\(messages, tools\)"),
     ],

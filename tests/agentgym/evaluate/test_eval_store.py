@@ -144,7 +144,7 @@ def test_a_run_grows_by_cells_tasks_and_samples(tmp_path):
 def test_what_changes_the_measurement_is_refused_by_name(tmp_path, other, words):
     with opened(tmp_path / "r"):
         pass
-    with pytest.raises(ValueError, match="played otherwise") as refused:
+    with pytest.raises(ValueError, match="with other settings") as refused:
         opened(tmp_path / "r", other)
     assert words in str(refused.value)
     with opened(tmp_path / "r"):  # nothing has changed, and nobody holds the lock
@@ -214,7 +214,7 @@ def test_cells_whose_names_make_one_file_name_get_two(tmp_path):
 
 
 def test_two_cells_of_one_name_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="two cells are called 'e@expert'"):
+    with pytest.raises(ValueError, match="two cells are named 'e@expert'"):
         opened(tmp_path / "r", CELL, CELL)
 
 

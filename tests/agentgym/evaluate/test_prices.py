@@ -77,7 +77,7 @@ def test_without_a_table_nobody_knows_the_cost():
         ("p.yaml", "", "a table of prices is"),
         ("p.yaml", "m: {input: 1", r"p\.yaml: no YAML"),
         ("p.json", "{", r"p\.json: no JSON"),
-        ("p.txt", b"\xff\xfe", "no text in UTF-8"),
+        ("p.txt", b"\xff\xfe", "not UTF-8 text"),
     ],
 )
 def test_a_table_that_is_wrong_is_named_with_model_and_field(tmp_path, name, text, words):

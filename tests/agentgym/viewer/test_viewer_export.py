@@ -194,7 +194,7 @@ def test_any_text_comes_back_from_the_inside_of_a_script(text):
         (
             "index.html",
             b'<head></head><body><script src="gone.js" defer></script></body>',
-            "gone.js, which is not there",
+            "gone.js, which does not exist",
         ),
         ("index.html", b'<head></head><body><img src="https://x.example/a.png"></body>', "would not have"),
         ("index.html", b'<head></head><body><script type="module" src="a.js"></script></body>', "would not have"),

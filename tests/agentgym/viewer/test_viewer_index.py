@@ -246,7 +246,7 @@ def test_a_file_that_went_away_or_is_none_says_so(file, played):
 def test_a_pipe_does_not_hold_the_reader_up(file):
     os.mkfifo(file.path)
     file.update()
-    assert "no regular file" in file.problem
+    assert "not a regular file" in file.problem
 
 
 def test_reading_can_be_stopped_and_goes_on(file, played):

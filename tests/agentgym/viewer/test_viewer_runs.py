@@ -71,7 +71,7 @@ def test_what_is_no_run_is_none(tmp_path):
     assert seen(tmp_path) == {}
 
 
-@pytest.mark.parametrize(("name", "words"), [("nowhere", "there is no folder"), ("file", "is no folder")])
+@pytest.mark.parametrize(("name", "words"), [("nowhere", "there is no folder"), ("file", "is not a folder")])
 def test_a_path_that_is_no_folder_is_the_users_mistake(tmp_path, name, words):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=words):

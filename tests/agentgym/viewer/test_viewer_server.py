@@ -366,7 +366,7 @@ def test_a_run_that_names_files_elsewhere_is_not_compared(tmp_path):
         manifest["cells"][0]["file"] = file
         (run / "run.json").write_text(json.dumps(manifest))
         response = ask(tmp_path / "runs", "api/compare?a=run&b=run")
-        assert (response.status_code, "is no file of its own" in response.text) == (400, True)
+        assert (response.status_code, "is not a regular file inside the run" in response.text) == (400, True)
     os.mkfifo(run / "episodes" / "pipe.jsonl")
     manifest["cells"][0]["file"] = "episodes/pipe.jsonl"
     (run / "run.json").write_text(json.dumps(manifest))
