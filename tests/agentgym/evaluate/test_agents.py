@@ -82,7 +82,11 @@ def test_scripts_come_from_files(tmp_path):
     assert answer(agents.scripted_file(tmp_path / "tasks.json"))["content"] == "x"
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "number.json").write_text("3")
-    for name, words in (("none.txt", "No such file"), ("bad.json", "no JSON"), ("number.json", "a list of answers")):
+    for name, words in (
+        ("none.txt", "No such file"),
+        ("bad.json", "not valid UTF-8 JSON"),
+        ("number.json", "a list of answers"),
+    ):
         with pytest.raises(ValueError, match=words):
             agents.scripted_file(tmp_path / name)
 

@@ -230,7 +230,7 @@ def test_a_limit_is_exit_code_3_and_more_of_it_goes_on(capsys):
         (["gone.yaml"], "gone.yaml: No such file"),
         (["--resume", "gone"], "gone holds no evaluation"),
         (["--resume", "gone", "-n", "4"], "leave out --n"),
-        (["test/parity", "--policy", "expert", "--kwargs", "{"], "no JSON"),
+        (["test/parity", "--policy", "expert", "--kwargs", "{"], "not valid JSON"),
         (["test/parity", "--policy", "expert", "--kwargs", "[]"], "must be a JSON object"),
         (["test/parity", "--policy", "expert", "-n", "some"], "a whole number or all, not 'some'"),
         (["test/parity", "--policy", "expert", "--time-limit", "soon"], "a time: 90, 90s, 10m, 2h, not 'soon'"),

@@ -76,7 +76,7 @@ def test_without_a_table_nobody_knows_the_cost():
         ("p.yaml", "- m", "a table of prices is"),
         ("p.yaml", "", "a table of prices is"),
         ("p.yaml", "m: {input: 1", r"p\.yaml: no YAML"),
-        ("p.json", "{", r"p\.json: no JSON"),
+        ("p.json", "{", r"p\.json: not valid JSON"),
         ("p.txt", b"\xff\xfe", "not UTF-8 text"),
     ],
 )

@@ -142,12 +142,12 @@ def test_a_cut_last_line_is_left_for_later(file, played):
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        (b"{oops}", "no JSON"),
+        (b"{oops}", "not valid JSON"),
         (b'"a text"', "no list of turns"),
         (b'{"turns": 3}', "no list of turns"),
-        (b"[" * 200_000, "no JSON"),
+        (b"[" * 200_000, "not valid JSON"),
         (b"\xff\xfe{}", "no text"),
-        (b'{"turns": [], "reward": ' + b"9" * 5000 + b"}", "no JSON"),
+        (b'{"turns": [], "reward": ' + b"9" * 5000 + b"}", "not valid JSON"),
     ],
 )
 def test_a_broken_line_is_told_and_passed_over(file, played, line, what):
