@@ -178,7 +178,7 @@ def _record(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _over(record: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """A suite with the command line's values in place of its own."""
+    """The suite with values of the command line in place of those in the file."""
     given = {name: getattr(args, name) for name in _EXTENT if getattr(args, name) is not None}
     if agents := list(_agents(args)):
         given["agents"] = agents

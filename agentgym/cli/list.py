@@ -24,7 +24,7 @@ class Need:
     """A requirement of an environment.
 
     Attributes:
-        what: "sandbox IMAGE", or what `pip install` is told.
+        what: "sandbox IMAGE", or the argument of `pip install`.
         here: whether this machine has it; None where only asking a Docker Engine would tell.
         remedy: the command that gets it, if it is or may be missing.
     """
@@ -131,7 +131,7 @@ def _adapter_row(adapter: Adapter) -> Row:
 
 
 def _package(requirement: str) -> Need:
-    """Whether a package is installed, in a version that will do."""
+    """True if a package is installed in a sufficient version."""
     wanted = Requirement(requirement)
     remedy = f"pip install {requirement!r}"
     try:
@@ -155,7 +155,7 @@ def _need(need: str) -> Need:
 
 
 def _sandbox(image: str) -> Need:
-    """Whether bubblewrap has an image. A Docker Engine is not asked: that takes too long for a list."""
+    """True if bubblewrap has an image. Docker is not asked, which would be slow."""
     from agentgym.sandbox import SandboxError
     from agentgym.sandbox.backends.bubblewrap import image_root
 

@@ -33,7 +33,7 @@ def spec_of(id: str) -> EnvSpec:
     """The spec of what the user named, its class imported. Modules in the current folder can be named.
 
     Raises:
-        UsageError: there is none, or it cannot be imported.
+        UsageError: the environment is unknown or cannot be imported.
     """
     from agentgym.core.registration import UnknownEnvError, spec
 
@@ -100,7 +100,7 @@ def json_object(text: str, option: str) -> dict[str, Any]:
     """The JSON object that an option was given.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is not a JSON object.
     """
     try:
         value = json.loads(text)

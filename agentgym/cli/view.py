@@ -94,7 +94,7 @@ def _serve(args: argparse.Namespace, runs: Runs, count: int) -> int:
         from agentgym.hosts import LOCAL_HOSTS
         from agentgym.viewer.server import serve
 
-        ended = _ending()  # before its address is told, and with it that Ctrl-C ends it well
+        ended = _ending()  # before the address is printed, so that Ctrl-C works from then on
         try:
             served = await serve(runs, args.host, args.port)
         except OSError as error:
@@ -136,7 +136,7 @@ def _many(count: int, what: str) -> str:
 
 
 def _open(url: str) -> None:
-    """Open the browser where there is a display; a machine without one has nobody in front of it."""
+    """Open the browser if this machine has a display."""
     import webbrowser
 
     if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):

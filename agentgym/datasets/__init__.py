@@ -177,7 +177,7 @@ def _from_hub(hub: HubData, split: str) -> tuple[list[dict[str, Any]], str] | No
         return None
     try:
         rows = download(hub, split)
-    except Exception as error:  # whatever the hub's client meets, the shipped tasks are left
+    except Exception as error:  # the hub's client raises many types; the shipped tasks remain
         log.info("cannot get %s from the Hugging Face hub: %s", hub.repo, error)
         return None
     return rows, f"Hugging Face hub: {hub.repo} ({hub.config}, {split}, {hub.revision})"
@@ -187,7 +187,7 @@ def download(hub: HubData, split: str, seconds: float = DOWNLOAD_SECONDS) -> lis
     """The rows of a split, by the `datasets` package.
 
     Raises:
-        Exception: whatever that package meets.
+        Exception: any error of that package.
         TimeoutError: it took longer than `seconds`.
     """
 
@@ -231,7 +231,7 @@ def _cache_folder() -> Path:
 
 @functools.cache
 def _hub_answers(endpoint: str) -> bool:
-    """Whether the hub answers at all, asked once per process: its own client would retry for minutes."""
+    """True if the hub answers. Asked once per process, since the hub's client would retry for minutes."""
 
     def ask() -> bool:
         request = urllib.request.Request(endpoint, method="HEAD")

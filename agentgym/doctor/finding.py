@@ -40,7 +40,7 @@ class Probe:
 
 
 def examine(probes: Sequence[Probe]) -> dict[str, list[Finding]]:
-    """The findings of each part, in the order of the parts; takes no longer than the slowest part may.
+    """Run all probes at once; returns their findings in the order of the probes.
 
     A part that fails or takes too long is a warning. Its thread is left behind, and does not keep the process alive.
     """
@@ -49,7 +49,7 @@ def examine(probes: Sequence[Probe]) -> dict[str, list[Finding]]:
     def run(probe: Probe) -> None:
         try:
             found[probe.name] = probe.look()
-        except Exception as error:  # whatever it meets: the other parts are still worth telling
+        except Exception as error:  # one failing probe must not hide the others
             found[probe.name] = [Finding(probe.name, "warning", f"the check failed: {_line(error)}")]
 
     start = time.monotonic()

@@ -60,7 +60,7 @@ def _cards() -> tuple[list[Finding], int]:
 
 
 def _gib(mebibytes: str) -> str:
-    """The driver's number in GiB; some cards, those that share the machine's memory say, have none."""
+    """The driver's number in GiB. Cards that share the machine's memory report none."""
     return f"{int(mebibytes) / 1024:.0f}" if mebibytes.strip().isdecimal() else "?"
 
 
@@ -124,7 +124,7 @@ def disk() -> list[Finding]:
 
 
 def _room(name: str, place: Path) -> Finding:
-    # What is not there yet is made in the nearest folder that is.
+    # A missing folder is created in its nearest existing parent.
     there = place.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -138,7 +138,7 @@ def _room(name: str, place: Path) -> Finding:
 
 
 def ports() -> list[Finding]:
-    """Whether this process may listen on this machine, as the viewer and a served model do."""
+    """Check that this process can listen on a port, as the viewer and a served model do."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
@@ -151,7 +151,7 @@ def ports() -> list[Finding]:
 
 OLDEST = (3, 11)
 MODULES = {"pyyaml": "yaml"}  # of distributions whose module has another name
-# What is optional: the module, what pip install is told, what it is for. In the order of the extras of pyproject.toml.
+# Optional packages: module, argument of pip install, purpose. In the order of the extras of pyproject.toml.
 OPTIONAL = (
     ("datasets", "agentgym-toolkit[data]", "data sets from the Hugging Face hub"),
     ("pyarrow", "agentgym-toolkit[data]", "tasks in Parquet files"),
@@ -371,7 +371,7 @@ def _namespaces() -> str:
 
 
 def cgroups() -> list[Finding]:
-    """Whether a control group with limits can be made, which bubblewrap's limits are better for."""
+    """Check that control groups with limits can be made: without them bubblewrap's limits are weaker."""
     from agentgym.processes import cgroups as groups
 
     version = 2 if (groups.ROOT / "cgroup.controllers").exists() else 1
@@ -416,7 +416,7 @@ def data() -> list[Finding]:
 
 
 def network() -> list[Finding]:
-    """Whether the Hugging Face hub answers: the only part that contacts another machine."""
+    """Check that the Hugging Face hub answers: the only probe that contacts another machine."""
     from agentgym.datasets import no_hub
 
     if reason := no_hub():

@@ -116,7 +116,7 @@ def policy_maker(agent: AgentSpec) -> MakePolicy:
 
     Raises:
         ValueError: the spec cannot play: an unknown kind or setting, a bad URL, a target that is not there or takes other
-            arguments. Whether an environment has an expert is seen by `check_plays`.
+            arguments. `check_plays` checks that an environment has an expert.
     """
     maker = _MAKERS.get(agent.kind)
     if maker is None:
@@ -129,7 +129,7 @@ def policy_maker(agent: AgentSpec) -> MakePolicy:
 
 
 def check_plays(agent: AgentSpec, env: Env) -> None:
-    """Whether an agent can play in an environment.
+    """Check that an agent can play in an environment.
 
     Raises:
         ValueError: it plays by a method that the environment does not have.

@@ -46,7 +46,7 @@ class TaskMeans:
             self.sums[name] = self.sums.get(name, 0.0) + value
 
     def mean(self, measure: str) -> float | None:
-        """Of an episode; None where none was played, or nobody counted tokens."""
+        """The mean of a measure over the episodes; None without episodes or token counts."""
         episodes = self.counted if measure == "tokens" else self.episodes
         episodes += self.errors if measure in WITH_ERRORS else 0
         return self.sums[measure] / episodes if episodes else None
@@ -85,7 +85,7 @@ def read_compared(path: Path, tasks_of: Callable[[Path], dict[str, TaskMeans]] |
         tasks_of: gives the means of a cell by its file, for who has read it already; None reads it.
 
     Raises:
-        ValueError: it is none of these, or holds a broken line.
+        ValueError: the path is none of these, or holds a broken line.
     """
     if path.is_file() and path.suffix == ".json":
         raise ValueError(f"{path} is not a file of episodes (.jsonl): name the run's folder, {path.parent}")
@@ -128,7 +128,7 @@ def _step(path: Path) -> str:
 
 
 def _cells_of(trajectories: Iterable[Trajectory], agent: str) -> list[ComparedCell]:
-    """A cell for each environment of a file; nobody wrote down their split and settings."""
+    """A cell for each environment of a file, which does not record split and settings."""
     by_env: dict[str, dict[str, TaskMeans]] = {}
     for trajectory in trajectories:
         _add(by_env.setdefault(trajectory.env, {}), trajectory)
@@ -165,7 +165,7 @@ class CellComparison:
     """One environment in both runs.
 
     Attributes:
-        env, split: what was played; the split is "" where nobody wrote it down.
+        env, split: the tasks that were played; the split is "" where it was not recorded.
         agent_a, agent_b: what played; they may differ.
         measures: the paired difference, b minus a, of "success", "reward", "turns" and "tokens" (written by the agent),
             of those that both have; empty where no task was played in both. Where there are errors, also "success_with_errors"

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with an evaluation, tried before anything is played."""
+"""Checks of an evaluation before it starts: agents, environments, endpoints, prices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ANYWHERE = "http://127.0.0.1:9/v1"
 
 
 def check_agents(agents: Sequence[AgentSpec], serve_args: Sequence[str] = ()) -> None:
-    """Whether agents can be made; nothing is asked of any endpoint.
+    """Check that agents can be made, without contacting endpoints.
 
     Args:
         agents: what plays.
@@ -46,7 +46,7 @@ def check_agents(agents: Sequence[AgentSpec], serve_args: Sequence[str] = ()) ->
 
 
 def check_envs(cells: Sequence[Cell]) -> list[str]:
-    """Whether each environment can be made, has the split and suits its agents.
+    """Check that each environment can be made, has the split and suits its agents.
 
     Returns:
         What people should know: where tasks come from, and which back end sandboxes have.
@@ -81,7 +81,7 @@ def check_envs(cells: Sequence[Cell]) -> list[str]:
 
 
 def _check_needs(env: EnvSpec) -> None:
-    """Whether the packages are here that an environment needs as it is registered; other arguments may need others.
+    """Check that the packages an environment registers as required are installed.
 
     Raises:
         ValueError: one is not.
@@ -104,7 +104,7 @@ def _tried(of: EnvSpec, agents: Sequence[AgentSpec]) -> str | None:
 
 
 async def check_endpoints(agents: Sequence[AgentSpec]) -> list[str]:
-    """Whether the endpoints of chats answer and have their models; see `probe`.
+    """Check that chat endpoints answer and have their models; see `probe`.
 
     Returns:
         What is not known.
@@ -121,7 +121,7 @@ async def check_endpoints(agents: Sequence[AgentSpec]) -> list[str]:
 
 
 def check_prices(agents: Sequence[AgentSpec], prices: Prices | None) -> None:
-    """Whether a limit of cost can be kept: every model behind an endpoint, and every agent of the user's own, needs a price.
+    """Check that a cost limit can be enforced: every endpoint model and user agent needs a price.
 
     Raises:
         ValueError: one has none.

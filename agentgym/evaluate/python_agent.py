@@ -38,7 +38,7 @@ _AI = ("ai", "AIMessageChunk")  # what LangChain's messages of a model call thei
 
 
 def reply_of_answer(answer: Any) -> Reply:
-    """The reply of an agent's answer, with usage and finish reason where it tells them.
+    """Convert an agent's answer to a `Reply`, with usage and finish reason if it has them.
 
     Args:
         answer: a text; an assistant message or a chat completion, as an object of the `openai` package or as a dict; a message
@@ -46,7 +46,7 @@ def reply_of_answer(answer: Any) -> Reply:
             of LangGraph returns it; or a `Reply`.
 
     Raises:
-        TypeError, ValueError, LookupError, AttributeError: it is none of these.
+        TypeError, ValueError, LookupError, AttributeError: the answer has another form.
     """
     if isinstance(answer, Reply):
         return answer
@@ -86,7 +86,7 @@ def _langchain_reply(said: Any) -> Reply:
 
 
 def _content(content: Any) -> Any:
-    """Text as it is; of parts those with text, as tool calls stand beside them."""
+    """Text unchanged; of a list of parts, the joined text parts, since tool calls are separate fields."""
     if isinstance(content, str) or content is None:
         return content
     parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
@@ -265,7 +265,7 @@ def _is_async(found: Any) -> bool:
 
 
 def _check(target: str, found: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether the target takes the tools too.
+    """True if the target also takes the tools.
 
     Raises:
         ValueError: it is nothing to call, or takes other arguments.
@@ -288,7 +288,7 @@ def _takes_tools(target: str, entry: Callable[..., Any], bound: list[Any], kwarg
     """By signature; a second parameter with a default and another name than "tools" is a setting of the user's own."""
     try:
         parameters = list(inspect.signature(entry).parameters.values())
-    except (TypeError, ValueError):  # a function in C tells nothing
+    except (TypeError, ValueError):  # functions in C have no signature
         return True
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][len(bound) :]
     second = places[1] if len(places) > 1 else None

@@ -15,7 +15,7 @@ from agentgym.storage.files import write_text
 from agentgym.viewer.charts import Estimate, Frame, Series, interval_chart, line_chart, stacked_bars
 from agentgym.viewer.page import PAGE, card, document, episodes_html, examples, folded, table
 
-# Errors are rare: they are looked for among so many episodes.
+# Episodes that are searched for examples: errors are rare.
 LOOKED_THROUGH = 5_000
 CELLS_OPENED = 3
 PARTS_CHARTED = 40

@@ -76,12 +76,12 @@ async def evaluate(
 
     Args:
         env: id or spec.
-        make_policy: makes the policy of one episode; each try of an episode gets one of its own.
+        make_policy: makes the policy of one episode; each try gets a new one.
         split: of the environment's task set.
         n: how many tasks; None or more than there are: all.
         k, seed: episodes of each task; sample i is reset with seed `seed + i`.
         concurrency, limits, retries: see `run_many`; `limits` None: `Limits()`.
-        budget: limits of the whole evaluation; None: there are none.
+        budget: limits of the whole evaluation; None: no limits.
         prices: what tokens cost, by the name of the model, which is `agent` here.
         agent: what results call the policies.
         out: a run folder, which holds every episode as it ends; see `agentgym.evaluate.store`. Given again, only what is
@@ -90,7 +90,7 @@ async def evaluate(
 
     Raises:
         ValueError: n or k below 1, an unknown split, or `out` holds something else or is being written; the endpoint takes
-            the key no more, or a limit of tokens or cost cannot be kept, since nobody tells what the agent uses.
+            the key any more, or a token or cost limit cannot be enforced, since the agent reports no usage.
     """
     env = env if isinstance(env, EnvSpec) else spec(env)
     limits = limits or Limits()
@@ -133,10 +133,10 @@ async def run_plan(
             its model is not served yet, say: its cells are planned, and another start plays them.
         concurrency, retries: see `run_many`.
         limits: of each episode; `max_turns` is the cell's. None: `Limits()`.
-        budget: limits of the whole run, what its folder already holds included. None: there are none.
-        prices: what tokens cost; None: nobody knows.
-        watch: is told what happens.
-        tally: counts what is used, for whoever shows it.
+        budget: limits of the whole run, including what its folder already holds. None: no limits.
+        prices: of tokens; None: unknown.
+        watch: the observer of progress.
+        tally: the usage counter, for displays.
         stop: once set, the episodes that run are cancelled and not stored, and the results so far are written.
         command: the command line, for the record.
 
@@ -318,7 +318,7 @@ class _Evaluation:
         return policy
 
     def _is_shared(self, policy: Policy) -> bool:
-        """Whether it plays other episodes too: whose its calls are nobody knows then, so turns are counted instead."""
+        """True if the policy plays several episodes: its calls cannot be attributed, so turns are counted instead."""
         calls = getattr(policy, "calls", None)
         if not isinstance(calls, EndpointUsage):
             return False
@@ -357,7 +357,7 @@ class _Evaluation:
         self._check_sense(part.cell.agent, trajectory, usage)
 
     def _check_sense(self, agent: AgentSpec, trajectory: Trajectory, usage: Mapping[str, int]) -> None:
-        """Stop where the endpoint takes the key no more, or where a limit could be passed without anybody seeing it."""
+        """Stop if the endpoint rejects the key, or if a limit cannot be enforced."""
         refused = trajectory.failed and trajectory.metadata.get("status") == KEY_REFUSED
         self._refusals[agent.name] = self._refusals.get(agent.name, 0) + 1 if refused else 0
         limits = {"--token-limit": self.budget.tokens, "--cost-limit": self.budget.cost}

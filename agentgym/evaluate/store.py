@@ -65,7 +65,7 @@ class Planned:
     Attributes:
         cell: the cell.
         tasks: how many it has.
-        mark: a digest of its first task, which tells other data apart.
+        mark: a digest of its first task, which differs for other data.
         served: what the servers of its environment tell; see `agentgym.service.server.lookup.told_of`.
     """
 
@@ -307,7 +307,7 @@ def _merged(path: Path, present: Sequence[dict[str, Any]], plan: Sequence[Planne
         if cell.name in seen:
             raise ValueError(f"two cells are named {cell.name!r}: give agents and environments unique names")
         seen.add(cell.name)
-        # What is compared must have gone through JSON, as the stored one has: tuples become lists.
+        # Both sides must have gone through JSON, which makes lists of tuples.
         record = json.loads(json.dumps(cell.to_json()))
         extent = {"tasks": planned.tasks, "first_task": planned.mark}
         old = cells.get(cell.name)

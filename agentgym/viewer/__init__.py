@@ -1,6 +1,6 @@
 """The page that shows runs: `agentgym view runs/`. A local server (`server.py`) over what runs leave behind, and static files.
 
-What the page asks for, all JSON, all under the page's own address. The static export answers the same questions from data
+The API of the page: JSON, under the page's own address. The static export answers the same requests from data
 inside the file.
 
 GET api/runs                       {"runs": [RUN]}, newest first

@@ -93,7 +93,7 @@ def compare(runs: Runs, given: Mapping[str, str]) -> dict[str, Any]:
             raise BadRequest(f"{run.id} is still being read ({run.indexing:.0%}): compare it again in a moment")
     try:
         return compare_read(_compared(first), _compared(second)).to_json()
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:  # whatever broken files hold
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:  # broken files
         raise BadRequest(f"cannot be compared: {error}") from error
 
 

@@ -24,7 +24,7 @@ from agentgym.viewer.server import encoded, static_files
 from agentgym.viewer.summary import details
 from agentgym.viewer.token_texts import token_texts
 
-# What a browser still opens without stalling.
+# A size that browsers open without stalling.
 MOST_BYTES = 200_000_000
 MOST_ROWS = 50_000
 MOST_COMPARED = 4
@@ -70,7 +70,7 @@ def export(runs: Runs, path: Path, episodes: int) -> Exported:
         episodes: most episodes of each run that are in it whole, in turn from each cell. The rows of lists are all in it.
 
     Raises:
-        ValueError: there is no run, or the name is none of a page.
+        ValueError: there is no run, or the path does not end in .html.
         OSError: the file cannot be written.
     """
     if path.suffix.lower() not in (".html", ".htm"):

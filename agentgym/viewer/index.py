@@ -40,7 +40,7 @@ class EpisodeFile:
         name: its cell, or the file's name without its end in a training run.
         hides_failed: whether a failed line is superseded by another of its task and sample.
         rows: one for each line that is an episode, as stored.
-        broken: lines that are none.
+        broken: number of lines that are not episodes.
         problem: the first of them, or why the file cannot be read; None where all is well.
         superseded, failed: how many rows are superseded; how many of the others failed.
         size, read_to: bytes of the file, and how far it was read.
@@ -80,7 +80,7 @@ class EpisodeFile:
         return self._by_start.get(start)
 
     def changed(self) -> bool:
-        """Whether there is something to read; quick."""
+        """True if there is something to read; quick."""
         try:
             return not self._done or _signature(self.path.stat()) != self._seen
         except OSError:
@@ -116,7 +116,7 @@ class EpisodeFile:
         self.generation += 1
 
     def _read(self, file: BinaryIO, go_on: Callable[[], bool]) -> bool:
-        """Whether the end was reached."""
+        """Read on; True if the end was reached."""
         while go_on():
             for _ in range(BATCH_LINES):
                 line = file.readline(MOST_LINE_BYTES)
@@ -214,7 +214,7 @@ MOST_BYTES = 256 * 2**20
 
 @dataclass
 class GrowingLines:
-    """The records of a file, those since the last look at each `update`. Lines that are none are counted in `broken`."""
+    """The records of a file, those since the last look at each `update`. Broken lines are counted in `broken`."""
 
     path: Path
     records: list[dict[str, Any]] = field(default_factory=list)

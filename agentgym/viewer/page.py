@@ -60,7 +60,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], names: int = 0
 
 
 def folded(title: str, text: str) -> str:
-    """A text as it is, folded away under its title."""
+    """A text, folded under its title."""
     return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
 
 
@@ -149,7 +149,7 @@ def episodes_html(trajectories: Sequence[Trajectory], decode: Decode | None = No
     """Episodes to unfold, the first one open.
 
     Args:
-        decode: from a token id to its text; None where nobody knows.
+        decode: from a token id to its text; None: no tokenizer.
     """
     return "".join(_trajectory_html(t, decode, opened=i == 0) for i, t in enumerate(trajectories))
 

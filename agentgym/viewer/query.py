@@ -55,7 +55,7 @@ class Query:
         """The query that an address asks. Empty values are left out.
 
         Raises:
-            ValueError: a name or a value that is none; names it, and what there is.
+            ValueError: an unknown name or invalid value; the message lists the valid ones.
         """
         known = {f.name: str(f.type) for f in fields(cls)}
         values: dict[str, Any] = {}
@@ -73,7 +73,7 @@ class Query:
         return query
 
     def matches(self, row: Row) -> bool:
-        """Whether a row is wanted; `cell` and `text` are not its business."""
+        """True if a row matches all filters but `cell` and `text`."""
         return (
             (self.superseded or not row.superseded)
             and self.outcome in ("", row.outcome)
@@ -142,7 +142,7 @@ class Search:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def has(self, file: EpisodeFile, start: int) -> bool:
-        """Whether the line was found to have the text."""
+        """True if the search has found the text in this line."""
         return start in self.found.get(_key(file), ())
 
     def share(self, files: Sequence[EpisodeFile]) -> float:
@@ -163,7 +163,7 @@ class Search:
         thread.join(seconds)
 
     def stop(self) -> None:
-        """End the thread; nobody asks any more."""
+        """End the thread."""
         self._stopped.set()
 
     def _run(self, files: list[EpisodeFile]) -> None:
@@ -209,12 +209,12 @@ class _Needles:
         self.bytes = self.raw.encode("utf-8", "surrogatepass")
 
     def in_line(self, line: bytes) -> bool:
-        """Whether a message of the stored episode has the text."""
+        """True if a message of the stored episode has the text."""
         if self.plain not in line.lower():
             return False
         if (
             not self.ascii and b"\\u" not in line and not self._in_text(line)
-        ):  # with an escape in it, only parsing tells
+        ):  # with an escape in it, the line must be parsed
             return False
         try:
             return any(self.text in text.lower() for text in texts_of(parsed(line)))

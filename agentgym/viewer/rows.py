@@ -21,7 +21,7 @@ _MOST_TAGS = 50
 
 @dataclass(slots=True)
 class Row:
-    """One line of a file of episodes. `start` and `size` say where it lies, in bytes; for the rest see the package's ROW."""
+    """One line of a file of episodes. `start` and `size` are its place in bytes; for the rest see the package's ROW."""
 
     start: int
     size: int
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        """Whether the environment, sandbox or endpoint failed: no reward."""
+        """True if the environment, sandbox or endpoint failed: no reward."""
         return self.end == "error"
 
     @property
@@ -114,7 +114,7 @@ def _answers(turns: list[dict[str, Any]], metadata: Mapping[str, Any]) -> tuple[
 
 
 def _short(answer: Any) -> str | None:
-    """An answer as one short text; of a list of one, its item. None where there is none."""
+    """An answer as one short text; a list of one item is that item. None without an answer."""
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
     if answer is None or answer == "":
@@ -201,7 +201,7 @@ def _leaves(value: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Means of the episodes that were played to an end; None where there are none.
+    """Means of the completed episodes; None without any.
 
     Attributes:
         reward, success, turns: means.
@@ -229,7 +229,7 @@ def numbers_of(rows: Sequence[Row]) -> Numbers:
 
 
 def result_of(rows: Sequence[Row], env: str, agent: str, split: str, samples: int, planned: int | None) -> CellResult:
-    """The result of a cell as it is so far, from its rows: without what only endpoints count (requests, tokens read)."""
+    """The result of a cell so far, from its rows: without counts of endpoints (requests, tokens read)."""
     numbers = [_episode_numbers(row) for row in rows if not row.superseded]
     return results_of(numbers, env=env, agent=agent, split=split, samples=samples, planned=planned)
 

@@ -30,7 +30,7 @@ class Run:
 
     Attributes:
         id: its name in addresses.
-        path: the folder, resolved: nothing that lies elsewhere is read, whatever links or files in it say.
+        path: the folder, resolved. Files outside it are never read, even through links.
         kind: "evaluation" or "training".
         numbers, results: of each file, with the state in which it was when they were made.
     """
@@ -212,7 +212,7 @@ def agent_name(cell: dict[str, Any]) -> str:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path, links followed, lies in a folder that is resolved already."""
+    """True if a path, with links resolved, is inside a resolved folder."""
     try:
         return path.resolve().is_relative_to(folder)
     except (OSError, RuntimeError):
@@ -223,10 +223,10 @@ def small_file(path: Path, folder: Path) -> bytes:
     """The content of a small file.
 
     Raises:
-        OSError: it cannot be read, is too large, or lies elsewhere.
+        OSError: it cannot be read, is too large, or is outside the folder.
     """
     if not is_inside(path, folder):
-        raise OSError("it lies outside the run's folder")
+        raise OSError("it is outside the run's folder")
     with open_regular(path) as file:
         content = file.read(MOST_SMALL_FILE + 1)
     if len(content) > MOST_SMALL_FILE:
@@ -253,7 +253,7 @@ def text_file(path: Path, folder: Path) -> str | None:
 
 
 def json_or_none(path: Path, folder: Path) -> dict[str, Any] | None:
-    """The object in a JSON file of a folder; None where there is none."""
+    """The object in a JSON file of a folder; None if it cannot be read."""
     try:
         value = json_file(path, folder)
     except (OSError, ValueError):
@@ -262,7 +262,7 @@ def json_or_none(path: Path, folder: Path) -> dict[str, Any] | None:
 
 
 def newest(paths: Iterable[Path]) -> float:
-    """When the last of these was written, in unix seconds; 0 where there is none."""
+    """The time of the last write to these files, in unix seconds; 0 if none exists."""
     times = [0.0]
     for path in paths:
         try:
@@ -273,5 +273,5 @@ def newest(paths: Iterable[Path]) -> float:
 
 
 def just_written(moment: float) -> bool:
-    """Whether a time of writing is so near that more may come."""
+    """True if the last write is so recent that more may follow."""
     return time.time() - moment < WRITTEN_SECONDS

@@ -28,7 +28,7 @@ _MANIFEST_START = 64 * 1024
 
 @dataclass
 class Runs:
-    """The runs under some folders, by id. An id stays the same while this lives, whatever other runs come.
+    """The runs under some folders, by id. Ids do not change when other runs appear.
 
     Attributes:
         roots: the folders, resolved.
@@ -57,7 +57,7 @@ class Runs:
         """The run of an id.
 
         Raises:
-            NotServed: there is none.
+            NotServed: there is no such run.
         """
         run = self.found.get(id) or next((run for run in self.look() if run.id == id), None)
         if run is None:
@@ -155,7 +155,7 @@ def kind_of(folder: Path) -> Kind | None:
 
 
 def _is_evaluation(folder: Path) -> bool:
-    """Whether `run.json` says so. One that is broken counts where there is a folder of episodes, so that it can be seen."""
+    """True if `run.json` says so. A broken one counts if there is a folder of episodes, so that the page shows it."""
     try:
         with open_regular(folder / "run.json") as file:
             start = file.read(_MANIFEST_START)

@@ -29,7 +29,7 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def is_live(run: Run) -> bool:
-    """Whether a process writes it: of an evaluation, holds its lock; of a training run, wrote of late and has no result."""
+    """True while a process writes it: an evaluation's lock is held; a training run has recent writes and no result."""
     if run.kind == "evaluation":
         return lock_held(run.path / "lock")
     return not (run.path / "result.json").exists() and just_written(_updated(run))
@@ -119,7 +119,7 @@ def _headline(run: Run) -> dict[str, Any] | None:
 
 
 def _numbers(run: Run, stem: str, file: EpisodeFile | None) -> Numbers:
-    """The means of a file's episodes, made again when it has grown. While it is first read there are none."""
+    """The means of a file's episodes, updated when it has grown; empty during the first read."""
     if file is None or file.share < 1.0:
         return Numbers()
     state = (file.generation, len(file.rows))

@@ -181,7 +181,7 @@ class Embedded:
         fresh.replace(self.record)
 
     def reason(self) -> str:
-        """The reason why a sandbox has ended, as far as it is known."""
+        """The reason why a sandbox has ended, if known."""
         known = []
         if self.process is not None:
             try:
@@ -259,7 +259,7 @@ def records() -> Path:
 
 
 def bubblewrap_sandboxes() -> list[Found]:
-    """The sandboxes of this user on this machine, of whatever run."""
+    """All sandboxes of this user on this machine."""
     return [found(id, "bubblewrap", {key: str(value) for key, value in kept.items()}) for id, kept in _kept()]
 
 
@@ -340,7 +340,7 @@ def arguments(
     """
     options = _namespaces(spec.network)
     if group is None or group.version == 1:
-        # In version 2 the programs' group lies beside the guest's, and so outside of such a namespace.
+        # In version 2 the programs' group is a sibling of the guest's, outside such a namespace.
         options += ["--unshare-cgroup-try"]
     options += host_root() if rootfs is None else _image_root(rootfs, spec.network)
     data: list[Data] = []

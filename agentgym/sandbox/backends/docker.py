@@ -35,7 +35,7 @@ SEARCH_SECONDS = 120.0  # in which a foreign image must be searched
 GONE_SECONDS = 10.0  # in which a container that is being removed must have gone
 # For the guest: to become the programs' user, and so to start and to kill them.
 CAPABILITIES = ("SETUID", "SETGID")
-# With it the kernel is told to end programs, and not the guest, when memory runs out, in a way that they cannot undo.
+# Lets the guest make the kernel kill programs first when memory runs out; programs cannot undo it.
 RESOURCE = "SYS_RESOURCE"
 # With it System V segments go with the last program that uses them, and do not hold memory until `reset`.
 FORCED = "kernel.shm_rmid_forced"
@@ -233,7 +233,7 @@ def _path(api: APIClient, image: str) -> str | None:
 
 
 def _reason(name: str, stream: AttachedStream) -> str:
-    """The reason why a guest has ended, as far as it is known."""
+    """The reason why a guest has ended, if known."""
     said = stream.demultiplexer.stderr.decode(errors="replace").strip()
     if said:
         return f"it wrote: {said}"
@@ -251,7 +251,7 @@ def _reason(name: str, stream: AttachedStream) -> str:
 
 
 def _remove_quietly(name: str) -> None:
-    """Remove a container that nobody needs any more; where that fails, its guest has lost its input and ends it."""
+    """Remove an unused container; if that fails, its guest ends because its input is closed."""
     try:
         _remove(name)
     except SandboxError as error:
@@ -333,7 +333,7 @@ KEPT = 2000  # bytes of stderr
 
 
 class Demultiplexer:
-    """Takes apart what the Docker Engine sends: pieces of stdout and stderr, each with a header, cut anywhere.
+    """Demultiplexes the Docker Engine's stream: pieces of stdout and stderr with headers, split anywhere.
 
     Attributes:
         stderr: the end of what came on stderr.

@@ -23,12 +23,12 @@ PATIENCE = 20.0  # seconds
 
 
 def files_of(disk: int) -> int:
-    """The number of files that a folder of so many bytes may hold."""
+    """The number of files that a folder of `disk` bytes may hold."""
     return disk // BLOCK + 1024
 
 
 def limit_files(pid: int, folders: Sequence[str], files: int) -> str:
-    """Let folders of the sandbox that a process is in hold so many files each. Why it cannot be; empty if it is done."""
+    """Limit the number of files in folders of a process's sandbox; returns the error, or "" on success."""
     if os.getuid():  # a process with threads cannot enter the user namespace that the mounts belong to then
         command = [sys.executable, "-I", "-S", __file__, str(pid), str(files), *folders]
         try:

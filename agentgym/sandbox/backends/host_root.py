@@ -1,7 +1,7 @@
 """This machine's own programs and Python as the root of a bubblewrap sandbox, where its image was not built.
 
 Of Python only the standard library is there: installed packages, this project's above all, hold tasks with hidden tests and answers.
-What a mounted folder has of them is covered, and so is what is known to lie there of data and caches.
+Project files in mounted folders are hidden, and so are known data and cache folders.
 """
 
 from __future__ import annotations

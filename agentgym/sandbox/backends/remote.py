@@ -90,7 +90,7 @@ def _opened(channel: RemoteChannel, spec: SandboxSpec, run: str) -> GuestSandbox
 
 
 def _asked(urls: str, server: str, path: str) -> dict[str, object]:
-    """The answer of a server to a GET. SandboxError if there is none, or a refusal."""
+    """A server's answer to a GET. Raises SandboxError without an answer, or if it refuses."""
     try:
         address = _address(urls)
         headers, tls = address.headers(), address.tls()

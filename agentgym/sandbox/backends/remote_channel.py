@@ -74,7 +74,7 @@ class RemoteChannel:
             raise NoRoom(f"{server} gives no sandbox: {_said(error)}: is `agentgym serve --sandbox` there?") from error
 
     def start(self, spec: Mapping[str, Any], run: str, timeout: float) -> Header:
-        """Have the sandbox started; what the server tells of it. Raises SandboxError."""
+        """Start the sandbox; returns the server's description of it. Raises SandboxError."""
         self._ask("start", {"spec": spec, "run": run})
         return self._guarded("start", timeout, self._exchange)
 

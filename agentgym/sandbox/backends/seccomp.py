@@ -126,7 +126,7 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 @cache
 def allowed() -> dict[str, tuple[int | None, int | None]]:
-    """The calls that are allowed whatever their arguments, with their numbers on x86_64 and aarch64 (None: not there)."""
+    """The calls that are allowed with any arguments, with their numbers on x86_64 and aarch64 (None: not there)."""
     found = {}
     for entry in _ALLOWED.split():
         name, *numbers = entry.split(":")

@@ -75,7 +75,7 @@ class Health:
 
 BACKENDS = ("docker", "bubblewrap")
 ENGINE_SECONDS = 2.0  # in which a Docker Engine must answer to be chosen by "auto"
-IDLE_SECONDS = 300.0  # after which a sandbox that nobody wants is closed
+IDLE_SECONDS = 300.0  # after which an unused sandbox is closed
 REMOTE_IDLE_SECONDS = 60.0  # and one of a server's, which others may want
 LIMIT = 64  # sandboxes of a process at a time, unless AGENTGYM_SANDBOXES says otherwise
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-FIRST, LAST = 0x70000000, 0x7FFFFFFE  # no distribution gives these to anybody; two sandboxes hardly ever get the same
+FIRST, LAST = 0x70000000, 0x7FFFFFFE  # unused by distributions; two sandboxes hardly ever get the same
 SMALL = 10_000, 59_999  # where a user namespace has but 65,536 ids
 PTYS = 16  # pseudo-terminals of a sandbox; the kernel has 3,072 for all (kernel.pty.max, less its reserve)
 PTY_OPTIONS = f"newinstance,max={PTYS},ptmxmode=0666,mode=0620,nosuid,noexec"

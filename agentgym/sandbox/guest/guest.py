@@ -158,7 +158,7 @@ class Guest:
 
         Raises:
             OSError: it cannot be run; EAGAIN or ENOMEM: sessions have all processes.
-            Spoiled: there is none, and no session to blame.
+            Spoiled: no process is available, and no session holds too many.
         """
         self.ran = True
         until = time.monotonic() + FORK_PATIENCE
@@ -314,7 +314,7 @@ class Guest:
         if process is None or process.replies is None:
             raise ValueError("the session has ended")
         process.replies.drain()
-        process.replies.clear()  # nobody asked for what it holds
+        process.replies.clear()  # replies without a request
         process.input.feed(request)
         reply = self.await_reply(process, process.replies, began + timeout)
         timed_out = reply is None and process.code is None and time.monotonic() >= began + timeout
@@ -427,7 +427,7 @@ def harden() -> None:
 
 
 def drop_unused_segments() -> None:
-    """Let System V segments go with the last program that uses them; where that is not ours to say, `reset` removes them."""
+    """Free System V segments with the last program that uses them; without that right, `reset` removes them."""
     try:
         with open("/proc/sys/kernel/shm_rmid_forced", "w") as file:
             file.write("1")

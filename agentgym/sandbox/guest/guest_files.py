@@ -1,4 +1,4 @@
-"""Files in the guest: read and write them for the host, whatever programs left in the way, and empty folders.
+"""Files in the guest: reads, writes and empties folders for the host, despite anything programs left there.
 
 Sent into the sandbox together with `guest.py`; the standard library only.
 """
@@ -102,7 +102,7 @@ class Upload:
             raise self.place.failed(error) from error
 
     def finish(self, mode: int) -> None:
-        """Put it in its place, at once and over whatever is there."""
+        """Move it into place atomically, replacing what is there."""
         name, fresh = self.place.names[-1], f".{os.urandom(8).hex()}.part"
         try:
             with self.place.rights:
@@ -152,7 +152,7 @@ def content(path: str, limit: int) -> Iterator[bytes]:
 
 
 def enter_folder(name: str, fd: int) -> int:
-    """A descriptor of the folder `name` in another, open to its owner; made in the place of whatever else has the name."""
+    """A descriptor of the folder `name` in another; anything else of that name is replaced by a folder."""
     try:
         found = os.lstat(name, dir_fd=fd)
     except FileNotFoundError:
@@ -197,7 +197,7 @@ def remove_folder(name: str, fd: int) -> None:
 
 
 def empty(folder: str, dir_fd: int | None = None) -> None:
-    """Remove all that a folder holds, however deep and whatever its modes. TimeoutError where programs fill it again."""
+    """Empty a folder of any depth and any modes. Raises TimeoutError if programs keep filling it."""
     until = time.monotonic() + EMPTYING
     fd = os.open(folder, FOLDER, dir_fd=dir_fd)
     try:

@@ -19,7 +19,7 @@ def project_files(root: str, installed: bool = False) -> Iterator[str]:
     """The folders and files of the project below `root`, and checkouts of it whole. Links are not followed.
 
     Args:
-        installed: also every folder of installed Python packages, whatever is in it.
+        installed: also every folder of installed Python packages.
     """
     for folder, folders, files in os.walk(root):
         if folder in _KERNEL:

@@ -102,7 +102,7 @@ def recipe(name: str) -> Recipe:
     """The recipe of an image.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: the name is unknown.
     """
     if name not in image_names():
         raise ValueError(f"there is no image {name!r}; there are {', '.join(image_names())}")
@@ -146,7 +146,7 @@ def build(
         how: "registry", "packages", or "auto": the registry if it answers, else packages.
         docker: whether a Docker image is made besides the root folder; None: if an engine answers.
         force: make it anew. Sandboxes that run from its root folder lose their files.
-        say: is told what goes on, a line at a time.
+        say: receives progress, a line at a time.
 
     Raises:
         ValueError: there is no such image or way.
@@ -237,7 +237,7 @@ def _kept(place: Path) -> tuple[Path, str] | tuple[None, None]:
 
 @contextmanager
 def _work(place: Path) -> Iterator[Path]:
-    """An empty folder on the same disk as `place`, gone afterwards. What a killed build left there is removed first."""
+    """A temporary folder on the same disk as `place`. Removes leftovers of killed builds first."""
     work = place.parent / f"{place.name}.part"
     try:
         shutil.rmtree(work, ignore_errors=True)

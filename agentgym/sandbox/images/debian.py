@@ -43,8 +43,8 @@ def unpack(packages: Sequence[str], requirements: Path | None, work: Path, say: 
     Args:
         packages: names of Debian packages, of the release that this machine runs.
         requirements: Python packages with exact versions, for its Python; wheels only, without their dependencies.
-        work: an empty folder to work in; the result lies in it.
-        say: is told what goes on.
+        work: an empty folder to work in, which will hold the result.
+        say: receives progress, a line at a time.
 
     Returns:
         The root folder.
