@@ -33,9 +33,9 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def _doctor(args: argparse.Namespace) -> int:
     from agentgym.doctor.finding import examine
-    from agentgym.doctor.probes import PROBES, network_probe
+    from agentgym.doctor.probes import NETWORK, PROBES
 
-    found = examine([*PROBES, network_probe()] if args.network else PROBES)
+    found = examine([*PROBES, NETWORK] if args.network else PROBES)
     broken = [f for findings in found.values() for f in findings if f.state == "broken"]
     if args.json:
         parts = [{"part": part, **asdict(f)} for part, findings in found.items() for f in findings]

@@ -222,7 +222,6 @@ def _limits(args: argparse.Namespace) -> dict[str, float]:
 
 
 def _agents(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The entries of agents, as in a suite's file."""
     entries = [{"policy": policy} for policy in args.policy or () if policy != "chat"]
     extra = {"top_p": args.top_p, "reasoning_effort": args.reasoning_effort, "stop": args.stop}
     extra = {**(args.extra or {}), **{name: value for name, value in extra.items() if value is not None}}
@@ -255,7 +254,6 @@ def _agents(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _urls(args: argparse.Namespace) -> list[dict[str, str]]:
-    """The base URL of each model."""
     models, urls = args.model or [], args.base_url or []
     if models and not urls and not os.environ.get("OPENAI_BASE_URL"):
         raise UsageError("--model and --base-url are needed (or OPENAI_BASE_URL in the environment)")

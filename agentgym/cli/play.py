@@ -78,7 +78,6 @@ def _play(args: argparse.Namespace) -> int:
 
 
 def _agent(args: argparse.Namespace) -> AgentSpec | None:
-    """The policy that plays; None for a person."""
     from agentgym.evaluate import agents
 
     chosen = [option for option in ("model", "agent") if getattr(args, option)]

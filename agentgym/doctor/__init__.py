@@ -1,6 +1,6 @@
 """`agentgym doctor`: checks of packages, hardware, sandboxes and data, with a remedy for each problem.
 
-Every part is looked at by a function of its own that gives findings. All look at once, each in a thread with a time limit, and
-what may crash or hang an interpreter (torch, a driver's program) runs in a process of its own. Nothing is contacted but the
-Docker Engine that would be used anyway; the Hugging Face hub only when asked for.
+Each probe is a function that returns findings. All run at once, each in a thread with a time limit. Checks that may crash or
+hang an interpreter (torch, a driver's program) run in a child process. Only the Docker Engine is contacted, and with --network
+the Hugging Face hub.
 """

@@ -145,12 +145,10 @@ def _means(part: CellResult | Part) -> list[str]:
 
 
 def _with_errors(cell: CellResult) -> list[str]:
-    """The means with errors counted as zeros."""
     return [percent(cell.success_with_errors), number(cell.reward_with_errors)]
 
 
 def _cell(cell: CellResult, file: Path | None, opened: bool) -> str:
-    """All about one cell, to unfold."""
     charts = [*_pass_chart(cell), *_histogram(cell), *_part_charts(cell)]
     shown = [] if file is None else examples(islice(effective(file), LOOKED_THROUGH), _absent(cell))
     body = [

@@ -194,7 +194,7 @@ class CellResult:
         by_difficulty: the part of each difficulty, easiest first; many different numbers are put together in ranges.
         rewards: their histogram; None if no episode ended.
         seconds: wall time.
-        asked: tasks that were asked for (`-n`), of which the split may have fewer; None: all of it, or nobody wrote it down.
+        asked: tasks that were asked for (`-n`), of which the split may have fewer; None: all of it, or unknown.
     """
 
     env: str
@@ -373,7 +373,6 @@ def results_of(
 
 
 def _outcomes(played: Sequence[EpisodeNumbers]) -> list[tuple[int, int]]:
-    """Episodes and successes of each task."""
     found: dict[str, tuple[int, int]] = {}
     for e in played:
         n, c = found.get(e.task, (0, 0))

@@ -43,7 +43,7 @@ class Lease:
     Args:
         box: the sandbox.
         give_back: called once, by `close`.
-        drop: called instead where nobody closed and the lease is garbage; it must take no lock, since garbage is collected
+        drop: called instead if the lease is garbage-collected unclosed; it must take no lock, since garbage is collected
             at any moment.
         up_since: whether the back end is up, and was never down since a moment of `time.monotonic`; may take seconds.
     """

@@ -2,7 +2,7 @@
 
 A pool makes a sandbox when a caller waits for one, keeps it when it is given back, resets it in the background and lends it
 again. What died, or cannot be reset, is replaced. Making them is bounded: a few at a time, and after a failure one at a time
-with a growing pause, for as long as somebody waits. The work is done by threads that start when there is some and end when
+with a growing pause, as long as a caller waits. The work is done by threads that start when there is some and end when
 there is none.
 """
 

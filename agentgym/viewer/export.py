@@ -110,7 +110,6 @@ _ONLY_DETAILS = frozenset({"cells", "steps", "results", "config", "versions", "p
 
 
 def _read(run: Run) -> None:
-    """Read all of a run, however long that takes."""
     run.advance(0.0)
     while run.indexing < 1.0:
         run.advance(1.0)

@@ -41,7 +41,7 @@ END_PATIENCE = 10.0
 _HOST_SERVES = ("python", "sql")  # the images in whose place this machine's own programs do
 _dead_removed = False  # what other processes have left, by this one
 _ENTER = 'for group in $0; do echo $$ > "$group/cgroup.procs" || exit 70; done; exec "$@"'
-# Pseudo-terminals of the sandbox's own, where nobody else sees them, and not more of them than it may have.
+# Private pseudo-terminals of the sandbox, limited in number.
 _TERMINALS = f'mount -t devpts -o {users.PTY_OPTIONS} devpts /dev/pts || exit 71; exec "$@"'
 _OWN_MOUNTS = ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _TERMINALS, "sh"]
 

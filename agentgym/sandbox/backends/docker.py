@@ -226,7 +226,6 @@ def _few_users(api: APIClient) -> bool:
 
 
 def _path(api: APIClient, image: str) -> str | None:
-    """The PATH of an image."""
     with engine.failures(f"looking for the image {image}"):
         settings = (api.inspect_image(image)["Config"] or {}).get("Env") or []
     return next((text.removeprefix("PATH=") for text in settings if text.startswith("PATH=")), None)
@@ -297,7 +296,6 @@ def docker_sandboxes() -> list[Found]:
 
 
 def _is_gone(id: str) -> bool:
-    """True if the engine does not know the container."""
     from docker.errors import NotFound
 
     with engine.failures(f"looking at the container {id}"):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agentgym.sandbox.guest.project_files import PACKAGES, project_files
 
-_USR = ("bin", "sbin", "libexec", "share")  # and lib, lib64 and the like; /usr/local and /usr/src are nobody's business
+_USR = ("bin", "sbin", "libexec", "share")  # and lib, lib64 and the like; /usr/local and /usr/src stay hidden
 _ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types")
 
 

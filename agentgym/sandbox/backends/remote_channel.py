@@ -108,7 +108,6 @@ class RemoteChannel:
             self._socket.close()
 
     def _ask(self, call: str, fields: Mapping[str, Any]) -> None:
-        """Make the next request."""
         request = json.dumps({"id": self._last + 1, "call": call, **fields})
         if len(request) > self._limits.message_bytes:
             most = self._limits.message_bytes

@@ -248,7 +248,6 @@ def _docker_todo(image: str) -> str:
 
 
 def _is_url(name: str) -> bool:
-    """True if a back end is the URL of a server."""
     return name.startswith(("http://", "https://"))
 
 

@@ -71,7 +71,7 @@ class Guest:
     def __init__(self) -> None:
         self.loop = Loop()
         self.received = bytearray()
-        self.mains: dict[int, Process] = {}  # by process id, those whose end somebody waits for
+        self.mains: dict[int, Process] = {}  # by process id, those that a caller waits for
         self.sessions: dict[int, Process] = {}  # by tag
         self.tag = FIRST_TAG
         self.limit = 1 << 16
