@@ -1,4 +1,4 @@
-"""The command `agentgym play`: a person plays an environment in the terminal, or looks on while an agent does."""
+"""The command `agentgym play`: a person plays an environment in the terminal, or watches an agent play it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environments that a command line names."""
+"""Environments and JSON options of a command line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def spec_of(id: str) -> EnvSpec:
 
 
 def _not_installed(id: str) -> str:
-    """A hint to install the package of that name which lies in this folder."""
+    """A hint to install the package of that name in the current folder."""
     project = "." if (Path(id) / "__init__.py").is_file() and Path("pyproject.toml").is_file() else id
     if not (Path(project) / "pyproject.toml").is_file():
         return ""

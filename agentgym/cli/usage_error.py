@@ -1,4 +1,4 @@
-"""The user's mistake on a command line."""
+"""Usage errors of the command line, with suggestions for misspelt words."""
 
 from __future__ import annotations
 

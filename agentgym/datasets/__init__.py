@@ -1,8 +1,8 @@
 """Finds task data: in the user's folder, then on Hugging Face, then among the tasks that an environment ships with.
 
-The environment variable `AGENTGYM_DATA` names the folder; in it lie files such as `gsm8k/test.jsonl`. Where it is not set, the
-folder is `~/.cache/agentgym/data`, which `agentgym data get` fills; where it is empty, there is none. Hugging Face is asked
-through the `datasets` package where it is installed: its cache first, with no network, then the hub, unless
+The environment variable `AGENTGYM_DATA` names the folder, which holds files such as `gsm8k/test.jsonl`. If it is not set, the
+folder is `~/.cache/agentgym/data`, which `agentgym data get` fills; if it is empty, there is no folder. Hugging Face is asked
+through the `datasets` package, if installed: its cache first, with no network, then the hub, unless
 `HF_HUB_OFFLINE` is set. A hub that cannot be reached costs a few seconds, once per process.
 """
 

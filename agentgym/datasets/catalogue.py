@@ -1,6 +1,6 @@
-"""The data sets that environments can use: what they are, where their files lie, how they are fetched.
+"""The data sets that environments can use: contents, files, and how to fetch them.
 
-A package names its own beside its environments, with `register_data`. Files lie in the data folder (`datasets.folder`).
+A package registers its data sets with `register_data`. Files are in the data folder (`datasets.folder`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Agents by their specs: what a command line names becomes an `AgentSpec`, and a spec makes the policy of each episode."""
+"""Agents: a command line becomes an `AgentSpec`, which makes the policy of each episode."""
 
 from __future__ import annotations
 

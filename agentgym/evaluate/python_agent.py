@@ -5,8 +5,8 @@
 - a function of `(messages)` or `(messages, tools)`, which gets the kwargs with every call. So does a class or an object that
   is called.
 
-All may be `def` or `async def`. A `def` runs in a thread of its episode's own, so that it never blocks the others. The answer is
-text, an assistant message, a whole completion (the `openai` package's too), a message of LangChain, a list of messages, or a
+All may be `def` or `async def`. A `def` runs in a thread per episode, so that it never blocks the others. The answer is
+text, an assistant message, a whole completion (the `openai` package's too), a LangChain message, a list of messages, or a
 `Reply`; see `reply_of_answer`. Raising `EndEpisode` ends the episode. Anything else that
 is raised fails the episode, and its error names the place in the user's file.
 """

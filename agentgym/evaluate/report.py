@@ -1,4 +1,4 @@
-"""The page about an evaluation: `report.html`, one file made from the run's folder."""
+"""The report of an evaluation: `report.html`, one file made from the run folder."""
 
 from __future__ import annotations
 

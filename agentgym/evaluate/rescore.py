@@ -1,4 +1,4 @@
-"""Stored episodes graded again: their replies are played once more through the environments as these are now."""
+"""Grades stored episodes again: replays their replies in the current environments."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Evaluation: play cells, store every episode as it ends, and say what was found.
+"""Evaluation: play cells, store every episode as it ends, and compute the results.
 
 `evaluate` plays one environment with policies that the caller makes; `run_plan` plays a plan of cells in a run folder, and
-goes on with one that was stopped. Both play by `_Evaluation`, which counts what is used and stops at limits.
+resumes a stopped one. Both use `_Evaluation`, which counts usage and stops at limits.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The folder of an evaluation: what was asked for, and every episode as it ended. Started again, it goes on.
+"""The folder of an evaluation: its plan and every finished episode. A second start resumes it.
 
-    run.json             what is played, and how
+    run.json             the plan: cells and settings
     episodes/NAME.jsonl  the episodes of one cell, one JSON object a line, in the order in which they ended
     lock                 held (`flock`) by the process that writes
     results.json, report.html
 
 A line is written by one call as soon as its episode has ended, so a process may be killed at any moment: at most the line
-that it was writing is cut, and the next start removes it. The file of a cell only grows. What counts of an episode (a task
-and a sample) is its last line that did not fail, else its last line: its effective one.
+that it was writing is cut, and the next start removes it. The file of a cell only grows. The effective line of an episode (a
+task and a sample) is its last one that did not fail, else its last.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Store:
             os.ftruncate(descriptor, size)
             raise StoreError(
                 f"{self.file_of(cell)}: cannot store an episode: {error.strerror}; earlier episodes are safe:"
-                " make room and start the same command again"
+                " free disk space and run the same command again"
             ) from error
         self._files[cell.name] = (descriptor, size + len(line))
 

@@ -1,4 +1,4 @@
-"""A suite: what `agentgym eval` plays, as one object. A YAML file has one, and a command line is made into one.
+"""A suite: everything `agentgym eval` plays, read from a YAML file or made from the command line.
 
 name: small                     # of the run's folder; default: the file's name
 n: 50                           # tasks of each environment, the first of the split; default 100, or all

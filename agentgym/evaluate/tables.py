@@ -1,4 +1,4 @@
-"""Results as tables for a terminal of 80 columns, plain where the output is no terminal."""
+"""Results as tables for a terminal of 80 columns; plain text elsewhere."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Lists the sandboxes of all back ends on this machine, and removes orphaned ones.
 
-A sandbox ends by itself when the process that made it does: its guest loses its standard input. This is for what is left
-anyway, for example when the Docker Engine was killed too.
+A sandbox ends with the process that made it, because its guest loses its standard input. Cleanup removes those that remain,
+for example after the Docker Engine was killed too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A sandbox that a pool lent: it does what the sandbox does, and `close` gives it back.
+"""A lease of a pooled sandbox: it acts as the sandbox, and `close` returns it to the pool.
 
-Its errors, once a program has run in it, are marked with the question whether that program can have brought them about; see
+Once a program has run in it, errors are marked as possibly caused by that program; see
 `agentgym.core.agent_failure`.
 """
 

@@ -1,9 +1,9 @@
 """Warm sandboxes, lent one at a time: `acquire`, use, `close`.
 
-A pool makes a sandbox when a caller waits for one, keeps it when it is given back, resets it in the background and lends it
-again. What died, or cannot be reset, is replaced. Making them is bounded: a few at a time, and after a failure one at a time
-with a growing pause, as long as a caller waits. The work is done by threads that start when there is some and end when
-there is none.
+A pool makes a sandbox when a caller waits for one, resets it in the background when it is returned, and lends it
+again. Sandboxes that died or cannot be reset are replaced. Creation is bounded: a few at a time, and after a failure one at a time
+with a growing pause, as long as a caller waits. Threads do the work; they start on demand and end when
+idle.
 """
 
 from __future__ import annotations

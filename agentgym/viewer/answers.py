@@ -1,4 +1,4 @@
-"""The answers of the page's API as JSON values; `agentgym.viewer` describes them. Each may take a moment."""
+"""Answers of the page's API as JSON values, as described in `agentgym.viewer`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page and some runs in one HTML file, which needs no server and asks for nothing."""
+"""Exports the page and some runs as one HTML file, which needs no server and no network."""
 
 from __future__ import annotations
 

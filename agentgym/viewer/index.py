@@ -1,9 +1,7 @@
 """Files that grow: an index of a file of episodes, and the records of `metrics.jsonl`.
 
-The index has a row for each line, and where the line lies.
-
-Only what was appended since the last look is read. A last line without its end is being written, or was cut off, and is
-left for later. A file that was written anew (`agentgym rescore`) is read from its start.
+The index has a row and the byte position of each line. Each look reads only what was appended. A last line without a line end
+is left for later, since it may still be written. A rewritten file (`agentgym rescore`) is read from its start.
 """
 
 from __future__ import annotations

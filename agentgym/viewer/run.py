@@ -1,4 +1,4 @@
-"""One run as the page shows it: its files of episodes, its numbers, what stands beside them."""
+"""One run as the page shows it: files of episodes, metrics, and the files beside them."""
 
 from __future__ import annotations
 

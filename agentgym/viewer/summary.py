@@ -1,4 +1,4 @@
-"""The numbers and the particulars of a run, as the page gets them: RUN, CELL and STEP of the package."""
+"""The JSON of a run for the page: RUN, CELL and STEP of `agentgym.viewer`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The embedded back end: a sandbox of Linux namespaces made by bubblewrap, with limits by control groups. No daemon.
 
-As root the guest is root inside, with the few capabilities that it needs to rule the programs. Otherwise there is
-one user, and limits are resource limits of each process: weaker, and logged.
+As root the guest is root inside, with the few capabilities that it needs to control programs. Without root there is
+one user, and limits are resource limits of each process, which are weaker; a log message says so.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A limit on the number of files in a bubblewrap sandbox's folders in memory, which bwrap limits in bytes only.
+"""Limits the number of files in the tmpfs folders of a bubblewrap sandbox, which bwrap limits only in bytes.
 
-It is set from outside: a thread, or without root a process, enters the sandbox's mount namespace and mounts the folders again,
-so that nothing in the sandbox ever has the right to mount. Run as a program, this file is that process; the standard library
-only.
+The limit is set from outside: a thread, or without root a process, enters the sandbox's mount namespace and remounts the
+folders, so the sandbox needs no right to mount. Run as a program, this file is that process. It uses only the standard library.
 """
 
 from __future__ import annotations

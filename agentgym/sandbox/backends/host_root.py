@@ -1,6 +1,6 @@
-"""This machine's own programs and Python as the root of a bubblewrap sandbox, where its image was not built.
+"""The root of a bubblewrap sandbox without a built image: programs and Python of this machine.
 
-Of Python only the standard library is there: installed packages, this project's above all, hold tasks with hidden tests and answers.
+Only Python's standard library is mounted, since installed packages, above all this project's, hold hidden tests and answers.
 Project files in mounted folders are hidden, and so are known data and cache folders.
 """
 

@@ -1,7 +1,6 @@
 """Calls to the guest of a sandbox on a server, as `Channel` makes them to a local one. See `agentgym/service/protocol/sandbox_frames.py`.
 
-A connection that drops is opened again, and the request whose answer did not arrive is sent again with its id: the server runs
-it once.
+A dropped connection is reopened, and an unanswered request is sent again with the same id, so the server runs it once.
 """
 
 from __future__ import annotations

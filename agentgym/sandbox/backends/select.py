@@ -1,7 +1,7 @@
 """`acquire`: the choice of a back end, and the pools that all environments of a process share.
 
-`acquire` is what environments call. "auto" takes docker where an engine answers and has the image, else bubblewrap where it
-works; the choice is made once for each image, logged with its reason, and kept for the life of the process.
+`acquire` is what environments call. "auto" takes docker if an engine answers and has the image, else bubblewrap if it
+works. The choice is made once per image and process, and logged with its reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The user id of a sandbox's programs: its own, since the kernel counts much for each user id of a machine.
+"""A separate user id for each sandbox's programs, since the kernel limits many resources per user id.
 
-Pseudo-terminals apart, which have no such count, these are inotify instances, pages of pipes, queued signals, watches and
-file descriptors under way: what one sandbox has used up, another with the same user id cannot get.
+These are inotify instances and watches, pages of pipes, queued signals and file descriptors in flight: a sandbox that exhausts
+them would starve another with the same user id. Pseudo-terminals have no limit per user.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs in the guest: start one as the unprivileged user, hold its pipes, tell whose child it is.
+"""Programs in the guest: start them as the unprivileged user, hold their pipes, find the session of a child.
 
 Sent into the sandbox together with `guest.py`; the standard library only.
 """

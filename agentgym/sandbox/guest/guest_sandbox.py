@@ -1,4 +1,4 @@
-"""The sandbox contract over a channel to the guest: what both back ends share."""
+"""The sandbox contract over a channel to the guest, shared by all back ends."""
 
 from __future__ import annotations
 

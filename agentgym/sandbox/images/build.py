@@ -1,8 +1,8 @@
-"""Images: what is in a sandbox besides its programs' own files. Each is a folder of `sandboxes/`.
+"""Builds images, the root file systems of sandboxes. Each is a folder of `sandboxes/`.
 
-A folder holds a `Dockerfile`, `packages.txt` (Debian packages, one a line) and, where it needs some, `requirements.txt`
-(Python packages with exact versions). `build` makes of it a Docker image, which the docker back end starts, and a root folder,
-which the bubblewrap back end starts from. There are two ways: "registry" runs the Dockerfile, "packages" unpacks Debian
+A folder holds a `Dockerfile`, `packages.txt` (Debian packages, one a line) and, if needed, `requirements.txt`
+(Python packages with exact versions). `build` makes a Docker image for the docker back end and a root folder for the bubblewrap
+back end. There are two ways: "registry" runs the Dockerfile, "packages" unpacks Debian
 packages (`debian.py`) where no registry can be reached. Both give the same programs.
 """
 

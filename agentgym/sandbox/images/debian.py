@@ -1,8 +1,8 @@
-"""A root folder out of Debian packages: no registry, no Docker and no root needed, in a few seconds.
+"""Builds a root folder from Debian packages in a few seconds, without registry, Docker or root.
 
-`apt-get` resolves the packages against an empty list of installed ones, so that all that they need comes with them, and
-checks their signatures; `dpkg-deb` unpacks them. Their installation scripts are not run: what those would have made, and
-programs miss, is made here (`sh`, `awk`, `cc`, users, certificates).
+`apt-get` resolves the packages against an empty list of installed ones, so it adds all dependencies, and
+checks their signatures; `dpkg-deb` unpacks them. Installation scripts are not run; this module makes what programs need of
+their results (`sh`, `awk`, `cc`, users, certificates).
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def test_a_setting_that_names_nothing_is_broken(capsys, monkeypatch):
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
     assert "broken   data folder: AGENTGYM_DATA names /no/such/folder" in said
-    assert "-> make it" in said
+    assert "-> create it" in said
     assert said.endswith("1 broken\n")
     assert main(["doctor", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ok"] is False

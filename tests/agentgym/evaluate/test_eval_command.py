@@ -202,7 +202,7 @@ def test_a_limit_is_exit_code_3_and_more_of_it_goes_on(capsys):
         (["test/parity", "--policy", "expert", "--concurrency", "0"], "at least 1"),
         (["test/parity", "--policy", "expert", "--retries", "-1"], "at least 0"),
         (["test/parity", "--policy", "expert", "--token-limit", "0"], "must be positive"),
-        (["test/parity", "--policy", "expert", "--temperature", "1"], "temperature: for a --model"),
+        (["test/parity", "--policy", "expert", "--temperature", "1"], "temperature: only valid with --model"),
         (
             ["test/parity", "--policy", "expert", "--agent-kwargs", '{"a": 1}'],
             "--agent-kwargs needs --agent",

@@ -286,7 +286,7 @@ def test_a_full_disk_says_so_and_keeps_what_was_stored(tmp_path):
         [sys.executable, "-c", FULL, here, str(tmp_path / "r")], capture_output=True, text=True, timeout=60, check=True
     )
     number, _, message = done.stdout.partition(" ")
-    assert "cannot store an episode: File too large; what was stored before is safe" in message
+    assert "cannot store an episode: File too large; earlier episodes are safe" in message
     content = stored(tmp_path / "r").read_bytes()
     assert content.endswith(b"\n")
     assert len(read_cell(stored(tmp_path / "r"))) == int(number) > 3

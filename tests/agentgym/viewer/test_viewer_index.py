@@ -146,7 +146,7 @@ def test_a_cut_last_line_is_left_for_later(file, played):
         (b'"a text"', "no list of turns"),
         (b'{"turns": 3}', "no list of turns"),
         (b"[" * 200_000, "not valid JSON"),
-        (b"\xff\xfe{}", "no text"),
+        (b"\xff\xfe{}", "not UTF-8 text"),
         (b'{"turns": [], "reward": ' + b"9" * 5000 + b"}", "not valid JSON"),
     ],
 )
