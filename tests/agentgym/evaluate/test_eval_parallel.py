@@ -212,7 +212,7 @@ def test_a_limit_of_cost_needs_a_price_of_an_agent_too(tmp_path, capsys):
     assert main(words) == 2
     assert "needs a table of prices" in capsys.readouterr().err
     assert main([*words, "--prices", str(tmp_path / "prices.yaml")]) == 2
-    assert f"has none of '{__name__}:Telling'" in capsys.readouterr().err
+    assert f"the table lacks '{__name__}:Telling'" in capsys.readouterr().err
     (tmp_path / "prices.yaml").write_text(f'"{__name__}:*": {{input: 1, output: 1}}')
     assert main([*words, "--concurrency", "1", "--prices", str(tmp_path / "prices.yaml")]) == 3
 
