@@ -10,16 +10,19 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from agent_train.report.metrics_file import broken_lines, read_metrics
-from agent_train.report.trajectories import trajectories_html
-from agent_train.trainer.offline import charts as of_files
+from agent_train.trainer.offline.metrics import HELD_OUT, KINDS
 from agent_train.trainer.run_folder import RunFolder
+from agentgym.core.trajectory import read_jsonl
+from agentgym.evaluate.formats import number, percent
 from agentgym.storage.files import write_json, write_text
 from agentgym.viewer.charts import Frame, Series, line_chart, stacked_bars
-from agentgym.viewer.page import PAGE, PRINT, card, document, folded, table
+from agentgym.viewer.page import PAGE, PRINT, Decode, card, document, episodes_html, examples, folded, table
+from agentgym.viewer.token_texts import token_decoder
 
 RESULT_KEYS = ("env", "seed", "start", "end", "minutes", "curve", "command")
 
@@ -41,7 +44,7 @@ def write_report(run_folder: RunFolder | Path | str) -> Path:
         _headline(records),
         f'<section class="charts">{"".join(f"<figure>{svg}</figure>" for svg in _charts(records))}</section>',
         _evaluations(records),
-        trajectories_html(run),
+        _episodes(run),
         _settings(run),
     ]
     write_text(run.report, document(run.path.absolute().name, "agentgym run", parts))
@@ -151,11 +154,11 @@ def _headline(records: Sequence[Record]) -> str:
     if measured:
         best = max(measured, key=lambda e: e["success"])
         cards += [
-            ("held-out, start", _percent(measured[0]["success"]), _interval(measured[0])),
-            ("held-out, end", _percent(measured[-1]["success"]), _interval(measured[-1])),
-            ("held-out, best", _percent(best["success"]), f"after step {best['step']}"),
+            ("held-out, start", percent(measured[0]["success"]), _interval(measured[0])),
+            ("held-out, end", percent(measured[-1]["success"]), _interval(measured[-1])),
+            ("held-out, best", percent(best["success"]), f"after step {best['step']}"),
         ]
-    cards += of_files.cards(records)
+    cards += _file_cards(records)
     cards.append(
         (
             "time",
@@ -180,7 +183,7 @@ def _headline(records: Sequence[Record]) -> str:
 def _charts(records: Sequence[Record]) -> list[str]:
     evals, steps = (_of_kind(records, kind) for kind in ("eval", "train"))
     sft = [record for record in _of_kind(records, "sft") if "epoch" not in record]
-    charts = of_files.charts(records)
+    charts = _file_charts(records)
     if evals:
         held_out = Series(
             "held-out",
@@ -249,10 +252,10 @@ def _evaluations(records: Sequence[Record]) -> str:
     rows = [
         [
             str(e["step"]),
-            _percent(e["success"]),
+            percent(e["success"]),
             _interval(e),
-            _number(e["reward"]),
-            _number(e["turns"]),
+            number(e["reward"]),
+            number(e["turns"]),
             str(e["episodes"]),
             str(e["failed"]),
         ]
@@ -268,15 +271,7 @@ def _settings(run: RunFolder) -> str:
 
 
 def _interval(record: Record) -> str:
-    return f"{_percent(record['low'])} to {_percent(record['high'])}"
-
-
-def _percent(share: float | None) -> str:
-    return "none" if share is None else f"{share:.1%}"
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3g}"
+    return f"{percent(record['low'])} to {percent(record['high'])}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -298,3 +293,82 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     sys.stdout.write("".join(f"{path}\n" for path in written))
     return 0
+
+
+# Title, fields, whether they are shares.
+FILE_CURVES = (
+    ("Loss", ("loss",), False),
+    ("Accuracy", ("accuracy",), True),
+    ("Rewards or scores of the answers", ("chosen", "rejected"), False),
+    ("Gradient norm", ("grad_norm",), False),
+)
+
+
+def _file_steps(records: Sequence[Record]) -> list[Record]:
+    """The optimizer steps of a mode that learns from files. Those of a warm start are none: they have no epoch."""
+    return [record for record in records if record["kind"] in KINDS.values() and "epoch" in record]
+
+
+def _file_cards(records: Sequence[Record]) -> list[tuple[str, str, str]]:
+    """Title, number and remark of each number at the top of the page."""
+    steps = _file_steps(records)
+    held_out = [record for record in records if record["kind"] == HELD_OUT and record["loss"] is not None]
+    found = []
+    for name, one in (("start", held_out[0]), ("end", held_out[-1])) if held_out else ():
+        right = (
+            f"accuracy {one['accuracy']:.1%}" if one.get("accuracy") is not None else f"{one['examples']:,} examples"
+        )
+        found.append((f"held-out loss, {name}", f"{one['loss']:.4f}", right))
+    if steps:
+        skipped = sum(step["skipped"] for step in steps)
+        remark = f"{skipped:,} of them skipped" if skipped else f"{steps[-1]['epoch']} epochs"
+        found.append(("optimizer steps", f"{len(steps):,}", remark))
+        found.append(("learned tokens", f"{sum(step['tokens'] for step in steps):,}", ""))
+    return found
+
+
+def _file_charts(records: Sequence[Record]) -> list[str]:
+    """A curve for each number that the run has, with the held-out examples beside the batches."""
+    steps, held_out = _file_steps(records), [record for record in records if record["kind"] == HELD_OUT]
+    found = []
+    for title, keys, share in FILE_CURVES if steps else ():
+        lines = [
+            Series(f"{key}{suffix}", points)
+            for key in keys
+            for suffix, part in (("", steps), (", held out", held_out))
+            if (points := [(r["step"], r[key]) for r in part if r.get(key) is not None])
+        ]
+        frame = (
+            Frame(title, "optimizer step", percent=True, y_range=(0, 1)) if share else Frame(title, "optimizer step")
+        )
+        if lines:
+            found.append(line_chart(lines, frame, PAGE))
+    return found
+
+
+def _episodes(run: RunFolder) -> str:
+    """Episodes of the first and the last step: held-out ones where there are any, else of training."""
+    files = sorted(run.trajectories.glob("eval-*.jsonl")) or sorted(run.trajectories.glob("train-*.jsonl"))
+    if not files:
+        return ""
+    decode = token_decoder(run.path.resolve())
+    parts = [_file_html(path, decode) for path in dict.fromkeys((files[0], files[-1]))]
+    shading = '<p class="note">The darker a token, the less likely the policy was to say it.</p>' if decode else ""
+    return f"<section><h2>Episodes</h2>{shading}{''.join(parts)}</section>"
+
+
+def _file_html(path: Path, decode: Decode | None) -> str:
+    kind, _, step = path.stem.partition("-")
+    where = "held-out tasks" if kind == "eval" else "training"
+    when = (
+        "before training"
+        if kind == "eval" and int(step) == 0
+        else f"after step {int(step)}"
+        if kind == "eval"
+        else f"step {int(step)}"
+    )
+    try:
+        shown = episodes_html(examples(read_jsonl(path)), decode)
+    except ValueError as error:  # a crash has left half of a line
+        shown = f'<p class="note">{escape(str(error))}</p>'
+    return f"<h3>{where}, {when}</h3>{shown}"

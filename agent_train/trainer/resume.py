@@ -23,8 +23,7 @@ from agent_train.report.metrics_file import record_of
 from agent_train.trainer.checkpoint import REPLACED, Checkpoint, newest_whole
 from agent_train.trainer.run_folder import RunFolder, run_name, versions
 from agentgym.storage.files import write_json, write_text
-from agentgym.storage.locks import hold
-from agentgym.viewer.live import lock_held
+from agentgym.storage.locks import hold, lock_held
 
 # What may be another when a run goes on: how long, how often, where and how fast, but not what is learned from what.
 MAY_CHANGE = (

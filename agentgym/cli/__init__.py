@@ -31,7 +31,7 @@ _NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
 EXIT_CODES = """exit codes:
   0    done
   1    not all was done: a check failed, episodes failed or could not be played, an image was not built
-  2    your mistake, told in one line: an unknown name, wrong arguments, a package that is not installed
+  2    a usage error, printed in one line: an unknown name, wrong arguments, a package that is not installed
   3    stopped by a limit that you set (tokens, cost, time); started again, it goes on
   130  interrupted; started again, it goes on
 

@@ -1,4 +1,4 @@
-"""`python -m agentgym.cli`, for where the command `agentgym` is not on the path."""
+"""`python -m agentgym.cli`: the command `agentgym` where it is not on the PATH."""
 
 from agentgym.cli import main
 

@@ -14,7 +14,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     """Add `agentgym compare`."""
     parser = commands.add_parser(
         "compare",
-        help="whether one run is better than another, paired by task",
+        help="compare two or more runs, paired by task",
         description="Compare runs with the first, on the tasks that both have: differences with 95% intervals, an exact"
         " sign test, the tasks that changed most. A run is the folder of an evaluation, that of a training run (its last"
         " evaluation), or a file of trajectories.",
@@ -24,7 +24,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--measure",
         choices=("success", "reward", "turns", "tokens"),
         default="success",
-        help="what the table shows; tokens are those that the agent wrote (default: success)",
+        help="measure in the table; tokens are those that the agent wrote (default: success)",
     )
     parser.add_argument(
         "--json",
@@ -35,11 +35,10 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from agentgym.evaluate.compare import compare_all
-    from agentgym.evaluate.comparison_table import comparison_table
+    from agentgym.evaluate.compare import compare_all, comparison_table
 
     if len(args.runs) < 2:
-        raise UsageError(f"needs two runs or more, not only {args.runs[0]}")
+        raise UsageError(f"needs at least two runs, got only {args.runs[0]}")
     try:
         comparisons = compare_all(args.runs)
     except (ValueError, OSError) as error:

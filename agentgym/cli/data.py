@@ -14,16 +14,16 @@ from agentgym.core.usage_error import UsageError, instead
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Add `agentgym data` and its commands."""
-    parser = commands.add_parser("data", help="the data sets that environments can use")
+    parser = commands.add_parser("data", help="list and download data sets")
     commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND", parser_class=type(parser))
 
-    listing = commands.add_parser("list", help="the data sets that environments can use, and which are here")
+    listing = commands.add_parser("list", help="list data sets, and which are on this machine")
     listing.add_argument("--json", action="store_true", help="as JSON")
     listing.set_defaults(run=_list)
 
     get = commands.add_parser("get", help="fetch data sets from the Hugging Face hub into the data folder")
     get.add_argument("names", nargs="+", metavar="DATA", help="which; `agentgym data list` shows them")
-    get.add_argument("--force", action="store_true", help="write also the files that are there already")
+    get.add_argument("--force", action="store_true", help="overwrite existing files")
     get.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for each part (default: 600)")
     get.add_argument("--json", action="store_true", help="which files were written, as JSON")
     get.set_defaults(run=_get)

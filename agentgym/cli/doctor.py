@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from agentgym.cli.output import print_json
 
 if TYPE_CHECKING:
-    from agentgym.doctor import Finding
+    from agentgym.doctor.finding import Finding
 
 _COLOURS = {"ok": "32", "warning": "33", "missing": "2", "broken": "31"}
 _EPILOG = """states: ok; warning: it works, but not as it should; missing: optional, and not here; broken: every command needs it,
@@ -22,21 +22,20 @@ def add(commands: argparse._SubParsersAction) -> None:
     """Add `agentgym doctor`."""
     doctor = commands.add_parser(
         "doctor",
-        help="what is installed, what this machine can do, and what to do about the rest",
+        help="check packages, hardware, sandboxes and data on this machine",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    doctor.add_argument(
-        "--network", action="store_true", help="ask the Hugging Face hub too; else nothing is contacted"
-    )
+    doctor.add_argument("--network", action="store_true", help="also contact the Hugging Face hub")
     doctor.add_argument("--json", action="store_true", help="as JSON")
     doctor.set_defaults(run=_doctor)
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from agentgym.doctor import PROBES, examine, network_probe
+    from agentgym.doctor.finding import examine
+    from agentgym.doctor.probes import NETWORK, PROBES
 
-    found = examine([*PROBES, network_probe()] if args.network else PROBES)
+    found = examine([*PROBES, NETWORK] if args.network else PROBES)
     broken = [f for findings in found.values() for f in findings if f.state == "broken"]
     if args.json:
         parts = [{"part": part, **asdict(f)} for part, findings in found.items() for f in findings]

@@ -66,7 +66,7 @@ def _prepared(suite: Suite, agents: list[AgentSpec], args: argparse.Namespace) -
     from agentgym.evaluate.prepare import check_agents, check_endpoints, check_envs, check_prices
 
     if args.no_store and (args.out or args.resume):
-        raise UsageError("--no-store keeps nothing: leave out --out and --resume")
+        raise UsageError("--no-store stores nothing: leave out --out and --resume")
     try:
         check_agents(agents, _serve_args(args))
         if suite.budget.cost is not None:

@@ -38,7 +38,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("envs", nargs="*", metavar="ENV", help=f"{ENVS}; or one file of a suite, NAME.yaml")
     add = command.add_argument
     add("--suite", type=Path, metavar="FILE", help="a YAML file with agents, environments and limits")
-    add("--resume", type=Path, metavar="RUN", help="go on with the run in a folder, as it was asked for")
+    add("--resume", type=Path, metavar="RUN", help="resume the run in this folder with its original options")
     _add_agents(command)
     group = command.add_argument_group("what is played")
     add = group.add_argument
@@ -48,25 +48,30 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--task",
         action="append",
         metavar="ID",
-        help="this task alone, in place of the first N; may be given several times",
+        help="play only this task instead of the first N; repeatable",
     )
     add(
         "--shuffle",
         action="store_true",
         default=None,
-        help="shuffle the split by the seed before its first N are taken",
+        help="shuffle the split by --seed before taking the first N",
     )
     add("-k", "--k", type=int, metavar="K", help="episodes of each task (default: 1)")
-    add("--seed", type=int, help="of episodes and sampling (default: 0)")
-    add("--kwargs", type=_table, metavar="JSON", help="what the environments are made with")
+    add("--seed", type=int, help="seed of episodes and sampling (default: 0)")
+    add("--kwargs", type=_table, metavar="JSON", help="keyword arguments of the environments")
     group = command.add_argument_group("limits of an episode")
     add = group.add_argument
-    add("--max-turns", type=int, metavar="N", help="replies after which it is ended (default: the environment's)")
-    add("--max-episode-tokens", type=int, metavar="N", help="tokens read and written after which it is ended")
-    add("--episode-timeout", type=_seconds, metavar="TIME", help="after which it is ended: seconds, 90s, 10m, 2h")
-    add("--answer-timeout", type=_seconds, metavar="TIME", help="of one answer, with all its requests (default: 300s)")
-    add("--step-timeout", type=_seconds, metavar="TIME", help="of one step of the environment (default: 60s)")
-    add("--retries", type=int, help="of an episode that failed (default: 1)")
+    add("--max-turns", type=int, metavar="N", help="replies before the episode is cut off (default: the environment's)")
+    add("--max-episode-tokens", type=int, metavar="N", help="tokens read and written before the episode is cut off")
+    add("--episode-timeout", type=_seconds, metavar="TIME", help="time limit of an episode: seconds, 90s, 10m, 2h")
+    add(
+        "--answer-timeout",
+        type=_seconds,
+        metavar="TIME",
+        help="time limit of one answer, with all its requests (default: 300s)",
+    )
+    add("--step-timeout", type=_seconds, metavar="TIME", help="time limit of one environment step (default: 60s)")
+    add("--retries", type=int, help="retries of a failed episode (default: 1)")
     group = command.add_argument_group(
         "limits of the whole run", "one that is reached ends the run with exit code 3; started again, it goes on"
     )
@@ -83,12 +88,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="DIR",
-        help="the run's folder (default: a new one in runs/); given again, it goes on",
+        help="the run's folder (default: a new one in runs/); an existing run is resumed",
     )
-    add("--no-store", action="store_true", help="keep nothing")
-    add("--no-probe", action="store_true", help="do not ask endpoints for their models first")
-    add("--parts", action="store_true", help="tables by tag and by difficulty too")
-    add("--quiet", action="store_true", help="no progress, only the results")
+    add("--no-store", action="store_true", help="store nothing")
+    add("--no-probe", action="store_true", help="do not check endpoints and models before the start")
+    add("--parts", action="store_true", help="also print tables by tag and by difficulty")
+    add("--quiet", action="store_true", help="print only the results, no progress")
     add("--json", action="store_true", help="print the results as JSON")
 
 
@@ -102,27 +107,27 @@ def _add_agents(command: argparse.ArgumentParser) -> None:
         "--base-url",
         action="append",
         metavar="URL",
-        help="its endpoint, http://localhost:8000/v1, or one for each model",
+        help="endpoint of the model, such as http://localhost:8000/v1; one, or one for each model",
     )
     add("--serve", action="append", metavar="DIR", help="a model folder, served by vLLM for this run")
-    add("--serve-args", metavar="ARGS", help="more arguments of vLLM's server, in one word")
-    add("--agent", action="append", metavar="MODULE:NAME", help="your own: a function or class of Python")
-    add("--agent-kwargs", type=_table, metavar="JSON", help="what it is given")
-    add("--script", action="append", metavar="FILE", help="answers, one a line, or JSON")
-    add("--name", help="what results call the agent, where there is one")
+    add("--serve-args", metavar="ARGS", help="extra arguments of the vLLM server, as one quoted string")
+    add("--agent", action="append", metavar="MODULE:NAME", help="your own agent: a Python function or class")
+    add("--agent-kwargs", type=_table, metavar="JSON", help="keyword arguments of the agent")
+    add("--script", action="append", metavar="FILE", help="a file of fixed answers, one per line, or JSON")
+    add("--name", help="name of the agent in the results, if there is only one")
     group = command.add_argument_group("how models answer (default: as the endpoint likes)")
     add = group.add_argument
-    add("--system", metavar="TEXT", help="a system message; it stands before the environment's own")
-    add("--stop", action="append", metavar="TEXT", help="where an answer ends; may be given several times")
-    add("--temperature", type=float, help="of sampling")
-    add("--top-p", type=float, help="of sampling: the likeliest tokens whose chances sum to this")
-    add("--max-tokens", type=int, help="of one answer")
-    add("--reasoning-effort", metavar="LEVEL", help="low, medium, high: sent as reasoning_effort")
-    add("--send-reasoning", action="store_true", help="send the reasoning of earlier turns back")
-    add("--extra", type=_table, metavar="JSON", help="more fields of every request")
-    add("--stream", action="store_true", help="read answers as they are made; the timeout is then of silence")
-    add("--timeout", type=_seconds, metavar="TIME", help="of one request (default: 120s)")
-    add("--request-retries", type=int, metavar="N", help="of one request (default: 5)")
+    add("--system", metavar="TEXT", help="a system message, placed before the environment's own")
+    add("--stop", action="append", metavar="TEXT", help="stop sequence of answers; repeatable")
+    add("--temperature", type=float, help="sampling temperature")
+    add("--top-p", type=float, help="nucleus sampling: keep the most likely tokens up to this total probability")
+    add("--max-tokens", type=int, help="maximum tokens of one answer")
+    add("--reasoning-effort", metavar="LEVEL", help="low, medium or high; sent as reasoning_effort")
+    add("--send-reasoning", action="store_true", help="send the reasoning of earlier turns back to the model")
+    add("--extra", type=_table, metavar="JSON", help="extra fields of every request")
+    add("--stream", action="store_true", help="stream answers; --timeout then limits the time between two chunks")
+    add("--timeout", type=_seconds, metavar="TIME", help="time limit of one request (default: 120s)")
+    add("--request-retries", type=int, metavar="N", help="retries of one request (default: 5)")
 
 
 def suite_from(args: argparse.Namespace) -> Suite:
@@ -156,7 +161,7 @@ def suite_from(args: argparse.Namespace) -> Suite:
 def _record(args: argparse.Namespace) -> dict[str, Any]:
     """The suite of a command line without a file."""
     if not args.envs:
-        raise UsageError("which environment? `agentgym list` shows all; or give a suite, NAME.yaml")
+        raise UsageError("name an environment (`agentgym list` shows all), or a suite NAME.yaml")
     if suites := [name for name in args.envs if name.endswith(SUITES)]:
         raise UsageError(f"{suites[0]}: a suite has its own environments: give one alone, and no other ENV")
     if args.task and (args.n is not None or args.shuffle):
@@ -173,7 +178,7 @@ def _record(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _over(record: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """A suite with the command line's values in place of its own."""
+    """The suite with values of the command line in place of those in the file."""
     given = {name: getattr(args, name) for name in _EXTENT if getattr(args, name) is not None}
     if agents := list(_agents(args)):
         given["agents"] = agents
@@ -202,7 +207,7 @@ def _resumed(args: argparse.Namespace) -> Suite:
         if getattr(args, name)
     ]
     if args.envs or asked:
-        raise UsageError(f"--resume plays what the folder was made for: leave out {(args.envs or asked)[0]}")
+        raise UsageError(f"--resume uses the options stored in the folder: leave out {(args.envs or asked)[0]}")
     find_modules(args.resume)
     suite = suite_in(args.resume)
     limits, budget = limits_of(_limits(args), suite.limits, suite.budget)
@@ -217,7 +222,6 @@ def _limits(args: argparse.Namespace) -> dict[str, float]:
 
 
 def _agents(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The entries of agents, as in a suite's file."""
     entries = [{"policy": policy} for policy in args.policy or () if policy != "chat"]
     extra = {"top_p": args.top_p, "reasoning_effort": args.reasoning_effort, "stop": args.stop}
     extra = {**(args.extra or {}), **{name: value for name, value in extra.items() if value is not None}}
@@ -239,9 +243,9 @@ def _agents(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     entries += [{"script": file} for file in args.script or ()]
     for option, needed in (("agent_kwargs", "agent"), ("serve_args", "serve"), ("base_url", "model")):
         if getattr(args, option) and not getattr(args, needed):
-            raise UsageError(f"--{option.replace('_', '-')} is there, but no --{needed}")
+            raise UsageError(f"--{option.replace('_', '-')} needs --{needed}")
     if asking and not (args.model or args.serve):
-        raise UsageError(f"{', '.join(asking)}: for a --model or --serve, and there is none")
+        raise UsageError(f"{', '.join(asking)}: only valid with --model or --serve")
     if args.name:
         if len(entries) != 1:
             raise UsageError(f"--name names one agent, and there are {len(entries)}: name them in a suite's file")
@@ -250,7 +254,6 @@ def _agents(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _urls(args: argparse.Namespace) -> list[dict[str, str]]:
-    """The base URL of each model."""
     models, urls = args.model or [], args.base_url or []
     if models and not urls and not os.environ.get("OPENAI_BASE_URL"):
         raise UsageError("--model and --base-url are needed (or OPENAI_BASE_URL in the environment)")
@@ -281,7 +284,7 @@ def _table(text: str) -> Mapping[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"no JSON: {error}: {text}") from error
+        raise argparse.ArgumentTypeError(f"not valid JSON: {error}: {text}") from error
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"must be a JSON object, not {text}")
     return value

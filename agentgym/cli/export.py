@@ -7,30 +7,29 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from agentgym.cli.json_object import json_object
 from agentgym.cli.output import print_json
-from agentgym.cli.spec_of import ENVS, spec_of
+from agentgym.cli.spec_of import ENVS, json_object, spec_of
 from agentgym.core.usage_error import UsageError
 
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Add `agentgym export` and its forms."""
-    command = commands.add_parser("export", help="an environment in another framework's form")
+    command = commands.add_parser("export", help="export an environment for another framework")
     forms = command.add_subparsers(dest="form", required=True, metavar="FORM", parser_class=type(command))
-    openenv = forms.add_parser("openenv", help="a folder that OpenEnv's tools build, validate and deploy")
+    openenv = forms.add_parser("openenv", help="write a folder that OpenEnv's tools can build, validate and deploy")
     add = openenv.add_argument
     add("env", metavar="ENV", help=ENVS)
-    add("--out", type=Path, required=True, metavar="DIR", help="the folder, new or empty")
-    add("--kwargs", default="{}", metavar="JSON", help="what the environment is made with")
+    add("--out", type=Path, required=True, metavar="DIR", help="output folder, new or empty")
+    add("--kwargs", default="{}", metavar="JSON", help="keyword arguments of the environment")
     add(
         "--wheel",
         type=Path,
         action="append",
         default=[],
         metavar="FILE",
-        help="a package that no index has; repeatable",
+        help="a package file that is on no index; repeatable",
     )
-    add("--json", action="store_true", help="what was made as JSON")
+    add("--json", action="store_true", help="print the written files as JSON")
     openenv.set_defaults(run=_openenv)
 
 

@@ -11,14 +11,16 @@ from agentgym.core.usage_error import UsageError
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Add `agentgym init`."""
-    command = commands.add_parser("init", help="begin an environment of your own, as an installable package")
+    command = commands.add_parser("init", help="create a new environment as an installable package")
     add = command.add_argument
-    add("name", metavar="NAME", help="of the package and the environment, such as my_env")
-    add("--dir", type=Path, default=Path("."), metavar="DIR", help="where the folder NAME is made (default: here)")
+    add("name", metavar="NAME", help="name of the package and the environment, such as my_env")
+    add("--dir", type=Path, default=Path("."), metavar="DIR", help="parent of the new folder NAME (default: here)")
     kind = command.add_mutually_exclusive_group()
-    kind.add_argument("--tools", action="store_true", help="one whose agent calls tools")
-    kind.add_argument("--sandbox", action="store_true", help="one whose agent runs commands in a sandbox, by a tool")
-    add("--json", action="store_true", help="what was made as JSON")
+    kind.add_argument("--tools", action="store_true", help="create an environment whose agent calls tools")
+    kind.add_argument(
+        "--sandbox", action="store_true", help="create an environment whose agent runs commands in a sandbox"
+    )
+    add("--json", action="store_true", help="print the written files as JSON")
     command.set_defaults(run=_init)
 
 

@@ -24,7 +24,7 @@ class Need:
     """A requirement of an environment.
 
     Attributes:
-        what: "sandbox IMAGE", or what `pip install` is told.
+        what: "sandbox IMAGE", or the argument of `pip install`.
         here: whether this machine has it; None where only asking a Docker Engine would tell.
         remedy: the command that gets it, if it is or may be missing.
     """
@@ -48,9 +48,9 @@ class Row:
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Add `agentgym list`."""
-    listing = commands.add_parser("list", help="the environments that there are, and what they need")
+    listing = commands.add_parser("list", help="list environments and their requirements")
     listing.add_argument(
-        "server", nargs="?", metavar="URL", help="a server's, http://HOST:PORT (default: those on this machine)"
+        "server", nargs="?", metavar="URL", help="list those of a server, http://HOST:PORT (default: this machine's)"
     )
     listing.add_argument("--tag", action="append", default=[], metavar="T", help="only those with this tag; repeatable")
     listing.add_argument("--json", action="store_true", help="as JSON")
@@ -131,7 +131,7 @@ def _adapter_row(adapter: Adapter) -> Row:
 
 
 def _package(requirement: str) -> Need:
-    """Whether a package is installed, in a version that will do."""
+    """True if a package is installed in a sufficient version."""
     wanted = Requirement(requirement)
     remedy = f"pip install {requirement!r}"
     try:
@@ -155,7 +155,7 @@ def _need(need: str) -> Need:
 
 
 def _sandbox(image: str) -> Need:
-    """Whether bubblewrap has an image. A Docker Engine is not asked: that takes too long for a list."""
+    """True if bubblewrap has an image. Docker is not asked, which would be slow."""
     from agentgym.sandbox import SandboxError
     from agentgym.sandbox.backends.bubblewrap import image_root
 

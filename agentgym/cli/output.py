@@ -12,7 +12,7 @@ from agentgym.storage.files import json_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-WIDE = 10_000  # columns where nobody looks: a pipe gets every row as one line, with nothing cut off
+WIDE = 10_000  # columns of a pipe: each row is one line, and nothing is cut off
 
 
 _kept: list[TextIO | None] = []  # standard output, while only `print_json` may write there

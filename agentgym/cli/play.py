@@ -1,4 +1,4 @@
-"""The command `agentgym play`: a person plays an environment in the terminal, or looks on while an agent does."""
+"""The command `agentgym play`: a person plays an environment in the terminal, or watches an agent play it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from agentgym.cli.json_object import json_object
 from agentgym.cli.output import print_json
-from agentgym.cli.spec_of import ENVS, spec_of
+from agentgym.cli.spec_of import ENVS, json_object, spec_of
 from agentgym.core.usage_error import UsageError
 
 if TYPE_CHECKING:
@@ -40,19 +39,19 @@ def add(commands: argparse._SubParsersAction) -> None:
     command = commands.add_parser("play", help="play an environment yourself, or watch an agent play it", epilog=_ABOUT)
     command.add_argument("env", metavar="ENV", help=ENVS)
     add = command.add_argument
-    add("--task", metavar="ID", help="which task, by id or by number from 0 (default: one drawn by the seed)")
-    add("--split", default="test", help="of the tasks (default: test)")
-    add("--seed", type=int, help="of the task drawn and the episode (default: a new one each time)")
-    add("--kwargs", default="{}", metavar="JSON", help="what the environment is made with")
-    add("--max-turns", type=int, metavar="N", help="replies after which the episode ends (default: the environment's)")
+    add("--task", metavar="ID", help="task id, or number from 0 (default: drawn by the seed)")
+    add("--split", default="test", help="split of the task (default: test)")
+    add("--seed", type=int, help="seed of the drawn task and the episode (default: random)")
+    add("--kwargs", default="{}", metavar="JSON", help="keyword arguments of the environment")
+    add("--max-turns", type=int, metavar="N", help="replies before the episode is cut off (default: the environment's)")
     policies = ("human", "expert", "random", "null", "chat")
-    add("--policy", choices=policies, help="who plays (default: human, or chat with --model)")
+    add("--policy", choices=policies, help="the player (default: human, or chat with --model)")
     add("--model", metavar="NAME", help="a model at an endpoint plays")
     add("--base-url", metavar="URL", help="its endpoint, http://localhost:8000/v1; key in OPENAI_API_KEY")
-    add("--temperature", type=float, help="of the model (default: the endpoint's)")
-    add("--max-tokens", type=int, help="of one answer of the model (default: the endpoint's)")
+    add("--temperature", type=float, help="sampling temperature of the model (default: the endpoint's)")
+    add("--max-tokens", type=int, help="maximum tokens of one answer (default: the endpoint's)")
     add("--agent", metavar="MODULE:NAME", help="your own agent plays: a function or class of Python")
-    add("--agent-kwargs", default="{}", metavar="JSON", help="what it is given")
+    add("--agent-kwargs", default="{}", metavar="JSON", help="keyword arguments of the agent")
     add("--watch", action="store_true", help="wait for Enter after each of the agent's turns")
     add("--json", action="store_true", help="print the episode as JSON; all else goes to standard error")
     command.set_defaults(run=_play)
@@ -79,12 +78,11 @@ def _play(args: argparse.Namespace) -> int:
 
 
 def _agent(args: argparse.Namespace) -> AgentSpec | None:
-    """The policy that plays; None for a person."""
     from agentgym.evaluate import agents
 
     chosen = [option for option in ("model", "agent") if getattr(args, option)]
     if len(chosen) > 1 or (chosen and args.policy not in (None, "chat" if chosen == ["model"] else "")):
-        raise UsageError("one plays: choose --policy, --model or --agent")
+        raise UsageError("only one player: choose --policy, --model or --agent")
     try:
         if args.agent:
             agent = agents.python(args.agent, json_object(args.agent_kwargs, "--agent-kwargs"))

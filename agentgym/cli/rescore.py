@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.cli.json_object import json_object
 from agentgym.cli.output import print_json, print_table
-from agentgym.cli.spec_of import find_modules
+from agentgym.cli.spec_of import find_modules, json_object
 from agentgym.core.usage_error import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ _EVERY = 500  # episodes between two lines of progress
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Add `agentgym rescore`."""
-    command = commands.add_parser("rescore", help="grade a run's stored episodes again, as the environments are now")
+    command = commands.add_parser("rescore", help="grade a run's stored episodes again with the current environments")
     add = command.add_argument
     add("run_folder", type=Path, metavar="RUN", help="the folder of an evaluation")
     add("--out", type=Path, metavar="DIR", help="the folder to write (default: RUN-rescored)")
@@ -29,7 +28,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--kwargs",
         default="{}",
         metavar="JSON",
-        help="of the environments, over those that they were played with; of one alone: {ENV: {...}}",
+        help="keyword arguments that override those of the run; for one environment: {ENV: {...}}",
     )
     add("--concurrency", type=int, default=64, help="episodes at a time (default: 64)")
     add("--json", action="store_true", help="old and new scores as JSON")

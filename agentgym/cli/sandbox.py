@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Add `agentgym sandbox` and its commands."""
-    parser = commands.add_parser("sandbox", help="images and sandboxes of environments that act")
+    parser = commands.add_parser("sandbox", help="manage sandboxes and their images")
     commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND", parser_class=type(parser))
 
-    build = commands.add_parser("build", help="make the images that sandboxes start from")
-    build.add_argument("names", nargs="*", metavar="IMAGE", help="which (default: all)")
+    build = commands.add_parser("build", help="build the images that sandboxes start from")
+    build.add_argument("names", nargs="*", metavar="IMAGE", help="image names (default: all)")
     build.add_argument(
         "--how",
         choices=("auto", "registry", "packages"),
@@ -35,21 +35,21 @@ def add(commands: argparse._SubParsersAction) -> None:
     build.add_argument(
         "--docker",
         action=argparse.BooleanOptionalAction,
-        help="make Docker images too, or not (default: if a Docker Engine answers)",
+        help="also build Docker images (default: if a Docker Engine answers)",
     )
-    build.add_argument("--force", action="store_true", help="also what is there already; no sandbox should be running")
-    build.add_argument("--json", action="store_true", help="what was made, as JSON")
+    build.add_argument("--force", action="store_true", help="rebuild existing images; no sandbox should be running")
+    build.add_argument("--json", action="store_true", help="print the built images as JSON")
     build.set_defaults(run=_build)
 
-    listing = commands.add_parser("list", help="the sandboxes that there are, and who holds them")
+    listing = commands.add_parser("list", help="list sandboxes and the processes that hold them")
     listing.add_argument("--json", action="store_true", help="as JSON")
     listing.set_defaults(run=_list)
 
     cleanup = commands.add_parser("cleanup", help="remove sandboxes whose process has ended")
     which = cleanup.add_mutually_exclusive_group()
-    which.add_argument("--all", action="store_true", help="also those that are in use, and those of other hosts")
-    which.add_argument("--run", metavar="LABEL", dest="of_run", help="those of this run only, in use or not")
-    cleanup.add_argument("--json", action="store_true", help="what was removed, as JSON")
+    which.add_argument("--all", action="store_true", help="also remove those in use, and those of other hosts")
+    which.add_argument("--run", metavar="LABEL", dest="of_run", help="remove only those of this run, in use or not")
+    cleanup.add_argument("--json", action="store_true", help="print the removed sandboxes as JSON")
     cleanup.set_defaults(run=_cleanup)
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym.cli import serve_sandboxes
-from agentgym.cli.json_object import json_object
-from agentgym.cli.spec_of import ENVS, spec_of
+from agentgym.cli.spec_of import ENVS, json_object, spec_of
 from agentgym.core.usage_error import UsageError
 from agentgym.hosts import host_name
 from agentgym.processes.subprocess_query import told_apart

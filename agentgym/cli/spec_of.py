@@ -1,13 +1,14 @@
-"""The environments that a command line names."""
+"""Environments and JSON options of a command line."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentgym.core.usage_error import UsageError
 
@@ -32,7 +33,7 @@ def spec_of(id: str) -> EnvSpec:
     """The spec of what the user named, its class imported. Modules in the current folder can be named.
 
     Raises:
-        UsageError: there is none, or it cannot be imported.
+        UsageError: the environment is unknown or cannot be imported.
     """
     from agentgym.core.registration import UnknownEnvError, spec
 
@@ -50,7 +51,7 @@ def spec_of(id: str) -> EnvSpec:
 
 
 def _not_installed(id: str) -> str:
-    """A hint to install the package of that name which lies in this folder."""
+    """A hint to install the package of that name in the current folder."""
     project = "." if (Path(id) / "__init__.py").is_file() and Path("pyproject.toml").is_file() else id
     if not (Path(project) / "pyproject.toml").is_file():
         return ""
@@ -93,3 +94,18 @@ def _in_file(named: str) -> str:
             raise UsageError(f"{path} {there}")
         name = names[0]
     return f"{module.__name__}:{name}"
+
+
+def json_object(text: str, option: str) -> dict[str, Any]:
+    """The JSON object that an option was given.
+
+    Raises:
+        UsageError: the text is not a JSON object.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{option} is not valid JSON: {error}: {text}") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{option} must be a JSON object, not {text}")
+    return value

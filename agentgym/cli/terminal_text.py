@@ -1,6 +1,6 @@
-"""An episode on a terminal as it is played: what the environment says, what the agent answers, each turn's reward.
+"""An episode on a terminal while it is played: observations, replies, and the reward of each turn.
 
-What environments and models write is shown as it is: never as markup, and never as commands to the terminal.
+Text of environments and models is printed literally: never as markup or terminal control codes.
 """
 
 from __future__ import annotations

@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agentgym.cli.check import print_findings
-from agentgym.cli.json_object import json_object
 from agentgym.cli.output import print_json, print_table
-from agentgym.cli.spec_of import ENVS, spec_of
+from agentgym.cli.spec_of import ENVS, json_object, spec_of
 from agentgym.core.usage_error import UsageError
 
 if TYPE_CHECKING:
@@ -21,19 +20,21 @@ if TYPE_CHECKING:
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Add `agentgym validate`."""
-    command = commands.add_parser("validate", help="prove environments: gold, null and random play, replays, splits")
+    command = commands.add_parser(
+        "validate", help="validate environments: gold, null and random policies, replays, splits"
+    )
     add = command.add_argument
     add("envs", nargs="+", metavar="ENV", help=ENVS)
-    add("--split", default="test", help="which tasks are played (default: test)")
-    add("-n", "--n", type=int, default=50, help="how many tasks (default: 50)")
-    add("--seed", type=int, default=0, help="of episodes and random play (default: 0)")
+    add("--split", default="test", help="split to play (default: test)")
+    add("-n", "--n", type=int, default=50, help="number of tasks (default: 50)")
+    add("--seed", type=int, default=0, help="seed of episodes and the random policy (default: 0)")
     add(
         "--floor",
         type=float,
         metavar="SHARE",
         help="successes that null and random play may have, 0 to 1 (default: null none, random fewer than gold)",
     )
-    add("--kwargs", default="{}", metavar="JSON", help="what the environments are made with")
+    add("--kwargs", default="{}", metavar="JSON", help="keyword arguments of the environments")
     add("--concurrency", type=int, default=16, help="episodes at a time (default: 16)")
     add("--timeout", type=float, default=60.0, metavar="S", help="seconds that one call may take (default: 60)")
     add("--json", action="store_true", help="scores and findings as JSON")

@@ -23,7 +23,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     """Add `agentgym view`."""
     parser = commands.add_parser(
         "view",
-        help="look at runs in the browser: curves, comparisons, episodes turn by turn",
+        help="view runs in the browser: curves, comparisons, episodes turn by turn",
         description="Serve a page that shows runs, evaluations and training runs, until Ctrl-C; to this machine only, and"
         " nothing is sent anywhere. With --export, write the page and the runs into one HTML file.",
     )
@@ -34,13 +34,19 @@ def add(commands: argparse._SubParsersAction) -> None:
         type=Path,
         default=[Path("runs")],
         metavar="DIR",
-        help="runs, or folders of runs (default: runs)",
+        help="run folders, or folders of runs (default: runs)",
     )
-    add("--port", type=int, default=0, help="of the page (default: a free one)")
-    add("--host", default="127.0.0.1", help="where to listen; other machines need the token in the printed address")
+    add("--port", type=int, default=0, help="port of the page (default: a free one)")
+    add("--host", default="127.0.0.1", help="address to listen on; other machines need the token in the printed URL")
     add("--no-open", action="store_true", help="do not open the browser")
-    add("--export", type=Path, metavar="FILE", help="write one static HTML file instead, and end")
-    add("--episodes", type=int, default=_EPISODES, metavar="N", help=f"of each run in that file (default: {_EPISODES})")
+    add("--export", type=Path, metavar="FILE", help="write one static HTML file and exit")
+    add(
+        "--episodes",
+        type=int,
+        default=_EPISODES,
+        metavar="N",
+        help=f"episodes of each run in the exported file (default: {_EPISODES})",
+    )
     add("--json", action="store_true", help="print the page's address, or what was exported, as JSON")
     parser.set_defaults(run=_view)
 
@@ -88,7 +94,7 @@ def _serve(args: argparse.Namespace, runs: Runs, count: int) -> int:
         from agentgym.hosts import LOCAL_HOSTS
         from agentgym.viewer.server import serve
 
-        ended = _ending()  # before its address is told, and with it that Ctrl-C ends it well
+        ended = _ending()  # before the address is printed, so that Ctrl-C works from then on
         try:
             served = await serve(runs, args.host, args.port)
         except OSError as error:
@@ -100,7 +106,8 @@ def _serve(args: argparse.Namespace, runs: Runs, count: int) -> int:
                 print(f"{_many(count, 'run')} at {served.url} (Ctrl-C ends it)", flush=True)
             if args.host not in LOCAL_HOSTS:
                 print(
-                    "agentgym view: whoever has this address can read these runs; it is not encrypted", file=sys.stderr
+                    "agentgym view: anyone with this address can read these runs; the connection is not encrypted",
+                    file=sys.stderr,
                 )
             if not args.no_open and not args.json:
                 await asyncio.to_thread(_open, served.url)
@@ -129,7 +136,7 @@ def _many(count: int, what: str) -> str:
 
 
 def _open(url: str) -> None:
-    """Open the browser where there is a display; a machine without one has nobody in front of it."""
+    """Open the browser if this machine has a display."""
     import webbrowser
 
     if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):

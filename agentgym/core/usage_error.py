@@ -1,4 +1,4 @@
-"""Errors of a command line's user."""
+"""Usage errors of the command line, with suggestions for misspelt words."""
 
 from __future__ import annotations
 

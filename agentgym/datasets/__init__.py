@@ -1,8 +1,8 @@
 """Finds task data: in the user's folder, then on Hugging Face, then among the tasks that an environment ships with.
 
-The environment variable `AGENTGYM_DATA` names the folder; in it lie files such as `gsm8k/test.jsonl`. Where it is not set, the
-folder is `~/.cache/agentgym/data`, which `agentgym data get` fills; where it is empty, there is none. Hugging Face is asked
-through the `datasets` package where it is installed: its cache first, with no network, then the hub, unless
+The environment variable `AGENTGYM_DATA` names the folder, which holds files such as `gsm8k/test.jsonl`. If it is not set, the
+folder is `~/.cache/agentgym/data`, which `agentgym data get` fills; if it is empty, there is no folder. Hugging Face is asked
+through the `datasets` package, if installed: its cache first, with no network, then the hub, unless
 `HF_HUB_OFFLINE` is set. A hub that cannot be reached costs a few seconds, once per process.
 """
 
@@ -79,7 +79,7 @@ def locate(path: str) -> Path | None:
         return None
     if not root.is_dir() and FOLDER_VARIABLE in os.environ:
         raise FileNotFoundError(
-            f"{FOLDER_VARIABLE} is {str(root)!r}, which is no folder: point it at a folder that holds {path}, or unset it"
+            f"{FOLDER_VARIABLE} is {str(root)!r}, which is not a folder: set it to a folder that holds {path}, or unset it"
         )
     found = root / path
     return found if found.is_file() else None
@@ -177,7 +177,7 @@ def _from_hub(hub: HubData, split: str) -> tuple[list[dict[str, Any]], str] | No
         return None
     try:
         rows = download(hub, split)
-    except Exception as error:  # whatever the hub's client meets, the shipped tasks are left
+    except Exception as error:  # the hub's client raises many types; the shipped tasks remain
         log.info("cannot get %s from the Hugging Face hub: %s", hub.repo, error)
         return None
     return rows, f"Hugging Face hub: {hub.repo} ({hub.config}, {split}, {hub.revision})"
@@ -187,7 +187,7 @@ def download(hub: HubData, split: str, seconds: float = DOWNLOAD_SECONDS) -> lis
     """The rows of a split, by the `datasets` package.
 
     Raises:
-        Exception: whatever that package meets.
+        Exception: any error of that package.
         TimeoutError: it took longer than `seconds`.
     """
 
@@ -231,7 +231,7 @@ def _cache_folder() -> Path:
 
 @functools.cache
 def _hub_answers(endpoint: str) -> bool:
-    """Whether the hub answers at all, asked once per process: its own client would retry for minutes."""
+    """True if the hub answers. Asked once per process, since the hub's client would retry for minutes."""
 
     def ask() -> bool:
         request = urllib.request.Request(endpoint, method="HEAD")

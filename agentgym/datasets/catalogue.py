@@ -1,6 +1,6 @@
-"""The data sets that environments can use: what they are, where their files lie, how they are fetched.
+"""The data sets that environments can use: contents, files, and how to fetch them.
 
-A package names its own beside its environments, with `register_data`. Files lie in the data folder (`datasets.folder`).
+A package registers its data sets with `register_data`. Files are in the data folder (`datasets.folder`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def register_data(source: str) -> None:
     """Make data sets known.
 
     Args:
-        source: "module:function" of a function that gives them; not imported before somebody asks for them.
+        source: "module:function" of a function that returns them; imported only when needed.
     """
     _sources[source] = None
 
@@ -92,7 +92,7 @@ def missing_files(data: DataSet) -> list[str]:
 def fetch(data: DataSet, *, force: bool = False, seconds: float = 600.0) -> list[Path]:
     """Fetch the files of a data set that are missing from the hub.
 
-    Each file appears whole or not at all. One that is there is left as it is.
+    Files are written atomically. Existing files stay unchanged.
 
     Args:
         data: the data set.
@@ -132,19 +132,19 @@ def _made(data: DataSet, seconds: float) -> dict[str, bytes]:
     for hub, split in data.parts:
         try:
             rows.append(datasets.download(hub, split, seconds))
-        except Exception as error:  # whatever the hub's client meets
+        except Exception as error:  # the hub's client raises many types
             raise DownloadError(f"cannot fetch {hub.repo} ({hub.config}, {split}): {error}") from error
     try:
         return data.write(rows) if data.write else {}
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         repos = ", ".join(dict.fromkeys(hub.repo for hub, _ in data.parts))
         raise DownloadError(
-            f"{repos} has another form on the hub than {data.name} is known to have: {error!r}"
+            f"{repos} has an unexpected format on the hub, different from {data.name}: {error!r}"
         ) from error
 
 
 def _place(path: Path, content: bytes) -> None:
-    """Write a file under another name and move it to its place, so that nobody meets half of it."""
+    """Write a file under a temporary name and rename it, so that readers never see half of it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as part:

@@ -40,7 +40,7 @@ class Probe:
 
 
 def examine(probes: Sequence[Probe]) -> dict[str, list[Finding]]:
-    """The findings of each part, in the order of the parts; takes no longer than the slowest part may.
+    """Run all probes at once; returns their findings in the order of the probes.
 
     A part that fails or takes too long is a warning. Its thread is left behind, and does not keep the process alive.
     """
@@ -49,8 +49,8 @@ def examine(probes: Sequence[Probe]) -> dict[str, list[Finding]]:
     def run(probe: Probe) -> None:
         try:
             found[probe.name] = probe.look()
-        except Exception as error:  # whatever it meets: the other parts are still worth telling
-            found[probe.name] = [Finding(probe.name, "warning", f"could not be looked at: {_line(error)}")]
+        except Exception as error:  # one failing probe must not hide the others
+            found[probe.name] = [Finding(probe.name, "warning", f"the check failed: {_line(error)}")]
 
     start = time.monotonic()
     threads = [threading.Thread(target=run, args=(p,), name=f"doctor {p.name}", daemon=True) for p in probes]
@@ -60,7 +60,7 @@ def examine(probes: Sequence[Probe]) -> dict[str, list[Finding]]:
         thread.join(max(0.0, start + probe.seconds - time.monotonic()))
     late = "no answer within {:g} s"
     return {
-        p.name: found.get(p.name, [Finding(p.name, "warning", late.format(p.seconds), "look at it by hand")])
+        p.name: found.get(p.name, [Finding(p.name, "warning", late.format(p.seconds), "check it by hand")])
         for p in probes
     }
 
@@ -87,7 +87,7 @@ def output_of(command: Sequence[str], seconds: float) -> str:
         raise RuntimeError(f"{command[0]} did not end within {seconds:g} s") from error
     if done.returncode != 0:
         lines = (done.stderr or done.stdout).strip().splitlines()
-        raise RuntimeError(f"{command[0]} ended with {done.returncode}: {lines[-1] if lines else 'and said nothing'}")
+        raise RuntimeError(f"{command[0]} ended with {done.returncode}: {lines[-1] if lines else 'no output'}")
     return done.stdout
 
 

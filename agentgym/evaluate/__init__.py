@@ -1,4 +1,4 @@
-"""Evaluation: agents on environments, with no training. Names are imported on first use."""
+"""Evaluation of agents on environments. Names are imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents by their specs: what a command line names becomes an `AgentSpec`, and a spec makes the policy of each episode."""
+"""Agents: a command line becomes an `AgentSpec`, which makes the policy of each episode."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def scripted_file(path: str | Path, name: str | None = None) -> AgentSpec:
     except OSError as error:
         raise ValueError(f"script {path}: {error.strerror}") from error
     except ValueError as error:
-        raise ValueError(f"script {path}: no JSON in UTF-8: {error}") from error
+        raise ValueError(f"script {path}: not valid UTF-8 JSON: {error}") from error
     if not isinstance(answers, list | dict):
         raise ValueError(f"script {path}: a list of answers is needed, or an object of lists by task id")
     return scripted(answers, name or path.stem)
@@ -116,7 +116,7 @@ def policy_maker(agent: AgentSpec) -> MakePolicy:
 
     Raises:
         ValueError: the spec cannot play: an unknown kind or setting, a bad URL, a target that is not there or takes other
-            arguments. Whether an environment has an expert is seen by `check_plays`.
+            arguments. `check_plays` checks that an environment has an expert.
     """
     maker = _MAKERS.get(agent.kind)
     if maker is None:
@@ -129,7 +129,7 @@ def policy_maker(agent: AgentSpec) -> MakePolicy:
 
 
 def check_plays(agent: AgentSpec, env: Env) -> None:
-    """Whether an agent can play in an environment.
+    """Check that an agent can play in an environment.
 
     Raises:
         ValueError: it plays by a method that the environment does not have.

@@ -37,7 +37,7 @@ class Budget:
                 raise ValueError(f"the limit of {name} must be positive, not {value!r}")
 
     def reached(self, tally: UsageCounter, running: Collection[Sequence[Policy]] = ()) -> str | None:
-        """The limit that is reached ("episodes", "tokens", "cost", "seconds"), None where there is none.
+        """The limit that is reached ("episodes", "tokens", "cost", "seconds"), else None.
 
         Args:
             tally: of what has ended.

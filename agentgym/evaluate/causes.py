@@ -12,7 +12,7 @@ CUT = ("length", "content_filter", "context")
 """Finish reasons of answers that are not what the model would have said: cut, withheld, or never asked for."""
 
 LONGEST_CAUSE = 300
-# What tells two failures of one kind apart: ids, addresses, numbers. A status and a line of code are kinds of their own.
+# Parts in which failures of one kind differ: ids, addresses, numbers. An HTTP status or a line of code is another kind.
 _OWN = re.compile(
     r"""(?P<kept>\b(?:answered|status)\ \d{3}\b|\.py:\d+|\bHTTP/[\d.]+)
     |\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b

@@ -1,15 +1,150 @@
-"""Is one run better than another? Paired by task, so that the tasks' own difficulty is no noise."""
+"""Is one run better than another? Tasks are paired, so that their difficulty adds no noise."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentgym.evaluate.compared_runs import MEASURES, WITH_ERRORS, ComparedCell, ComparedRun, read_compared
-from agentgym.evaluate.formats import cut, one_line
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from agentgym.core.trajectory import Trajectory, read_jsonl
+from agentgym.evaluate.formats import NOTHING, cut, number, one_line, percent
+from agentgym.evaluate.results import EpisodeNumbers, numbers_of
 from agentgym.evaluate.statistics import Difference, paired_difference
+from agentgym.evaluate.store import effective, read_run
+from agentgym.evaluate.tables import grid
+
+MEASURES = ("success", "reward", "turns", "tokens")
+WITH_ERRORS = ("success_with_errors", "reward_with_errors")  # each error counted as the environment's least reward
+
+
+@dataclass
+class TaskMeans:
+    """Sums over the episodes of one task that were played, and how many failed. Those of `WITH_ERRORS` are over both."""
+
+    episodes: int = 0
+    errors: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    counted: int = 0
+
+    def add(self, e: EpisodeNumbers) -> None:
+        """One more episode."""
+        for name, value in zip(WITH_ERRORS, (0.0, e.floor) if e.failed else (e.success, e.reward), strict=True):
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        if e.failed:
+            self.errors += 1
+            return
+        self.episodes += 1
+        values = {"success": e.success, "reward": e.reward, "turns": float(e.turns)}
+        if "completion_tokens" in e.usage:
+            self.counted += 1
+            values["tokens"] = float(e.usage["completion_tokens"])
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def mean(self, measure: str) -> float | None:
+        """The mean of a measure over the episodes; None without episodes or token counts."""
+        episodes = self.counted if measure == "tokens" else self.episodes
+        episodes += self.errors if measure in WITH_ERRORS else 0
+        return self.sums[measure] / episodes if episodes else None
+
+
+@dataclass
+class ComparedCell:
+    """The tasks of one cell, and how it was played: `settings` has what is known of that and must be the same."""
+
+    env: str
+    split: str
+    agent: str
+    tasks: dict[str, TaskMeans]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """As `Cell.name`."""
+        split = "" if self.split in ("test", "") else f"/{self.split}"
+        return f"{self.env}{split}@{self.agent}"
+
+
+@dataclass
+class ComparedRun:
+    """A run by its path."""
+
+    path: str
+    cells: list[ComparedCell]
+
+
+def read_compared(path: Path, tasks_of: Callable[[Path], dict[str, TaskMeans]] | None = None) -> ComparedRun:
+    """A run to compare: an evaluation's folder, a training run's (its last evaluation), or a file of trajectories.
+
+    Args:
+        path: where it is.
+        tasks_of: gives the means of a cell by its file, for who has read it already; None reads it.
+
+    Raises:
+        ValueError: the path is none of these, or holds a broken line.
+    """
+    if path.is_file() and path.suffix == ".json":
+        raise ValueError(f"{path} is not a file of episodes (.jsonl): name the run's folder, {path.parent}")
+    if path.is_file():
+        return ComparedRun(str(path), _cells_of(effective(path), path.stem.rpartition("@")[2]))
+    if (path / "run.json").is_file():
+        return ComparedRun(str(path), [_evaluated(path, r, tasks_of) for r in read_run(path)["cells"]])
+    evaluations = sorted((path / "trajectories").glob("eval-*.jsonl"))
+    if evaluations:
+        last = evaluations[-1]
+        return ComparedRun(str(path), _cells_of(read_jsonl(last), _step(last)))
+    if not path.exists():
+        raise ValueError(f"{path} does not exist")
+    raise ValueError(
+        f"{path} holds nothing to compare: neither an evaluation (run.json) nor a training run's (trajectories/eval-*.jsonl)"
+    )
+
+
+def _evaluated(
+    run: Path, record: dict[str, Any], tasks_of: Callable[[Path], dict[str, TaskMeans]] | None
+) -> ComparedCell:
+    env = record["env"]
+    settings = {
+        "kwargs": env.get("kwargs", {}),
+        "entry point": env["entry_point"],
+        "seed": record["seed"],
+        "max_turns": record["max_turns"],
+        "first task": record.get("first_task") or None,
+    }
+    if "kwargs" in (served := record.get("served", {})):
+        settings["the server's kwargs"] = served["kwargs"]
+    file = run / record["file"]
+    tasks = _tasks(effective(file)) if tasks_of is None else tasks_of(file)
+    return ComparedCell(env["id"], record["split"], record["agent"]["name"], tasks, settings)
+
+
+def _step(path: Path) -> str:
+    number = path.stem.partition("-")[2]
+    return f"step {int(number)}" if number.isdigit() else path.stem
+
+
+def _cells_of(trajectories: Iterable[Trajectory], agent: str) -> list[ComparedCell]:
+    """A cell for each environment of a file, which does not record split and settings."""
+    by_env: dict[str, dict[str, TaskMeans]] = {}
+    for trajectory in trajectories:
+        _add(by_env.setdefault(trajectory.env, {}), trajectory)
+    return [ComparedCell(env, "", agent, tasks) for env, tasks in by_env.items()]
+
+
+def _tasks(trajectories: Iterable[Trajectory]) -> dict[str, TaskMeans]:
+    tasks: dict[str, TaskMeans] = {}
+    for trajectory in trajectories:
+        _add(tasks, trajectory)
+    return tasks
+
+
+def _add(tasks: dict[str, TaskMeans], trajectory: Trajectory) -> None:
+    tasks.setdefault(trajectory.task_id, TaskMeans()).add(numbers_of(trajectory))
+
 
 MOST_CHANGED = 10
 
@@ -30,7 +165,7 @@ class CellComparison:
     """One environment in both runs.
 
     Attributes:
-        env, split: what was played; the split is "" where nobody wrote it down.
+        env, split: the tasks that were played; the split is "" where it was not recorded.
         agent_a, agent_b: what played; they may differ.
         measures: the paired difference, b minus a, of "success", "reward", "turns" and "tokens" (written by the agent),
             of those that both have; empty where no task was played in both. Where there are errors, also "success_with_errors"
@@ -187,16 +322,18 @@ def _notes(a: ComparedCell, b: ComparedCell, both: Sequence[str]) -> list[str]:
         alone = sum(task not in other.tasks for task in played)
         lost = sum(task in other.tasks and not other.tasks[task].episodes for task in played)
         if alone:
-            notes.append(f"{_tasks(alone)} only in {which}")
+            notes.append(f"{_count_tasks(alone)} only in {which}")
         if lost:
-            notes.append(f"{_tasks(lost)} of {which} {'has' if lost == 1 else 'have'} only failed episodes in {rival}")
+            notes.append(
+                f"{_count_tasks(lost)} of {which} {'has' if lost == 1 else 'have'} only failed episodes in {rival}"
+            )
     samples = [_samples(cell) for cell in (a, b)]
     if samples[0] != samples[1]:
         notes.append(f"episodes of each task: {samples[0]} and {samples[1]}")
     return notes
 
 
-def _tasks(many: int) -> str:
+def _count_tasks(many: int) -> str:
     return "1 task" if many == 1 else f"{many:,} tasks"
 
 
@@ -207,3 +344,70 @@ def _samples(cell: ComparedCell) -> str:
 
 def _short(value: Any) -> str:
     return cut(one_line(str(value)), 60)
+
+
+CHANGES_SHOWN = 5
+NAME_WIDTH = 22
+TASK_WIDTH = 40
+
+
+def comparison_table(comparison: Comparison, measure: str = "success") -> RenderableType:
+    """One measure of every environment, what makes the runs less comparable, and the tasks that changed most."""
+    shown: list[RenderableType] = [Text(f"a: {one_line(comparison.a)}"), Text(f"b: {one_line(comparison.b)}")]
+    table = grid("env\n@agent", ["\ntasks", "a\nb", f"{measure}\nb - a", "\n95%", "up", "same", "down", "\np"])
+    for cell in comparison.cells:
+        table.add_row(_name(cell), *_numbers(cell.measures.get(measure), as_percent=measure == "success"))
+        if (counted := cell.measures.get(f"{measure}_with_errors")) is not None:
+            table.add_row(Text("errors as zeros"), *_numbers(counted, as_percent=measure == "success"))
+    if comparison.cells:
+        shown += [Text(), table]
+    for cell in comparison.cells:
+        shown += _below(cell, alone=len(comparison.cells) == 1)
+    for which, names in (("a", comparison.only_a), ("b", comparison.only_b)):
+        if names:
+            shown.append(Text(f"only in {which}: {', '.join(map(one_line, names))}", style="yellow"))
+    return Group(*shown)
+
+
+def _name(cell: CellComparison) -> Text:
+    split = "" if cell.split in ("test", "") else f"/{cell.split}"
+    agents = [cell.agent_a] if cell.agent_a == cell.agent_b else [f"a {cell.agent_a}", f"b {cell.agent_b}"]
+    lines = [f"{cell.env}{split}", *(f"@{agent}" for agent in agents)]
+    return Text("\n".join(cut(one_line(line), NAME_WIDTH) for line in lines))
+
+
+def _numbers(difference: Difference | None, as_percent: bool) -> list[Text]:
+    if difference is None:
+        return [Text(NOTHING)] * 8
+    value = percent if as_percent else number
+    p = "<0.001" if difference.p < 1e-3 else f"{difference.p:.3f}"
+    between = NOTHING
+    if difference.low is not None and difference.high is not None:
+        between = f"{_signed(difference.low, as_percent)}\n{_signed(difference.high, as_percent)}"
+    signs = [str(count) for count in (difference.wins, difference.ties, difference.losses)]
+    texts = [str(difference.tasks), f"{value(difference.a)}\n{value(difference.b)}"]
+    return [Text(text) for text in (*texts, _signed(difference.mean, as_percent), between, *signs, p)]
+
+
+def _signed(value: float, as_percent: bool) -> str:
+    sign = "-" if value < 0 else "+"
+    return f"{sign}{percent(abs(value)) if as_percent else number(abs(value))}"
+
+
+def _below(cell: CellComparison, alone: bool) -> list[RenderableType]:
+    agents = dict.fromkeys((cell.agent_a, cell.agent_b))
+    name = "" if alone else f"{one_line(cell.env)}@{one_line(', '.join(agents))}: "
+    notes: list[RenderableType] = [Text(f"{name}{note}", style="yellow") for note in cell.notes]
+    if not cell.changed:
+        return notes
+    heading = Text(f"\n{name}the tasks that changed most", style="bold")
+    table = grid("task", ["success a", "b", "reward a", "b"])
+    for change in cell.changed[:CHANGES_SHOWN]:
+        table.add_row(*_change(change))
+    return [*notes, heading, table]
+
+
+def _change(change: TaskChange) -> list[Text]:
+    successes = [percent(change.success_a), percent(change.success_b)]
+    rewards = [number(change.reward_a), number(change.reward_b)]
+    return [Text(text) for text in (cut(one_line(change.task), TASK_WIDTH), *successes, *rewards)]

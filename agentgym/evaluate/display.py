@@ -80,7 +80,7 @@ class _Progress:
         return (now if self.finished is None else self.finished) - self.began
 
     def pace(self, now: float) -> float:
-        """Tokens a second of late; of the whole cell once it is over."""
+        """Recent tokens a second; of the whole cell once it has ended."""
         since, tokens = self.paces[0] if self.finished is None and len(self.paces) > 1 else (self.began, 0)
         end = now if self.finished is None else self.finished
         return (self.tokens - tokens) / (end - since) if end > since else 0.0
@@ -94,7 +94,7 @@ class LiveDisplay:
     """A `EvalObserver` that shows what happens. A context manager: it is taken down at the end, however that comes.
 
     Args:
-        console: where to. What is no terminal gets a line at most every ten seconds, and one at the end of each cell.
+        console: the output. If it is not a terminal, it gets a line at most every ten seconds, and one at the end of each cell.
         clock: seconds that only grow.
     """
 

@@ -16,7 +16,7 @@ def percent_range(low: float | None, high: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits that count, and no more of large numbers than their whole part: 0.875, 12.5, 1,234, 2.1e+09."""
+    """Three significant digits, or the whole part of large numbers: 0.875, 12.5, 1,234, 2.1e+09."""
     if value is None:
         return NOTHING
     if abs(value) >= 1e6 or 0 < abs(value) < 1e-3:
@@ -25,12 +25,12 @@ def number(value: float | None) -> str:
 
 
 def half_width(low: float | None, high: float | None) -> str:
-    """Half of an interval that lies evenly around its mean, as ±0.02; nothing where it has no width, and so tells nothing."""
+    """Half the width of a symmetric interval, as ±0.02; empty if the width is zero or unknown."""
     return "" if low is None or high is None or low == high else f"±{(high - low) / 2:.2g}"
 
 
 def count(value: float | None) -> str:
-    """At most five letters: 999, 1.2k, 34k, 1.2M."""
+    """At most five characters: 999, 1.2k, 34k, 1.2M."""
     if value is None:
         return NOTHING
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -62,7 +62,7 @@ def duration(seconds: float | None) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """A name that is longer than `width` without its middle: both ends tell names apart, the middle seldom does."""
+    """Shorten a name to `width` by cutting its middle, since names differ at their ends."""
     if len(text) <= width:
         return text
     if width < 2:
@@ -72,6 +72,6 @@ def cut(text: str, width: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text of anybody's making for a line of a terminal: characters that would move its cursor are written as escapes."""
+    """Untrusted text as one terminal line: control characters are written as escapes."""
     words = " ".join(text.split())
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in words)

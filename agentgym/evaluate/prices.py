@@ -94,18 +94,18 @@ def _read(path: Path) -> Any:
     except OSError as error:
         raise ValueError(f"prices {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"prices {path}: it is no text in UTF-8") from error
+        raise ValueError(f"prices {path}: not UTF-8 text") from error
     if path.suffix == ".json":
         try:
             return json.loads(text)
         except ValueError as error:
-            raise ValueError(f"prices {path}: no JSON: {error}") from error
+            raise ValueError(f"prices {path}: not valid JSON: {error}") from error
     import yaml
 
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"prices {path}: no YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"prices {path}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def _price(where: str, fields: Any) -> Price:

@@ -5,9 +5,9 @@
 - a function of `(messages)` or `(messages, tools)`, which gets the kwargs with every call. So does a class or an object that
   is called.
 
-All may be `def` or `async def`. A `def` runs in a thread of its episode's own, so that it never blocks the others. The answer is
-text, an assistant message, a whole completion (the `openai` package's too), a message of LangChain, a list of messages, or a
-`Reply`; see `agentgym.evaluate.answers`. Raising `EndEpisode` ends the episode. Anything else that
+All may be `def` or `async def`. A `def` runs in a thread per episode, so that it never blocks the others. The answer is
+text, an assistant message, a whole completion (the `openai` package's too), a LangChain message, a list of messages, or a
+`Reply`; see `reply_of_answer`. Raising `EndEpisode` ends the episode. Anything else that
 is raised fails the episode, and its error names the place in the user's file.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import json
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +26,83 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from agentgym.core.executor import EnvExecutor
-from agentgym.core.messages import Message
+from agentgym.core.messages import Message, assistant
 from agentgym.core.tracebacks import place_of
-from agentgym.evaluate.answers import reply_of_answer
 from agentgym.policies.base import EndEpisode, EndpointUsage, Reply
+from agentgym.policies.completions import reply_of
 
 if TYPE_CHECKING:
     from agentgym.core.env import Env
+
+_AI = ("ai", "AIMessageChunk")  # what LangChain's messages of a model call their type
+
+
+def reply_of_answer(answer: Any) -> Reply:
+    """Convert an agent's answer to a `Reply`, with usage and finish reason if it has them.
+
+    Args:
+        answer: a text; an assistant message or a chat completion, as an object of the `openai` package or as a dict; a message
+            of LangChain; a list of such messages, of which the last counts, or a dict with one under "messages", as an agent
+            of LangGraph returns it; or a `Reply`.
+
+    Raises:
+        TypeError, ValueError, LookupError, AttributeError: the answer has another form.
+    """
+    if isinstance(answer, Reply):
+        return answer
+    if isinstance(answer, list | tuple):
+        if not answer:
+            raise ValueError("an empty list of messages")
+        return reply_of_answer(answer[-1])
+    if isinstance(answer, Mapping) and "messages" in answer and "role" not in answer:
+        return reply_of_answer(answer["messages"])
+    if not isinstance(answer, str | Mapping):
+        if hasattr(answer, "type") and hasattr(answer, "content"):
+            return _langchain_reply(answer)
+        if hasattr(answer, "model_dump"):
+            answer = answer.model_dump(exclude_none=True)
+    if isinstance(answer, Mapping) and "choices" in answer:
+        return reply_of(answer)
+    return Reply(assistant(answer))
+
+
+def _langchain_reply(said: Any) -> Reply:
+    if said.type not in _AI:
+        raise ValueError(f"the last message is of type {said.type!r}, not from a model")
+    message: Message = {"role": "assistant", "content": _content(said.content)}
+    calls = [
+        {
+            "id": call.get("id") or "",
+            "type": "function",
+            "function": {"name": call["name"], "arguments": json.dumps(call["args"], ensure_ascii=False)},
+        }
+        for call in getattr(said, "tool_calls", None) or ()
+    ]
+    if calls:
+        message["tool_calls"] = calls
+    finish = (getattr(said, "response_metadata", None) or {}).get("finish_reason")
+    usage = _usage(getattr(said, "usage_metadata", None) or {})
+    return Reply(assistant(message), usage=usage, finish_reason=finish if isinstance(finish, str) else None)
+
+
+def _content(content: Any) -> Any:
+    """Text unchanged; of a list of parts, the joined text parts, since tool calls are separate fields."""
+    if isinstance(content, str) or content is None:
+        return content
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+    return "".join(part.get("text", "") for part in parts if part.get("type") == "text")
+
+
+def _usage(counted: Mapping[str, Any]) -> dict[str, int]:
+    """LangChain's count by the names of `Reply.usage`."""
+    details = {name: counted.get(f"{name}_token_details") or {} for name in ("input", "output")}
+    found = {
+        "prompt_tokens": counted.get("input_tokens"),
+        "completion_tokens": counted.get("output_tokens"),
+        "cached_tokens": details["input"].get("cache_read"),
+        "reasoning_tokens": details["output"].get("reasoning"),
+    }
+    return {name: count for name, count in found.items() if isinstance(count, int)}
 
 
 class AgentError(RuntimeError):
@@ -194,7 +265,7 @@ def _is_async(found: Any) -> bool:
 
 
 def _check(target: str, found: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether the target takes the tools too.
+    """True if the target also takes the tools.
 
     Raises:
         ValueError: it is nothing to call, or takes other arguments.
@@ -209,9 +280,7 @@ def _check(target: str, found: Any, kwargs: Mapping[str, Any]) -> bool:
     if not callable(_entry(found)):
         raise ValueError(f"agent {target!r} is {found!r:.40}: a function or something with act() is needed")
     if kwargs and hasattr(found, "act"):
-        raise ValueError(
-            f"agent {target!r} is an object that is made already: kwargs {', '.join(kwargs)} go to a class"
-        )
+        raise ValueError(f"agent {target!r} is an object, not a class: it takes no kwargs, so not {', '.join(kwargs)}")
     return _takes_tools(target, _entry(found), [], kwargs)
 
 
@@ -219,7 +288,7 @@ def _takes_tools(target: str, entry: Callable[..., Any], bound: list[Any], kwarg
     """By signature; a second parameter with a default and another name than "tools" is a setting of the user's own."""
     try:
         parameters = list(inspect.signature(entry).parameters.values())
-    except (TypeError, ValueError):  # a function in C tells nothing
+    except (TypeError, ValueError):  # functions in C have no signature
         return True
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][len(bound) :]
     second = places[1] if len(places) > 1 else None

@@ -1,4 +1,4 @@
-"""The page about an evaluation: `report.html`, one file made from the run's folder."""
+"""The report of an evaluation: `report.html`, one file made from the run folder."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from agentgym.evaluate.results import CellResult, Part, Results
 from agentgym.evaluate.store import cells_of, effective, read_run
 from agentgym.storage.files import write_text
 from agentgym.viewer.charts import Estimate, Frame, Series, interval_chart, line_chart, stacked_bars
-from agentgym.viewer.page import PAGE, card, document, folded, table
-from agentgym.viewer.page_episodes import episodes_html, examples
+from agentgym.viewer.page import PAGE, card, document, episodes_html, examples, folded, table
 
-# Errors are rare: they are looked for among so many episodes.
+# Episodes that are searched for examples: errors are rare.
 LOOKED_THROUGH = 5_000
 CELLS_OPENED = 3
 PARTS_CHARTED = 40
@@ -146,12 +145,10 @@ def _means(part: CellResult | Part) -> list[str]:
 
 
 def _with_errors(cell: CellResult) -> list[str]:
-    """The means with errors counted as zeros."""
     return [percent(cell.success_with_errors), number(cell.reward_with_errors)]
 
 
 def _cell(cell: CellResult, file: Path | None, opened: bool) -> str:
-    """All about one cell, to unfold."""
     charts = [*_pass_chart(cell), *_histogram(cell), *_part_charts(cell)]
     shown = [] if file is None else examples(islice(effective(file), LOOKED_THROUGH), _absent(cell))
     body = [

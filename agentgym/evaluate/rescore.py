@@ -1,4 +1,4 @@
-"""Stored episodes graded again: their replies are played once more through the environments as these are now."""
+"""Grades stored episodes again: replays their replies in the current environments."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def rescore(
 
     Raises:
         ValueError: `run` holds no evaluation, `out` holds something else, or an environment refuses its arguments.
-        ImportError, TypeError: an environment cannot be made as it is now.
+        ImportError, TypeError: the current environment cannot be made.
     """
     record = read_run(run)
     source = f"{record['name']} of {record['created']}"
@@ -171,7 +171,7 @@ def _lost(stored: Trajectory) -> Trajectory:
 def merge(stored: Trajectory, again: Trajectory) -> Trajectory:
     """The stored episode with the grades of its replay.
 
-    What the agent saw, said and took stays: observations, replies, tokens, usage, times, metadata. Rewards, infos, metrics,
+    The agent's side stays unchanged: observations, replies, tokens, usage, times, metadata. Rewards, infos, metrics,
     the end and what the environment said last are the replay's. `metadata["rescored"]` has the reward and the success
     before, and `differs`: the first turn at which the agent would have been shown something else, None where nothing was.
     """

@@ -40,7 +40,7 @@ class EpisodeNumbers:
     """The numbers of one episode that the statistics need: some hundred bytes.
 
     Attributes:
-        usage: tokens by kind, of all tries; `prompt_tokens` and `completion_tokens` where anybody counted.
+        usage: tokens by kind, over all tries; `prompt_tokens` and `completion_tokens` where they were counted.
         retries: requests that were sent again, by cause.
         cause: of the error, without its task, turn and time; None where the episode was played.
         agent_failure: the cause where the agent's own programs broke the episode, which was played.
@@ -69,7 +69,7 @@ class EpisodeNumbers:
 
     @property
     def failed(self) -> bool:
-        """Whether the environment, the sandboxes' back end or the endpoint failed."""
+        """True if the environment, the sandboxes' back end or the endpoint failed."""
         return self.cause is not None
 
 
@@ -77,7 +77,7 @@ _NOTHING: dict[str, int] = {}
 
 
 def numbers_of(trajectory: Trajectory) -> EpisodeNumbers:
-    """The numbers of an episode. What an evaluation knows of it beside its turns stands in its metadata."""
+    """The numbers of an episode, from its turns and its metadata."""
     metadata = trajectory.metadata
     calls: Mapping[str, Any] = metadata.get("calls") or {}
     tags = metadata.get("tags") or ()
@@ -178,7 +178,7 @@ class CellResult:
         turns: mean replies of an episode.
         episode_seconds: mean wall time of an episode.
         tokens: tokens of all episodes by kind, those of failed episodes and tries included.
-        tokens_per_episode: mean of an episode that was played to an end, by kind; over those that somebody counted.
+        tokens_per_episode: mean of an episode that was played to an end, by kind; over episodes with counts.
         cost: US dollars of all episodes, failed ones included; None where no price is known.
         requests: HTTP requests that were sent.
         retries: requests that were sent again, by cause.
@@ -194,7 +194,7 @@ class CellResult:
         by_difficulty: the part of each difficulty, easiest first; many different numbers are put together in ranges.
         rewards: their histogram; None if no episode ended.
         seconds: wall time.
-        asked: tasks that were asked for (`-n`), of which the split may have fewer; None: all of it, or nobody wrote it down.
+        asked: tasks that were asked for (`-n`), of which the split may have fewer; None: all of it, or unknown.
     """
 
     env: str
@@ -249,7 +249,7 @@ class CellResult:
 
     @property
     def much_cut(self) -> bool:
-        """Whether so many answers were cut that the scores say less of the model than of its limits."""
+        """True if so many answers were cut that scores measure the limits rather than the model."""
         return self.cut > MUCH_CUT * (self.episodes + self.errors)
 
     def to_json(self) -> dict[str, Any]:
@@ -291,7 +291,7 @@ class Results:
 
     @property
     def complete(self) -> bool:
-        """Whether every planned episode was played to an end."""
+        """True if every planned episode was completed."""
         return all(cell.episodes == cell.planned for cell in self.cells)
 
     def to_json(self) -> dict[str, Any]:
@@ -373,7 +373,6 @@ def results_of(
 
 
 def _outcomes(played: Sequence[EpisodeNumbers]) -> list[tuple[int, int]]:
-    """Episodes and successes of each task."""
     found: dict[str, tuple[int, int]] = {}
     for e in played:
         n, c = found.get(e.task, (0, 0))
@@ -442,7 +441,7 @@ def _by_difficulty(numbers: Iterable[EpisodeNumbers]) -> dict[str, list[EpisodeN
 
 
 def _difficulty_names(values: Sequence[str | float]) -> Callable[[Any], str]:
-    """The label of each difficulty: itself, or the range of numbers that it lies in, with about equal counts."""
+    """The label of each difficulty: the text, or a numeric range; ranges have about equal counts."""
     if len(values) <= MOST_DIFFICULTIES or any(isinstance(v, str) for v in values):
         return lambda value: f"{value:g}" if isinstance(value, float) else str(value)
     ordered = sorted(v for v in values if not isinstance(v, str))

@@ -1,7 +1,7 @@
-"""Evaluation: play cells, store every episode as it ends, and say what was found.
+"""Evaluation: play cells, store every episode as it ends, and compute the results.
 
 `evaluate` plays one environment with policies that the caller makes; `run_plan` plays a plan of cells in a run folder, and
-goes on with one that was stopped. Both play by `_Evaluation`, which counts what is used and stops at limits.
+resumes a stopped one. Both use `_Evaluation`, which counts usage and stops at limits.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ async def evaluate(
 
     Args:
         env: id or spec.
-        make_policy: makes the policy of one episode; each try of an episode gets one of its own.
+        make_policy: makes the policy of one episode; each try gets a new one.
         split: of the environment's task set.
         n: how many tasks; None or more than there are: all.
         k, seed: episodes of each task; sample i is reset with seed `seed + i`.
         concurrency, limits, retries: see `run_many`; `limits` None: `Limits()`.
-        budget: limits of the whole evaluation; None: there are none.
+        budget: limits of the whole evaluation; None: no limits.
         prices: what tokens cost, by the name of the model, which is `agent` here.
         agent: what results call the policies.
         out: a run folder, which holds every episode as it ends; see `agentgym.evaluate.store`. Given again, only what is
@@ -90,7 +90,7 @@ async def evaluate(
 
     Raises:
         ValueError: n or k below 1, an unknown split, or `out` holds something else or is being written; the endpoint takes
-            the key no more, or a limit of tokens or cost cannot be kept, since nobody tells what the agent uses.
+            the key any more, or a token or cost limit cannot be enforced, since the agent reports no usage.
     """
     env = env if isinstance(env, EnvSpec) else spec(env)
     limits = limits or Limits()
@@ -133,10 +133,10 @@ async def run_plan(
             its model is not served yet, say: its cells are planned, and another start plays them.
         concurrency, retries: see `run_many`.
         limits: of each episode; `max_turns` is the cell's. None: `Limits()`.
-        budget: limits of the whole run, what its folder already holds included. None: there are none.
-        prices: what tokens cost; None: nobody knows.
-        watch: is told what happens.
-        tally: counts what is used, for whoever shows it.
+        budget: limits of the whole run, including what its folder already holds. None: no limits.
+        prices: of tokens; None: unknown.
+        watch: the observer of progress.
+        tally: the usage counter, for displays.
         stop: once set, the episodes that run are cancelled and not stored, and the results so far are written.
         command: the command line, for the record.
 
@@ -309,7 +309,7 @@ class _Evaluation:
 
     def _policy(self, part: _Part, episode: Episode) -> Policy:
         if part.make_policy is None:
-            raise RuntimeError(f"{part.cell.name} is not to be played, and an episode of it was begun")
+            raise RuntimeError(f"{part.cell.name} is not part of this run, but one of its episodes was started")
         # Every try asks here before anything else of it happens, so these are the episodes that run.
         tries = self._running.setdefault((part.cell.name, (episode.task.id, episode.sample)), [])
         policy = part.make_policy(episode)
@@ -318,7 +318,7 @@ class _Evaluation:
         return policy
 
     def _is_shared(self, policy: Policy) -> bool:
-        """Whether it plays other episodes too: whose its calls are nobody knows then, so turns are counted instead."""
+        """True if the policy plays several episodes: its calls cannot be attributed, so turns are counted instead."""
         calls = getattr(policy, "calls", None)
         if not isinstance(calls, EndpointUsage):
             return False
@@ -333,7 +333,7 @@ class _Evaluation:
         key = (part.cell.name, (trajectory.task_id, trajectory.sample))
         if key not in self._running:
             asked = trajectory.task_id
-            raise ValueError(f"{part.cell.env.id} says that it played task {asked!r}, which it was not given")
+            raise ValueError(f"{part.cell.env.id} reports task {asked!r}, but was given another task")
         part.left -= 1
         calls = calls_of(self._running.pop(key))
         trajectory.metadata |= _labels(part.tasks[trajectory.task_id])
@@ -357,7 +357,7 @@ class _Evaluation:
         self._check_sense(part.cell.agent, trajectory, usage)
 
     def _check_sense(self, agent: AgentSpec, trajectory: Trajectory, usage: Mapping[str, int]) -> None:
-        """Stop where the endpoint takes the key no more, or where a limit could be passed without anybody seeing it."""
+        """Stop if the endpoint rejects the key, or if a limit cannot be enforced."""
         refused = trajectory.failed and trajectory.metadata.get("status") == KEY_REFUSED
         self._refusals[agent.name] = self._refusals.get(agent.name, 0) + 1 if refused else 0
         limits = {"--token-limit": self.budget.tokens, "--cost-limit": self.budget.cost}
@@ -369,7 +369,7 @@ class _Evaluation:
         elif kept and agent.kind in _ASKING and trajectory.turns and not _COUNTED & usage.keys():
             self.stopped = "uncounted"
             self.problem = (
-                f"{kept[0]} cannot be kept: nobody tells how many tokens agent {agent.name} uses: let its replies have usage"
+                f"{kept[0]} cannot be enforced: agent {agent.name} does not report its token usage; set `usage` on its replies"
                 " (`Reply(message, usage=...)`, or whole completions), or leave the limit out"
             )
         if self.problem is not None:
@@ -407,7 +407,7 @@ async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, com
         # A limit that came with the last episode has stopped nothing.
         results = _write_results(out, run.stopped if any(part.left for part in parts) else None, parts, began)
         if run.problem is not None:
-            raise ValueError(f"{run.problem} ({out} has what was played)")
+            raise ValueError(f"{run.problem} (episodes played so far are in {out})")
         return results
 
 
@@ -445,9 +445,7 @@ def _part_of(cell: Cell, make_policy: MakePolicy | None) -> _Part:
     found: dict[str, Task] = {}
     for task in tasks:
         if task.id in found:
-            raise ValueError(
-                f"{cell.env.id}/{cell.split}: two tasks have the id {task.id!r}: results need ids of their own"
-            )
+            raise ValueError(f"{cell.env.id}/{cell.split}: two tasks have the id {task.id!r}: task ids must be unique")
         found[task.id] = task
     if not found:
         raise ValueError(f"{cell.env.id}/{cell.split} has no tasks")

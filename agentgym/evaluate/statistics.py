@@ -65,7 +65,7 @@ class ClusteredMean:
 
     @property
     def variance(self) -> float:
-        """Of the mean: that of task totals, unbiased for the number of tasks. 0 with one task, which tells nothing of it."""
+        """Variance of the mean, from task totals and unbiased for the number of tasks; 0 with one task."""
         if self.count == 0:
             return 0.0
         mean, tasks = self._total / self.count, self.tasks
@@ -87,7 +87,7 @@ class ClusteredMean:
         return mean - half, mean + half
 
     def share_interval(self, most: int | None = None) -> Interval | None:
-        """95% Wilson interval of numbers from 0 to 1; None where there are none. See `success_interval`.
+        """95% Wilson interval of numbers from 0 to 1; None without numbers. See `success_interval`.
 
         Args:
             most: independent episodes that the numbers can be worth; None: as many as there are.
@@ -159,7 +159,7 @@ def _check_draw(name: str, n: int, c: int, k: int) -> None:
 
 
 def ks_of(samples: int) -> list[int]:
-    """The k that pass@k and pass^k are told for: 1, 2, 4, ... and `samples`."""
+    """The k for which pass@k and pass^k are reported: 1, 2, 4, ... and `samples`."""
     return [*(2**i for i in range(samples.bit_length()) if 2**i < samples), samples]
 
 
@@ -250,7 +250,7 @@ _SAME = 1e-9
 
 
 def sign_test(wins: int, losses: int) -> float:
-    """Two-sided exact p-value of so many wins and losses where both are equally likely; 1.0 where there are none."""
+    """Two-sided exact p-value of wins and losses if both are equally likely; 1.0 without any."""
     n, fewer = wins + losses, min(wins, losses)
     logs = [
         math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2) for i in range(fewer + 1)

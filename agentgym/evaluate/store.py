@@ -1,13 +1,13 @@
-"""The folder of an evaluation: what was asked for, and every episode as it ended. Started again, it goes on.
+"""The folder of an evaluation: its plan and every finished episode. A second start resumes it.
 
-    run.json             what is played, and how
+    run.json             the plan: cells and settings
     episodes/NAME.jsonl  the episodes of one cell, one JSON object a line, in the order in which they ended
     lock                 held (`flock`) by the process that writes
     results.json, report.html
 
 A line is written by one call as soon as its episode has ended, so a process may be killed at any moment: at most the line
-that it was writing is cut, and the next start removes it. The file of a cell only grows. What counts of an episode (a task
-and a sample) is its last line that did not fail, else its last line: its effective one.
+that it was writing is cut, and the next start removes it. The file of a cell only grows. The effective line of an episode (a
+task and a sample) is its last one that did not fail, else its last.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Planned:
     Attributes:
         cell: the cell.
         tasks: how many it has.
-        mark: a digest of its first task, which tells other data apart.
+        mark: a digest of its first task, which differs for other data.
         served: what the servers of its environment tell; see `agentgym.service.client.lookup.told_of`.
     """
 
@@ -111,8 +111,8 @@ class Store:
         except OSError as error:
             os.ftruncate(descriptor, size)
             raise StoreError(
-                f"{self.file_of(cell)}: cannot store an episode: {error.strerror}; what was stored before is safe:"
-                " make room and start the same command again"
+                f"{self.file_of(cell)}: cannot store an episode: {error.strerror}; earlier episodes are safe:"
+                " free disk space and run the same command again"
             ) from error
         self._files[cell.name] = (descriptor, size + len(line))
 
@@ -305,9 +305,9 @@ def _merged(path: Path, present: Sequence[dict[str, Any]], plan: Sequence[Planne
     for planned in plan:
         cell = planned.cell
         if cell.name in seen:
-            raise ValueError(f"two cells are called {cell.name!r}: give the agents or environments names of their own")
+            raise ValueError(f"two cells are named {cell.name!r}: give agents and environments unique names")
         seen.add(cell.name)
-        # What is compared must have gone through JSON, as the stored one has: tuples become lists.
+        # Both sides must have gone through JSON, which makes lists of tuples.
         record = json.loads(json.dumps(cell.to_json()))
         extent = {"tasks": planned.tasks, "first_task": planned.mark}
         old = cells.get(cell.name)
@@ -319,7 +319,7 @@ def _merged(path: Path, present: Sequence[dict[str, Any]], plan: Sequence[Planne
             continue
         if differences := _differences(old, {**record, **extent}):
             raise ValueError(
-                f"{path} holds {cell.name} played otherwise: {'; '.join(differences)}; ask for the same, or choose"
+                f"{path} holds {cell.name} with other settings: {'; '.join(differences)}; use the same settings, or choose"
                 " another folder"
             )
         grown = {

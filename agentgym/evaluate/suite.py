@@ -1,4 +1,4 @@
-"""A suite: what `agentgym eval` plays, as one object. A YAML file has one, and a command line is made into one.
+"""A suite: everything `agentgym eval` plays, read from a YAML file or made from the command line.
 
 name: small                     # of the run's folder; default: the file's name
 n: 50                           # tasks of each environment, the first of the split; default 100, or all
@@ -32,7 +32,7 @@ from agentgym.evaluate.store import cells_of, read_run
 from agentgym.rollout.episode import Limits
 
 TASKS = 100
-"""Of an environment, where nobody says how many."""
+"""Tasks of an environment if the suite gives no number."""
 
 _WHOLE, _NUMBER, _TEXT, _TABLE, _LIST = "a whole number", "a number", "a text", "a table", "a list"
 _COUNT, _SWITCH = "a whole number or all", "true or false"
@@ -96,7 +96,7 @@ class Suite:
         name: what the run's folder is called by default.
         cells: each agent on each of its environments, by environment.
         concurrency, retries, limits, budget: see `run.run_plan`.
-        prices: what tokens cost; None: nobody knows.
+        prices: of tokens; None: unknown.
     """
 
     name: str
@@ -121,7 +121,7 @@ def read_suite(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: no text in UTF-8: {error.reason}") from error
+        raise ValueError(f"{path}: not UTF-8 text: {error.reason}") from error
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"{path}{line}: {error.problem or error.context}") from error
@@ -140,7 +140,7 @@ def suite_of(record: Mapping[str, Any], find: Callable[[str], EnvSpec] = spec) -
     """The suite that an object describes. `find` makes the spec of an environment's id.
 
     Raises:
-        ValueError: a key that there is not, with the nearest; a value of another type; an agent, an environment or a limit
+        ValueError: an unknown key, with the nearest known one; a value of another type; an agent, an environment or a limit
             that cannot be. Which split and tasks there are is seen when it is played.
     """
     _check(record, _SUITE, "the suite")
@@ -282,7 +282,7 @@ def limits_of(record: Mapping[str, Any], limits: Limits, budget: Budget) -> tupl
 
 
 def _check(record: Mapping[str, Any], known: Mapping[str, str], where: str) -> None:
-    """Whether all keys are known, and have values of their types; None stands for what is not given."""
+    """Check that all keys are known and their values have the right type; None means not given."""
     for name, value in record.items():
         if name not in known:
             raise ValueError(f"{where} has no {name!r}{instead(name, known)}")

@@ -1,4 +1,4 @@
-"""Results as tables for a terminal of 80 columns, plain where the output is no terminal."""
+"""Results as tables for a terminal of 80 columns; plain text elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agentgym.evaluate.results import CellResult, Part, Results
 
 NARROWEST_NAME = 14
 WIDEST_NAME = 60
-# What a narrow terminal does without, the first first.
+# Columns that a narrow terminal drops, in this order.
 SPARED = ("95%", "turns", "time", "tok in", "cost", "pass", "reward")
 
 Cells = Sequence[CellResult]
@@ -34,7 +34,7 @@ _Column = tuple[str, str, Callable[[CellResult], _Lines]]
 
 
 def results_table(results: Results, parts: bool = False) -> RenderableType:
-    """All that a terminal is told of a run: the cells, what stopped it, errors by cause.
+    """The results of a run for a terminal: cells, the reason of a stop, errors by cause.
 
     Args:
         parts: with the tables by tag and by difficulty.
@@ -137,14 +137,14 @@ def _reward(cell: CellResult | Part) -> _Lines:
 
 
 def _with_errors(cell: CellResult | Part) -> _Lines:
-    """The success, and under it the reward, with errors counted as zeros; nothing where there are none."""
+    """The success, and below it the reward, with errors counted as zeros; empty without errors."""
     if not (cell.errors and cell.episodes):
         return NOTHING, ""
     return percent(cell.success_with_errors), number(cell.reward_with_errors)
 
 
 def _pass(cell: CellResult, told: bool) -> _Lines:
-    """Of the largest k, which is told in the heading or here; that of one episode is the success."""
+    """pass@k and pass^k of the largest k, named in the heading or here; k = 1 is the success."""
     k = max(cell.pass_at, default=1)
     if k == 1:
         return NOTHING, ""

@@ -1,4 +1,4 @@
-"""Sandboxes: where programs that a model wrote are run. See `core` for the contract, `backends.acquire` to get one."""
+"""Sandboxes run programs that a model wrote. `api` has the contract; `acquire` returns a sandbox."""
 
 from agentgym.sandbox.api import (
     PRIVATE,

@@ -1,10 +1,10 @@
 """The contract of a sandbox: settings, methods, results of commands, errors.
 
-Two back ends keep this contract, under the same tests: `docker` and `bubblewrap`. Inside each, the first process is the
-guest (`guest.py`), which starts the programs, ends them when their time is up, and speaks with the host over its standard
-input and output. Programs run as an unprivileged user, with no network unless asked for, and can write to `/workspace` and
-`/tmp` only. A back end that fails raises `SandboxError`, programs that make their sandbox unusable `SandboxSpoiled`; a
-program that fails is an `ExecResult`.
+The back ends `docker` and `bubblewrap` implement this contract and pass the same tests. The first process in a sandbox is the
+guest (`guest.py`). It starts programs, ends them at their timeout, and talks to the host over its standard input and output.
+Programs run as an unprivileged user, by default without network, and can write only to `/workspace` and `/tmp`. A failed back
+end raises `SandboxError`; programs that make their sandbox unusable raise `SandboxSpoiled`; a failed program is an
+`ExecResult`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Command = Sequence[str] | str
 class SandboxError(RuntimeError):
     """The sandbox itself failed: no daemon, no image, no answer.
 
-    The step that meets it has no result: it is repeated on a fresh sandbox where that is safe. Else its episode ends: as the
-    agent's failure where its programs had run and the back end is up, as an error otherwise; see `agentgym.core.agent_failure`.
+    The current step has no result. It is repeated on a fresh sandbox if that is safe. Otherwise its episode ends: as the agent's
+    failure if its programs had run and the back end is up, else as an error; see `agentgym.core.agent_failure`.
     """
 
 
@@ -37,7 +37,7 @@ class BackendDown(SandboxError):
 class SandboxSpoiled(SandboxError):
     """The programs of a sandbox made it unusable: they cannot be killed, a file cannot be written, no process can start.
 
-    The back end works. An environment scores this as the agent's failure; the sandbox is to be reset or given up.
+    The back end works. Environments score this as the agent's failure; reset or close the sandbox.
     """
 
 
@@ -46,15 +46,15 @@ class SandboxSpec:
     """The settings of a sandbox: its image, and the limits of its programs.
 
     Attributes:
-        image: name of a folder of `sandboxes/`, or a Docker reference, which only the docker back end has.
-        cpus: processor time for each second, in cores.
+        image: name of a folder of `sandboxes/`, or a Docker reference (docker back end only).
+        cpus: processor time per second, in cores.
         memory: bytes of all its programs and files together.
         pids: processes and threads.
-        disk: bytes that `/workspace` may hold; `/tmp` as much again. They lie in memory and count towards it.
+        disk: bytes that `/workspace` may hold; `/tmp` as much again. Both are in memory and count towards `memory`.
         output: bytes kept of each of a command's stdout and stderr: the first half and the last.
         network: whether programs reach the network.
         env: environment variables of its programs, over PATH, HOME, LANG, TMPDIR, USER and LOGNAME.
-        idle_timeout: seconds without a call from the host after which it ends itself.
+        idle_timeout: seconds without a call from the host after which the sandbox ends.
         start_timeout: seconds that starting one may take.
     """
 
@@ -75,15 +75,15 @@ class ExecResult:
     """The result of a command.
 
     Attributes:
-        exit_code: 0 to 255; 128 + the signal's number where a signal ended it; None where it goes on (a session's step).
-        stdout: what it wrote, as UTF-8 with undecodable bytes replaced. Over the limit, the middle is left out and a line
-            says how many bytes.
+        exit_code: 0 to 255; 128 + the signal's number if a signal ended it; None if it still runs (a session's step).
+        stdout: UTF-8 with undecodable bytes replaced. Beyond the limit the middle is cut, and a line gives the number of
+            cut bytes.
         stderr: likewise.
-        timed_out: its time was up, and it and all that it had started were killed.
-        oom_killed: it, or something that it started, was killed for want of memory.
+        timed_out: the timeout passed; the command and all its children were killed.
+        oom_killed: the command or a child was killed because memory ran out.
         seconds: wall time.
-        truncated: something was left out of stdout or stderr.
-        reply: what a session's process wrote as its reply; see `Session`.
+        truncated: stdout or stderr was cut.
+        reply: the reply of a session's process; see `Session`.
     """
 
     exit_code: int | None
@@ -102,24 +102,25 @@ class ExecResult:
 
 
 class Session(Protocol):
-    """A process that is held over many steps: a Python, a shell, or a program of an environment's own.
+    """A process that lives over many steps: Python, a shell, or a custom program.
 
-    A program of one's own reads requests from its standard input and answers each on file descriptor 3. Both are
-    frames: the length in bytes as 4 bytes, big endian, then that many bytes of UTF-8. What it writes to stdout and stderr
-    meanwhile is captured like that of a command.
+    A custom program reads requests from its standard input and answers each on file descriptor 3. Both are
+    frames: the length in bytes as 4 bytes, big endian, then that many bytes of UTF-8. Its stdout and stderr are captured as
+    those of a command.
     """
 
     @property
     def alive(self) -> bool:
-        """False once its process has ended, or was killed; its state is lost then, and `run` raises ValueError."""
+        """False once the process has ended: its state is lost, and `run` raises ValueError."""
         ...
 
     def run(self, text: str, timeout: float = 10.0) -> ExecResult:
-        """One step: code for "python", a command for "shell", a request for a program of one's own.
+        """One step: code for "python", a command for "shell", a request for a custom program.
 
         `exit_code` is the command's for "shell"; for "python" 0, or 1 after an exception, whose traceback is in stderr; for
-        a program of one's own None. If the process ends instead, it is its exit code, and `alive` is False. When the time is
-        up the step is interrupted (SIGINT; state is kept if the process then answers within a second), else killed.
+        a custom program None. If the process ends instead, `exit_code` is that of the process, and `alive` is False. At the
+        timeout the step is interrupted by SIGINT, which keeps the state if the process answers within a second; else the
+        process is killed.
 
         Raises:
             SandboxError: the sandbox failed.
@@ -128,19 +129,19 @@ class Session(Protocol):
         ...
 
     def close(self) -> None:
-        """Kill the process and all that it started. May be called twice."""
+        """Kill the process and all its children. May be called twice."""
         ...
 
 
 class Sandbox(Protocol):
-    """A place to run what a model wrote. One thread uses it at a time. Every method may raise `SandboxError`."""
+    """Runs programs that a model wrote, for one thread at a time. Every method may raise `SandboxError`."""
 
     id: str
     spec: SandboxSpec
 
     @property
     def alive(self) -> bool:
-        """False once it was closed or has failed; every call then raises SandboxError."""
+        """False once the sandbox is closed or has failed; every call then raises SandboxError."""
         ...
 
     def exec(
@@ -152,22 +153,21 @@ class Sandbox(Protocol):
         cwd: str = WORKSPACE,
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
-        """Run a command to its end: a list is a program and its arguments, a text is for `bash -c`.
+        """Run a command to its end: a list is a program and its arguments, a string is run by `bash -c`.
 
-        When it ends, or its time is up, all that it started is killed too, also what left its process group.
-        A program that does not exist gives exit code 127, one that cannot be run 126, and stderr says why. 126 also where
-        the programs of sessions leave it no process (`pids`): that is their doing, not the sandbox's.
+        When it ends or times out, all its children are killed too, also those that left its process group.
+        The exit code is 127 for a missing program and 126 for one that cannot be run; stderr gives the reason. It is 126 also
+        if programs of sessions use all processes (`pids`).
         """
         ...
 
     def session(self, command: Sequence[str] | str = "python") -> Session:
-        """Start a process to hold: "python", "shell", or a program of one's own and its arguments; see `Session`.
+        """Start a session: "python", "shell", or a custom program with its arguments; see `Session`.
 
         Raises:
-            FileNotFoundError, PermissionError: there is no such program, or it cannot be run, as for a local one.
-            SandboxSpoiled: it cannot start, since other sessions' programs are as many as there may be (`pids`) or have
-                all memory. They go when these are closed, or with `reset`.
-            ValueError: there is no such kind.
+            FileNotFoundError, PermissionError: the program does not exist or cannot be run, as for a local one.
+            SandboxSpoiled: other sessions use all processes (`pids`) or all memory. Closing them, or `reset`, frees both.
+            ValueError: unknown kind.
         """
         ...
 
@@ -176,21 +176,21 @@ class Sandbox(Protocol):
 
         Raises:
             FileNotFoundError, IsADirectoryError, PermissionError, another OSError: as for a local file.
-            ValueError: it is longer than `limit`, or no regular file, or a program holds a lease of it.
+            ValueError: the file is longer than `limit`, is not a regular file, or a program holds a lease on it.
         """
         ...
 
     def write(self, path: str, data: bytes | str, mode: int = 0o644) -> None:
-        """Write a file, making the folders above it; under `/private` programs can only read it.
+        """Write a file and create its parent folders; under `/private` programs can only read it.
 
-        Once programs have run since the last reset, what lies in the way is replaced: a folder at `path` with all in it, a
-        file or a link where a folder must be, modes that forbid it. A link above `path` is followed where it leads to a folder
-        that programs can write to.
+        Once programs have run since the last reset, obstacles are replaced: a folder at `path` with all its content, a file or
+        a link in place of a parent folder, and modes that forbid writing. A link above `path` is followed if it leads to a
+        folder that programs can write to.
 
         Raises:
             ValueError: not under `/workspace`, `/tmp` or `/private`.
             OSError: it cannot be written, and no program has run (ENOSPC: the disk is full; EISDIR ...).
-            SandboxSpoiled: it cannot be written where programs have run: they have filled the disk, or change what is there.
+            SandboxSpoiled: programs that have run filled the disk, or keep changing the folder.
         """
         ...
 
@@ -199,13 +199,13 @@ class Sandbox(Protocol):
         ...
 
     def reset(self) -> None:
-        """Kill every program and empty what can be written, so that nothing of the last episode is left.
+        """Kill every program and empty all writable folders, so that nothing of the last episode is left.
 
         Raises:
-            SandboxSpoiled: something is left that cannot be removed; the sandbox is closed then.
+            SandboxSpoiled: something cannot be removed; the sandbox is then closed.
         """
         ...
 
     def close(self) -> None:
-        """End it and all in it; a pooled one is given back instead. May be called twice; never raises."""
+        """End the sandbox; a pooled one is returned to its pool. May be called twice; never raises."""
         ...

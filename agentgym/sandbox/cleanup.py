@@ -1,7 +1,7 @@
-"""Every sandbox of this machine on every back end, and the removal of those that nobody holds any more.
+"""Lists the sandboxes of all back ends on this machine, and removes orphaned ones.
 
-A sandbox ends by itself when the process that made it does: its guest loses its standard input. This is for what is left
-all the same, when the Docker Engine was killed as well, say.
+A sandbox ends with the process that made it, because its guest loses its standard input. Cleanup removes those that remain,
+for example after the Docker Engine was killed too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def sandboxes() -> Survey:
 
 
 def remove_sandbox(found: Found) -> None:
-    """End a sandbox and all in it, whoever made it; one that is gone already is no error. Raises SandboxError if it stays."""
+    """End a sandbox of any process. If it is gone already, do nothing. Raises SandboxError if it stays."""
     if found.backend == "docker":
         from agentgym.sandbox.backends.docker import remove
     else:
@@ -53,7 +53,7 @@ def cleanup(*, everything: bool = False, run: str | None = None, survey: Survey 
         survey: what there is; None: it is looked for now.
 
     Returns:
-        What was removed. One that somebody else removes at the same time counts too.
+        The removed sandboxes, including those that another process removes at the same time.
 
     Raises:
         SandboxError: one stays; the others are removed.

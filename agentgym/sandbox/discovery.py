@@ -1,7 +1,7 @@
 """All sandboxes on this machine, and whether the process that made each still runs.
 
-A back end keeps the `marks` of this process with whatever it makes, and reads them back with `found`. A host is told apart by
-its name, its boot and its process namespace, and a process by its id and its birth, so that no mark is taken for another's.
+A back end keeps the `marks` of this process with whatever it makes, and reads them back with `found`. A host is identified by
+its name, its boot and its process namespace, and a process by its id and its birth, so marks are never confused.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def this_host() -> str:
 
 
 def _birth(pid: int) -> int:
-    """When a living process began, in clock ticks since the boot, whatever the clock on the wall does; -1 if there is none."""
+    """The start of a living process in clock ticks since boot; -1 if there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,6 +1,6 @@
-"""A sandbox that a pool lent: it does what the sandbox does, and `close` gives it back.
+"""A lease of a pooled sandbox: it acts as the sandbox, and `close` returns it to the pool.
 
-Its errors, once a program has run in it, are marked with the question whether that program can have brought them about; see
+Once a program has run in it, errors are marked as possibly caused by that program; see
 `agentgym.core.agent_failure`.
 """
 
@@ -43,7 +43,7 @@ class Lease:
     Args:
         box: the sandbox.
         give_back: called once, by `close`.
-        drop: called instead where nobody closed and the lease is garbage; it must take no lock, since garbage is collected
+        drop: called instead if the lease is garbage-collected unclosed; it must take no lock, since garbage is collected
             at any moment.
         up_since: whether the back end is up, and was never down since a moment of `time.monotonic`; may take seconds.
     """
@@ -148,10 +148,10 @@ class Lease:
 
     def _here(self) -> Sandbox:
         if self._box is None:
-            raise SandboxError(f"sandbox {self.id} was given back to its pool: acquire another")
+            raise SandboxError(f"sandbox {self.id} was returned to its pool: acquire another")
         if os.getpid() != self._pid:
             raise SandboxError(
-                f"sandbox {self.id} belongs to process {self._pid}, and this is a fork of it: acquire one here"
+                f"sandbox {self.id} belongs to process {self._pid}, and this process is a fork of it: acquire one here"
             )
         return self._box
 

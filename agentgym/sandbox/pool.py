@@ -1,9 +1,9 @@
 """Warm sandboxes, lent one at a time: `acquire`, use, `close`.
 
-A pool makes a sandbox when somebody waits for one, keeps it when it is given back, resets it in the background and lends it
-again. What died, or cannot be reset, is replaced. Making them is bounded: a few at a time, and after a failure one at a time
-with a growing pause, for as long as somebody waits. The work is done by threads that start when there is some and end when
-there is none.
+A pool makes a sandbox when a caller waits for one, resets it in the background when it is returned, and lends it
+again. Sandboxes that died or cannot be reset are replaced. Creation is bounded: a few at a time, and after a failure one at a time
+with a growing pause, as long as a caller waits. Threads do the work; they start on demand and end when
+idle.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Pooled(Sandbox, Protocol):
     """A sandbox in a pool. It can be asked whether it still answers."""
 
     def ping(self, timeout: float = 10.0) -> None:
-        """Wait for a sign of life. SandboxError if there is none."""
+        """Wait for a sign of life. Raises SandboxError if none comes."""
         ...
 
 
@@ -55,7 +55,7 @@ class Places:
         self.pools: list[SandboxPool] = []
 
     def close(self, timeout: float = 3.0) -> None:
-        """Close all pools, and wait for at most `timeout` seconds. What is late ends with this process."""
+        """Close all pools; wait at most `timeout` seconds. Remaining sandboxes end with this process."""
         with self.changed:
             boxes = [box for pool in [*self.pools] for box in pool.retire()]
         close_all(boxes, timeout)
@@ -91,7 +91,7 @@ class SandboxPool:
         places: how many there may be; shared with other pools or not.
         name: what it is called in errors.
         at_once: how many may be in the making at a time.
-        idle_seconds: after which one that nobody wanted is closed.
+        idle_seconds: after which an unused sandbox is closed.
         up_since: whether the back end is up, and was never down since a moment of `time.monotonic`; see `Lease`.
     """
 
@@ -119,7 +119,7 @@ class SandboxPool:
         self._lent: dict[int, Pooled] = {}  # by id(): a back end may compare sandboxes as it likes
         self._creating = 0
         self._resetting = 0
-        self._owed = 0  # to be replaced though nobody waits
+        self._owed = 0  # to be replaced even if no caller waits
         self._workers = 0
         self._busy = 0
         self._failures = _Failures()
@@ -146,14 +146,14 @@ class SandboxPool:
             try:
                 box.ping(SIGN_SECONDS)
                 return Lease(box, partial(self._give_back, box), partial(self._dropped.append, box), self._up_since)
-            except SandboxError:  # it died while nobody used it; whoever met it stays first in the row
+            except SandboxError:  # it died while idle; the caller keeps its place in the queue
                 waiter = _Waiter(waiter.since)
                 with self._changed:
                     self._check_open()
                     self._take_back(box)
                     self._waiters.appendleft(waiter)
                     self._look()
-            except BaseException:  # Ctrl-C: nobody takes it
+            except BaseException:  # Ctrl-C: the caller is gone
                 self._give_back(box)
                 raise
 
@@ -172,7 +172,7 @@ class SandboxPool:
                     self._look()
                     if waiter.box is None and time.monotonic() >= deadline:
                         raise SandboxError(f"{self.name}: no sandbox within {timeout:g} s: {self._why_none()}")
-        except BaseException:  # also Ctrl-C: nobody would take what is put there
+        except BaseException:  # also Ctrl-C: the caller is gone
             with self._changed:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
@@ -224,7 +224,7 @@ class SandboxPool:
             self._staff()
 
     def _look(self) -> None:
-        """Whatever can go on, goes on."""
+        """Hand out, make and close what the current state allows."""
         while self._dropped:
             self._take_back(self._dropped.popleft())
         self._serve()
@@ -344,7 +344,7 @@ class SandboxPool:
     def _create(self) -> None:
         try:
             box = self._open()
-        except Exception as error:  # whatever a back end raises is told to those who wait
+        except Exception as error:  # errors of a back end are raised in the waiting callers
             with self._changed:
                 self._failures.add(error)
                 first = self._failures.count == 1
@@ -370,7 +370,7 @@ class SandboxPool:
             if keep and box.alive:
                 box.reset()
                 clean = True
-        except Exception as error:  # it is replaced, whatever is wrong with it
+        except Exception as error:  # a sandbox with any error is replaced
             _log.warning("%s: sandbox %s is replaced: %s", self.name, box.id, error)
         with self._changed:
             self._resetting -= 1
@@ -400,7 +400,7 @@ class SandboxPool:
 
 
 def close_all(boxes: list[Pooled], timeout: float) -> None:
-    """Close them all at the same time, and wait for at most `timeout` seconds. What is late ends with this process."""
+    """Close them concurrently; wait at most `timeout` seconds. Remaining sandboxes end with this process."""
     deadline = time.monotonic() + timeout
     left = deque(boxes)
 

@@ -6,6 +6,8 @@ import fcntl
 import os
 from pathlib import Path
 
+_LOCKS = Path("/proc/locks")
+
 
 def hold(folder: Path) -> int:
     """A descriptor that holds the folder's lock. The kernel lets go of it when this process ends, however it ends.
@@ -30,3 +32,33 @@ def hold(folder: Path) -> int:
     os.ftruncate(lock, 0)
     os.write(lock, f"process {os.getpid()}\n".encode())
     return lock
+
+
+def lock_held(lock: Path) -> bool:
+    """Whether a process holds the `flock` of a file. Never takes it, where the kernel tells who holds locks."""
+    try:
+        inode = lock.stat().st_ino
+    except OSError:
+        return False
+    try:
+        lines = _LOCKS.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return _cannot_be_taken(lock)
+    return any("FLOCK" in line and f":{inode} " in line for line in lines)
+
+
+def _cannot_be_taken(lock: Path) -> bool:
+    """For systems without a list of locks: whether a shared lock, held for an instant, is refused."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,6 +1,6 @@
-"""The page that shows runs: `agentgym view runs/`. A local server (`server.py`) over what runs leave behind, and static files.
+"""The page that shows runs: `agentgym view runs/`. A local server (`server.py`) over run folders, and static files.
 
-What the page asks for, all JSON, all under the page's own address. The static export answers the same questions from data
+The API of the page: JSON, under the page's own address. The static export answers the same requests from data
 inside the file.
 
 GET api/runs                       {"runs": [RUN]}, newest first
@@ -22,10 +22,10 @@ ROW  {"key", "cell" (or the file's name in a training run: "eval-000010"), "env"
       "finishes" (finish reasons of its answers, each once; "context": a request was too long),
       "expected", "given" (answers, the first 200 characters) | null, "step" | null, "superseded": bool}
 CELL {"name", "env", "agent", "split", "planned" (episodes) | null, "episodes", "errors", "reward", "success", "low", "high",
-      "turns", "result"}: numbers of the episodes so far; null where there are none. `result` is what `results.json` would say of
-      the cell now, but for what only endpoints count. Of evaluations; `steps` are those of training runs
+      "turns", "result"}: numbers of the episodes so far, null without any. `result` is the cell's entry in `results.json` as
+      of now, without counts of endpoints. Of evaluations; `steps` are those of training runs
 STEP {"cell": "eval-000010", "step": 10, "kind": "eval" | "train"}: a file of trajectories of a training run
-A share is a number from 0 to 1, and below 1 the answer is of what was read so far: ask again after a moment. An episode's
+A share is a number from 0 to 1, and below 1 the answer covers the part read so far: ask again later. An episode's
 `turns[i].tokens` is as stored: a turn's prompt is the first `shared` ids of the turn before (its prompt and completion) and
 then `new_prompt_ids`; `completion_ids`, which alone are trained on, have `logprobs` and `versions`.
 

@@ -1,4 +1,4 @@
-"""The answers of the page's API as JSON values; `agentgym.viewer` describes them. Each may take a moment."""
+"""Answers of the page's API as JSON values, as described in `agentgym.viewer`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentgym.evaluate.compare import compare_read
-from agentgym.evaluate.compared_runs import ComparedRun, TaskMeans, read_compared
-from agentgym.viewer.numbers import task_means
+from agentgym.evaluate.compare import ComparedRun, TaskMeans, compare_read, read_compared
 from agentgym.viewer.query import Query
+from agentgym.viewer.rows import task_means
 from agentgym.viewer.run import Run
 from agentgym.viewer.runs import Runs
 from agentgym.viewer.summary import details, is_live, summary
@@ -89,12 +88,12 @@ def compare(runs: Runs, given: Mapping[str, str]) -> dict[str, Any]:
     for run in (first, second):
         run.advance(COMPARE_PATIENCE)
         if strays := run.strays():
-            raise BadRequest(f"{run.id} is not compared: {strays[0]} is no file of its own")
+            raise BadRequest(f"{run.id} cannot be compared: {strays[0]} is not a regular file inside the run")
         if run.kind == "evaluation" and run.indexing < 1:
             raise BadRequest(f"{run.id} is still being read ({run.indexing:.0%}): compare it again in a moment")
     try:
         return compare_read(_compared(first), _compared(second)).to_json()
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:  # whatever broken files hold
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:  # broken files
         raise BadRequest(f"cannot be compared: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Small SVG charts, made of text: lines with bands, stacked bars, means with intervals. Colours are the caller's, so that a page may theme them."""
+"""SVG charts as text: lines with bands, stacked bars, means with intervals. The caller sets the colours, so pages can theme them."""
 
 from __future__ import annotations
 

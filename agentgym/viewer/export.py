@@ -1,4 +1,4 @@
-"""The page and some runs in one HTML file, which needs no server and asks for nothing."""
+"""Exports the page and some runs as one HTML file, which needs no server and no network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from agentgym.viewer.server import encoded, static_files
 from agentgym.viewer.summary import details
 from agentgym.viewer.token_texts import token_texts
 
-# What a browser still opens without stalling.
+# A size that browsers open without stalling.
 MOST_BYTES = 200_000_000
 MOST_ROWS = 50_000
 MOST_COMPARED = 4
@@ -70,7 +70,7 @@ def export(runs: Runs, path: Path, episodes: int) -> Exported:
         episodes: most episodes of each run that are in it whole, in turn from each cell. The rows of lists are all in it.
 
     Raises:
-        ValueError: there is no run, or the name is none of a page.
+        ValueError: there is no run, or the path does not end in .html.
         OSError: the file cannot be written.
     """
     if path.suffix.lower() not in (".html", ".htm"):
@@ -110,7 +110,6 @@ _ONLY_DETAILS = frozenset({"cells", "steps", "results", "config", "versions", "p
 
 
 def _read(run: Run) -> None:
-    """Read all of a run, however long that takes."""
     run.advance(0.0)
     while run.indexing < 1.0:
         run.advance(1.0)
@@ -166,7 +165,7 @@ def page_of(data: dict[str, Any]) -> str:
     scripts = [_checked(name, files.get(name), "</script") for name in _SCRIPT.findall(page)]
     page = _SCRIPT.sub("", _STYLE.sub("", page))
     if outside := _ELSEWHERE.search(page):
-        raise ValueError(f"index.html names what an exported file would not have: {page[outside.start() :][:80]!r}")
+        raise ValueError(f"index.html refers to something outside the exported file: {page[outside.start() :][:80]!r}")
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {' '.join(map(_hash, styles))}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -186,7 +185,7 @@ def embedded(data: Any) -> str:
 
 def _checked(name: str, content: str | None, end: str) -> str:
     if content is None:
-        raise ValueError(f"index.html names {name}, which is not there")
+        raise ValueError(f"index.html refers to {name}, which does not exist")
     if end in content.lower() or "<!--" in content or (name.endswith(".css") and _FETCHED.search(content)):
         raise ValueError(f"{name} has {end}, a comment of HTML or another file in it, and cannot stand inside a page")
     # Line ends as a browser reads them, or its hash would differ.

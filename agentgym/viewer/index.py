@@ -1,12 +1,13 @@
-"""An index of a file of episodes: a row for each line, and where the line lies. It grows as the file does.
+"""Files that grow: an index of a file of episodes, and the records of `metrics.jsonl`.
 
-Only what was appended since the last look is read. A last line without its end is being written, or was cut off, and is
-left for later. A file that was written anew (`agentgym rescore`) is read from its start.
+The index has a row and the byte position of each line. Each look reads only what was appended. A last line without a line end
+is left for later, since it may still be written. A rewritten file (`agentgym rescore`) is read from its start.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 import threading
@@ -37,7 +38,7 @@ class EpisodeFile:
         name: its cell, or the file's name without its end in a training run.
         hides_failed: whether a failed line is superseded by another of its task and sample.
         rows: one for each line that is an episode, as stored.
-        broken: lines that are none.
+        broken: number of lines that are not episodes.
         problem: the first of them, or why the file cannot be read; None where all is well.
         superseded, failed: how many rows are superseded; how many of the others failed.
         size, read_to: bytes of the file, and how far it was read.
@@ -77,7 +78,7 @@ class EpisodeFile:
         return self._by_start.get(start)
 
     def changed(self) -> bool:
-        """Whether there is something to read; quick."""
+        """True if there is something to read; quick."""
         try:
             return not self._done or _signature(self.path.stat()) != self._seen
         except OSError:
@@ -113,7 +114,7 @@ class EpisodeFile:
         self.generation += 1
 
     def _read(self, file: BinaryIO, go_on: Callable[[], bool]) -> bool:
-        """Whether the end was reached."""
+        """Read on; True if the end was reached."""
         while go_on():
             for _ in range(BATCH_LINES):
                 line = file.readline(MOST_LINE_BYTES)
@@ -181,12 +182,12 @@ def open_regular(path: Path) -> BinaryIO:
     """The file opened for reading; a pipe or a device, which could hold the reader up for ever, is refused.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        OSError: it cannot be opened, or is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path.name} is no regular file")
+        raise OSError(f"{path.name} is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -199,8 +200,63 @@ def parsed(line: bytes) -> Any:
     try:
         return json.loads(line, parse_constant=lambda _: None)
     except RecursionError as error:
-        raise ValueError("is no JSON: too deep") from error
+        raise ValueError("is not valid JSON: too deep") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"is no text: {error.reason}") from error
+        raise ValueError(f"is not UTF-8 text: {error.reason}") from error
     except ValueError as error:
-        raise ValueError(f"is no JSON: {error}") from error
+        raise ValueError(f"is not valid JSON: {error}") from error
+
+
+MOST_BYTES = 256 * 2**20
+
+
+@dataclass
+class GrowingLines:
+    """The records of a file, those since the last look at each `update`. Broken lines are counted in `broken`."""
+
+    path: Path
+    records: list[dict[str, Any]] = field(default_factory=list)
+    broken: int = 0
+    _read_to: int = 0
+    _inode: int = -1
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def update(self) -> list[dict[str, Any]]:
+        """Read what was appended; returns all records. A missing file has none."""
+        with self._lock:
+            try:
+                found = self.path.stat()
+                if found.st_ino != self._inode or found.st_size < self._read_to:
+                    self.records, self.broken, self._read_to, self._inode = [], 0, 0, found.st_ino
+                if found.st_size > self._read_to:
+                    self._read()
+            except OSError:
+                return self.records
+            return self.records
+
+    def _read(self) -> None:
+        with open_regular(self.path) as file:
+            file.seek(self._read_to)
+            new = file.read(MOST_BYTES)
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read_to += len(whole)
+        for line in whole.splitlines():
+            try:
+                record = parsed(line)
+            except ValueError:
+                record = None
+            if isinstance(record, dict):
+                self.records.append(record)
+            elif line.strip():
+                self.broken += 1
+
+
+def finite(value: Any) -> Any:
+    """The value with None for numbers that JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value

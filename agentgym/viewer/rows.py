@@ -1,15 +1,18 @@
-"""A row of the list of episodes. It stays in memory, the episode does not."""
+"""Rows of the list of episodes, which stay in memory, and the means over them."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sys import intern
 from typing import Any
 
 from agentgym.evaluate.causes import cause_in, finishes_of
+from agentgym.evaluate.compare import TaskMeans
+from agentgym.evaluate.results import CellResult, EpisodeNumbers, results_of
+from agentgym.evaluate.statistics import ClusteredMean
 
 ERROR_CHARS = 200
 ANSWER_CHARS = 200
@@ -18,7 +21,7 @@ _MOST_TAGS = 50
 
 @dataclass(slots=True)
 class Row:
-    """One line of a file of episodes. `start` and `size` say where it lies, in bytes; for the rest see the package's ROW."""
+    """One line of a file of episodes. `start` and `size` are its place in bytes; for the rest see the package's ROW."""
 
     start: int
     size: int
@@ -43,7 +46,7 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        """Whether the environment, sandbox or endpoint failed: no reward."""
+        """True if the environment, sandbox or endpoint failed: no reward."""
         return self.end == "error"
 
     @property
@@ -59,7 +62,7 @@ def row_of(record: Any, start: int, size: int) -> Row:
         ValueError: it is no episode; says why.
     """
     if not isinstance(record, dict) or not isinstance(record.get("turns"), list):
-        raise ValueError("a line is no episode: it has no list of turns")
+        raise ValueError("a line is not an episode: it has no list of turns")
     turns = [turn for turn in record["turns"] if isinstance(turn, dict)]
     end = intern(str(record.get("end", "")))
     metadata, metrics = _object(record.get("metadata")), _object(record.get("metrics"))
@@ -111,7 +114,7 @@ def _answers(turns: list[dict[str, Any]], metadata: Mapping[str, Any]) -> tuple[
 
 
 def _short(answer: Any) -> str | None:
-    """An answer as one short text; of a list of one, its item. None where there is none."""
+    """An answer as one short text; a list of one item is that item. None without an answer."""
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
     if answer is None or answer == "":
@@ -194,3 +197,68 @@ def _leaves(value: Any) -> Iterator[str]:
         for name, item in value.items():
             if name not in ("type", "id"):
                 yield from _leaves(item)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Means of the completed episodes; None without any.
+
+    Attributes:
+        reward, success, turns: means.
+        low, high: 95% interval of `success`.
+    """
+
+    reward: float | None = None
+    success: float | None = None
+    low: float | None = None
+    high: float | None = None
+    turns: float | None = None
+
+
+def numbers_of(rows: Sequence[Row]) -> Numbers:
+    """The numbers of the rows that count: neither superseded nor failed."""
+    played = [row for row in rows if not row.superseded and not row.failed]
+    success = ClusteredMean()
+    for row in played:
+        success.add(row.task, row.success or 0.0)
+    interval = success.share_interval()
+    if interval is None:
+        return Numbers()
+    reward = sum(row.reward or 0.0 for row in played) / len(played)
+    return Numbers(reward, success.mean, *interval, sum(row.turns for row in played) / len(played))
+
+
+def result_of(rows: Sequence[Row], env: str, agent: str, split: str, samples: int, planned: int | None) -> CellResult:
+    """The result of a cell so far, from its rows: without counts of endpoints (requests, tokens read)."""
+    numbers = [_episode_numbers(row) for row in rows if not row.superseded]
+    return results_of(numbers, env=env, agent=agent, split=split, samples=samples, planned=planned)
+
+
+def task_means(rows: Sequence[Row]) -> dict[str, TaskMeans]:
+    """The means of each task, equal to those that `agentgym compare` makes from the episodes."""
+    tasks: dict[str, TaskMeans] = {}
+    for row in rows:
+        if not row.superseded:
+            tasks.setdefault(row.task, TaskMeans()).add(_episode_numbers(row))
+    return tasks
+
+
+def _episode_numbers(row: Row) -> EpisodeNumbers:
+    return EpisodeNumbers(
+        task=row.task,
+        sample=row.sample,
+        cause=row.cause,
+        end=row.end,
+        reward=row.reward or 0.0,
+        success=row.success or 0.0,
+        turns=row.turns,
+        seconds=row.seconds or 0.0,
+        usage={} if row.tokens is None else {"completion_tokens": row.tokens},
+        requests=0,
+        retries={},
+        waited=0.0,
+        cost=row.cost,
+        tags=row.tags,
+        difficulty=row.difficulty,
+        finishes=row.finishes,
+    )

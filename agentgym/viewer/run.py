@@ -1,26 +1,26 @@
-"""One run as the page shows it: its files of episodes, its numbers, what stands beside them."""
+"""One run as the page shows it: files of episodes, metrics, and the files beside them."""
 
 from __future__ import annotations
 
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from agentgym.viewer.index import EpisodeFile, NotServed, open_regular, parsed
-from agentgym.viewer.lines import GrowingLines
-from agentgym.viewer.numbers import Numbers
-from agentgym.viewer.query import Found, Query, find
-from agentgym.viewer.rows import Row
-from agentgym.viewer.search import Search
+from agentgym.viewer.index import EpisodeFile, GrowingLines, NotServed, open_regular, parsed
+from agentgym.viewer.query import Found, Query, Search, find
+from agentgym.viewer.rows import Numbers, Row
 
 Kind = Literal["evaluation", "training"]
 FOLDERS: dict[Kind, str] = {"evaluation": "episodes", "training": "trajectories"}
 MOST_SEARCHES = 4
 MOST_SMALL_FILE = 64 * 2**20
+# A training step, or an evaluation between steps, may take minutes in which nothing is written.
+WRITTEN_SECONDS = 120.0
 _STEP = re.compile(r"(train|eval)-(\d+)")
 
 
@@ -30,7 +30,7 @@ class Run:
 
     Attributes:
         id: its name in addresses.
-        path: the folder, resolved: nothing that lies elsewhere is read, whatever links or files in it say.
+        path: the folder, resolved. Files outside it are never read, even through links.
         kind: "evaluation" or "training".
         numbers, results: of each file, with the state in which it was when they were made.
     """
@@ -103,7 +103,7 @@ class Run:
                 more = f" ({file.broken} lines in all)" if file.broken > 1 else ""
                 found.append(f"{file.problem}{more}")
         if self.metrics.broken:
-            found.append(f"metrics.jsonl: {self.metrics.broken} lines are no JSON objects")
+            found.append(f"metrics.jsonl: {self.metrics.broken} lines are not JSON objects")
         return found
 
     @property
@@ -212,7 +212,7 @@ def agent_name(cell: dict[str, Any]) -> str:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path, links followed, lies in a folder that is resolved already."""
+    """True if a path, with links resolved, is inside a resolved folder."""
     try:
         return path.resolve().is_relative_to(folder)
     except (OSError, RuntimeError):
@@ -223,10 +223,10 @@ def small_file(path: Path, folder: Path) -> bytes:
     """The content of a small file.
 
     Raises:
-        OSError: it cannot be read, is too large, or lies elsewhere.
+        OSError: it cannot be read, is too large, or is outside the folder.
     """
     if not is_inside(path, folder):
-        raise OSError("it lies outside the run's folder")
+        raise OSError("it is outside the run's folder")
     with open_regular(path) as file:
         content = file.read(MOST_SMALL_FILE + 1)
     if len(content) > MOST_SMALL_FILE:
@@ -253,9 +253,25 @@ def text_file(path: Path, folder: Path) -> str | None:
 
 
 def json_or_none(path: Path, folder: Path) -> dict[str, Any] | None:
-    """The object in a JSON file of a folder; None where there is none."""
+    """The object in a JSON file of a folder; None if it cannot be read."""
     try:
         value = json_file(path, folder)
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def newest(paths: Iterable[Path]) -> float:
+    """The time of the last write to these files, in unix seconds; 0 if none exists."""
+    times = [0.0]
+    for path in paths:
+        try:
+            times.append(path.stat().st_mtime)
+        except OSError:
+            continue
+    return max(times)
+
+
+def just_written(moment: float) -> bool:
+    """True if the last write is so recent that more may follow."""
+    return time.time() - moment < WRITTEN_SECONDS

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from agentgym.core.usage_error import UsageError
 from agentgym.viewer.index import NotServed, open_regular
-from agentgym.viewer.live import newest
-from agentgym.viewer.run import Kind, Run, is_inside
+from agentgym.viewer.run import Kind, Run, is_inside, newest
 
 # How deep below a named folder runs are looked for, and in how many folders at most.
 DEPTH = 4
@@ -29,7 +28,7 @@ _MANIFEST_START = 64 * 1024
 
 @dataclass
 class Runs:
-    """The runs under some folders, by id. An id stays the same while this lives, whatever other runs come.
+    """The runs under some folders, by id. Ids do not change when other runs appear.
 
     Attributes:
         roots: the folders, resolved.
@@ -58,7 +57,7 @@ class Runs:
         """The run of an id.
 
         Raises:
-            NotServed: there is none.
+            NotServed: there is no such run.
         """
         run = self.found.get(id) or next((run for run in self.look() if run.id == id), None)
         if run is None:
@@ -104,7 +103,7 @@ def roots_of(paths: Sequence[Path]) -> list[Path]:
         if not path.exists():
             raise UsageError(f"there is no folder {path}")
         if not path.is_dir():
-            raise UsageError(f"{path} is no folder: name a run's folder, or one with runs in it")
+            raise UsageError(f"{path} is not a folder: name a run folder, or a folder of runs")
     return list(dict.fromkeys(path.resolve() for path in paths))
 
 
@@ -156,7 +155,7 @@ def kind_of(folder: Path) -> Kind | None:
 
 
 def _is_evaluation(folder: Path) -> bool:
-    """Whether `run.json` says so. One that is broken counts where there is a folder of episodes, so that it can be seen."""
+    """True if `run.json` says so. A broken one counts if there is a folder of episodes, so that the page shows it."""
     try:
         with open_regular(folder / "run.json") as file:
             start = file.read(_MANIFEST_START)

@@ -1,4 +1,4 @@
-"""The local server of the page. It answers GET only, to this machine only unless told otherwise, and asks nobody anything."""
+"""The local server of the page. It answers GET requests, by default of this machine only, and contacts no other host."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from aiohttp import web
 from agentgym.hosts import LOCAL_HOSTS, is_ours
 from agentgym.viewer import answers
 from agentgym.viewer.answers import BadRequest
-from agentgym.viewer.index import NotServed
-from agentgym.viewer.lines import finite
+from agentgym.viewer.index import NotServed, finite
 
 if TYPE_CHECKING:
     from agentgym.viewer.runs import Runs
@@ -126,7 +125,7 @@ def guarded(has_token: bool) -> Any:
     @web.middleware
     async def middleware(request: web.Request, handler: Answer) -> web.StreamResponse:
         if not has_token and not is_ours(request.headers.get("Host", "")):
-            # A name of somebody else that leads to this machine: their page would read ours.
+            # DNS rebinding: a foreign name that resolves to this machine lets a foreign page read ours.
             response: web.StreamResponse = _error(403, "this page is served as 127.0.0.1 or localhost only")
         else:
             response = await _answered(request, handler)

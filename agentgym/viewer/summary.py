@@ -1,4 +1,4 @@
-"""The numbers and the particulars of a run, as the page gets them: RUN, CELL and STEP of the package."""
+"""The JSON of a run for the page: RUN, CELL and STEP of `agentgym.viewer`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agentgym.viewer.index import EpisodeFile
-from agentgym.viewer.lines import finite
-from agentgym.viewer.live import just_written, lock_held, newest
-from agentgym.viewer.numbers import Numbers, numbers_of, result_of
-from agentgym.viewer.run import Run, agent_name, json_or_none, text_file
+from agentgym.storage.locks import lock_held
+from agentgym.viewer.index import EpisodeFile, finite
+from agentgym.viewer.rows import Numbers, numbers_of, result_of
+from agentgym.viewer.run import Run, agent_name, json_or_none, just_written, newest, text_file
 
 _STEP = re.compile(r"(train|eval)-(\d+)")
 _ENV_ID = re.compile(r"^env:\s*\n(?:[ \t]+.*\n)*?[ \t]+id:[ \t]*(.+?)[ \t]*$", re.MULTILINE)
@@ -30,7 +29,7 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def is_live(run: Run) -> bool:
-    """Whether a process writes it: of an evaluation, holds its lock; of a training run, wrote of late and has no result."""
+    """True while a process writes it: an evaluation's lock is held; a training run has recent writes and no result."""
     if run.kind == "evaluation":
         return lock_held(run.path / "lock")
     return not (run.path / "result.json").exists() and just_written(_updated(run))
@@ -120,7 +119,7 @@ def _headline(run: Run) -> dict[str, Any] | None:
 
 
 def _numbers(run: Run, stem: str, file: EpisodeFile | None) -> Numbers:
-    """The means of a file's episodes, made again when it has grown. While it is first read there are none."""
+    """The means of a file's episodes, updated when it has grown; empty during the first read."""
     if file is None or file.share < 1.0:
         return Numbers()
     state = (file.generation, len(file.rows))

@@ -1,9 +1,9 @@
-"""The texts of an episode's token ids, by the tokenizer that its training run saved."""
+"""Texts of token ids, by the tokenizer that a training run saved: for the viewer and for reports."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,30 @@ _lock = threading.Lock()
 
 
 def token_texts(run: Run, episode: Mapping[str, Any]) -> dict[str, str] | None:
-    """The text of each id that the episode has; None without ids, a saved tokenizer, or the package `tokenizers`.
-
-    An id that is only a part of a character is written by its bytes: `<E2 82>`.
-    """
+    """The text of each token id of an episode; None without ids, a saved tokenizer, or the package `tokenizers`."""
     ids = sorted(set(_ids(episode)))
-    path = _tokenizer_file(run) if ids else None
+    decode = token_decoder(run.path) if ids and run.kind == "training" else None
+    if decode is None:
+        return None
+    return {str(id): text for id in ids if (text := decode(id)) is not None}
+
+
+def token_decoder(run: Path) -> Callable[[int], str | None] | None:
+    """The function from a token id to its text; None without a saved tokenizer or the package `tokenizers`.
+
+    An id that is only a part of a character is written by its bytes: `<E2 82>`. An id outside the vocabulary gives None.
+
+    Args:
+        run: the folder of a training run, resolved: the tokenizer is that of its latest checkpoint, or of its first model.
+    """
+    path = _tokenizer_file(run)
     if path is None:
         return None
     with _lock:
         tokenizer = _tokenizer(path, path.stat().st_mtime_ns)
     if tokenizer is None:
         return None
-    known = tokenizer.get_vocab_size()
-    return {str(id): _text(tokenizer, id) for id in ids if 0 <= id < known}
+    return lambda id: _text(tokenizer, id)
 
 
 def _ids(episode: Mapping[str, Any]) -> Iterator[int]:
@@ -38,15 +48,12 @@ def _ids(episode: Mapping[str, Any]) -> Iterator[int]:
                 yield from (id for id in tokens.get(name) or () if isinstance(id, int))
 
 
-def _tokenizer_file(run: Run) -> Path | None:
-    """Of the latest checkpoint, or of the model that the run began with."""
-    if run.kind != "training":
-        return None
-    latest = (text_file(run.path / "checkpoints" / "latest", run.path) or "").strip()
-    folders = [run.path / "checkpoints" / latest] if latest and "\0" not in latest else []
-    for folder in [*folders, run.path / "model"]:
+def _tokenizer_file(run: Path) -> Path | None:
+    latest = (text_file(run / "checkpoints" / "latest", run) or "").strip()
+    folders = [run / "checkpoints" / latest] if latest and "\0" not in latest else []
+    for folder in [*folders, run / "model"]:
         path = folder / "tokenizer.json"
-        if is_inside(path, run.path) and path.is_file():
+        if is_inside(path, run) and path.is_file():
             return path
     return None
 
@@ -64,11 +71,13 @@ def _tokenizer(path: Path, written: int) -> Any:
         return None
 
 
-def _text(tokenizer: Any, id: int) -> str:
+def _text(tokenizer: Any, id: int) -> str | None:
+    piece = tokenizer.id_to_token(id) if 0 <= id < 2**32 else None
+    if piece is None:
+        return None
     text = tokenizer.decode([id], skip_special_tokens=False)
     if "\ufffd" not in text:
         return text
-    piece = tokenizer.id_to_token(id) or ""
     letters = _byte_letters()
     if piece and all(letter in letters for letter in piece):
         return "<" + " ".join(f"{letters[letter]:02X}" for letter in piece) + ">"

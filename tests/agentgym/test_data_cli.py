@@ -83,7 +83,7 @@ class TestFetch:
 
     def test_rows_of_another_form_are_an_error_that_names_the_repository(self, folder, hub):
         hub["me/lamps", "test"] = [{"text": "x"}]
-        with pytest.raises(DownloadError, match=r"me/lamps has another form.*'word'"):
+        with pytest.raises(DownloadError, match=r"me/lamps has an unexpected format.*'word'"):
             fetch(lamps())
         assert not folder.exists()
 

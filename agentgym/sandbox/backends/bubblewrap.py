@@ -1,7 +1,7 @@
 """The embedded back end: a sandbox of Linux namespaces made by bubblewrap, with limits by control groups. No daemon.
 
-As root the guest is root inside, with the few capabilities that it needs to rule the programs. Otherwise there is
-one user, and limits are resource limits of each process: weaker, and logged.
+As root the guest is root inside, with the few capabilities that it needs to control programs. Without root there is
+one user, and limits are resource limits of each process, which are weaker; a log message says so.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.processes import cgroups
-from agentgym.sandbox.api import MEGABYTE, SandboxError, SandboxSpec
-from agentgym.sandbox.backends import users
-from agentgym.sandbox.backends.bwrap_arguments import IN_MEMORY, MEMORY_PLACE, SYSTEM_PATH, arguments
+from agentgym.processes.cgroups import Group
+from agentgym.sandbox.api import GROUP_ID, MEGABYTE, SandboxError, SandboxSpec
+from agentgym.sandbox.backends import seccomp, users
 from agentgym.sandbox.backends.file_limits import files_of, limit_files
-from agentgym.sandbox.backends.host_root import host_python
+from agentgym.sandbox.backends.host_root import cover, folder_option, host_python, host_root, same
 from agentgym.sandbox.discovery import Found, found, marks
 from agentgym.sandbox.guest.channel import SocketStream
 from agentgym.sandbox.guest.guest_sandbox import GuestSandbox, guest_command
+from agentgym.sandbox.guest.project_files import project_files
 
 LOG = logging.getLogger(__name__)
 OWN_MEMORY = 24 * MEGABYTE  # what the guest and bubblewrap may take besides the programs
@@ -40,7 +41,7 @@ END_PATIENCE = 10.0
 _HOST_SERVES = ("python", "sql")  # the images in whose place this machine's own programs do
 _dead_removed = False  # what other processes have left, by this one
 _ENTER = 'for group in $0; do echo $$ > "$group/cgroup.procs" || exit 70; done; exec "$@"'
-# Pseudo-terminals of the sandbox's own, where nobody else sees them, and not more of them than it may have.
+# Private pseudo-terminals of the sandbox, limited in number.
 _TERMINALS = f'mount -t devpts -o {users.PTY_OPTIONS} devpts /dev/pts || exit 71; exec "$@"'
 _OWN_MOUNTS = ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _TERMINALS, "sh"]
 
@@ -180,7 +181,7 @@ class Embedded:
         fresh.replace(self.record)
 
     def reason(self) -> str:
-        """The reason why a sandbox has ended, as far as it is known."""
+        """The reason why a sandbox has ended, if known."""
         known = []
         if self.process is not None:
             try:
@@ -258,7 +259,7 @@ def records() -> Path:
 
 
 def bubblewrap_sandboxes() -> list[Found]:
-    """The sandboxes of this user on this machine, of whatever run."""
+    """All sandboxes of this user on this machine."""
     return [found(id, "bubblewrap", {key: str(value) for key, value in kept.items()}) for id, kept in _kept()]
 
 
@@ -312,3 +313,91 @@ def _kept() -> Iterator[tuple[str, dict[str, Any]]]:
             yield file.stem, json.loads(file.read_text())
         except (FileNotFoundError, json.JSONDecodeError):  # removed, or being written, meanwhile
             continue
+
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+MEMORY_PLACE = "/sys/fs/cgroup/memory"  # of the programs' group, inside
+IN_MEMORY = {"/workspace": "1777", "/tmp": "1777", "/dev/shm": "1777", "/private": "0755"}  # folders and their modes
+_NETWORK_ETC = ("resolv.conf", "hosts", "nsswitch.conf", "services", "protocols", "ssl", "ca-certificates", "pki")
+_OWN = ("proc", "dev", "sys", "tmp", "workspace", "private")
+_HIDDEN = ("kcore", "keys", "kallsyms", "timer_list", "sched_debug", "cmdline", "config.gz", "modules", "partitions")
+_PASSWD = b"root:x:0:0:root:/:/bin/false\nnobody:x:65534:65534:nobody:/workspace:/bin/bash\n"
+_GROUP = b"root:x:0:\nnogroup:x:65534:\n"
+
+# Options before the descriptor of some bytes, the path after it, and the bytes.
+Data = tuple[tuple[str, ...], str, bytes]
+
+
+def arguments(
+    spec: SandboxSpec, rootfs: Path | None, group: Group | None, terminals: bool
+) -> tuple[list[str], list[Data]]:
+    """The arguments, and those that need a descriptor of some bytes.
+
+    Args:
+        rootfs: an image's root folder; None: this machine's programs and Python.
+        group: the control group whose memory counters the guest reads, and where it puts the programs.
+        terminals: whether bwrap is started where `/dev/pts` is the sandbox's own.
+    """
+    options = _namespaces(spec.network)
+    if group is None or group.version == 1:
+        # In version 2 the programs' group is a sibling of the guest's, outside such a namespace.
+        options += ["--unshare-cgroup-try"]
+    options += host_root() if rootfs is None else _image_root(rootfs, spec.network)
+    data: list[Data] = []
+    if rootfs is None:
+        for name, content in (("passwd", _PASSWD), ("group", _GROUP)):
+            data.append((("--perms", "0644", "--ro-bind-data"), f"/etc/{name}", content))
+    if spec.network:
+        for name in _NETWORK_ETC:
+            options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    options += ["--proc", "/proc", "--dev", "/dev"]
+    if terminals:
+        options += ["--dev-bind", "/dev/pts", "/dev/pts"]
+    for name in _HIDDEN:
+        if Path("/proc", name).exists():
+            options += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+    for folder, mode in IN_MEMORY.items():
+        options += ["--perms", mode, "--size", str(spec.disk), "--tmpfs", folder]
+    options += ["--remount-ro", "/dev"]  # without root it is the programs' own
+    if group is not None:  # /sys is the guest's alone
+        members = (
+            f"{MEMORY_PLACE}/cgroup.procs"  # alone can be written: where the guest is no other user, programs reach it
+        )
+        options += ["--perms", "0700", "--dir", "/sys", "--ro-bind", str(group.programs), MEMORY_PLACE]
+        options += ["--bind", f"{group.programs}/cgroup.procs", members]
+    if (filter := seccomp.program()) is not None:
+        data.append((("--seccomp",), "", filter))
+    return options, data
+
+
+def _namespaces(network: bool) -> list[str]:
+    options = ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--as-pid-1", "--new-session"]
+    options += ["--hostname", "sandbox", "--clearenv", "--setenv", "PATH", SYSTEM_PATH, "--cap-drop", "ALL"]
+    if not network:
+        options += ["--unshare-net"]
+    if os.getuid() == 0:
+        return [*options, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    return [*options, "--unshare-user", "--uid", str(GROUP_ID), "--gid", str(GROUP_ID)]
+
+
+def _image_root(rootfs: Path, network: bool) -> list[str]:
+    """Mounts of an image's folders, one by one, so that mount points can be made beside them."""
+    options = []
+    for entry in sorted(rootfs.iterdir()):
+        if network and entry.name == "etc":  # there this machine's own files are to be put beside them
+            options += folder_option("/etc")
+            for below in sorted(entry.iterdir()):
+                options += [] if below.name in _NETWORK_ETC else same(below, "/etc")
+        elif entry.name not in _OWN:
+            options += same(entry, "/")
+    return options + _project(rootfs)
+
+
+@cache
+def _project(rootfs: Path) -> list[str]:
+    """Arguments that cover this project's files, where an image holds them."""
+    return [
+        option
+        for path in project_files(str(rootfs))
+        for option in cover(f"/{Path(path).relative_to(rootfs)}", os.path.isdir(path))
+    ]

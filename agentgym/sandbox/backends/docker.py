@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.sandbox.api import GROUP_ID, MEGABYTE, PRIVATE, WORKSPACE, SandboxError, SandboxSpec
 from agentgym.sandbox.backends import engine, seccomp, users
-from agentgym.sandbox.backends.attached import AttachedStream
 from agentgym.sandbox.backends.file_limits import files_of
 from agentgym.sandbox.discovery import Found, found, marks
+from agentgym.sandbox.guest.channel import SocketStream
 from agentgym.sandbox.guest.guest_sandbox import GuestSandbox, guest_command, source
 from agentgym.sandbox.images import build as images
 from agentgym.sandbox.images import engine_images
@@ -35,7 +35,7 @@ SEARCH_SECONDS = 120.0  # in which a foreign image must be searched
 GONE_SECONDS = 10.0  # in which a container that is being removed must have gone
 # For the guest: to become the programs' user, and so to start and to kill them.
 CAPABILITIES = ("SETUID", "SETGID")
-# With it the kernel is told to end programs, and not the guest, when memory runs out, in a way that they cannot undo.
+# Lets the guest make the kernel kill programs first when memory runs out; programs cannot undo it.
 RESOURCE = "SYS_RESOURCE"
 # With it System V segments go with the last program that uses them, and do not hold memory until `reset`.
 FORCED = "kernel.shm_rmid_forced"
@@ -85,7 +85,7 @@ def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandb
             todo = f"docker pull {image}" if custom else f"agentgym sandbox build {spec.image}"
             raise SandboxError(f"the Docker Engine at {engine.address()} has no image {image}: run `{todo}`") from error
         if isinstance(error, SandboxError) and "python3" in str(error):
-            raise SandboxError(f"the image {image} has no python3, which every sandbox needs: {error}") from error
+            raise SandboxError(f"the image {image} has no python3, which sandboxes require: {error}") from error
         raise
     owner = os.getpid()
     return GuestSandbox(
@@ -150,7 +150,7 @@ def _start(
     with engine.failures(f"starting a sandbox of {image}"):
         if spec.network and not api.networks(names=["bridge"]):
             raise SandboxError(
-                f"a sandbox with a network was asked for, and the Docker Engine at {engine.address()} has no bridge network: "
+                f"the sandbox needs a network, but the Docker Engine at {engine.address()} has no bridge network: "
                 "it was started with --bridge=none"
             )
         config = ContainerConfig(
@@ -226,14 +226,13 @@ def _few_users(api: APIClient) -> bool:
 
 
 def _path(api: APIClient, image: str) -> str | None:
-    """The PATH of an image."""
     with engine.failures(f"looking for the image {image}"):
         settings = (api.inspect_image(image)["Config"] or {}).get("Env") or []
     return next((text.removeprefix("PATH=") for text in settings if text.startswith("PATH=")), None)
 
 
 def _reason(name: str, stream: AttachedStream) -> str:
-    """The reason why a guest has ended, as far as it is known."""
+    """The reason why a guest has ended, if known."""
     said = stream.demultiplexer.stderr.decode(errors="replace").strip()
     if said:
         return f"it wrote: {said}"
@@ -251,7 +250,7 @@ def _reason(name: str, stream: AttachedStream) -> str:
 
 
 def _remove_quietly(name: str) -> None:
-    """Remove a container that nobody needs any more; where that fails, its guest has lost its input and ends it."""
+    """Remove an unused container; if that fails, its guest ends because its input is closed."""
     try:
         _remove(name)
     except SandboxError as error:
@@ -297,7 +296,6 @@ def docker_sandboxes() -> list[Found]:
 
 
 def _is_gone(id: str) -> bool:
-    """True if the engine does not know the container."""
     from docker.errors import NotFound
 
     with engine.failures(f"looking at the container {id}"):
@@ -325,3 +323,75 @@ def remove_volumes() -> None:
             except APIError as error:
                 if error.status_code not in (404, 409):  # it is gone, or a sandbox has it by now
                     raise
+
+
+STDERR = 2
+HEADER = 8  # bytes before each piece: which stream, three zeros, its length big endian
+KEPT = 2000  # bytes of stderr
+
+
+class Demultiplexer:
+    """Demultiplexes the Docker Engine's stream: pieces of stdout and stderr with headers, split anywhere.
+
+    Attributes:
+        stderr: the end of what came on stderr.
+    """
+
+    def __init__(self) -> None:
+        self.stderr = b""
+        self._header = b""
+        self._stream = 0
+        self._left = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """Take frames of the stream; returns their bytes of stdout."""
+        out, position = [], 0
+        while position < len(data):
+            if self._left == 0:
+                part = data[position : position + HEADER - len(self._header)]
+                self._header += part
+                position += len(part)
+                if len(self._header) == HEADER:
+                    self._stream = self._header[0]
+                    self._left = int.from_bytes(self._header[4:], "big")
+                    self._header = b""
+                continue
+            piece = data[position : position + self._left]
+            position += len(piece)
+            self._left -= len(piece)
+            if self._stream == STDERR:
+                self.stderr = (self.stderr + piece)[-KEPT:]
+            else:
+                out.append(piece)
+        return b"".join(out)
+
+
+class AttachedStream:
+    """A `Stream` over what the SDK's `attach_socket` returned: bytes sent are the container's stdin, received its stdout."""
+
+    def __init__(self, attached: Any) -> None:
+        self.demultiplexer = Demultiplexer()
+        self._attached = attached
+        # Over a Unix socket and plain TCP it is a file object around the socket, else the socket itself.
+        self._stream = SocketStream(getattr(attached, "_sock", attached))
+
+    def send(self, data: bytes, timeout: float) -> None:
+        """Send all; TimeoutError after `timeout` seconds, OSError if the engine is gone."""
+        self._stream.send(data, timeout)
+
+    def receive(self, timeout: float) -> bytes:
+        """At least one byte of stdout; none at the end."""
+        until = time.monotonic() + timeout
+        while True:
+            data = self._stream.receive(until - time.monotonic())
+            out = self.demultiplexer.feed(data)
+            if out or not data:
+                return out
+
+    def close(self) -> None:
+        """End the container's stdin. In a forked child it only lets go, as the sandbox is the parent's."""
+        try:
+            self._stream.close()
+        finally:
+            # The SDK hangs the response on the file object; each holds the connection open.
+            getattr(self._attached, "_response", self._attached).close()

@@ -62,7 +62,7 @@ def client(timeout: float = CALL_TIMEOUT) -> APIClient:
         from docker import APIClient
 
         if key[1].startswith("ssh://") and find_spec("paramiko") is None:
-            raise SandboxError(f"reaching the Docker Engine at {key[1]} takes paramiko: pip install paramiko")
+            raise SandboxError(f"reaching the Docker Engine at {key[1]} needs paramiko: pip install paramiko")
         with failures("connecting"):
             made = APIClient(version="auto", timeout=timeout, max_pool_size=CONNECTIONS, **settings)
         with _lock:

@@ -1,8 +1,7 @@
-"""A limit on the number of files in a bubblewrap sandbox's folders in memory, which bwrap limits in bytes only.
+"""Limits the number of files in the tmpfs folders of a bubblewrap sandbox, which bwrap limits only in bytes.
 
-It is set from outside: a thread, or without root a process, enters the sandbox's mount namespace and mounts the folders again,
-so that nothing in the sandbox ever has the right to mount. Run as a program, this file is that process; the standard library
-only.
+The limit is set from outside: a thread, or without root a process, enters the sandbox's mount namespace and remounts the
+folders, so the sandbox needs no right to mount. Run as a program, this file is that process. It uses only the standard library.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ PATIENCE = 20.0  # seconds
 
 
 def files_of(disk: int) -> int:
-    """The number of files that a folder of so many bytes may hold."""
+    """The number of files that a folder of `disk` bytes may hold."""
     return disk // BLOCK + 1024
 
 
 def limit_files(pid: int, folders: Sequence[str], files: int) -> str:
-    """Let folders of the sandbox that a process is in hold so many files each. Why it cannot be; empty if it is done."""
+    """Limit the number of files in folders of a process's sandbox; returns the error, or "" on success."""
     if os.getuid():  # a process with threads cannot enter the user namespace that the mounts belong to then
         command = [sys.executable, "-I", "-S", __file__, str(pid), str(files), *folders]
         try:

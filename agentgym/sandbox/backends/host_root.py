@@ -1,7 +1,7 @@
-"""This machine's own programs and Python as the root of a bubblewrap sandbox, where its image was not built.
+"""The root of a bubblewrap sandbox without a built image: programs and Python of this machine.
 
-Of Python only the standard library is there: installed packages, this project's above all, hold tasks with hidden tests and answers.
-What a mounted folder has of them is covered, and so is what is known to lie there of data and caches.
+Only Python's standard library is mounted, since installed packages, above all this project's, hold hidden tests and answers.
+Project files in mounted folders are hidden, and so are known data and cache folders.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agentgym.sandbox.guest.project_files import PACKAGES, project_files
 
-_USR = ("bin", "sbin", "libexec", "share")  # and lib, lib64 and the like; /usr/local and /usr/src are nobody's business
+_USR = ("bin", "sbin", "libexec", "share")  # and lib, lib64 and the like; /usr/local and /usr/src stay hidden
 _ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types")
 
 

@@ -90,7 +90,7 @@ def _opened(channel: RemoteChannel, spec: SandboxSpec, run: str) -> GuestSandbox
 
 
 def _asked(urls: str, server: str, path: str) -> dict[str, object]:
-    """The answer of a server to a GET. SandboxError if there is none, or a refusal."""
+    """A server's answer to a GET. Raises SandboxError without an answer, or if it refuses."""
     try:
         address = _address(urls)
         headers, tls = address.headers(), address.tls()
@@ -115,7 +115,7 @@ def _asked(urls: str, server: str, path: str) -> dict[str, object]:
             f"no server of sandboxes answers at {server}: {error or type(error).__name__}: start `agentgym serve --sandbox` there"
         ) from error
     if answer.status == 401:
-        raise SandboxError(f"{server} wants another bearer token (401): set AGENTGYM_TOKEN")
+        raise SandboxError(f"{server} rejects the bearer token (401): set AGENTGYM_TOKEN")
     said = said_in(body)
     if answer.status == 404 and "NO_SANDBOX" not in body.decode(errors="replace"):
         raise SandboxError(f"{server} serves no sandboxes (404): is it `agentgym serve --sandbox`?")

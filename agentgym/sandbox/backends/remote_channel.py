@@ -1,7 +1,6 @@
 """Calls to the guest of a sandbox on a server, as `Channel` makes them to a local one. See `agentgym/service/protocol/sandbox_frames.py`.
 
-A connection that drops is opened again, and the request whose answer did not arrive is sent again with its id: the server runs
-it once.
+A dropped connection is reopened, and an unanswered request is sent again with the same id, so the server runs it once.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class RemoteChannel:
             raise NoRoom(f"{server} gives no sandbox: {_said(error)}: is `agentgym serve --sandbox` there?") from error
 
     def start(self, spec: Mapping[str, Any], run: str, timeout: float) -> Header:
-        """Have the sandbox started; what the server tells of it. Raises SandboxError."""
+        """Start the sandbox; returns the server's description of it. Raises SandboxError."""
         self._ask("start", {"spec": spec, "run": run})
         return self._guarded("start", timeout, self._exchange)
 
@@ -108,7 +107,6 @@ class RemoteChannel:
             self._socket.close()
 
     def _ask(self, call: str, fields: Mapping[str, Any]) -> None:
-        """Make the next request."""
         request = json.dumps({"id": self._last + 1, "call": call, **fields})
         if len(request) > self._limits.message_bytes:
             most = self._limits.message_bytes
@@ -161,7 +159,7 @@ class RemoteChannel:
     def _answer_in(self, text: str) -> Header:
         answer = json.loads(text)
         if answer.get("id") not in (self._last, None) or not ("result" in answer or "error" in answer):
-            raise ValueError(f"an answer to nothing that was asked: {text:.80}")
+            raise ValueError(f"an answer to no open request: {text:.80}")
         found: Header = answer
         return found
 
@@ -186,15 +184,15 @@ class RemoteChannel:
                 return
             except HandshakeRefused as error:
                 if error.status not in (429, 502, 503, 504):
-                    raise _Gone(f"it does not have the session any more: {error} ({error.status})") from None
+                    raise _Gone(f"the server no longer has the session: {error} ({error.status})") from None
                 why: Exception = error
             except (OSError, EOFError) as error:
                 absent_since = (absent_since or now) if isinstance(error, ConnectionRefusedError) else None
                 why = error
             if absent_since is not None and time.monotonic() - absent_since > ABSENT_SECONDS:
-                raise _Gone(f"nothing listens there any more, so its sandboxes have ended: {_said(why)}")
+                raise _Gone(f"no server listens there any more, so its sandboxes have ended: {_said(why)}")
             if time.monotonic() + pause > until:
-                raise _Gone(f"the connection is gone, and no other could be opened: {_said(why)}")
+                raise _Gone(f"the connection was lost and could not be reopened: {_said(why)}")
             time.sleep(pause * _dice.uniform(0.5, 1.0))
             pause = min(2 * pause, 1.0)
 
@@ -211,13 +209,13 @@ class RemoteChannel:
                 raise NoRoom(f"{self.name}: {hello['error'].get('message')} ({hello['error'].get('code')})")
             if hello["protocol"] != PROTOCOL:
                 raise SandboxError(
-                    f"{self.name}: it speaks protocol {hello['protocol']!r:.20}, this client {PROTOCOL}: update the older one"
+                    f"{self.name}: the server speaks protocol {hello['protocol']!r:.20}, this client {PROTOCOL}: update the older one"
                 )
             limits = {name: value for name, value in hello["limits"].items() if name in vars(self._limits)}
             self._resume, self._limits = str(hello["resume"]), ServiceLimits(**limits)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             socket.close()
-            raise ConnectionError(f"its hello is none ({error!r:.100})") from error
+            raise ConnectionError(f"its hello is invalid ({error!r:.100})") from error
         except BaseException:
             socket.close(in_order=False)
             raise
@@ -228,7 +226,7 @@ class RemoteChannel:
 
     def _guarded(self, call: str, timeout: float, act: Any) -> Any:
         if not self.alive:
-            raise SandboxError(f"{self.name} is closed: no {call!r} any more")
+            raise SandboxError(f"{self.name} is closed: cannot call {call!r}")
         try:
             return act(time.monotonic() + timeout)
         except TimeoutError:
@@ -249,7 +247,7 @@ class RemoteChannel:
 
 def _explained(error: HandshakeRefused) -> str:
     if error.status == 401:
-        return "it wants another bearer token (401): set AGENTGYM_TOKEN"
+        return "it rejects the bearer token (401): set AGENTGYM_TOKEN"
     if error.status == 404:
         return "it serves no sandboxes (404): is it `agentgym serve --sandbox`?"
     return f"{error} ({error.status})"

@@ -1,8 +1,7 @@
 """The system calls that programs in a sandbox may make: one profile, as a filter for bubblewrap and as JSON for Docker.
 
-It is a list of what is allowed. Not on it are what reaches past the sandbox's namespaces, what looks into other processes, keys
-that all users of one id share, and parts of the kernel that programs here do not need and that were often broken: they answer
-EPERM. Sockets are of families UNIX, INET and INET6, and have no filters: what the kernel keeps for netlink and for filters
+It is an allow list. All other calls fail with EPERM: those that reach outside the sandbox's namespaces, inspect other
+processes, use keys shared by all users of one id, or need often exploited parts of the kernel. Sockets are of families UNIX, INET and INET6, and have no filters: what the kernel keeps for netlink and for filters
 counts for no sandbox. `clone` makes no namespaces.
 
 What fills kernel memory that outlives its program answers what programs are prepared for: attributes of files as if
@@ -126,7 +125,7 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 @cache
 def allowed() -> dict[str, tuple[int | None, int | None]]:
-    """The calls that are allowed whatever their arguments, with their numbers on x86_64 and aarch64 (None: not there)."""
+    """The calls that are allowed with any arguments, with their numbers on x86_64 and aarch64 (None: not there)."""
     found = {}
     for entry in _ALLOWED.split():
         name, *numbers = entry.split(":")

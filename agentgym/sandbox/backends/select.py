@@ -1,7 +1,7 @@
 """`acquire`: the choice of a back end, and the pools that all environments of a process share.
 
-`acquire` is what environments call. "auto" takes docker where an engine answers and has the image, else bubblewrap where it
-works; the choice is made once for each image, logged with its reason, and kept for the life of the process.
+`acquire` is what environments call. "auto" takes docker if an engine answers and has the image, else bubblewrap if it
+works. The choice is made once per image and process, and logged with its reason.
 """
 
 from __future__ import annotations
@@ -18,19 +18,66 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentgym.sandbox.api import Sandbox, SandboxError, SandboxSpec
-from agentgym.sandbox.health import PROBE_SECONDS, Health
 from agentgym.sandbox.pool import Places, SandboxPool
 
 if TYPE_CHECKING:
     from agentgym.sandbox.guest.guest_sandbox import GuestSandbox
 
-BACKENDS = ("docker", "bubblewrap")
-ENGINE_SECONDS = 2.0  # in which a Docker Engine must answer to be chosen by "auto"
-IDLE_SECONDS = 300.0  # after which a sandbox that nobody wants is closed
-REMOTE_IDLE_SECONDS = 60.0  # and one of a server's, which others may want
-LIMIT = 64  # sandboxes of a process at a time, unless AGENTGYM_SANDBOXES says otherwise
+PROBE_SECONDS = 20.0  # in which a fresh sandbox must have started and run a program
+KEPT_SECONDS = 2.0  # for which an answer holds: many sandboxes may be lost at once
 
 _log = logging.getLogger("agentgym.sandbox")
+
+
+class Health:
+    """The health of one back end, asked by any thread.
+
+    Args:
+        open: makes a sandbox, and raises SandboxError where it cannot.
+        unbroken_since: whether the back end has run without a restart since a moment of `time.monotonic`.
+    """
+
+    def __init__(self, open: Callable[[], Sandbox], unbroken_since: Callable[[float], bool] = lambda then: True):
+        self._open = open
+        self._unbroken_since = unbroken_since
+        self._asking = threading.Lock()
+        self._up = False
+        self._asked = -KEPT_SECONDS
+
+    def up_since(self, then: float) -> bool:
+        """True if the back end was up since a moment and is up now: a fresh sandbox starts and runs `true`."""
+        if not self._unbroken_since(then):
+            return False
+        with self._asking:
+            if time.monotonic() >= self._asked + KEPT_SECONDS:
+                self._up = self._probe()
+                self._asked = time.monotonic()
+        return self._up and self._unbroken_since(then)
+
+    def _probe(self) -> bool:
+        found: list[bool] = []
+
+        def look() -> None:
+            try:
+                box = self._open()
+                try:
+                    found.append(box.exec(["true"]).ok)
+                finally:
+                    box.close()
+            except (SandboxError, OSError) as error:
+                _log.warning("the sandboxes' back end is down: %s", error)
+
+        thread = threading.Thread(target=look, name="sandbox health", daemon=True)
+        thread.start()
+        thread.join(PROBE_SECONDS)
+        return found == [True]
+
+
+BACKENDS = ("docker", "bubblewrap")
+ENGINE_SECONDS = 2.0  # in which a Docker Engine must answer to be chosen by "auto"
+IDLE_SECONDS = 300.0  # after which an unused sandbox is closed
+REMOTE_IDLE_SECONDS = 60.0  # and one of a server's, which others may want
+LIMIT = 64  # sandboxes of a process at a time, unless AGENTGYM_SANDBOXES says otherwise
 
 
 @dataclass(frozen=True)
@@ -201,7 +248,6 @@ def _docker_todo(image: str) -> str:
 
 
 def _is_url(name: str) -> bool:
-    """True if a back end is the URL of a server."""
     return name.startswith(("http://", "https://"))
 
 

@@ -1,7 +1,7 @@
-"""The user id of a sandbox's programs: its own, since the kernel counts much for each user id of a machine.
+"""A separate user id for each sandbox's programs, since the kernel limits many resources per user id.
 
-Pseudo-terminals apart, which have no such count, these are inotify instances, pages of pipes, queued signals, watches and
-file descriptors under way: what one sandbox has used up, another with the same user id cannot get.
+These are inotify instances and watches, pages of pipes, queued signals and file descriptors in flight: a sandbox that exhausts
+them would starve another with the same user id. Pseudo-terminals have no limit per user.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-FIRST, LAST = 0x70000000, 0x7FFFFFFE  # no distribution gives these to anybody; two sandboxes hardly ever get the same
+FIRST, LAST = 0x70000000, 0x7FFFFFFE  # unused by distributions; two sandboxes hardly ever get the same
 SMALL = 10_000, 59_999  # where a user namespace has but 65,536 ids
 PTYS = 16  # pseudo-terminals of a sandbox; the kernel has 3,072 for all (kernel.pty.max, less its reserve)
 PTY_OPTIONS = f"newinstance,max={PTYS},ptmxmode=0666,mode=0620,nosuid,noexec"

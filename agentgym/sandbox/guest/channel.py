@@ -157,7 +157,7 @@ class Channel:
 
     def _guarded(self, call: str, timeout: float, act: Callable[[float], Any]) -> Any:
         if not self.alive:
-            raise SandboxError(f"sandbox {self.name} is closed: no {call!r} any more")
+            raise SandboxError(f"sandbox {self.name} is closed: cannot call {call!r}")
         try:
             return act(time.monotonic() + timeout)
         except TimeoutError:

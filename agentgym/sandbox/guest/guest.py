@@ -71,7 +71,7 @@ class Guest:
     def __init__(self) -> None:
         self.loop = Loop()
         self.received = bytearray()
-        self.mains: dict[int, Process] = {}  # by process id, those whose end somebody waits for
+        self.mains: dict[int, Process] = {}  # by process id, those that a caller waits for
         self.sessions: dict[int, Process] = {}  # by tag
         self.tag = FIRST_TAG
         self.limit = 1 << 16
@@ -158,7 +158,7 @@ class Guest:
 
         Raises:
             OSError: it cannot be run; EAGAIN or ENOMEM: sessions have all processes.
-            Spoiled: there is none, and no session to blame.
+            Spoiled: no process is available, and no session holds too many.
         """
         self.ran = True
         until = time.monotonic() + FORK_PATIENCE
@@ -234,7 +234,7 @@ class Guest:
             if not self.reap():
                 return
             if time.monotonic() > until:
-                raise Unkillable("programs are left that cannot be killed")
+                raise Unkillable("some programs cannot be killed")
             self.loop.turn(time.monotonic() + 0.02)
 
     def kill_leftovers(self) -> None:
@@ -314,7 +314,7 @@ class Guest:
         if process is None or process.replies is None:
             raise ValueError("the session has ended")
         process.replies.drain()
-        process.replies.clear()  # nobody asked for what it holds
+        process.replies.clear()  # replies without a request
         process.input.feed(request)
         reply = self.await_reply(process, process.replies, began + timeout)
         timed_out = reply is None and process.code is None and time.monotonic() >= began + timeout
@@ -374,7 +374,7 @@ class Guest:
             self.drop_upload()
             self.upload = Upload(GuestPath(path, self.ran))
         if self.upload is None:
-            raise ValueError("a part of a file whose first part was not taken")
+            raise ValueError("a part of a file whose first part was rejected")
         try:
             self.upload.add(data)
             if last:
@@ -427,7 +427,7 @@ def harden() -> None:
 
 
 def drop_unused_segments() -> None:
-    """Let System V segments go with the last program that uses them; where that is not ours to say, `reset` removes them."""
+    """Free System V segments with the last program that uses them; without that right, `reset` removes them."""
     try:
         with open("/proc/sys/kernel/shm_rmid_forced", "w") as file:
             file.write("1")

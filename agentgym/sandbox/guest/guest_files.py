@@ -1,4 +1,4 @@
-"""Files in the guest: read and write them for the host, whatever programs left in the way, and empty folders.
+"""Files in the guest: reads, writes and empties folders for the host, despite anything programs left there.
 
 Sent into the sandbox together with `guest.py`; the standard library only.
 """
@@ -102,7 +102,7 @@ class Upload:
             raise self.place.failed(error) from error
 
     def finish(self, mode: int) -> None:
-        """Put it in its place, at once and over whatever is there."""
+        """Move it into place atomically, replacing what is there."""
         name, fresh = self.place.names[-1], f".{os.urandom(8).hex()}.part"
         try:
             with self.place.rights:
@@ -127,18 +127,18 @@ class Upload:
 
 
 def content(path: str, limit: int) -> Iterator[bytes]:
-    """A file's content in chunks, read with the programs' rights. ValueError if it is no regular file, or over the limit."""
+    """A file's content in chunks, read with the programs' rights. ValueError if it is not a regular file, or over the limit."""
     with AsProgram():
         try:
             fd = os.open(os.path.join("/workspace", path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         except BlockingIOError:
-            raise ValueError("no file that can be read: a program holds a lease of it") from None
+            raise ValueError("cannot be read: a program holds a lease on the file") from None
     try:
         kind = os.fstat(fd)
         if stat.S_ISDIR(kind.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(kind.st_mode):
-            raise ValueError("no regular file")
+            raise ValueError("not a regular file")
         if kind.st_size > limit:
             raise ValueError(f"{kind.st_size} bytes: over the limit of {limit}")
         size = 0
@@ -152,7 +152,7 @@ def content(path: str, limit: int) -> Iterator[bytes]:
 
 
 def enter_folder(name: str, fd: int) -> int:
-    """A descriptor of the folder `name` in another, open to its owner; made in the place of whatever else has the name."""
+    """A descriptor of the folder `name` in another; anything else of that name is replaced by a folder."""
     try:
         found = os.lstat(name, dir_fd=fd)
     except FileNotFoundError:
@@ -197,7 +197,7 @@ def remove_folder(name: str, fd: int) -> None:
 
 
 def empty(folder: str, dir_fd: int | None = None) -> None:
-    """Remove all that a folder holds, however deep and whatever its modes. TimeoutError where programs fill it again."""
+    """Empty a folder of any depth and any modes. Raises TimeoutError if programs keep filling it."""
     until = time.monotonic() + EMPTYING
     fd = os.open(folder, FOLDER, dir_fd=dir_fd)
     try:

@@ -1,4 +1,4 @@
-"""Programs in the guest: start one as the unprivileged user, hold its pipes, tell whose child it is.
+"""Programs in the guest: start them as the unprivileged user, hold their pipes, find the session of a child.
 
 Sent into the sandbox together with `guest.py`; the standard library only.
 """
@@ -17,12 +17,12 @@ import warnings  # noqa: F401 - os.execvpe would import it in every child
 from collections.abc import Callable, Iterator
 
 GROUP_ID = 65534
-TWO_USERS = os.getuid() == 0  # else the guest and the programs are one user, and files are told apart by nothing
+TWO_USERS = os.getuid() == 0  # else guest and programs are one user, and files have the same owner
 FIRST_TAG = 1_000_000
 CHUNK = 1 << 18
 PIPE_CHUNKS = 4  # what a pipe can hold at most: a program may enlarge it to this
 REPLY_LIMIT = 16 << 20
-IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)  # by the guest, which is told by an error
+IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)  # by the guest, which gets an error instead
 START_PATIENCE = 10.0  # seconds in which a program must have started
 THREADS = (
     17  # in /proc/PID/stat, counted from the state on: how many threads it has, with one that is not yet collected
@@ -159,7 +159,7 @@ class Output(Pipe):
             self.left_out += over
 
     def drain(self) -> None:
-        """Take what is there, but not for ever: somebody may go on writing."""
+        """Read what is available, up to a limit, since programs may keep writing."""
         for _ in range(PIPE_CHUNKS):
             if not self.receive():
                 break
@@ -177,7 +177,7 @@ class Replies(Output):
         self.data = bytearray()
 
     def add(self, data: bytes) -> None:
-        """Keep it, up to more than any reply may be: what nobody asked for must not fill the guest's memory."""
+        """Keep data up to a limit above any reply, so that unsolicited output cannot fill the guest's memory."""
         self.data += data[: max(REPLY_LIMIT + 8 - len(self.data), 0)]
 
     def take(self) -> bytes | None:
@@ -289,7 +289,7 @@ def fork() -> int:
     try:
         return os.fork()
     except BlockingIOError as error:
-        raise OSError(error.errno, "not started: the programs that run here are as many as there may be") from error
+        raise OSError(error.errno, "not started: the limit of running programs is reached") from error
 
 
 def await_start(pid: int, ready: int) -> str:
@@ -367,7 +367,7 @@ def die_first() -> None:
     try:
         with open("/proc/self/oom_score_adj", "w") as score:
             score.write("1000")
-    except PermissionError:  # with one user the guest's files in /proc belong to nobody
+    except PermissionError:  # with one user the guest's files in /proc belong to "nobody"
         if TWO_USERS:
             raise
 

@@ -1,4 +1,4 @@
-"""The sandbox contract over a channel to the guest: what both back ends share."""
+"""The sandbox contract over a channel to the guest, shared by all back ends."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class GuestSandbox:
             elif found.is_file():
                 self._upload_file(found, place)
             else:
-                raise ValueError(f"{found} is no file and no folder")
+                raise ValueError(f"{found} is neither a file nor a folder")
 
     def _upload_file(self, source: Path, path: str) -> None:
         self.write(path, source.read_bytes(), stat.S_IMODE(source.stat().st_mode) & 0o755)
@@ -240,7 +240,7 @@ class GuestSession:
         self._kind = command if isinstance(command, str) else ""
         if self._kind not in ("", "python", "shell"):
             raise ValueError(
-                f'no session of kind {command!r}: "python", "shell", or a list of a program and its arguments'
+                f'unknown session kind {command!r}: "python", "shell", or a list of a program and its arguments'
             )
         argv = list(command)
         if self._kind:
@@ -256,7 +256,7 @@ class GuestSession:
             begun = self._step(f"{_SHELL_BEGIN}\nprintf '0\\0' >&3\n".encode(), START_SESSION)[0]
             if self._ended:
                 said = begun.stderr.strip()[-200:] or f"exit code {begun.exit_code}"
-                raise SandboxSpoiled(f"sandbox {sandbox.id}: a shell did not come up: {said}")
+                raise SandboxSpoiled(f"sandbox {sandbox.id}: the shell did not start: {said}")
 
     @property
     def alive(self) -> bool:

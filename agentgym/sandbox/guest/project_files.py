@@ -1,6 +1,6 @@
-"""Find the files of this project in a tree. Its packages hold hidden tests and answers, which no program may see.
+"""Finds this project's files in a tree, to hide them: its packages hold hidden tests and answers.
 
-Also sent into a container as a program, where it looks through the image; the standard library only.
+It also runs as a program in a container, to search an image. It uses only the standard library.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def project_files(root: str, installed: bool = False) -> Iterator[str]:
     """The folders and files of the project below `root`, and checkouts of it whole. Links are not followed.
 
     Args:
-        installed: also every folder of installed Python packages, whatever is in it.
+        installed: also every folder of installed Python packages.
     """
     for folder, folders, files in os.walk(root):
         if folder in _KERNEL:

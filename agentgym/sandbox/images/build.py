@@ -1,8 +1,8 @@
-"""Images: what is in a sandbox besides its programs' own files. Each is a folder of `sandboxes/`.
+"""Builds images, the root file systems of sandboxes. Each is a folder of `sandboxes/`.
 
-A folder holds a `Dockerfile`, `packages.txt` (Debian packages, one a line) and, where it needs some, `requirements.txt`
-(Python packages with exact versions). `build` makes of it a Docker image, which the docker back end starts, and a root folder,
-which the bubblewrap back end starts from. There are two ways: "registry" runs the Dockerfile, "packages" unpacks Debian
+A folder holds a `Dockerfile`, `packages.txt` (Debian packages, one a line) and, if needed, `requirements.txt`
+(Python packages with exact versions). `build` makes a Docker image for the docker back end and a root folder for the bubblewrap
+back end. There are two ways: "registry" runs the Dockerfile, "packages" unpacks Debian
 packages (`debian.py`) where no registry can be reached. Both give the same programs.
 """
 
@@ -102,7 +102,7 @@ def recipe(name: str) -> Recipe:
     """The recipe of an image.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: the name is unknown.
     """
     if name not in image_names():
         raise ValueError(f"there is no image {name!r}; there are {', '.join(image_names())}")
@@ -146,14 +146,14 @@ def build(
         how: "registry", "packages", or "auto": the registry if it answers, else packages.
         docker: whether a Docker image is made besides the root folder; None: if an engine answers.
         force: make it anew. Sandboxes that run from its root folder lose their files.
-        say: is told what goes on, a line at a time.
+        say: receives progress, a line at a time.
 
     Raises:
         ValueError: there is no such image or way.
         SandboxError: it cannot be built, or no Docker Engine answers that has to. Nothing half-made is left.
     """
     if how not in WAYS:
-        raise ValueError(f"an image is built by {', '.join(WAYS)}, not {how!r}")
+        raise ValueError(f"unknown build method {how!r}: choose {', '.join(WAYS)}")
     what, started = recipe(name), time.monotonic()
     place = _place(what)
     with _locked(say):
@@ -237,7 +237,7 @@ def _kept(place: Path) -> tuple[Path, str] | tuple[None, None]:
 
 @contextmanager
 def _work(place: Path) -> Iterator[Path]:
-    """An empty folder on the same disk as `place`, gone afterwards. What a killed build left there is removed first."""
+    """A temporary folder on the same disk as `place`. Removes leftovers of killed builds first."""
     work = place.parent / f"{place.name}.part"
     try:
         shutil.rmtree(work, ignore_errors=True)

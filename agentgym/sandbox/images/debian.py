@@ -1,8 +1,8 @@
-"""A root folder out of Debian packages: no registry, no Docker and no root needed, in a few seconds.
+"""Builds a root folder from Debian packages in a few seconds, without registry, Docker or root.
 
-`apt-get` resolves the packages against an empty list of installed ones, so that all that they need comes with them, and
-checks their signatures; `dpkg-deb` unpacks them. Their installation scripts are not run: what those would have made, and
-programs miss, is made here (`sh`, `awk`, `cc`, users, certificates).
+`apt-get` resolves the packages against an empty list of installed ones, so it adds all dependencies, and
+checks their signatures; `dpkg-deb` unpacks them. Installation scripts are not run; this module makes what programs need of
+their results (`sh`, `awk`, `cc`, users, certificates).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def unpack(packages: Sequence[str], requirements: Path | None, work: Path, say: 
     Args:
         packages: names of Debian packages, of the release that this machine runs.
         requirements: Python packages with exact versions, for its Python; wheels only, without their dependencies.
-        work: an empty folder to work in; the result lies in it.
-        say: is told what goes on.
+        work: an empty folder to work in, which will hold the result.
+        say: receives progress, a line at a time.
 
     Returns:
         The root folder.
@@ -124,7 +124,7 @@ def run(command: Sequence[str], timeout: float, *env: str) -> None:
         raise SandboxError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode:
         said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-        raise SandboxError(f"{command[0]} failed with {done.returncode}: {' '.join(said[-3:]) or 'it said nothing'}")
+        raise SandboxError(f"{command[0]} failed with {done.returncode}: {' '.join(said[-3:]) or 'no output'}")
 
 
 def _extract(archive: Path, root: Path) -> None:
@@ -179,7 +179,7 @@ def _finish(root: Path) -> None:
 def _version(root: Path) -> str:
     found = sorted(p.name.removeprefix("python") for p in (root / "usr/lib").glob("python3.*"))
     if not found:
-        raise SandboxError("the packages bring no Python: packages.txt must name python3")
+        raise SandboxError("the packages contain no Python: packages.txt must name python3")
     return found[-1]
 
 
@@ -205,7 +205,7 @@ def _compile(root: Path, say: Callable[[str], None]) -> None:
     folders += [f for f in [root / "usr/lib/python3/dist-packages"] if f.is_dir()]
     options = ["-q", "--invalidation-mode", "unchecked-hash", "-s", str(root), "-p", "/"]
     if not loaders:
-        raise SandboxError("the packages bring no dynamic loader, so no libc6")
+        raise SandboxError("the packages contain no dynamic loader (libc6)")
     command = [str(loaders[0]), "--library-path", libraries, str(python), "-S", "-m", "compileall", *options]
     try:
         run([*command, *map(str, folders)], UNPACK_TIMEOUT, f"PYTHONHOME={root / 'usr'}")

@@ -83,7 +83,7 @@ def build(api: APIClient, folder: Path, tag: str, name: str, say: Callable[[str]
 
 def _tar(*arguments: str) -> list[str]:
     if shutil.which("tar") is None:
-        raise SandboxError("no tar on the PATH, which copies files into Docker and out of it: install it")
+        raise SandboxError("no tar on the PATH: install it, since it copies files into and out of Docker")
     return ["tar", *arguments]
 
 

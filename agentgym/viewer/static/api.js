@@ -33,7 +33,7 @@
       if (signal && signal.aborted) throw signal.reason;
       const slow = limit.aborted;
       tell(false);
-      throw new ApiError(slow ? `The server said nothing for ${TIMEOUT / 1000} s.` : "The server does not answer.", 0);
+      throw new ApiError(slow ? `The server did not answer within ${TIMEOUT / 1000} s.` : "The server does not answer.", 0);
     }
     tell(true);
     return read(answer, body);
@@ -44,7 +44,7 @@
     try {
       body = JSON.parse(text);
     } catch {
-      throw new ApiError(`The server answered ${answer.status} with something that is no JSON.`, answer.status);
+      throw new ApiError(`The server answered ${answer.status} with something that is not JSON.`, answer.status);
     }
     if (!answer.ok) throw new ApiError((body && body.error) || `The server answered ${answer.status}.`, answer.status);
     return body;

@@ -46,7 +46,7 @@
       try {
         value = JSON.parse(given);
       } catch {
-        return [h("span", { class: "bad small" }, "arguments are no JSON"), parts.longText(given, "code")];
+        return [h("span", { class: "bad small" }, "arguments are not valid JSON"), parts.longText(given, "code")];
       }
     }
     if (value === null || typeof value !== "object" || Array.isArray(value)) return [json(value)];

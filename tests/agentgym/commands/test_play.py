@@ -95,7 +95,7 @@ def test_the_users_own_agent_plays_and_its_failure_names_the_place(play, tmp_pat
         (["frozen_lake", "--model", "m"], "--base-url"),
         (["frozen_lake", "--model", "m", "--base-url", "localhost:1"], "did you mean http://localhost:1?"),
         (["frozen_lake", "--agent", "no_such_module:run"], "there is no module 'no_such_module'"),
-        (["frozen_lake", "--agent", "a:b", "--model", "m"], "one plays"),
+        (["frozen_lake", "--agent", "a:b", "--model", "m"], "only one player"),
     ],
 )
 def test_mistakes_are_one_line(play, words, told, monkeypatch):

@@ -82,7 +82,11 @@ def test_scripts_come_from_files(tmp_path):
     assert answer(agents.scripted_file(tmp_path / "tasks.json"))["content"] == "x"
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "number.json").write_text("3")
-    for name, words in (("none.txt", "No such file"), ("bad.json", "no JSON"), ("number.json", "a list of answers")):
+    for name, words in (
+        ("none.txt", "No such file"),
+        ("bad.json", "not valid UTF-8 JSON"),
+        ("number.json", "a list of answers"),
+    ):
         with pytest.raises(ValueError, match=words):
             agents.scripted_file(tmp_path / name)
 
@@ -283,7 +287,7 @@ def test_an_agent_may_end_its_episode(own):
         ("plain", {"word": 1}, "unexpected keyword argument 'word'"),
         ("Counting", {"begin": 1}, "Counting cannot be made: got an unexpected keyword argument 'begin'"),
         ("Async", {}, "missing a required argument: 'word'"),
-        ("shared", {"start": 1}, "object that is made already"),
+        ("shared", {"start": 1}, "an object, not a class"),
         ("number", {}, "a function or something with act"),
         ("NoAct", {}, r"class NoAct has no act\(messages, tools\)"),
     ],

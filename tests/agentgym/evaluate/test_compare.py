@@ -12,8 +12,7 @@ from rich.console import Console
 from agentgym.cli import main
 from agentgym.core.trajectory import write_jsonl
 from agentgym.evaluate import compare_runs
-from agentgym.evaluate.compare import MOST_CHANGED
-from agentgym.evaluate.comparison_table import comparison_table
+from agentgym.evaluate.compare import MOST_CHANGED, comparison_table
 from agentgym.storage.files import write_json
 
 
@@ -239,11 +238,11 @@ def test_nothing_in_common_is_told_and_exit_code_1(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("paths", "words"),
     [
-        (["."], "two runs or more"),
+        (["."], "at least two runs"),
         ([".", "nowhere"], "nowhere does not exist"),
         ([".", "empty"], "holds nothing to compare"),
         ([".", "broken.jsonl"], "broken.jsonl:1"),
-        ([".", "run.json"], "run.json is no file of episodes (.jsonl): name the run's folder, ."),
+        ([".", "run.json"], "run.json is not a file of episodes (.jsonl): name the run's folder, ."),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(tmp_path, monkeypatch, paths, words, capsys):

@@ -188,7 +188,7 @@ def test_a_limit_is_exit_code_3_and_more_of_it_goes_on(capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "which environment?"),
+        ([], "name an environment"),
         (["test/parity"], "--model and --base-url are needed, or --policy expert"),
         (["test/parity", "--policy", "chat"], "--model and --base-url are needed"),
         (["test/parity", "--model", "m"], "--model and --base-url are needed (or OPENAI_BASE_URL"),
@@ -202,10 +202,10 @@ def test_a_limit_is_exit_code_3_and_more_of_it_goes_on(capsys):
         (["test/parity", "--policy", "expert", "--concurrency", "0"], "at least 1"),
         (["test/parity", "--policy", "expert", "--retries", "-1"], "at least 0"),
         (["test/parity", "--policy", "expert", "--token-limit", "0"], "must be positive"),
-        (["test/parity", "--policy", "expert", "--temperature", "1"], "temperature: for a --model"),
+        (["test/parity", "--policy", "expert", "--temperature", "1"], "temperature: only valid with --model"),
         (
             ["test/parity", "--policy", "expert", "--agent-kwargs", '{"a": 1}'],
-            "--agent-kwargs is there, but no --agent",
+            "--agent-kwargs needs --agent",
         ),
         (["test/parity", "--policy", "expert", "--policy", "null", "--name", "a"], "--name names one agent"),
         (["test/parity", "--policy", "expert", "--no-store", "--out", "r"], "leave out --out"),
@@ -230,7 +230,7 @@ def test_a_limit_is_exit_code_3_and_more_of_it_goes_on(capsys):
         (["gone.yaml"], "gone.yaml: No such file"),
         (["--resume", "gone"], "gone holds no evaluation"),
         (["--resume", "gone", "-n", "4"], "leave out --n"),
-        (["test/parity", "--policy", "expert", "--kwargs", "{"], "no JSON"),
+        (["test/parity", "--policy", "expert", "--kwargs", "{"], "not valid JSON"),
         (["test/parity", "--policy", "expert", "--kwargs", "[]"], "must be a JSON object"),
         (["test/parity", "--policy", "expert", "-n", "some"], "a whole number or all, not 'some'"),
         (["test/parity", "--policy", "expert", "--time-limit", "soon"], "a time: 90, 90s, 10m, 2h, not 'soon'"),
@@ -362,7 +362,7 @@ def test_an_endpoint_that_lists_no_models_is_asked_for_one_token(endpoint, capsy
     ("model", "path", "refusal", "told"),
     [
         ("model-c", "/v1", 0, "has no model 'model-c': did you mean model-b?; it has m, model-b"),
-        ("m", "", 0, "is no chat endpoint"),
+        ("m", "", 0, "is not a chat endpoint"),
         ("m", "/v1", 401, "refuses the key, or needs one, in OPENAI_API_KEY (401"),
     ],
 )

@@ -195,7 +195,7 @@ PARITY = f"{parity.__name__}:Parity"
 def test_a_limit_of_tokens_is_refused_where_nobody_tells_what_an_agent_uses(limit, tmp_path, capsys):
     words = ["eval", PARITY, "--agent", f"{__name__}:Secretive", "--concurrency", "2", *limit]
     assert main([*words, "--out", str(tmp_path / "r"), "--quiet"]) == 2
-    assert f"{limit[0]} cannot be kept" in capsys.readouterr().err
+    assert f"{limit[0]} cannot be enforced" in capsys.readouterr().err
     [file] = (tmp_path / "r" / "episodes").iterdir()
     assert len(file.read_text().splitlines()) <= 2
 
@@ -212,7 +212,7 @@ def test_a_limit_of_cost_needs_a_price_of_an_agent_too(tmp_path, capsys):
     assert main(words) == 2
     assert "needs a table of prices" in capsys.readouterr().err
     assert main([*words, "--prices", str(tmp_path / "prices.yaml")]) == 2
-    assert f"has none of '{__name__}:Telling'" in capsys.readouterr().err
+    assert f"the table lacks '{__name__}:Telling'" in capsys.readouterr().err
     (tmp_path / "prices.yaml").write_text(f'"{__name__}:*": {{input: 1, output: 1}}')
     assert main([*words, "--concurrency", "1", "--prices", str(tmp_path / "prices.yaml")]) == 3
 
@@ -221,7 +221,7 @@ def test_an_endpoint_that_counts_no_tokens_cannot_keep_a_limit_either(tmp_path, 
     with serving(lambda body: said("even", usage=None)) as url:
         words = ["eval", PARITY, "--model", "double", "--base-url", url, "--token-limit", "500", "--no-store"]
         assert main([*words, "--quiet"]) == 2
-    assert "--token-limit cannot be kept" in capsys.readouterr().err
+    assert "--token-limit cannot be enforced" in capsys.readouterr().err
 
 
 def test_the_error_of_an_environment_has_file_line_and_traceback(tmp_path):

@@ -11,7 +11,7 @@ from agentgym.evaluate import Results
 from agentgym.evaluate.report import write_report
 from agentgym.storage.files import write_json
 from agentgym.viewer.charts import Estimate, Frame, Palette, interval_chart
-from agentgym.viewer.page_episodes import OF_EACH_KIND, examples
+from agentgym.viewer.page import OF_EACH_KIND, examples
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)>\"'&\ud800"
 SHOWN = EVIL.replace("\ud800", "?")

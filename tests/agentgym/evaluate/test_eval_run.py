@@ -153,7 +153,7 @@ def test_environments_may_be_asynchronous():
         (PARITY, {"k": 0}, "at least 1"),
         (PARITY, {"split": "tset"}, "no split 'tset'"),
         (EnvSpec("t", f"{__name__}:Twins"), {}, "two tasks have the id 'a'"),
-        (EnvSpec("r", f"{__name__}:Renamed"), {}, "says that it played task 'mine-"),
+        (EnvSpec("r", f"{__name__}:Renamed"), {}, "reports task 'mine-"),
     ],
 )
 def test_what_cannot_be_counted_is_refused(env, more, words):

@@ -144,7 +144,7 @@ def test_a_run_grows_by_cells_tasks_and_samples(tmp_path):
 def test_what_changes_the_measurement_is_refused_by_name(tmp_path, other, words):
     with opened(tmp_path / "r"):
         pass
-    with pytest.raises(ValueError, match="played otherwise") as refused:
+    with pytest.raises(ValueError, match="with other settings") as refused:
         opened(tmp_path / "r", other)
     assert words in str(refused.value)
     with opened(tmp_path / "r"):  # nothing has changed, and nobody holds the lock
@@ -214,7 +214,7 @@ def test_cells_whose_names_make_one_file_name_get_two(tmp_path):
 
 
 def test_two_cells_of_one_name_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="two cells are called 'e@expert'"):
+    with pytest.raises(ValueError, match="two cells are named 'e@expert'"):
         opened(tmp_path / "r", CELL, CELL)
 
 
@@ -286,7 +286,7 @@ def test_a_full_disk_says_so_and_keeps_what_was_stored(tmp_path):
         [sys.executable, "-c", FULL, here, str(tmp_path / "r")], capture_output=True, text=True, timeout=60, check=True
     )
     number, _, message = done.stdout.partition(" ")
-    assert "cannot store an episode: File too large; what was stored before is safe" in message
+    assert "cannot store an episode: File too large; earlier episodes are safe" in message
     content = stored(tmp_path / "r").read_bytes()
     assert content.endswith(b"\n")
     assert len(read_cell(stored(tmp_path / "r"))) == int(number) > 3

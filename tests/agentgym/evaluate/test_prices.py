@@ -75,9 +75,9 @@ def test_without_a_table_nobody_knows_the_cost():
         ("p.yaml", "m: 3", r"m: \{input: \$, output: \$\} is needed"),
         ("p.yaml", "- m", "a table of prices is"),
         ("p.yaml", "", "a table of prices is"),
-        ("p.yaml", "m: {input: 1", r"p\.yaml: no YAML"),
-        ("p.json", "{", r"p\.json: no JSON"),
-        ("p.txt", b"\xff\xfe", "no text in UTF-8"),
+        ("p.yaml", "m: {input: 1", r"p\.yaml: not valid YAML"),
+        ("p.json", "{", r"p\.json: not valid JSON"),
+        ("p.txt", b"\xff\xfe", "not UTF-8 text"),
     ],
 )
 def test_a_table_that_is_wrong_is_named_with_model_and_field(tmp_path, name, text, words):

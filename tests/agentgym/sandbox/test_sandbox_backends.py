@@ -348,6 +348,6 @@ def test_a_session_ends_when_its_sandbox_is_given_back():
     assert session.run("print(6 * 7)").stdout == "42\n"
     box.close()
     assert not session.alive
-    with pytest.raises(SandboxError, match="given back"):
+    with pytest.raises(SandboxError, match="returned to its pool"):
         session.run("1")
     session.close()

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from agentgym.sandbox import SandboxError, SandboxSpec
 from agentgym.sandbox.backends import engine, seccomp
-from agentgym.sandbox.backends.attached import KEPT, Demultiplexer
-from agentgym.sandbox.backends.docker import docker_sandboxes, open_docker, remove
+from agentgym.sandbox.backends.docker import KEPT, Demultiplexer, docker_sandboxes, open_docker, remove
 from agentgym.sandbox.cleanup import cleanup
 from agentgym.sandbox.images import build as images
 
@@ -87,7 +86,7 @@ class TestNoEngine:
         if find_spec("paramiko") is not None:
             pytest.skip("paramiko is installed")
         monkeypatch.setenv("DOCKER_HOST", "ssh://nobody@no-such-host.invalid")
-        assert engine.unavailable().endswith("takes paramiko: pip install paramiko")
+        assert engine.unavailable().endswith("needs paramiko: pip install paramiko")
 
     def test_a_socket_that_never_answers_is_given_up(self, monkeypatch, tmp_path):
         import socket
@@ -196,7 +195,7 @@ class TestContainer:
         (tmp_path / "root" / "only").write_text("a file")
         engine_images.load(engine.client(), tmp_path / "root", "agentgym-test/bare:1", "bare", "packages")
         try:
-            with pytest.raises(SandboxError, match="has no python3, which every sandbox needs"):
+            with pytest.raises(SandboxError, match="has no python3, which sandboxes require"):
                 open_docker(SandboxSpec(image="agentgym-test/bare:1"), RUN)
             assert of_run(RUN) == []
         finally:

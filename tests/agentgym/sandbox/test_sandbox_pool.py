@@ -57,7 +57,7 @@ def test_a_lease_that_was_given_back_is_of_no_use(pool_of):
         lambda: lease.upload("a"),
         lease.reset,
     ):
-        with pytest.raises(SandboxError, match="given back"):
+        with pytest.raises(SandboxError, match="returned to its pool"):
             use()
 
 

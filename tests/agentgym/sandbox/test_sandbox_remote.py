@@ -361,9 +361,9 @@ class TestServer:
     def test_tokens_are_asked_for_and_sandboxes_are_counted(self, tmp_path, monkeypatch):
         (tmp_path / "tokens").write_text(f"me {TOKEN}\n")
         with SandboxServer("--sandbox-backend", "bubblewrap", "--token-file", str(tmp_path / "tokens")) as server:
-            with pytest.raises(SandboxError, match=r"another bearer token \(401\): set AGENTGYM_TOKEN"):
+            with pytest.raises(SandboxError, match=r"rejects the bearer token \(401\): set AGENTGYM_TOKEN"):
                 choose(server.url)
-            with pytest.raises(SandboxError, match=r"another bearer token \(401\): set AGENTGYM_TOKEN"):
+            with pytest.raises(SandboxError, match=r"rejects the bearer token \(401\): set AGENTGYM_TOKEN"):
                 open_remote(server.url, SPEC, "tests")
             monkeypatch.setenv("AGENTGYM_TOKEN", TOKEN)
             box = acquire(SPEC, server.url)

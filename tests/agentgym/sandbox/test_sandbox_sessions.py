@@ -297,7 +297,7 @@ class TestOwnPrograms:
     def test_a_program_that_is_not_there(self, sandbox):
         with pytest.raises(FileNotFoundError, match="no-such-program"):
             sandbox.session(["no-such-program"])
-        with pytest.raises(ValueError, match="no session of kind 'perl'"):
+        with pytest.raises(ValueError, match="unknown session kind 'perl'"):
             sandbox.session("perl")
         assert sandbox.exec("true").ok
 

@@ -111,7 +111,7 @@ class TestThreadsWithoutAFirst:
         try:
             other = small.session("shell")
         except SandboxSpoiled as error:
-            assert "as many as there may be" in str(error)  # noqa: PT017 - either is right
+            assert "the limit of running programs is reached" in str(error)  # noqa: PT017 - either is right
         session.close()
         nothing_of_it_is_left(small)
         if other is not None:

@@ -117,7 +117,7 @@ def test_a_host_of_other_machines_is_warned_of_and_has_a_token(made):
         assert len(url.rstrip("/").rpartition("/")[2]) >= 32
         process.send_signal(signal.SIGINT)
         process.wait(PATIENCE)
-        assert "whoever has this address can read these runs" in process.stderr.read()
+        assert "anyone with this address can read these runs" in process.stderr.read()
     finally:
         process.kill()
         process.communicate()

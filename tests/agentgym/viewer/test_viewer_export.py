@@ -194,10 +194,14 @@ def test_any_text_comes_back_from_the_inside_of_a_script(text):
         (
             "index.html",
             b'<head></head><body><script src="gone.js" defer></script></body>',
-            "gone.js, which is not there",
+            "gone.js, which does not exist",
         ),
-        ("index.html", b'<head></head><body><img src="https://x.example/a.png"></body>', "would not have"),
-        ("index.html", b'<head></head><body><script type="module" src="a.js"></script></body>', "would not have"),
+        ("index.html", b'<head></head><body><img src="https://x.example/a.png"></body>', "outside the exported file"),
+        (
+            "index.html",
+            b'<head></head><body><script type="module" src="a.js"></script></body>',
+            "outside the exported file",
+        ),
         ("api.js", b"const x = '</script>';", "cannot stand inside a page"),
         ("base.css", b"/* <!-- */", "cannot stand inside a page"),
         ("base.css", b"@import 'other.css';", "cannot stand inside a page"),

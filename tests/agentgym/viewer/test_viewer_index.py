@@ -12,8 +12,7 @@ from made_runs import HOSTILE, TokenPolicy, byte_tokenizer, failed, hostile, pla
 from agentgym.core.trajectory import read_jsonl, write_jsonl
 from agentgym.storage.jsonl import line_of
 from agentgym.viewer.index import EpisodeFile, NotServed
-from agentgym.viewer.query import MOST_ROWS, Query, find
-from agentgym.viewer.search import Search
+from agentgym.viewer.query import MOST_ROWS, Query, Search, find
 
 
 @pytest.fixture(scope="module")
@@ -143,12 +142,12 @@ def test_a_cut_last_line_is_left_for_later(file, played):
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        (b"{oops}", "no JSON"),
+        (b"{oops}", "not valid JSON"),
         (b'"a text"', "no list of turns"),
         (b'{"turns": 3}', "no list of turns"),
-        (b"[" * 200_000, "no JSON"),
-        (b"\xff\xfe{}", "no text"),
-        (b'{"turns": [], "reward": ' + b"9" * 5000 + b"}", "no JSON"),
+        (b"[" * 200_000, "not valid JSON"),
+        (b"\xff\xfe{}", "not UTF-8 text"),
+        (b'{"turns": [], "reward": ' + b"9" * 5000 + b"}", "not valid JSON"),
     ],
 )
 def test_a_broken_line_is_told_and_passed_over(file, played, line, what):
@@ -247,7 +246,7 @@ def test_a_file_that_went_away_or_is_none_says_so(file, played):
 def test_a_pipe_does_not_hold_the_reader_up(file):
     os.mkfifo(file.path)
     file.update()
-    assert "no regular file" in file.problem
+    assert "not a regular file" in file.problem
 
 
 def test_reading_can_be_stopped_and_goes_on(file, played):

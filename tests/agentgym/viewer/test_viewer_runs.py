@@ -8,9 +8,8 @@ import pytest
 from made_runs import failed, play, policy_maker, write_evaluation, write_training
 
 from agentgym.core.trajectory import write_jsonl
-from agentgym.core.usage_error import UsageError
+from agentgym.storage import locks
 from agentgym.storage.files import write_json
-from agentgym.viewer import live
 from agentgym.viewer.index import NotServed
 from agentgym.viewer.runs import Runs, roots_of, run_folders
 from agentgym.viewer.summary import details, summary
@@ -71,7 +70,7 @@ def test_what_is_no_run_is_none(tmp_path):
     assert seen(tmp_path) == {}
 
 
-@pytest.mark.parametrize(("name", "words"), [("nowhere", "there is no folder"), ("file", "is no folder")])
+@pytest.mark.parametrize(("name", "words"), [("nowhere", "there is no folder"), ("file", "is not a folder")])
 def test_a_path_that_is_no_folder_is_the_users_mistake(tmp_path, name, words):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=words):
@@ -155,23 +154,23 @@ def test_an_evaluation_is_live_while_its_lock_is_held(tmp_path):
 
 
 def test_where_the_kernel_lists_no_locks_the_lock_is_tried(tmp_path, monkeypatch):
-    monkeypatch.setattr(live, "_LOCKS", tmp_path / "none")
+    monkeypatch.setattr(locks, "_LOCKS", tmp_path / "none")
     lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
-    assert not live.lock_held(tmp_path / "lock")
+    assert not locks.lock_held(tmp_path / "lock")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    assert live.lock_held(tmp_path / "lock")
+    assert locks.lock_held(tmp_path / "lock")
     os.close(lock)
-    assert not live.lock_held(tmp_path / "lock")
+    assert not locks.lock_held(tmp_path / "lock")
 
 
 def test_looking_whether_a_run_is_live_never_takes_its_lock(tmp_path, monkeypatch):
-    if not live._LOCKS.exists():
+    if not locks._LOCKS.exists():
         pytest.skip("this kernel lists no locks")
     (tmp_path / "lock").touch()
     monkeypatch.setattr(
         fcntl, "flock", lambda *_: pytest.fail("the lock was tried: a run that starts now would be refused")
     )
-    assert not live.lock_held(tmp_path / "lock")
+    assert not locks.lock_held(tmp_path / "lock")
 
 
 def test_a_training_run_is_live_while_it_is_written_and_has_no_result(tmp_path):

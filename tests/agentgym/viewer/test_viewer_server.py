@@ -146,14 +146,18 @@ def test_without_a_tokenizer_there_are_no_texts(made, tmp_path):
     assert value(ask(tmp_path, f"api/runs/lake/episodes/{row['key']}"))["tokens"] is None
 
 
-def test_a_part_of_a_character_is_shown_by_its_bytes():
+def test_a_part_of_a_character_is_shown_by_its_bytes(tmp_path):
     from made_runs import byte_tokenizer
 
-    from agentgym.viewer.token_texts import _text
+    from agentgym.viewer.token_texts import token_decoder
 
     tokenizer = byte_tokenizer()
+    (tmp_path / "model").mkdir()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    decode = token_decoder(tmp_path.resolve())
     ids = tokenizer.encode("€a", add_special_tokens=False).ids
-    assert [_text(tokenizer, id) for id in ids] == ["<E2>", "<82>", "<AC>", "a"]
+    assert [decode(id) for id in ids] == ["<E2>", "<82>", "<AC>", "a"]
+    assert decode(1_000_000) is None
 
 
 @pytest.mark.parametrize(
@@ -362,7 +366,7 @@ def test_a_run_that_names_files_elsewhere_is_not_compared(tmp_path):
         manifest["cells"][0]["file"] = file
         (run / "run.json").write_text(json.dumps(manifest))
         response = ask(tmp_path / "runs", "api/compare?a=run&b=run")
-        assert (response.status_code, "is no file of its own" in response.text) == (400, True)
+        assert (response.status_code, "is not a regular file inside the run" in response.text) == (400, True)
     os.mkfifo(run / "episodes" / "pipe.jsonl")
     manifest["cells"][0]["file"] = "episodes/pipe.jsonl"
     (run / "run.json").write_text(json.dumps(manifest))

