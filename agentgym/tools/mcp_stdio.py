@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentgym.processes.signals import command_of
+from agentgym.processes.child_process import with_default_signals
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ async def server_process(
     from mcp.client.stdio import get_default_environment
 
     process = await asyncio.create_subprocess_exec(
-        *command_of(command),
+        *with_default_signals(command),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
