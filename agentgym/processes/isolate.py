@@ -32,11 +32,11 @@ from typing import Any
 from agentgym.processes.child_process import restore_default_signals
 from agentgym.processes.messages import receive_message, send_message
 
-START_SECONDS = 60.0  # that a worker may take to start, and to import the function's module
-WAIT_SECONDS = 300.0  # that a call may wait for a worker: each of the calls before it is bounded too
+START_SECONDS = 60.0  # for a worker to start and to import the function's module
+WAIT_SECONDS = 300.0  # for a worker to become free; the calls before this one have timeouts too
 MOST_WORKERS = min(8, os.cpu_count() or 1)
 MEMORY = 4 << 30  # bytes of address space of one worker
-_GRACE = 1.0  # seconds after which a worker ends itself, should nobody be left to kill it
+_GRACE = 1.0  # seconds after its timeout at which a worker ends itself, if its caller is no longer there to kill it
 
 
 class IsolatedCallError(RuntimeError):
@@ -52,30 +52,30 @@ class _DiedEarly(NoWorker):
 
 
 class WorkerDied(RuntimeError):
-    """The function ended its process: it crashed, was killed for want of memory, or exited."""
+    """The function's process ended: it crashed, ran out of memory, or exited."""
 
 
 def call_isolated(function: str | Callable[..., Any], *args: Any, timeout: float) -> Any:
     """The result of `function(*args)`, computed in a worker process.
 
-    Workers are started when they are needed, at most one for each core and `MOST_WORKERS`, are used again, and end with this
-    process. What the function leaves in its modules is there for the next call. May be called from any thread.
+    Workers start on demand, at most `MOST_WORKERS`. They are reused, so the state that a function leaves in its modules stays
+    for the next call, and end with this process. May be called from any thread.
 
     Args:
         function: "module:name", or a function that can be imported by its module and name.
-        args: anything that can be pickled.
+        args: picklable values.
         timeout: seconds for the call alone. Starting a worker and importing the module may take `START_SECONDS` more, waiting
             for a free worker `WAIT_SECONDS`.
 
     Returns:
-        The result as JSON carries it: tuples as lists, keys as texts.
+        The result after a round trip through JSON: tuples become lists, keys become strings.
 
     Raises:
-        TimeoutError: the time was up; the worker was killed.
-        IsolatedCallError: the function raised, could not be imported, or gave a result that JSON cannot carry.
-        WorkerDied: its process ended.
+        TimeoutError: the timeout expired; the worker was killed.
+        IsolatedCallError: the function raised, could not be imported, or returned a value that is not JSON.
+        WorkerDied: the function's process ended.
         NoWorker: the function did not run at all.
-        ValueError: the function cannot be named, or the timeout is not positive.
+        ValueError: the function has no importable name, or the timeout is not positive.
     """
     if not timeout > 0:
         raise ValueError(f"timeout must be positive, not {timeout!r}")
@@ -92,7 +92,7 @@ def reference(function: Callable[..., Any]) -> str:
     """The name by which a worker imports a function: "module:name", or "file.py:name" for one of the main script.
 
     Raises:
-        ValueError: it is no function of a module: a lambda, a local one, a bound method.
+        ValueError: it is not a function of a module, but a lambda, a local function or a bound method.
     """
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<lambda>")
     found: Any = sys.modules.get(str(module))
@@ -279,7 +279,7 @@ def _serve(memory: int | None) -> None:
     restore_default_signals()
     requests, answers = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what the function prints is no answer
+    os.dup2(2, 1)  # prints of the function must not mix with answers
     if memory is not None:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -292,8 +292,8 @@ def _serve(memory: int | None) -> None:
             name, args, timeout = pickle.loads(request)
             function = _load(name)
             send_message(answers, b"null")
-            # The signal's own action ends the process also where Python's handlers would not get their turn, and also when
-            # the caller is no longer there to kill it.
+            # The signal's default action ends the process even where Python's handlers would not run, and when the caller is
+            # no longer there to kill it.
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, timeout + _GRACE)
             answer = json.dumps(["value", function(*args)])
@@ -318,7 +318,7 @@ def _load(name: str) -> Callable[..., Any]:
 
 
 def _module_of_file(file: str) -> Any:
-    """A script as a module, run once per worker and not as the main one."""
+    """A script imported as a module, once per worker, under a name other than __main__."""
     if file not in sys.modules:
         spec = importlib.util.spec_from_file_location("__isolated_main__", file)
         if spec is None or spec.loader is None:
