@@ -39,7 +39,7 @@ Every command has --help, and --json for programs. Nothing is ever uploaded anyw
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors in one line, which name the nearest thing that there is. Options are not abbreviated."""
+    """A parser whose errors are one line and suggest the nearest name. Options are not abbreviated."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
