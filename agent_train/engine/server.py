@@ -17,7 +17,7 @@ _WORKER_EXTENSION = "agent_train.engine.vllm_worker.WeightReceiver"
 
 def server_options(
     model_dir: str | Path,
-    log: str | Path,
+    logs: str | Path,
     config: EngineConfig,
     *,
     number: int = 0,
@@ -29,6 +29,7 @@ def server_options(
     """The options of one server of an engine.
 
     Args:
+        logs: folder of its log, `vllm-{number}.log`.
         number: of the replica; it listens on `config.port + number`.
         gpu_share: the part of a GPU that it may use; 0: it runs on the CPU.
         adapter_rank: the largest rank of adapters that it takes; 0: none.
@@ -59,7 +60,7 @@ def server_options(
     return VllmOptions(
         model_dir=str(Path(model_dir).resolve()),
         name=MODEL_NAME,
-        log=str(Path(log).resolve()),
+        log=str((Path(logs) / f"vllm-{number}.log").resolve()),
         gpu=gpu_share > 0,
         context=config.max_model_len,
         kv_cache_bytes=config.kv_cache_bytes,

@@ -111,22 +111,13 @@ class VllmEngine(Sessions):
         if problem:
             raise EngineError(f"{problem}; or use engine=embedded")
         share = _gpu_share()
-        replicas = [
-            _replica(
-                server_options(
-                    model_dir,
-                    Path(logs) / f"vllm-{number}.log",
-                    config,
-                    number=number,
-                    gpu_share=share,
-                    dtype=dtype,
-                    seed=seed,
-                    adapter_rank=adapter_rank,
-                ),
-                config.tensor_parallel * share,
+        options = [
+            server_options(
+                model_dir, logs, config, number=n, gpu_share=share, dtype=dtype, seed=seed, adapter_rank=adapter_rank
             )
-            for number in range(config.replicas)
+            for n in range(config.replicas)
         ]
+        replicas = [_replica(each, config.tensor_parallel * share) for each in options]
         engine = cls(replicas, config)
         try:
             for replica in replicas:

@@ -27,10 +27,10 @@ def test_a_port_in_use_is_named_before_anything_starts(tmp_path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        server = VllmServer(server_options("none", tmp_path / "log", EngineConfig(port=port)))
+        server = VllmServer(server_options("none", tmp_path / "logs", EngineConfig(port=port)))
         with pytest.raises(ServingError, match=rf"cannot listen on port {port} of 127\.0\.0\.1"):
             server.launch()
-        assert not (tmp_path / "log").exists()
+        assert not (tmp_path / "logs").exists()
 
 
 def test_missing_vllm_is_said_with_the_remedy(monkeypatch) -> None:
