@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse, but what it does not know is refused here, by the command whose options were meant."""
-        words = sys.argv[1:] if args is None else [*args]  # not `list`: that is a module here
+        words = sys.argv[1:] if args is None else [*args]  # `list` is the command's module here once that is imported
         if not self._has_commands:  # before anything else: a misspelt option is often also a missing one
             self._refuse([word for word in words[: _end_of_options(words)] if self._unknown(word)])
         found, rest = super().parse_known_args(words, namespace)
