@@ -3,7 +3,7 @@
 A process inherits ignored and blocked signals: `nohup`, a shell's `&` and many service managers ignore SIGINT or SIGHUP, and Ray
 blocks SIGINT in its workers. A child of such a process could be neither interrupted nor stopped as documented.
 
-This file is also the program that the command lines below run. It imports only the standard library, so it starts in 10 ms.
+This file is also the program that the command lines below run. It imports only the standard library, so it starts quickly.
 """
 
 from __future__ import annotations
