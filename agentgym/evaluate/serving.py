@@ -38,22 +38,21 @@ def serve_model(
     timeout: float = 600.0,
     say: Say | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Serve a folder by vLLM on a free port of this machine; gives `(base_url, model)` once it answers.
+    """Serve a folder by vLLM on a free port of this machine; yields `(base_url, model)` once it answers.
 
-    The server and all that it started end with the block, and with this process, even by SIGKILL.
+    The server and all that it started end with the block, or with this process, even if that is killed.
 
     Args:
         folder: a Hugging Face folder: config, weights, tokenizer with a chat template.
-        log: a file that everything the server prints is added to.
-        args: more arguments of vLLM's server; they go over those chosen here.
-        tool_parser: how vLLM reads tool calls in the model's text (its `--tool-call-parser`); None: not at all, and requests
-            with tools are then refused.
+        log: file that the server's output is appended to.
+        args: more arguments of vLLM's server; they override those chosen here.
+        tool_parser: vLLM's `--tool-call-parser` for tool calls in the model's text; None: requests with tools are refused.
         timeout: seconds to start.
-        say: called about once a second while it starts, with the seconds and the last line of the log.
+        say: called about once a second during the start, with the elapsed seconds and the last line of the log.
 
     Raises:
-        ValueError: vLLM is not installed, or the folder is no model.
-        ServingError: it died at the start, or did not answer in time.
+        ValueError: vLLM is not installed, or the folder is not a model.
+        ServingError: the server died at the start, or did not answer in time.
     """
     check_serving(folder, args)
     server = VllmServer(options_for(folder, log, gpu=has_gpu(), args=args, tool_parser=tool_parser))
@@ -69,7 +68,7 @@ def check_serving(folder: str | Path, args: Sequence[str] = ()) -> None:
     """Check what can be checked without starting anything.
 
     Raises:
-        ValueError: vLLM is not installed, or the folder is no model that can chat.
+        ValueError: vLLM is not installed, or the folder is not a model that can chat.
     """
     path = Path(folder)
     if not path.is_dir():
