@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.cli.output import print_json
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 
 SHELLS = ("bash", "zsh", "fish")
 SPLITS = {"test": "what is evaluated", "train": "what is trained on"}

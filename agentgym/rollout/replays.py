@@ -52,7 +52,7 @@ async def replay(
     limits: Limits | None = None,
     concurrency: int = 8,
 ) -> list[Trajectory]:
-    """Play episodes again, in new environments; each once, with no second try."""
+    """Play episodes again, in new environments and without retries."""
     replies = {(episode.task.id, episode.sample): actions for episode, actions in episodes}
     return await run_many(
         spec.make,
@@ -76,7 +76,7 @@ async def replay_elsewhere(
     limits: Limits | None = None,
     timeout: float = 120.0,
 ) -> list[Trajectory]:
-    """Play episodes again in another process, with another order of sets and another hash of texts.
+    """Play episodes again in another process, with another hash seed, and so another order of sets.
 
     Raises:
         ValueError: the spec has no JSON form, so that no other process can make its environment.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import agentgym
-from agentgym.core.blocking import Blocking
+from agentgym.core.env import Blocking
 from agentgym.processes.child_process import supervised, with_default_signals
 
 INHERITED = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1)
