@@ -23,6 +23,7 @@ OF_AGENTGYM = (
         "aiohappyeyeballs",
         "aiohttp",
         "aiosignal",
+        "argcomplete",
         "attrs",
         "cloudpickle",
         "Farama-Notifications",

@@ -12,7 +12,7 @@ from functools import cache
 
 import pytest
 
-from agentgym.processes.signals import restore_default_signals
+from agentgym.processes.child_process import restore_default_signals
 
 
 def pytest_configure():

@@ -125,13 +125,14 @@ def test_chat_agent_says_what_it_takes(tmp_path):
 @pytest.mark.slow
 def test_chat_agent_and_evaluate_play_by_a_real_chat_endpoint(tmp_path):
     """A vLLM server with random weights: what it says is noise, but every reply comes through the endpoint."""
-    from agent_train.config.schema import TinyConfig
-    from agent_train.engine.server import MODEL_NAME, ServerOptions, VllmServer
+    from agent_train.config.schema import EngineConfig, TinyConfig
+    from agent_train.engine.server import MODEL_NAME, server_options
     from agent_train.learner.tiny import build_tiny, texts_of_env
+    from agentgym.processes.vllm_server import VllmServer
 
     shape = TinyConfig(hidden=64, layers=1, heads=2, intermediate=64, vocab=320)
     build_tiny(tmp_path / "model", texts_of_env("frozen_lake", n=4), shape, 1024, seed=0)
-    server = VllmServer(ServerOptions(str(tmp_path / "model"), str(tmp_path / "log"), gpu=False))
+    server = VllmServer(server_options(tmp_path / "model", tmp_path, EngineConfig()))
     try:
         url = server.launch()
         wait_until_healthy(url, server)

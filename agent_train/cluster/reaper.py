@@ -1,8 +1,8 @@
-"""What closes up after a run that could not do so itself, because it was killed or hung.
+"""Clean up Ray after a run that could not do so itself, because it was killed or hung.
 
-`python -m agent_train.cluster.reaper FOLDER` waits for the end of its standard input, to which its parent never writes: that is
-when the parent is gone, however it ended. Then it kills the processes of Ray that keep files in FOLDER, and removes it.
-Some of them would otherwise look for each other for a minute before they end.
+`python -m agent_train.cluster.reaper FOLDER` waits until its standard input closes, which happens when its parent ends, however
+it ends. Then it kills Ray's processes that have files in FOLDER, and removes the folder. Without it, some of them would search
+for each other for a minute before they end.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ _POLL_SECONDS = 0.1
 
 @contextlib.contextmanager
 def reaped(folder: str) -> Iterator[None]:
-    """Within this block, and after it, no process of Ray outlives this one if its files are in `folder`.
-
-    The folder is gone after the block.
-    """
+    """Kill Ray's processes that have files in `folder`, and remove the folder, when this block or this process ends."""
     reaper = subprocess.Popen(
         [sys.executable, "-m", "agent_train.cluster.reaper", folder],
         stdin=subprocess.PIPE,
@@ -44,7 +41,7 @@ def reaped(folder: str) -> Iterator[None]:
 
 
 def reap(folder: str) -> None:
-    """Kill what Ray left running in the folder, as it comes, for at most REAP_SECONDS; then remove the folder."""
+    """Kill Ray's processes that have files in the folder for up to REAP_SECONDS, then remove the folder."""
     deadline = time.monotonic() + REAP_SECONDS
     while (left := list(_of_ray(folder))) and time.monotonic() < deadline:
         for process in left:

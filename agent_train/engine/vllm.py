@@ -23,9 +23,10 @@ from agent_train.engine.base import Completion, EngineError, Sampling
 from agent_train.engine.http import ServerFailed, healthy, open_client, post
 from agent_train.engine.requests import check_request
 from agent_train.engine.router import Router
-from agent_train.engine.server import ServerOptions, ServerState, VllmServer, check_vllm
+from agent_train.engine.server import server_options
 from agent_train.engine.sessions import Sessions
 from agent_train.weights.manifest import TensorInfo, WeightAddress, manifest_to_json
+from agentgym.processes.vllm_server import ServerState, ServingError, VllmOptions, VllmServer, check_vllm
 
 Progress = Callable[[str, float], None]
 CONNECT_SECONDS = 150.0
@@ -44,7 +45,7 @@ class Replica:
     """One server: its Ray actor, and where it answers."""
 
     actor: Any
-    options: ServerOptions
+    options: VllmOptions
     url: str = ""
 
     async def call(self, method: str, seconds: float = _ACTOR_SECONDS) -> Any:
@@ -54,7 +55,7 @@ class Replica:
         try:
             return await asyncio.wait_for(_awaited(getattr(self.actor, method).remote()), seconds)
         except ray.exceptions.RayTaskError as error:
-            raise error.cause if isinstance(error.cause, EngineError) else EngineError(str(error)) from error
+            raise EngineError(str(error.cause if isinstance(error.cause, ServingError) else error)) from error
         except ray.exceptions.RayError as error:
             raise EngineError(
                 f"the Ray actor of the vLLM server at {self.url or 'no port yet'} is gone: {error}"
@@ -108,11 +109,15 @@ class VllmEngine(Sessions):
         """
         problem = check_vllm()
         if problem:
-            raise EngineError(problem)
-        replicas = [
-            _replica(number, str(model_dir), config, Path(logs), dtype, seed, adapter_rank)
-            for number in range(config.replicas)
+            raise EngineError(f"{problem}; or use engine=embedded")
+        share = _gpu_share()
+        options = [
+            server_options(
+                model_dir, logs, config, number=n, gpu_share=share, dtype=dtype, seed=seed, adapter_rank=adapter_rank
+            )
+            for n in range(config.replicas)
         ]
+        replicas = [_replica(each, config.tensor_parallel * share) for each in options]
         engine = cls(replicas, config)
         try:
             for replica in replicas:
@@ -331,27 +336,16 @@ class VllmEngine(Sessions):
         return self._client
 
 
-def _replica(
-    number: int, model_dir: str, config: EngineConfig, logs: Path, dtype: str, seed: int, rank: int
-) -> Replica:
+def _gpu_share() -> float:
     import ray
 
-    share = gpu_share(int(ray.cluster_resources().get("GPU", 0)), "vllm")
-    options = ServerOptions(
-        model_dir=str(Path(model_dir).resolve()),
-        log=str((logs / f"vllm-{number}.log").resolve()),
-        gpu=share > 0,
-        dtype=dtype,
-        port=config.port + number if config.port else 0,
-        max_model_len=config.max_model_len,
-        max_concurrent=config.max_concurrent,
-        tensor_parallel=config.tensor_parallel,
-        kv_cache_bytes=config.kv_cache_bytes,
-        gpu_memory_utilization=config.gpu_memory_utilization * (share or 1.0),
-        seed=seed,
-        adapter_rank=rank,
-    )
-    actor_class = ray.remote(num_cpus=0, num_gpus=config.tensor_parallel * share)(VllmServer)
+    return gpu_share(int(ray.cluster_resources().get("GPU", 0)), "vllm")
+
+
+def _replica(options: VllmOptions, gpus: float) -> Replica:
+    import ray
+
+    actor_class = ray.remote(num_cpus=0, num_gpus=gpus)(VllmServer)
     return Replica(actor_class.remote(options), options)
 
 

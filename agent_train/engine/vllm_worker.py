@@ -12,16 +12,17 @@ from typing import Any
 
 import torch
 
-from agent_train.engine.child import WORKER_MARK, die_with_parent
+from agent_train.engine.server import WORKER_MARK
 from agent_train.weights.checksum import checksum
 from agent_train.weights.collective import WeightAddress, WeightGroup, make_group, receive_buckets
 from agent_train.weights.manifest import WeightTransferError, manifest_from_json
+from agentgym.processes.child_process import die_with
 
 ADAPTER_FILE = "adapter_model.safetensors"
 
 if os.environ.get(WORKER_MARK):
     # A server that is killed would leave its engine process behind, holding memory and cores.
-    die_with_parent(os.getppid())
+    die_with(os.getppid())
 
 
 class WeightReceiver:

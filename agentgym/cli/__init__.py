@@ -98,6 +98,10 @@ def _end_of_options(words: Sequence[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns its exit code."""
+    if "_ARGCOMPLETE" in os.environ:
+        from agentgym.cli.completion import answer_shell
+
+        answer_shell(parser())
     words = sys.argv[1:] if argv is None else [*argv]
     if not words:
         print(parser().format_help(), file=sys.stderr, end="")

@@ -1,64 +1,28 @@
-"""The command `agentgym completion`: scripts for shells, which ask this command what comes next."""
+"""The command `agentgym completion`: a script that makes a shell complete command lines, by argcomplete.
+
+The script runs `agentgym` with the unfinished line in its environment. Metavars say what a value is: ENV is an environment, SPLIT
+a split, RUN the folder of a run, DATA a data set, IMAGE an image of sandboxes; FILE, DIR and arguments of type `Path` are files and
+folders.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
-import shlex
-import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 from agentgym.cli.output import print_json
 from agentgym.core.usage_error import UsageError
 
-BASH = r"""# agentgym's completion for bash: eval "$(agentgym completion bash)", in ~/.bashrc
-_agentgym() {
-    local word
-    COMPREPLY=()
-    while IFS= read -r word; do
-        COMPREPLY+=("$word")
-    done < <(printf '%s' "${COMP_LINE:0:COMP_POINT}" |
-        AGENTGYM_WORDBREAKS="$COMP_WORDBREAKS" "${COMP_WORDS[0]}" completion --line 2>/dev/null)
-    if [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *[/:=] ]]; then
-        compopt -o nospace 2>/dev/null || return 0  # an old bash has none
-    fi
-}
-complete -F _agentgym agentgym
-"""
-ZSH = r"""#compdef agentgym
-# agentgym's completion for zsh: eval "$(agentgym completion zsh)", after compinit in ~/.zshrc; or a file _agentgym in $fpath
-_agentgym() {
-    local line word
-    local -a closed closed_told open open_told
-    while IFS= read -r line; do
-        word=${line%%$'\t'*}
-        if [[ $word == *[/:=] ]]; then
-            open+=("$word")
-            open_told+=("${line/$'\t'/  -- }")
-        else
-            closed+=("$word")
-            closed_told+=("${line/$'\t'/  -- }")
-        fi
-    done < <(printf '%s\n' "${(@Q)words[1,CURRENT-1]}" "${(Q)PREFIX}" | "${(Q)words[1]}" completion --words 2>/dev/null)
-    (( $#closed )) && compadd -l -d closed_told -a closed
-    (( $#open )) && compadd -l -S '' -d open_told -a open
-    return $(( $#closed + $#open == 0 ))
-}
-if [[ $funcstack[1] == _agentgym ]]; then
-    _agentgym "$@"
-else
-    compdef _agentgym agentgym
-fi
-"""
-FISH = r"""# agentgym's completion for fish: agentgym completion fish > ~/.config/fish/completions/agentgym.fish
-function __agentgym_next
-    set -l before (commandline -opc)
-    printf '%s\n' $before (commandline -ct | string collect --allow-empty) | $before[1] completion --words 2>/dev/null
-end
-complete -c agentgym -f -a '(__agentgym_next)'
-"""
-SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
-_ABOUT = 70  # characters of a description
+SHELLS = ("bash", "zsh", "fish")
+SPLITS = {"test": "what is evaluated", "train": "what is trained on"}
+RUN_FILES = ("run.json", "config.yaml")  # in the folder of an evaluation, and of a training run
+MOST_RUNS = 200
+ENV_FILES = (".py", ".yaml", ".yml")  # an environment's own file, and a suite's
+
+Words = dict[str, str]  # each with a description, or ""
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -68,63 +32,114 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="a script that makes a shell complete commands, options, environments and runs",
         epilog='for example: eval "$(agentgym completion bash)"',
     )
-    completion.add_argument("shell", nargs="?", choices=tuple(SCRIPTS), metavar="SHELL", help=", ".join(SCRIPTS))
+    completion.add_argument("shell", nargs="?", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
     completion.add_argument("--json", action="store_true", help="the script as JSON")
-    # What the scripts ask, with the command line on standard input: its words, one a line; or its text, which bash has.
-    completion.add_argument("--words", dest="by_words", action="store_true", help=argparse.SUPPRESS)
-    completion.add_argument("--line", dest="by_line", action="store_true", help=argparse.SUPPRESS)
     completion.set_defaults(run=_completion)
 
 
 def _completion(args: argparse.Namespace) -> int:
-    if args.by_words:
-        _answer_words(sys.stdin.read().removesuffix("\n").split("\n"))
-    elif args.by_line:
-        _answer_line(sys.stdin.read(), os.environ.get("AGENTGYM_WORDBREAKS", ""))
-    elif args.shell is None:
-        raise UsageError(f"name a shell: {', '.join(SCRIPTS)}")
-    elif args.json:
-        print_json({"shell": args.shell, "script": SCRIPTS[args.shell]})
+    if args.shell is None:
+        raise UsageError(f"name a shell: {', '.join(SHELLS)}")
+    import argcomplete
+
+    script = argcomplete.shellcode(["agentgym"], shell=args.shell)
+    if args.json:
+        print_json({"shell": args.shell, "script": script})
     else:
-        print(SCRIPTS[args.shell], end="")
+        print(script)
     return 0
 
 
-def _answer_words(words: list[str]) -> None:
-    """Print the candidates, each with a tab and what it is. The first word is the program's name."""
-    from agentgym.cli import parser
-    from agentgym.cli.candidates import candidates
+def answer_shell(parser: argparse.ArgumentParser, **how: Any) -> None:
+    """Write the candidates for the line that argcomplete's script has put into the environment, then exit.
 
-    for candidate in candidates(parser(words[1:-1]), words[1:]):
-        about = " ".join(candidate.about.split())[:_ABOUT]
-        print(f"{candidate.word}\t{about}" if about else candidate.word)
+    Args:
+        how: more arguments of argcomplete's finder.
+    """
+    from argcomplete.completers import SuppressCompleter
+    from argcomplete.finders import ExclusiveCompletionFinder
 
-
-def _answer_line(line: str, breaks: str) -> None:
-    """Print the candidates as bash takes them: quoted, and without what comes before its last word break."""
-    from agentgym.cli import parser
-    from agentgym.cli.candidates import candidates
-
-    words = split_line(line)
-    last = words[-1] if words else ""
-    # bash goes on after the last of these; a blank or a quote among them is not in question inside a word.
-    broken = [last.rfind(mark) + 1 for mark in breaks if mark in ":="]
-    skipped = max(broken, default=0)
-    for candidate in candidates(parser(words[1:-1]), words[1:]):
-        print(re.sub(r"([^\w@%+=:,./~-])", r"\\\1", candidate.word[skipped:]))
+    _set_completers(parser)
+    finder = ExclusiveCompletionFinder()  # offers no option twice, unless it may be repeated
+    finder(parser, always_complete_options=False, default_completer=SuppressCompleter(), **how)
 
 
-def split_line(line: str) -> list[str]:
-    """The words of an unfinished command line; the last is the one that is being typed, "" after a blank."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;")
-    lexer.whitespace_split, lexer.commenters = True, ""
-    words: list[str] = []
+def _set_completers(parser: argparse.ArgumentParser) -> None:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _set_completers(command)
+        elif action.choices is None and action.nargs != 0:
+            action.completer = _values  # type: ignore[attr-defined]  # argcomplete's own
+
+
+def _values(prefix: str, action: argparse.Action, **_: Any) -> Words:
+    """What the value of an action may become."""
+    kind = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+    if kind in _KINDS:
+        return _KINDS[kind](prefix)
+    if action.type is Path or kind in ("FILE", "DIR"):
+        return _files(prefix, folders_only=kind == "DIR")
+    return {}
+
+
+def _envs(prefix: str) -> Words:
+    from agentgym.core.registration import adapters, registry
+
+    ours = {spec.id: spec.description for spec in registry.values()}
+    ours |= {f"{name}:": adapter.description for name, adapter in adapters.items()}
+    if any(name.startswith(prefix) for name in ours):
+        return ours
+    return {file: "" for file in _files(prefix) if file.endswith(("/", *ENV_FILES))}
+
+
+def _images(prefix: str) -> Words:
+    from agentgym.sandbox.images.build import image_names
+
+    return dict.fromkeys(image_names(), "")
+
+
+def _data(prefix: str) -> Words:
+    from agentgym.datasets.catalogue import data_sets
+
+    return {name: data.items for name, data in data_sets().items()}
+
+
+def _runs(prefix: str) -> Words:
+    """The runs in `runs/`, newest first, then the folders that the word leads to."""
+    here = Path("runs")
+    found = _sorted_runs(here.iterdir()) if here.is_dir() else []
+    known = {str(path): "run" for path in found[:MOST_RUNS]}
+    return known | {name: "" for name in _files(prefix) if name.rstrip("/") not in known}
+
+
+def _sorted_runs(folders: Iterable[Path]) -> list[Path]:
+    runs = [folder for folder in folders if any((folder / name).is_file() for name in RUN_FILES)]
+    return sorted(runs, key=lambda folder: folder.stat().st_mtime, reverse=True)
+
+
+def _files(prefix: str, folders_only: bool = False) -> Words:
+    """The files and folders that a word may become. Hidden ones only if the word begins with a dot."""
+    above, name = os.path.split(prefix)
     try:
-        for word in lexer:
-            words.append(word)
-            if set(word) <= set("|&;"):  # another command begins
-                words.clear()
-    except ValueError:  # a quote is still open: what it began is the last word
-        words.append(lexer.token.lstrip("\"'"))
-        return words
-    return [*words, ""] if not line or (line[-1].isspace() and not line.endswith("\\ ")) else words
+        entries = sorted(os.scandir(os.path.expanduser(above) or "."), key=lambda entry: entry.name)
+    except OSError:
+        return {}
+    found = {}
+    for entry in entries:
+        if entry.name.startswith(name) and (name.startswith(".") or not entry.name.startswith(".")):
+            path = os.path.join(above, entry.name)
+            if entry.is_dir():
+                found[f"{path}/"] = ""
+            elif not folders_only:
+                found[path] = ""
+    return found
+
+
+_KINDS: dict[str, Callable[[str], Words]] = {
+    "ENV": _envs,
+    "SPLIT": lambda prefix: SPLITS,
+    "RUN": _runs,
+    "DATA": _data,
+    "IMAGE": _images,
+}

@@ -14,7 +14,7 @@ from agentgym.cli import serve_sandboxes
 from agentgym.cli.spec_of import ENVS, json_object, spec_of
 from agentgym.core.usage_error import UsageError
 from agentgym.hosts import host_name
-from agentgym.processes.subprocess_query import told_apart
+from agentgym.processes.subprocess_query import SubprocessQueryError, subprocess_query
 from agentgym.service.protocol.frames import ServiceLimits
 from agentgym.service.server.tokens import Token, TokenFileError, read_tokens
 
@@ -235,12 +235,20 @@ def _specs_apart(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, En
     from agentgym.core.registration import EnvSpec
 
     def ask() -> dict[str, Any]:
-        found = _specs_of(envs, kwargs)
+        try:
+            found = _specs_of(envs, kwargs)
+        except UsageError as error:
+            return {"error": str(error)}
         return {"specs": {id: spec.to_json() for id, spec in found.items()}, "path": sys.path}
 
     if not envs:
         return {}
-    told = told_apart(ask)
+    try:
+        told = subprocess_query(ask)
+    except SubprocessQueryError as error:
+        raise UsageError(f"the environments cannot be imported: the process that tried {error}") from error
+    if "error" in told:
+        raise UsageError(told["error"])
     sys.path[:] = told["path"]  # where the modules are that were named; the zygote looks there too
     return {id: EnvSpec.from_json(record) for id, record in told["specs"].items()}
 

@@ -1,8 +1,8 @@
-"""Control groups of either version: one for each bubblewrap sandbox, with limits of memory, processes and processor time.
+"""Control groups, version 1 or 2: one for each bubblewrap sandbox, with limits of memory, processes and processor time.
 
-They are made in this process's own group where that may have children, so that its limits hold for the sandboxes too, and
-directly there, so that each sandbox gets as much of a busy processor as a process does, not all of them together. In version
-2 a group that holds processes may have none that limit anything, unless it is the root: the nearest above it is taken then.
+They are direct children of this process's own group if it can have children. Its limits then hold for the sandboxes too, and
+each sandbox gets as much of a busy processor as one process does. In version 2, a group that holds processes cannot have
+children with limits unless it is the root; the nearest group above that can is used then.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from pathlib import Path
 ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
 _PROGRAMS, _GUEST = "programs", "guest"
-SESSION = "agentgym-session-"  # begins the names of groups of `agentgym serve`, which hold no sandboxes: those have limits of their own
-SOCKET_MEMORY = 32 << 20  # bytes in TCP and UDP sockets, which version 1 counts apart; version 2 counts them as memory
+SESSION = "agentgym-session-"  # prefix of the groups of `agentgym serve`; sandboxes are in other groups
+SOCKET_MEMORY = (
+    32 << 20
+)  # bytes in TCP and UDP sockets, which version 1 counts separately; version 2 counts them as memory
 PERIOD = 100_000  # microseconds over which processor time is counted
 
 
@@ -37,14 +39,14 @@ class GroupLimits:
 class Group:
     """A sandbox's folders.
 
-    `programs` is a group of memory for the programs without the guest: when they use up theirs, whatever they filled it
-    with, the guest has some left and cannot be what the kernel kills.
+    `programs` limits the memory of the programs without the guest. When they use it up, the guest still has some, and the kernel
+    does not kill the guest.
 
     Attributes:
-        folders: those that the guest is put into: one for each controller in version 1, memory first; one in version 2.
+        folders: of the guest: one for each controller in version 1, memory first; one in version 2.
         version: 1 or 2.
-        programs: in version 1 within the folder of memory, in version 2 beside the guest's.
-        whole: in version 2, the folder that both are in.
+        programs: in version 1 inside the memory folder, in version 2 beside the guest's folder.
+        whole: in version 2, the parent folder of both.
     """
 
     folders: tuple[Path, ...]
@@ -58,7 +60,7 @@ class Group:
         return tuple(f for f in (self.programs, *self.folders, self.whole) if f is not None)
 
     def processes(self) -> list[int]:
-        """The process ids in it."""
+        """The ids of its processes."""
         found: set[int] = set()
         for folder in self.every:
             try:
@@ -69,20 +71,27 @@ class Group:
 
 
 def create(name: str, limits: GroupLimits, keep: Callable[[Group], None] = lambda group: None) -> Group:
-    """Make a group. OSError if groups cannot be made here, for want of rights or of controllers.
+    """Make a group.
 
-    `keep` is told its folders before they are made, so that they are known if this process is killed meanwhile.
+    Args:
+        keep: called with the group before its folders are made, so that they are on record if this process is killed.
+
+    Raises:
+        OSError: groups cannot be made here, for lack of rights or of controllers.
     """
     return _create_2(name, limits, keep) if (ROOT / "cgroup.controllers").exists() else _create_1(name, limits, keep)
 
 
 def create_plain(name: str, memory: int, pids: int) -> Group:
-    """Make a group without parts, for processes and all that they start. OSError if groups cannot be made here.
+    """Make a group without parts, for processes and all that they start.
 
     Args:
         name: of its folder.
-        memory: bytes, shared memory and swap included; 0: no limit.
+        memory: bytes, including shared memory and swap; 0: no limit.
         pids: processes and threads; 0: no limit.
+
+    Raises:
+        OSError: groups cannot be made here.
     """
     wanted = tuple(controller for controller, most in (("memory", memory), ("pids", pids)) if most)
     version = 2 if (ROOT / "cgroup.controllers").exists() else 1
@@ -137,7 +146,7 @@ def _create_2(name: str, limits: GroupLimits, keep: Callable[[Group], None]) -> 
 
 
 def settings(limits: GroupLimits, version: int) -> dict[str, str]:
-    """What to write into which file."""
+    """The text to write into each file."""
     quota = max(1000, int(limits.cpus * PERIOD))
     memory = str(limits.memory + limits.spare)
     if version == 2:
@@ -158,7 +167,7 @@ def settings(limits: GroupLimits, version: int) -> dict[str, str]:
 
 
 def remove(group: Group, patience: float = 10.0) -> bool:
-    """Kill what is in a group and remove it. False if something in it has not gone within `patience` seconds."""
+    """Kill a group's processes and remove it. Returns False if a process remains after `patience` seconds."""
     until = time.monotonic() + patience
     while True:
         for pid in group.processes():
@@ -175,7 +184,7 @@ def remove(group: Group, patience: float = 10.0) -> bool:
 
 
 def oom_kills(group: Group) -> int:
-    """How many of its processes the kernel has killed for want of memory."""
+    """How many of its processes the kernel has killed because the group was out of memory."""
     name = "memory.events" if group.version == 2 else "memory.oom_control"
     kills = 0
     for folder in (group.programs, *group.folders):
@@ -188,7 +197,7 @@ def oom_kills(group: Group) -> int:
 
 
 def _own() -> dict[str, str]:
-    """This process's groups, by controller; the one of version 2 has no name."""
+    """This process's groups by controller; in version 2 the controller is empty."""
     own = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
@@ -198,7 +207,7 @@ def _own() -> dict[str, str]:
 
 
 def _parents(controllers: Sequence[str] = CONTROLLERS) -> dict[Path, tuple[str, ...]]:
-    """In version 1, this process's own folders with the controllers that each has, memory first."""
+    """In version 1, this process's own folders, each with its controllers, memory first."""
     if missing := [name for name in controllers if not (ROOT / name / "cgroup.procs").exists()]:
         raise OSError(f"no control groups for {', '.join(missing)} under {ROOT}")
     own = _own()
@@ -210,13 +219,13 @@ def _parents(controllers: Sequence[str] = CONTROLLERS) -> dict[Path, tuple[str, 
 
 
 def _below(root: Path, path: str) -> Path:
-    """This process's folder, or the root where a container shows another part of the tree than it names."""
+    """This process's folder, or the root if a container shows another part of the tree than it names."""
     folder = root / path if (root / path / "cgroup.procs").exists() else root
     return folder.parent if folder.name.startswith(SESSION) else folder
 
 
 def _delegating(folder: Path, controllers: Sequence[str] = CONTROLLERS) -> Path:
-    """In version 2, the nearest group from `folder` up whose children can have the controllers."""
+    """In version 2, the nearest group, from `folder` upwards, whose children can have the controllers."""
     while True:
         try:
             _delegate(folder, controllers)

@@ -1,4 +1,4 @@
-"""Memory of a process that has imported all it needs, and will live long."""
+"""Memory of a long-lived process after its imports."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import gc
 
 
 def settle_memory() -> None:
-    """Give back what imports have left over, and let the collector never write to what is there now: forks would share nothing
-    of it."""
+    """Return free memory to the system and exempt existing objects from garbage collection, so that forks share their pages."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)
     gc.freeze()

@@ -7,7 +7,7 @@ kept for the next call, and kills the process when the time is up.
     call_isolated("math:factorial", 5, timeout=1.0)    # 120
 
 The function is named, so that the worker can import it; it is trusted, its arguments are not. Its result comes back as
-JSON, so that nothing a worker says is run here.
+JSON, so this process runs nothing that a worker sends.
 """
 
 from __future__ import annotations
@@ -20,25 +20,23 @@ import json
 import os
 import pickle
 import resource
-import select
 import signal
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from agentgym.processes.signals import restore_default_signals
+from agentgym.processes.child_process import restore_default_signals
+from agentgym.processes.messages import receive_message, send_message
 
-START_SECONDS = 60.0  # that a worker may take to start, and to import the function's module
-WAIT_SECONDS = 300.0  # that a call may wait for a worker: each of the calls before it is bounded too
-MOST_WORKERS = 8
+START_SECONDS = 60.0  # for a worker to start and to import the function's module
+WAIT_SECONDS = 300.0  # for a worker to become free; the calls before this one have timeouts too
+MOST_WORKERS = min(8, os.cpu_count() or 1)
 MEMORY = 4 << 30  # bytes of address space of one worker
-LONGEST_ANSWER = 64 << 20  # bytes
-_GRACE = 1.0  # seconds after which a worker ends itself, should nobody be left to kill it
-_HEAD = 8  # bytes that hold the length of a frame
+_GRACE = 1.0  # seconds after its timeout at which a worker ends itself, if its caller is no longer there to kill it
 
 
 class IsolatedCallError(RuntimeError):
@@ -54,60 +52,47 @@ class _DiedEarly(NoWorker):
 
 
 class WorkerDied(RuntimeError):
-    """The function ended its process: it crashed, was killed for want of memory, or exited."""
+    """The function's process ended: it crashed, ran out of memory, or exited."""
 
 
 def call_isolated(function: str | Callable[..., Any], *args: Any, timeout: float) -> Any:
     """The result of `function(*args)`, computed in a worker process.
 
-    Workers are started when they are needed, at most one for each core and `MOST_WORKERS`, are used again, and end with this
-    process. What the function leaves in its modules is there for the next call. May be called from any thread.
+    Workers start on demand, at most `MOST_WORKERS`. They are reused, so the state that a function leaves in its modules stays
+    for the next call, and end with this process. May be called from any thread.
 
     Args:
         function: "module:name", or a function that can be imported by its module and name.
-        args: anything that can be pickled.
+        args: picklable values.
         timeout: seconds for the call alone. Starting a worker and importing the module may take `START_SECONDS` more, waiting
             for a free worker `WAIT_SECONDS`.
 
     Returns:
-        The result as JSON carries it: tuples as lists, keys as texts.
+        The result after a round trip through JSON: tuples become lists, keys become strings.
 
     Raises:
-        TimeoutError: the time was up; the worker was killed.
-        IsolatedCallError: the function raised, could not be imported, or gave a result that JSON cannot carry.
-        WorkerDied: its process ended.
+        TimeoutError: the timeout expired; the worker was killed.
+        IsolatedCallError: the function raised, could not be imported, or returned a value that is not JSON.
+        WorkerDied: the function's process ended.
         NoWorker: the function did not run at all.
-        ValueError: the function cannot be named, or the timeout is not positive.
+        ValueError: the function has no importable name, or the timeout is not positive.
     """
     if not timeout > 0:
         raise ValueError(f"timeout must be positive, not {timeout!r}")
     name = function if isinstance(function, str) else reference(function)
-    request = pickle.dumps((name, args, timeout))
     try:
-        return _call(name, request, timeout)
+        with _worker() as worker:
+            return worker.call(name, *args, timeout=timeout)
     except _DiedEarly:  # perhaps killed from outside since its last call; nothing has run, so another may try
-        return _call(name, request, timeout)
-
-
-def _call(name: str, request: bytes, timeout: float) -> Any:
-    worker = _pool.take()
-    try:
-        value = worker.call(name, request, timeout)
-    except IsolatedCallError:
-        _pool.give(worker)
-        raise
-    except BaseException:
-        _pool.drop(worker)
-        raise
-    _pool.give(worker)
-    return value
+        with _worker() as worker:
+            return worker.call(name, *args, timeout=timeout)
 
 
 def reference(function: Callable[..., Any]) -> str:
     """The name by which a worker imports a function: "module:name", or "file.py:name" for one of the main script.
 
     Raises:
-        ValueError: it is no function of a module: a lambda, a local one, a bound method.
+        ValueError: it is not a function of a module, but a lambda, a local function or a bound method.
     """
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<lambda>")
     found: Any = sys.modules.get(str(module))
@@ -128,16 +113,28 @@ def reference(function: Callable[..., Any]) -> str:
 # ---- the side of the caller
 
 
-class _Worker:
-    """A process that runs one call at a time."""
+class Worker:
+    """A process that runs one call at a time. As a context manager, it is killed at the end.
 
-    def __init__(self) -> None:
-        start = f"import sys; sys.path[:] = {sys.path!r}; from agentgym.processes.isolate import _serve; _serve()"
+    Args:
+        environ: its environment variables; None: those of this process.
+        memory: bytes of address space; None: no limit.
+        stderr: as for `subprocess.Popen`; what the functions print goes there too.
+    """
+
+    def __init__(
+        self, environ: Mapping[str, str] | None = None, memory: int | None = MEMORY, stderr: int | None = None
+    ) -> None:
+        start = (
+            f"import sys; sys.path[:] = {sys.path!r}; from agentgym.processes.isolate import _serve; _serve({memory})"
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-c", start],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=stderr,
             bufsize=0,
+            env=environ,
             start_new_session=True,
         )
         if self._process.stdin is None or self._process.stdout is None:
@@ -146,19 +143,28 @@ class _Worker:
         os.set_blocking(self._to.fileno(), False)
         os.set_blocking(self._from.fileno(), False)
 
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()
+
     @property
     def alive(self) -> bool:
+        """Whether the process runs."""
         return self._process.poll() is None
 
-    def call(self, name: str, request: bytes, timeout: float) -> Any:
+    def call(self, name: str, *args: Any, timeout: float) -> Any:
+        """The result of a function, named as `reference` does. Raises as `call_isolated` does."""
         started = time.monotonic()
         try:
-            self._send(request, started + START_SECONDS)
+            send_message(self._to.fileno(), pickle.dumps((name, args, timeout)), started + START_SECONDS)
             loaded = self._receive(started + START_SECONDS)
         except TimeoutError:
             raise NoWorker(f"{name}: a worker was not ready within {START_SECONDS:g} s") from None
-        except WorkerDied as death:
-            raise _DiedEarly(f"{name}: {death} before the call") from death
+        except (BrokenPipeError, WorkerDied) as error:
+            death = error if isinstance(error, WorkerDied) else self._death()
+            raise _DiedEarly(f"{name}: {death} before the call") from None
         if loaded is None:
             try:
                 loaded = self._receive(time.monotonic() + timeout)
@@ -169,33 +175,13 @@ class _Worker:
             raise IsolatedCallError(f"{name}: {value}")
         return value
 
-    def _send(self, data: bytes, until: float) -> None:
-        rest = memoryview(len(data).to_bytes(_HEAD, "big") + data)
-        while rest:
-            _wait(self._to.fileno(), select.POLLOUT, until)
-            try:
-                rest = rest[os.write(self._to.fileno(), rest) :]
-            except BrokenPipeError:
-                raise WorkerDied(self._death()) from None
-
     def _receive(self, until: float) -> Any:
-        size = int.from_bytes(self._read(_HEAD, until), "big")
-        if size > LONGEST_ANSWER:
-            raise WorkerDied(f"a worker announced an answer of {size} bytes; {LONGEST_ANSWER} is the limit")
         try:
-            return json.loads(self._read(size, until))
+            return json.loads(receive_message(self._from.fileno(), until))
+        except EOFError:
+            raise WorkerDied(self._death()) from None
         except ValueError as error:
-            raise WorkerDied(f"a worker's answer is no JSON: {error}") from error
-
-    def _read(self, size: int, until: float) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            _wait(self._from.fileno(), select.POLLIN, until)
-            chunk = os.read(self._from.fileno(), min(size - len(data), 1 << 20))
-            if not chunk:
-                raise WorkerDied(self._death())
-            data += chunk
-        return bytes(data)
+            raise WorkerDied(f"a worker's answer cannot be read: {error}") from error
 
     def _death(self) -> str:
         try:
@@ -221,109 +207,103 @@ class _Worker:
         self._process.returncode = 0  # else Popen would wait for what is no child of this process
 
 
-def _wait(descriptor: int, event: int, until: float) -> None:
-    poll = select.poll()
-    poll.register(descriptor, event)
-    left = until - time.monotonic()
-    if left <= 0 or not poll.poll(left * 1000):
-        raise TimeoutError
+_free = threading.BoundedSemaphore(MOST_WORKERS)
+_idle: list[Worker] = []
+_workers: set[Worker] = set()
 
 
-class _Pool:
-    """The workers of this process: as many as there are calls at a time, up to the limit."""
-
-    def __init__(self) -> None:
-        self._begin()
-
-    def _begin(self) -> None:
-        self._free = threading.BoundedSemaphore(min(MOST_WORKERS, os.cpu_count() or 1))
-        self._lock = threading.Lock()
-        self._idle: list[_Worker] = []
-        self._busy: set[_Worker] = set()
-
-    def take(self) -> _Worker:
-        if not self._free.acquire(timeout=WAIT_SECONDS):
-            raise NoWorker(f"no worker process was free within {WAIT_SECONDS:g} s")
+@contextlib.contextmanager
+def _worker() -> Iterator[Worker]:
+    """A worker for one call. It is kept for the next call unless this one failed in a way that may have harmed it."""
+    if not _free.acquire(timeout=WAIT_SECONDS):
+        raise NoWorker(f"no worker process was free within {WAIT_SECONDS:g} s")
+    free = _free
+    try:
+        worker = _idle_worker() or Worker()
+        _workers.add(worker)
         try:
-            worker = self._pop() or _Worker()
-        except BaseException:
-            self._free.release()
+            yield worker
+        except IsolatedCallError:
+            _idle.append(worker)
             raise
-        with self._lock:
-            self._busy.add(worker)
-        return worker
-
-    def _pop(self) -> _Worker | None:
-        """An idle worker that is still there: one may have been killed from outside since its last call."""
-        while True:
-            with self._lock:
-                worker = self._idle.pop() if self._idle else None
-            if worker is None or worker.alive:
-                return worker
+        except BaseException:
+            _workers.discard(worker)
             worker.kill()
-
-    def give(self, worker: _Worker) -> None:
-        with self._lock:
-            self._busy.discard(worker)
-            self._idle.append(worker)
-        self._free.release()
-
-    def drop(self, worker: _Worker) -> None:
-        with self._lock:
-            self._busy.discard(worker)
-        worker.kill()
-        self._free.release()
-
-    def close(self) -> None:
-        """Kill all workers; a call that is still running in another thread gets `WorkerDied`."""
-        with self._lock:
-            workers, self._idle = [*self._idle, *self._busy], []
-        for worker in workers:
-            with contextlib.suppress(OSError):
-                worker.kill()
-
-    def forget(self) -> None:
-        """Begin anew in a forked child: the workers are the parent's, and a thread that is not here may hold the lock."""
-        for worker in [*self._idle, *self._busy]:
-            with contextlib.suppress(OSError):
-                worker.forget()
-        self._begin()
+            raise
+        _idle.append(worker)
+    finally:
+        free.release()
 
 
-_pool = _Pool()
-os.register_at_fork(after_in_child=_pool.forget)
-atexit.register(_pool.close)
+def _idle_worker() -> Worker | None:
+    """An idle worker that is still alive: one may have been killed from outside since its last call."""
+    with contextlib.suppress(IndexError):
+        while True:
+            worker = _idle.pop()
+            if worker.alive:
+                return worker
+            _workers.discard(worker)
+            worker.kill()
+    return None
+
+
+def close_workers() -> None:
+    """Kill all workers. A call that is still running in another thread raises `WorkerDied`."""
+    _idle.clear()
+    for worker in tuple(_workers):
+        with contextlib.suppress(OSError):
+            worker.kill()
+    _workers.clear()
+
+
+def _begin_anew() -> None:
+    """In a forked child: the workers belong to the parent."""
+    global _free  # noqa: PLW0603 - a thread that is not here may hold the parent's
+    for worker in _workers:
+        with contextlib.suppress(OSError):
+            worker.forget()
+    _idle.clear()
+    _workers.clear()
+    _free = threading.BoundedSemaphore(MOST_WORKERS)
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+atexit.register(close_workers)
 
 
 # ---- the side of the worker
 
 
-def _serve() -> None:
+def _serve(memory: int | None) -> None:
     """Answer requests until the caller's end of the pipe is closed."""
     restore_default_signals()
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    requests, answers = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what the function prints is no answer
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    os.dup2(2, 1)  # prints of the function must not mix with answers
+    if memory is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    while head := requests.read(_HEAD):
-        body = requests.read(int.from_bytes(head, "big"))
+    while True:
         try:
-            name, args, timeout = pickle.loads(body)
+            request = receive_message(requests, longest=sys.maxsize)
+        except EOFError:
+            return
+        try:
+            name, args, timeout = pickle.loads(request)
             function = _load(name)
-            _write(answers, None)
-            # The signal's own action ends the process also where Python's handlers would not get their turn, and also when
-            # the caller is no longer there to kill it.
+            send_message(answers, b"null")
+            # The signal's default action ends the process even where Python's handlers would not run, and when the caller is
+            # no longer there to kill it.
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, timeout + _GRACE)
             answer = json.dumps(["value", function(*args)])
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
-            answer = json.dumps(["error", _told(error)])
+            answer = json.dumps(["error", _error_text(error)])
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        _frame(answers, answer.encode())
+        send_message(answers, answer.encode())
 
 
 def _load(name: str) -> Callable[..., Any]:
@@ -338,7 +318,7 @@ def _load(name: str) -> Callable[..., Any]:
 
 
 def _module_of_file(file: str) -> Any:
-    """A script as a module, run once per worker and not as the main one."""
+    """A script imported as a module, once per worker, under a name other than __main__."""
     if file not in sys.modules:
         spec = importlib.util.spec_from_file_location("__isolated_main__", file)
         if spec is None or spec.loader is None:
@@ -350,7 +330,7 @@ def _module_of_file(file: str) -> Any:
     return sys.modules[file]
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     try:
         text = f"{type(error).__name__}: {error}"
         frames = traceback.extract_tb(error.__traceback__)
@@ -358,12 +338,3 @@ def _told(error: BaseException) -> str:
         return f"{type(error).__name__}, which raised {type(second).__name__} when it was written"
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{text:.2000}{where}"
-
-
-def _write(answers: Any, value: Any) -> None:
-    _frame(answers, json.dumps(value).encode())
-
-
-def _frame(answers: Any, data: bytes) -> None:
-    answers.write(len(data).to_bytes(_HEAD, "big") + data)
-    answers.flush()

@@ -1,4 +1,4 @@
-"""A question about environments, answered in a process of its own: what it imports takes no memory in this one."""
+"""Ask a question in a forked process, so that the modules it imports take no memory in this one."""
 
 from __future__ import annotations
 
@@ -9,44 +9,39 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from agentgym.core.usage_error import UsageError
+
+class SubprocessQueryError(RuntimeError):
+    """The process ended without an answer; the message says how. Its traceback, if any, is on stderr."""
 
 
-def told_apart(ask: Callable[[], Any]) -> Any:
-    """What `ask` returns, which JSON must be able to hold. For a process that has no threads yet.
+def subprocess_query(ask: Callable[[], Any]) -> Any:
+    """Run `ask` in a forked process and return its result, which must be JSON. This process must have no threads yet.
 
     Raises:
-        UsageError: as `ask` does, or its process died.
+        SubprocessQueryError: `ask` raised, or its process died.
     """
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         os.close(reading)
-        _tell(ask, writing)
+        _answer(ask, writing)
     os.close(writing)
     with os.fdopen(reading, encoding="utf-8") as pipe:
-        said = pipe.read()
+        answer = pipe.read()
     _, status = os.waitpid(child, 0)
-    if not said:
-        code = os.waitstatus_to_exitcode(status)
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        raise UsageError(f"the environments cannot be imported: the process that tried {how}")
-    told = json.loads(said)
-    if "mistake" in told:
-        raise UsageError(told["mistake"])
-    return told["answer"]
+    code = os.waitstatus_to_exitcode(status)
+    if code or not answer:
+        raise SubprocessQueryError(f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}")
+    return json.loads(answer)
 
 
-def _tell(ask: Callable[[], Any], writing: int) -> None:
+def _answer(ask: Callable[[], Any], writing: int) -> None:
     """The child's part; does not return."""
     code = 1
     try:
-        try:
-            told = {"answer": ask()}
-        except UsageError as mistake:
-            told = {"mistake": str(mistake)}
+        answer = json.dumps(ask())
         with os.fdopen(writing, "w", encoding="utf-8") as pipe:
-            json.dump(told, pipe)
+            pipe.write(answer)
         code = 0
     except KeyboardInterrupt:
         code = 130

@@ -1,16 +1,11 @@
-"""Plays episodes again from their stored replies, here or in another process.
-
-`python -m agentgym.rollout.replays` reads a request as JSON from standard input and answers with one line of JSON.
-"""
+"""Play episodes again from their stored replies, in this process or in another one, and compare what the environment shows."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,13 +14,12 @@ from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory
 from agentgym.policies.base import EndEpisode, Reply
+from agentgym.processes.isolate import IsolatedCallError, NoWorker, Worker, WorkerDied, reference
 from agentgym.rollout.episode import Episode, Limits, run_many
-
-_MARK = "agentgym replays: "  # before the answer: an environment may print
 
 
 class ReplayPolicy:
-    """Repeats stored replies, whatever the environment shows.
+    """Gives stored replies, whatever it is shown.
 
     Args:
         replies: in order.
@@ -44,7 +38,7 @@ class ReplayPolicy:
 
 
 def shown(trajectory: Trajectory) -> list[str]:
-    """An environment's answers as JSON texts: the opening, the observation and reward of each turn, and how the episode ended."""
+    """An episode as JSON texts: the opening, then the observation and reward of each turn, then how it ended."""
     turns = trajectory.turns
     openings = [turn.observation for turn in turns] + [trajectory.final_observation]
     answers = [[after, turn.reward] for turn, after in zip(turns, openings[1:], strict=True)]
@@ -72,7 +66,7 @@ async def replay(
 
 
 class ElsewhereError(RuntimeError):
-    """The other process failed; the message says why."""
+    """The other process could not play the episodes; the message says why."""
 
 
 async def replay_elsewhere(
@@ -96,47 +90,23 @@ async def replay_elsewhere(
             for e, actions in episodes
         ],
     }
-    answer = await asyncio.to_thread(_ask, json.dumps(request), timeout)
-    return [Trajectory.from_json(record) for record in answer]
-
-
-def _ask(request: str, timeout: float) -> list[dict[str, Any]]:
-    # Modules that this process can import, the other can: the current folder may have been put on the path here.
-    path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
     other_hash = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": other_hash}
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "agentgym.rollout.replays"],
-            input=request,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            env=environment,
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
+        # Leaving the block kills the worker, so a cancelled call ends too.
+        with Worker({**os.environ, "PYTHONHASHSEED": other_hash}, memory=None, stderr=subprocess.DEVNULL) as worker:
+            records = await asyncio.to_thread(worker.call, reference(_play), request, timeout=timeout)
+    except TimeoutError as error:
         raise ElsewhereError(f"another process did not play the same episodes within {timeout:g} s") from error
-    line = next((line for line in done.stdout.splitlines() if line.startswith(_MARK)), None)
-    if line is None:
-        last = done.stderr.strip().splitlines()[-1:] or [f"it ended with exit code {done.returncode}"]
-        raise ElsewhereError(f"another process could not play the same episodes: {last[0]:.500}")
-    return json.loads(line.removeprefix(_MARK))
+    except (IsolatedCallError, NoWorker, WorkerDied) as error:
+        raise ElsewhereError(f"another process could not play the same episodes: {error!s:.500}") from error
+    return [Trajectory.from_json(record) for record in records]
 
 
-def main() -> None:
-    """Answer one request on standard input."""
-    request: Mapping[str, Any] = json.load(sys.stdin)
+def _play(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Answer one request, in the other process."""
     episodes = [
         (Episode(Task.from_json(item["task"]), item["sample"], item["seed"]), item["actions"])
         for item in request["episodes"]
     ]
-    with contextlib.redirect_stdout(sys.stderr):
-        played = asyncio.run(replay(EnvSpec.from_json(request["spec"]), episodes, limits=Limits(**request["limits"])))
-    sys.stdout.write("\n" + _MARK + json.dumps([trajectory.to_json() for trajectory in played]) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    played = asyncio.run(replay(EnvSpec.from_json(request["spec"]), episodes, limits=Limits(**request["limits"])))
+    return [trajectory.to_json() for trajectory in played]

@@ -3,8 +3,8 @@
     with McpTools(["python", "server.py"]) as server:          # or McpTools(url="http://127.0.0.1:8000/mcp")
         tools = ToolSet([*server, my_own_tool])
 
-Needs `agentgym-toolkit[mcp]`. The server is started, or connected to, when its tools are first asked for. Calls block the thread that
-makes them, as those of an environment with `def` methods may; the protocol itself runs in one thread for all servers.
+Needs `agentgym-toolkit[mcp]`. The server is started, or connected to, when its tools are first listed. Calls block the calling
+thread, as environments with `def` methods may; one thread speaks the protocol for all servers.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from agentgym.tools.toolset import Tool, ToolError, shortened
 
 T = TypeVar("T")
 
-PROBE_SECONDS = 5.0  # in which a server that let a call time out must list its tools, to count as alive
+PROBE_SECONDS = 5.0  # for a server to list its tools after a call timed out; otherwise it counts as dead
 CLOSE_SECONDS = 10.0
 MOST_TOOLS = 1000
 
 
 class McpServerError(RuntimeError):
-    """The server cannot be started or reached, has died, or no longer answers: a failure of the environment, no answer."""
+    """The server cannot be started or reached, has died, or no longer answers. The environment fails; the agent gets no answer."""
 
 
 class McpTools:
     """The tools of one MCP server. Iterate over it to get them; close it, or use it in a `with` statement.
 
-    A call whose result is an error is answered with "Error: ..." and the tool's text. So is one that takes longer than
-    `timeout`, as long as the server still answers otherwise. A server that does not raises `McpServerError`.
+    A call whose result is an error is answered with "Error: ..." and the tool's text. So is a call that takes longer than
+    `timeout` while the server still answers other requests. If the server no longer answers, the call raises `McpServerError`.
 
     Args:
-        command: program and arguments of a server that speaks over its standard input and output. It is started with few of
-            this process's environment variables (PATH, HOME ...), and is killed by `close`.
+        command: program and arguments of a server that speaks over its standard input and output. It inherits few environment
+            variables (PATH, HOME ...). `close` kills it.
         url: of a server that speaks streamable HTTP; instead of `command`.
-        env: environment variables for `command`.
-        cwd: where `command` starts.
+        env: more environment variables for `command`.
+        cwd: working directory of `command`.
         headers: sent with every request to `url`.
         timeout: seconds for one call.
         start_timeout: seconds to start or connect and to list the tools.
         max_output: characters of a result that the agent gets; the middle of a longer one is left out.
-        stateless: calls do not depend on each other, so that a server that died may be started again between two of them.
-            Otherwise a server that has answered a call and dies stays dead until `close`, which forgets it.
+        stateless: calls do not depend on each other, so a server that died may be started again between two calls. Otherwise
+            a server that dies after its first call stays dead until `close`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class McpTools:
 
     @property
     def name(self) -> str:
-        """What error messages call the server."""
+        """The server's URL or command, as error messages show it."""
         return self.url or " ".join(self.command or [])
 
     @property
@@ -90,7 +90,7 @@ class McpTools:
         """The server's tools, as it listed them when the connection was made.
 
         Raises:
-            McpServerError: see there.
+            McpServerError: the server cannot be used.
             ModuleNotFoundError: the package `mcp` is not installed.
         """
         return [self._tool(listed) for listed in self._open().listed]
@@ -99,11 +99,11 @@ class McpTools:
         return iter(self.tools)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The result of a tool as text; what is no text is described.
+        """The result of a tool as text. Content other than text is described.
 
         Raises:
-            ToolError: what the agent is to be told: the tool failed, was called wrongly, or took too long.
-            McpServerError: see there.
+            ToolError: the tool failed, was called wrongly, or took too long; the agent gets the message.
+            McpServerError: the server cannot be used.
         """
         connection = self._open()
         connection.used = True
@@ -120,7 +120,7 @@ class McpTools:
         return text
 
     def close(self) -> None:
-        """End the connection, and the server process if there is one. It is made anew if a tool is asked for again."""
+        """End the connection, and the server process if there is one. The next use connects again."""
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is not None:
@@ -154,7 +154,7 @@ class McpTools:
                 self._connection.stop()
                 self._connection = None
                 raise
-            # Where nobody calls close, the server ends with this object, or with the process.
+            # Without a call of close, the server ends with this object or with the process.
             if self._finalizer is not None:
                 self._finalizer.detach()
             self._finalizer = weakref.finalize(self, self._connection.stop)
@@ -162,18 +162,18 @@ class McpTools:
 
 
 class _CallProblem(Exception):
-    """What the agent is to be told about its call."""
+    """A problem with a call that the agent is told about."""
 
 
 class _Connection:
-    """One life of a connection. Its task lives in the event loop's thread; other threads wait for what it does."""
+    """One connection, from start to end. Its task runs in the event loop's thread; other threads wait for it."""
 
     def __init__(self, tools: McpTools):
         self.name, self.command, self.url = tools.name, tools.command, tools.url
         self.env, self.cwd, self.headers = tools.env, tools.cwd, dict(tools.headers or {})
         self.ending = Ending()
         self.listed: list[Any] = []
-        self.used = False  # whether it has carried a call, so that the server may have state
+        self.used = False  # whether it has carried a call, after which the server may have state
         self.owner = os.getpid()
         self._loop = _thread.get()
         self._task: concurrent.futures.Future[None] | None = None
@@ -197,7 +197,7 @@ class _Connection:
             ) from None
 
     def wait(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        """The result of work in the event loop; the timeout is one more, for a loop that is stuck."""
+        """The result of work in the event loop. The timeout here is for a loop that is stuck."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout + PROBE_SECONDS)
@@ -210,12 +210,12 @@ class _Connection:
             return
         self._loop.call_soon_threadsafe(self._stop.set)
         if threading.current_thread() is _thread.thread:
-            return  # the garbage collector called, which may do so in any thread; this one ends the task itself
+            return  # called by the garbage collector, which runs in any thread; this one must not wait for itself
         with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):
             self._task.result(CLOSE_SECONDS)
 
     async def _live(self) -> None:
-        """Hold the connection until it is stopped; whatever ends it earlier is its `ending`."""
+        """Hold the connection until it is stopped; `ending` records an earlier end."""
         try:
             async with contextlib.AsyncExitStack() as stack:
                 self._client = await self._connect(stack)
@@ -225,7 +225,7 @@ class _Connection:
         except ModuleNotFoundError as error:
             self._ready.set_exception(error)
         except BaseException as error:
-            self.ending.reason = self.ending.reason or _told(error)
+            self.ending.reason = self.ending.reason or _error_text(error)
             if self._ready.done():
                 return
             problem = McpServerError(f"cannot use the MCP server {self.name}: {self.ending}")
@@ -272,9 +272,9 @@ class _Connection:
             if error.code == CONNECTION_CLOSED:
                 raise self._failed(error) from error
             problem = error.message
-        except Exception as error:  # whatever the package makes of a server that breaks the protocol
+        except Exception as error:  # the package raises many kinds for a server that breaks the protocol
             raise self._failed(error) from error
-        # Was it the call, or the server? One that is well can still list its tools.
+        # Tell a failed call from a failed server: a working server can still list its tools.
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 await self._list()
@@ -282,9 +282,9 @@ class _Connection:
             raise self._failed(error, f"after the call of {name} ({problem}) it did not answer") from error
         raise _CallProblem(problem)
 
-    def _failed(self, error: Exception, told: str = "") -> McpServerError:
+    def _failed(self, error: Exception, what: str = "") -> McpServerError:
         if not self.ending.reason:
-            self.ending.reason = told or _told(error)
+            self.ending.reason = what or _error_text(error)
         return McpServerError(f"the MCP server {self.name} failed: {self.ending}")
 
 
@@ -304,7 +304,7 @@ async def _http(url: str, headers: dict[str, str]) -> AsyncIterator[tuple[Any, A
 
 
 class _LoopThread:
-    """One event loop in a thread of its own, begun when first asked for, and anew in a forked process."""
+    """An event loop in a thread, started on first use, and started again in a forked process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -331,7 +331,7 @@ os.register_at_fork(after_in_child=_thread.forget)
 
 
 def _text_of(result: Any) -> str:
-    """A result's content as text; its structured form where it has no other."""
+    """A result's content as text, or its structured form if it has no other content."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(_block_text(block) for block in result.content)
@@ -348,8 +348,8 @@ def _block_text(block: Any) -> str:
     return str(text) if text is not None else f"[{block.type}]"
 
 
-def _told(error: BaseException) -> str:
-    """An exception in words; of a group, its first."""
+def _error_text(error: BaseException) -> str:
+    """The type and message of an exception; of a group, those of its first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,7 +1,7 @@
-"""An MCP server as a child process: JSON lines over its standard input and output, with bounds on what it may say.
+"""Run an MCP server as a child process that speaks JSON lines over its standard input and output.
 
-A transport for the `mcp` package. It differs from that package's own in what it keeps of a server that misbehaves: a line is
-bounded, stderr is read and its end kept for the error message, and the whole process group is killed at the end.
+A transport for the `mcp` package, in place of that package's `stdio_client`, which bounds neither the length of a message nor
+the number of invalid lines, and reports neither the exit code nor the end of stderr of a server that died.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentgym.processes.signals import command_of
+from agentgym.processes.child_process import with_default_signals
 
 _log = logging.getLogger(__name__)
 
 LONGEST_LINE = 16 << 20  # bytes of one message
-MOST_NONSENSE = 100  # lines that are no messages, such as what a careless server prints
+MOST_INVALID_LINES = 100  # lines that are not messages, such as a careless server's prints
 KEPT_STDERR = 2000  # bytes
-GRACE = 1.0  # seconds to end by itself once its input is closed
+GRACE = 1.0  # seconds for the server to exit once its input is closed
 
 
 @dataclass
@@ -32,31 +32,29 @@ class Ending:
     """How a server process ended, for the error message.
 
     Attributes:
-        reason: what this side saw; "" while all is well.
-        stderr: the last that it wrote there.
+        reason: empty while the connection works.
+        stderr: the end of its output there.
     """
 
     reason: str = ""
     stderr: str = ""
 
     def __str__(self) -> str:
-        said = self.stderr.strip()
-        return (self.reason or "the connection was closed") + (
-            f"; it last wrote to stderr: {said[-500:]}" if said else ""
-        )
+        last = self.stderr.strip()[-500:]
+        return (self.reason or "the connection was closed") + (f"; it last wrote to stderr: {last}" if last else "")
 
 
 @asynccontextmanager
 async def server_process(
     command: Sequence[str], ending: Ending, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Start a server and connect to it: the streams that `mcp.Client` reads from and writes to.
+    """Start a server and yield the streams that `mcp.Client` reads from and writes to.
 
     Args:
         command: program and arguments.
-        ending: is told why the connection ended.
-        env: environment variables over the few that a server gets of this process's own (PATH, HOME ...).
-        cwd: where it starts.
+        ending: is updated with the reason why the connection ended.
+        env: environment variables, added to the few that a server inherits (PATH, HOME ...).
+        cwd: its working directory.
 
     Raises:
         OSError: it cannot be started.
@@ -65,7 +63,7 @@ async def server_process(
     from mcp.client.stdio import get_default_environment
 
     process = await asyncio.create_subprocess_exec(
-        *command_of(command),
+        *with_default_signals(command),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -74,11 +72,11 @@ async def server_process(
         start_new_session=True,
         limit=LONGEST_LINE,
     )
-    heard, read = anyio.create_memory_object_stream[Any](0)
+    received, read = anyio.create_memory_object_stream[Any](0)
     write, outgoing = anyio.create_memory_object_stream[Any](0)
     tasks = [
-        asyncio.create_task(_hear(process, heard, ending)),
-        asyncio.create_task(_tell(process, outgoing, heard, ending)),
+        asyncio.create_task(_receive(process, received, ending)),
+        asyncio.create_task(_send(process, outgoing, received, ending)),
         asyncio.create_task(_keep_stderr(process, ending)),
     ]
     try:
@@ -89,18 +87,18 @@ async def server_process(
         await asyncio.shield(_end(process))
         tasks[2].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for stream in (heard, read, write, outgoing):
+        for stream in (received, read, write, outgoing):
             stream.close()
 
 
-async def _hear(process: asyncio.subprocess.Process, heard: Any, ending: Ending) -> None:
-    """Pass on the server's messages, until it ends or says what cannot be borne."""
+async def _receive(process: asyncio.subprocess.Process, received: Any, ending: Ending) -> None:
+    """Forward the server's messages until it ends or exceeds a bound."""
     import anyio
     from mcp.shared.message import SessionMessage
     from mcp_types import jsonrpc_message_adapter
 
-    nonsense = 0
-    async with heard:
+    invalid = 0
+    async with received:
         while True:
             try:
                 line = await _pipe(process.stdout).readline()
@@ -113,19 +111,19 @@ async def _hear(process: asyncio.subprocess.Process, heard: Any, ending: Ending)
             try:
                 message = jsonrpc_message_adapter.validate_json(line, by_name=False)
             except ValueError:
-                nonsense += bool(line.strip())
-                if nonsense > MOST_NONSENSE:
+                invalid += bool(line.strip())
+                if invalid > MOST_INVALID_LINES:
                     ending.reason = (
-                        f"it wrote more than {MOST_NONSENSE} lines to stdout that are no messages: {line!r:.100}"
+                        f"it wrote more than {MOST_INVALID_LINES} lines to stdout that are no messages: {line!r:.100}"
                     )
                     return
                 continue
             with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                await heard.send(SessionMessage(message))
+                await received.send(SessionMessage(message))
 
 
-async def _tell(process: asyncio.subprocess.Process, outgoing: Any, heard: Any, ending: Ending) -> None:
-    """Pass on messages to the server; one that can no longer be written closes the connection."""
+async def _send(process: asyncio.subprocess.Process, outgoing: Any, received: Any, ending: Ending) -> None:
+    """Forward messages to the server. The connection closes if one cannot be written."""
     stdin = _pipe(process.stdin)
     async with outgoing:
         async for item in outgoing:
@@ -134,7 +132,7 @@ async def _tell(process: asyncio.subprocess.Process, outgoing: Any, heard: Any, 
                 await stdin.drain()
             except OSError:
                 ending.reason = ending.reason or await _death(process)
-                await heard.aclose()
+                await received.aclose()
                 return
 
 
@@ -146,7 +144,7 @@ async def _keep_stderr(process: asyncio.subprocess.Process, ending: Ending) -> N
 
 
 async def _death(process: asyncio.subprocess.Process) -> str:
-    """What became of a process that closed its output."""
+    """How a process that closed its output ended."""
     code = await _exit_code(process, GRACE)
     if code is None:
         return "it closed its stdout"
@@ -154,20 +152,20 @@ async def _death(process: asyncio.subprocess.Process) -> str:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Close a server's input, and kill it and all that it started if that does not end it."""
+    """Close a server's input, give it time to exit, then kill its process group."""
     _pipe(process.stdin).close()
     await _exit_code(process, GRACE)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     if await _exit_code(process, GRACE) is None:
         _log.warning("the MCP server process %d does not end", process.pid)
-    transport = getattr(process, "_transport", None)  # a survivor that holds the pipes must not keep them open here
+    transport = getattr(process, "_transport", None)  # a surviving descendant must not keep the pipes open here
     if transport is not None:
         transport.close()
 
 
 async def _exit_code(process: asyncio.subprocess.Process, seconds: float) -> int | None:
-    """The exit code, or None if it still runs. Not `wait()`, which also waits for whoever else holds its pipes."""
+    """The exit code, or None if it still runs. `wait()` would also wait for other processes that hold its pipes."""
     until = asyncio.get_running_loop().time() + seconds
     while process.returncode is None and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
         await asyncio.sleep(0.01)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentgym.processes import isolate
-from agentgym.processes.isolate import IsolatedCallError, NoWorker, WorkerDied, call_isolated, reference
+from agentgym.processes.isolate import IsolatedCallError, NoWorker, Worker, WorkerDied, call_isolated, reference
 
 CHECKOUT = Path(__file__).parent.parent.parent
 
@@ -183,21 +183,27 @@ def test_a_call_that_hangs_does_not_hold_up_others():
 
 
 def test_a_caller_that_waits_too_long_for_a_worker_is_told_so(monkeypatch):
-    pool = isolate._Pool()
-    monkeypatch.setattr(isolate, "_pool", pool)
     monkeypatch.setattr(isolate, "WAIT_SECONDS", 0.1)
-    taken = [pool.take() for _ in range(min(isolate.MOST_WORKERS, os.cpu_count() or 1))]
-    with pytest.raises(NoWorker, match=r"no worker process was free within 0.1 s"):
-        call_isolated(twice, 1, timeout=1)
-    for worker in taken:
-        pool.drop(worker)
+    with ThreadPoolExecutor(isolate.MOST_WORKERS) as threads:
+        for _ in range(isolate.MOST_WORKERS):
+            threads.submit(call_isolated, "time:sleep", 5, timeout=30)
+        time.sleep(1)
+        with pytest.raises(NoWorker, match=r"no worker process was free within 0.1 s"):
+            call_isolated(twice, 1, timeout=1)
 
 
 def test_a_worker_that_cannot_start_is_no_fault_of_the_function(monkeypatch):
-    monkeypatch.setattr(isolate, "_pool", isolate._Pool())
+    isolate.close_workers()
     monkeypatch.setattr(isolate.sys, "executable", "/bin/false")
     with pytest.raises(NoWorker, match="exited with 1 before the call"):
         call_isolated(twice, 1, timeout=1)
+
+
+def test_a_worker_of_ones_own_has_its_own_environment_and_ends_with_its_block():
+    with Worker({**os.environ, "MINE": "yes"}) as worker:
+        assert worker.call("os:getenv", "MINE", timeout=30) == "yes"
+        pid = worker.call(reference(tell_pid), timeout=30)
+    assert not running(pid)
 
 
 def test_a_fork_has_workers_of_its_own():
@@ -207,7 +213,7 @@ def test_a_fork_has_workers_of_its_own():
         try:
             os.write(write, str(call_isolated(tell_pid, timeout=30)).encode())
         finally:
-            isolate._pool.close()
+            isolate.close_workers()
             os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:

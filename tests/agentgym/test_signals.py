@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,8 +11,7 @@ import pytest
 
 import agentgym
 from agentgym.core.env import Blocking
-from agentgym.processes import tied
-from agentgym.processes.signals import command_of
+from agentgym.processes.child_process import supervised, with_default_signals
 
 INHERITED = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1)
 BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
@@ -56,31 +54,9 @@ def test_a_plain_child_inherits_them():
     assert blocked == set(INHERITED)
 
 
-def of_a_launcher():
-    return command_of([sys.executable, "-c", REPORT])
-
-
-def of_a_command_that_dies_with_its_parent():
-    engine = pytest.importorskip("agent_train.engine.child")
-    return engine.command_of(os.getpid(), [sys.executable, "-c", REPORT])
-
-
-def of_an_evaluations_server():
-    return tied.command_of([sys.executable, "-c", REPORT])
-
-
-@pytest.mark.parametrize(
-    "command",
-    [of_a_launcher, of_a_command_that_dies_with_its_parent, of_an_evaluations_server],
-    ids=lambda f: f.__name__,
-)
-def test_what_is_started_for_others_does_not(command):
-    held, other = os.pipe()  # the evaluation's server lives as long as its input is open
-    try:
-        ignored, blocked = inherited(command(), stdin=held)
-    finally:
-        os.close(held)
-        os.close(other)
+@pytest.mark.parametrize("command_line", [with_default_signals, supervised])
+def test_a_command_that_is_started_through_child_process_does_not(command_line):
+    ignored, blocked = inherited(command_line([sys.executable, "-c", REPORT]))
     assert (ignored - BY_PYTHON, blocked) == (set(), set())
 
 
@@ -103,12 +79,6 @@ def test_an_isolated_call_does_not():
             cwd=Path(__file__).parent,
         )
     assert done.stdout == "[]\n"
-
-
-def test_a_program_that_is_not_there_is_named():
-    done = subprocess.run(command_of(["no-such-program", "x"]), check=False, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert done.stderr == "no-such-program cannot be started: No such file or directory\n"
 
 
 def test_a_served_session_does_not():

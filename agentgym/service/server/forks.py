@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentgym.core.registration import EnvSpec
-from agentgym.processes.orphans import GONE_SECONDS
+from agentgym.processes.child_process import GONE_SECONDS
 from agentgym.service.protocol.frames import ServiceLimits
 from agentgym.service.server.bounds import Bounds
 from agentgym.service.server.packets import Packets

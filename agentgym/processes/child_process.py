@@ -1,0 +1,181 @@
+"""Child processes: start them with default signals, tie them to their parent, find and end everything that they started.
+
+A process inherits ignored and blocked signals: `nohup`, a shell's `&` and many service managers ignore SIGINT or SIGHUP, and Ray
+blocks SIGINT in its workers. A child of such a process could be neither interrupted nor stopped as documented.
+
+This file is also the program that the command lines below run. It imports only the standard library, so it starts quickly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+STOP_SECONDS = 2.0  # between SIGTERM and SIGKILL
+GONE_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+# ---- starting
+
+
+def with_default_signals(command: Sequence[str]) -> list[str]:
+    """The command line that runs a command with default handling of every signal."""
+    return [sys.executable, "-I", "-S", __file__, "exec", *command]
+
+
+def supervised(command: Sequence[str]) -> list[str]:
+    """The command line that runs a command until this process ends, with default handling of every signal.
+
+    A small supervisor process starts the command in a new session. When the command ends, when this process ends (even by
+    SIGKILL), or when the supervisor gets SIGTERM, it ends the command and all its descendants: SIGTERM, then SIGKILL after
+    `STOP_SECONDS`. It then ends as the command did, with the same exit code or signal. If the supervisor itself is killed,
+    the kernel kills the command (Linux only).
+    """
+    return [sys.executable, "-I", "-S", __file__, "supervise", str(os.getpid()), *command]
+
+
+def restore_default_signals() -> None:
+    """Unblock every signal and restore Python's default handling of ignored ones. Call it first in a process's main thread."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *_IGNORED_BY_PYTHON}:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _exec(command: Sequence[str]) -> None:
+    """Replace this process by a command. The program is looked up in PATH."""
+    restore_default_signals()
+    for number in _IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
+    os.execvp(command[0], list(command))
+
+
+def _supervise(parent: int, command: Sequence[str]) -> int:
+    """Run a command until it or the parent ends; returns its exit code, negative for a signal."""
+    restore_default_signals()
+    adopt_orphans()
+    stopped: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _: stopped.append(number))
+    tie = functools.partial(die_with, os.getpid())
+    # This process has one thread, so code between fork and exec is safe.
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=tie)  # noqa: PLW1509
+    while child.poll() is None and os.getppid() == parent and not stopped:
+        time.sleep(_POLL_SECONDS)
+    _signal_group(child.pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_SECONDS
+    while child.poll() is None and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    _signal_group(child.pid, signal.SIGKILL)
+    child.wait()
+    end_children()
+    return child.returncode
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+# ---- ties between parent and child; the kernel features are Linux's
+
+
+def die_with(parent: int, by: int = signal.SIGKILL) -> None:
+    """The kernel sends this process a signal when its parent ends, even if it has just ended.
+
+    The tie is to the parent's thread that started this process: that thread must live as long as the parent.
+    """
+    _prctl(_PR_SET_PDEATHSIG, by)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform.startswith("linux"):
+        _libc.prctl(option, value, 0, 0, 0)
+
+
+# ---- finding and ending
+
+
+def children() -> set[int]:
+    """The children of this process, including those that ended and were not waited for."""
+    found: set[int] = set()
+    try:
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/children", "rb", buffering=0) as listed:
+                found.update(map(int, listed.readall().split()))
+    except OSError:  # a kernel without these lists, or a thread that has just ended
+        return _children_of_all()
+    return found
+
+
+def _children_of_all() -> set[int]:
+    found, own = set(), os.getpid()
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as stat:
+                if int(stat.read().rpartition(")")[2].split()[1]) == own:
+                    found.add(int(name))
+    return found
+
+
+def kill(pids: set[int]) -> None:
+    """Kill children. Their ids cannot have been reused, because this process has not waited for them."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def end_children(seconds: float = GONE_SECONDS) -> bool:
+    """Kill all children, and the orphans that this process adopts as they die. Returns whether all ended in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        kill(children())
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            return True
+        time.sleep(0.005)
+    return False
+
+
+# ---- the program
+
+
+def _main(how: str, *rest: str) -> None:
+    command = rest[1:] if how == "supervise" else rest
+    try:
+        if how == "exec":
+            _exec(command)
+        code = _supervise(int(rest[0]), command)
+    except OSError as error:
+        sys.exit(f"{command[0]} cannot be started: {error.strerror}")
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):  # the handling of SIGKILL cannot be set, nor need it be
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

