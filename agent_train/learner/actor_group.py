@@ -18,7 +18,7 @@ from agent_train.cluster.placement import learner_devices, rank_room
 from agent_train.config.schema import Config
 from agent_train.data.balance import TOKENS, model_cost
 from agent_train.data.packing import RankBatch
-from agent_train.data.samples import TrainingSample
+from agent_train.data.samples import TrainingSample, by_id
 from agent_train.learner.critic_objective import CriticMetrics, check_targets
 from agent_train.learner.measures import SftUpdate, StepResult, UpdateMetrics
 from agent_train.learner.optimizer_steps import split_steps
@@ -136,8 +136,6 @@ class Learner:
     async def update_prm(
         self,
         rows: Sequence[TrainingSample],
-        logprobs: Sequence[Sequence[float]],
-        reference: Sequence[Sequence[float]],
         outcomes: Mapping[str, float],
         *,
         lr_scale: float = 1.0,
@@ -145,9 +143,8 @@ class Learner:
         """One optimizer step of PRIME's reward model.
 
         Args:
-            rows: all rows of the trajectories that it learns from.
-            logprobs: what its own `logprobs` just said of the rows.
-            reference: the same under what it started from.
+            rows: all samples of the trajectories that it learns from, with `prm` (its own present log-probabilities) and
+                `reference` (those of the model that it started from).
             outcomes: of each trajectory by its id, from 0 (wrong) to 1 (right).
             lr_scale: factor of the learning rate.
 
@@ -156,7 +153,7 @@ class Learner:
             LearnerError: a rank failed.
         """
         started = time.monotonic()
-        targets = prm_targets(rows, logprobs, reference, outcomes, self._config.algorithm.advantage.prime_beta)
+        targets = prm_targets(rows, outcomes, self._config.algorithm.advantage.prime_beta)
         dealt = self._deal(targets.rows, REDUCTION)
         step = (await self._call("update_prm", "update_prm", [(share, lr_scale) for share in dealt]))[0]
         return PrmMetrics(
@@ -204,7 +201,7 @@ class Learner:
         """
         along = [dataclasses.replace(row, advantages=list(own)) for row, own in zip(rows, derivatives, strict=True)]
         dealt = self._deal(along)
-        return (await self._call("descend", "descend", [(share, lr) for share in dealt]))[0]
+        return (await self._call("apply_loss_gradients", "apply_loss_gradients", [(share, lr) for share in dealt]))[0]
 
     async def load(self, model_dir: str | Path) -> None:
         """Take the model of another folder, as if the ranks had just started with it."""
@@ -214,13 +211,14 @@ class Learner:
         """What a method of the ranks says of each row, in the order of the rows."""
         dealt = self._deal(rows)
         answers = await self._call(method, method, [(share,) for share in dealt])
+        by_id(rows)
         found = {
-            id(row): scored
+            row.id: scored
             for share, of_rank in zip(dealt, answers, strict=True)
             for packed, of_bin in zip(share.micro_batches, of_rank, strict=True)
             for row, scored in zip(packed, of_bin, strict=True)
         }
-        return [found[id(row)] for row in rows]
+        return [found[row.id] for row in rows]
 
     def _steps(self, rows: Sequence[TrainingSample]) -> list[list[RankBatch]]:
         """For each optimizer step of a training step, the shares of the ranks."""

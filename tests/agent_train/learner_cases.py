@@ -47,6 +47,7 @@ def make_rows(sizes=(9, 17, 5, 12, 9, 21), seed=0, advantage=None, **fields):
             ids=[rng.randrange(VOCAB) for _ in range(size)],
             mask=mask,
             logprobs=[rng.uniform(-5, -1) if sampled else 0.0 for sampled in mask],
+            id=f"t{number}#0",
             trajectory=f"t{number}",
             advantages=[gain if sampled else 0.0 for sampled in mask],
         )

@@ -3,6 +3,7 @@
 import pytest
 from recipe_cases import settings_of
 
+from agent_train.algorithms.registry import advantages
 from agent_train.config import combinations, trial
 from agent_train.config.compose import choices
 from agent_train.config.trial import wrong_formulas
@@ -18,7 +19,7 @@ def test_every_recipe_computes(name):
     assert problems(f"algorithm={name}") == []
 
 
-@pytest.mark.parametrize("name", [name for name in combinations.ADVANTAGES if name != "maxrl"])
+@pytest.mark.parametrize("name", [name for name in advantages if name != "maxrl"])
 def test_every_advantage_computes_with_the_kl_in_the_reward(name):
     assert problems(f"algorithm.advantage.name={name}", "algorithm.kl.coef=0.1", "algorithm.kl.place=reward") == []
 
