@@ -10,7 +10,7 @@ Legend: T tokens of one packed micro-batch, S rows (segments) in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, chain
 from typing import Any
@@ -117,6 +117,11 @@ class RankBatch:
         shared = self.prefixes or [()] * len(self.micro_batches)
         return [batch_of(rows, prefixes) for rows, prefixes in zip(self.micro_batches, shared, strict=True)]
 
+    def with_numbers(self, numbers: Mapping[str, Mapping[str, Any]]) -> RankBatch:
+        """The same batch with fields of its samples, by their ids: `{"t/0#0": {"weight": 0.5}}`."""
+        filled = [[replace(sample, **numbers[sample.id]) for sample in own] for own in self.micro_batches]
+        return replace(self, micro_batches=filled)
+
     def by_row(self, numbers: Sequence[Tensor]) -> list[list[list[float]]]:
         """A number for each token of each micro-batch as lists, one for each row, as long as it; 0.0 where a prefix is not its own."""
         shared = self.prefixes or [()] * len(self.micro_batches)
@@ -186,7 +191,7 @@ def shares(
             whose temperature is not positive.
     """
     for row in rows:
-        _check(row)
+        check_sample(row)
     n_tokens = sampled(rows)
     if n_tokens == 0:
         raise ValueError(f"nothing to train on: {len(rows)} rows without a sampled token")
@@ -341,19 +346,19 @@ def batch_of(rows: Sequence[TrainingSample], prefixes: Sequence[Prefix] = ()) ->
     )
 
 
-def _check(row: TrainingSample) -> None:
-    size = len(row.ids)
-    where = f"row of trajectory {row.trajectory!r}"
-    if not size or len(row.mask) != size or len(row.logprobs) != size:
+def check_sample(sample: TrainingSample) -> None:
+    """Raises ValueError if lists differ in length, the first token is in the mask, or the temperature is not positive."""
+    size = len(sample.ids)
+    where = f"sample of trajectory {sample.trajectory!r}"
+    if not size or len(sample.mask) != size or len(sample.logprobs) != size:
         raise ValueError(
-            f"{where}: {size} ids, {len(row.mask)} mask values, {len(row.logprobs)} logprobs; need as many of each, at least 1"
+            f"{where}: {size} ids, {len(sample.mask)} mask values, {len(sample.logprobs)} logprobs; "
+            "need as many of each, at least 1"
         )
     for name in ("versions", "advantages", "reference", "values", "targets"):
-        if len(getattr(row, name)) not in (0, size):
-            raise ValueError(f"{where}: {size} ids and {len(getattr(row, name))} {name}; need as many, or none")
-    if row.mask[0]:
-        raise ValueError(
-            f"{where}: its first token is marked as sampled, but nothing comes before it that could predict it"
-        )
-    if not row.temperature > 0:
-        raise ValueError(f"{where}: temperature must be positive to train on, not {row.temperature}")
+        if len(getattr(sample, name)) not in (0, size):
+            raise ValueError(f"{where}: {size} ids and {len(getattr(sample, name))} {name}; need as many, or none")
+    if sample.mask[0]:
+        raise ValueError(f"{where}: its first token is marked as sampled, but no token before it predicts it")
+    if not sample.temperature > 0:
+        raise ValueError(f"{where}: temperature must be positive to train on, not {sample.temperature}")

@@ -74,12 +74,14 @@ async def start_models(config: Config, model_dir: str | Path, begin: str | Path,
     """
     from agent_train.engine.teacher import Teacher
     from agent_train.learner.actor_group import Learner, shared_devices
+    from agent_train.learner.shipping import Shipper
 
     bundles = await shared_devices(config)
+    shipper = Shipper(config)
 
     async def open_role(role: str) -> Learner:
         folder = Path(model_dir) if role == "policy" else start_of(config, role, begin)
-        learner = await Learner.start(folder, config, role, bundles)
+        learner = await Learner.start(folder, config, role, bundles, shipper)
         stack.callback(learner.close)
         return learner
 
