@@ -87,3 +87,15 @@ def test_advantages_of_both_signs_meet_ratios_on_both_sides(monkeypatch):
     monkeypatch.setattr(trial.PolicyObjective, "terms", told)
     assert problems() == []
     assert seen == {(positive, side) for positive in (True, False) for side in (-1.0, 0.0, 1.0)}
+
+
+def above_the_worst(inputs):
+    """An advantage as a user writes it: the reward less the worst of its group."""
+    return inputs.on_tokens([[reward - min(rewards) for reward in rewards] for rewards in inputs.rewards])
+
+
+def test_a_users_own_advantage_is_tried_and_one_that_cannot_be_imported_is_refused():
+    assert problems(f"algorithm.advantage.name={__name__}:above_the_worst") == []
+    (problem,) = problems("algorithm.advantage.name=no_such_module:f")
+    assert problem.startswith("algorithm.advantage.name=no_such_module:f: advantage")
+    assert "cannot be imported" in problem
