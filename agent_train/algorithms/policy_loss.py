@@ -9,7 +9,6 @@ Legend: T tokens of one packed micro-batch.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from agent_train.algorithms.losses import keep, single
-from agent_train.algorithms.registry import loss_path
+from agent_train.algorithms.registry import imported, loss_path
 
 
 @dataclass(frozen=True)
@@ -104,12 +103,12 @@ class PolicyLoss:
             )
         return keep(loss_T, inputs.mask_T)
 
-    def with_held(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        """loss_T and held_T: the tokens with an advantage from which the policy learns nothing, since a clip holds them back.
+    def with_clip_mask(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        """loss_T and clip_mask_T: True on tokens that have an advantage but no gradient, because a clip holds them back.
 
-        From the gradient itself, so it is true of any loss; it goes back through the loss alone, not into the model. Of a loss
-        that also pulls to another policy (`kimi`, `dppo`) no token is without gradient; `policy_losses.dppo_keeps` says what DPPO
-        drops.
+        It is computed from the gradient itself, back through the loss and not into the model, so it holds for any loss. With a loss
+        that also pulls towards another policy (`kimi`, `dppo`) every token has a gradient; `policy_losses.dppo_keeps` gives the
+        tokens that DPPO drops.
         """
         loss_T = self(inputs)
         (grad_T,) = torch.autograd.grad(loss_T.sum(), inputs.logprobs_T, retain_graph=True)
@@ -128,7 +127,7 @@ def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyL
             or gives them another shape, a number that is not finite, or no gradient.
     """
     path = loss_path(name)
-    function = _function(name, path)
+    function = imported("policy loss", name, path)
     parameters = inspect.signature(function).parameters
     _check_parameters(name, parameters)
     known = {key: p for key, p in parameters.items() if key not in INPUTS}
@@ -141,17 +140,6 @@ def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyL
     loss = PolicyLoss(name, function, frozenset(parameters) & frozenset(INPUTS), chosen)
     _try(loss)
     return loss
-
-
-def _function(name: str, path: str) -> Callable[..., Tensor]:
-    module, _, attribute = path.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"policy loss {name!r} cannot be imported: {error}") from error
-    if not callable(function):
-        raise ValueError(f"policy loss {name!r} is a {type(function).__name__}, not a function")
-    return function  # type: ignore[no-any-return]
 
 
 def _check_parameters(name: str, parameters: Mapping[str, inspect.Parameter]) -> None:

@@ -1,15 +1,17 @@
-"""The names of the policy losses. No torch here: settings are checked before it is imported.
+"""The names of policy losses and advantages. No torch here: settings are checked before it is imported.
 
-A loss of one's own is named by where it is, `"package.module:function"`; `agent_train.algorithms.policy_loss` says what it may
-read. Nothing has to be registered.
+Your own is named by its path, `"package.module:function"`, and needs no registration. `policy_loss.LossInputs` says what a loss
+may read, `advantage_inputs.AdvantageInputs` what an advantage may.
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 _ROOM = "agent_train.algorithms"
 _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -33,21 +35,54 @@ losses: Mapping[str, str] = MappingProxyType(
     }
 )
 
+advantages: Mapping[str, str] = MappingProxyType(
+    {
+        name: f"{_ROOM}.step_advantages:{name}_advantage"
+        for name in (
+            *("group", "rloo", "opo", "maxrl", "remax", "best_of", "reinforce_pp", "reinforce_pp_baseline"),
+            *("gae", "bilevel_gae", "turn", "gigpo", "prime", "distill", "constant"),
+        )
+    }
+)
+
 # One ratio for all tokens of a row, times one advantage: what differs inside a row would be averaged away.
 of_whole_rows = frozenset({"gspo", "gmpo"})
 
 
 def loss_path(name: str) -> str:
-    """Where the function of a loss is: by its name, or the name itself where that is `"package.module:function"`.
+    """The path of a policy loss, by its name or path.
 
     Raises:
-        ValueError: neither; the message names the nearest names.
+        ValueError: an unknown name; the message suggests the nearest ones.
     """
-    if name in losses:
-        return losses[name]
+    return _path("policy loss", name, losses)
+
+
+def advantage_path(name: str) -> str:
+    """The path of an advantage, by its name or path. Raises as `loss_path`."""
+    return _path("advantage", name, advantages)
+
+
+def imported(kind: str, name: str, path: str) -> Callable[..., Any]:
+    """The function at a path.
+
+    Raises:
+        ValueError: it cannot be imported, or is not a function.
+    """
+    module, _, attribute = path.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{kind} {name!r} cannot be imported: {error}") from error
+    if not callable(function):
+        raise ValueError(f"{kind} {name!r} is a {type(function).__name__}, not a function")
+    return function  # type: ignore[no-any-return]
+
+
+def _path(kind: str, name: str, known: Mapping[str, str]) -> str:
+    if name in known:
+        return known[name]
     if _PATH.fullmatch(name):
         return name
-    near = difflib.get_close_matches(name, losses, n=3, cutoff=0.5) or sorted(losses)
-    raise ValueError(
-        f"unknown policy loss {name!r}: known are {', '.join(near)}; your own is named as package.module:function"
-    )
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or sorted(known)
+    raise ValueError(f"unknown {kind} {name!r}: known are {', '.join(near)}; name your own as package.module:function")

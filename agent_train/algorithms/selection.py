@@ -1,15 +1,14 @@
-"""Which episodes of a step are trained on, and what their lengths cost. Pure functions on groups.
+"""Which episodes of a step are trained on, and the penalty for their length. Pure functions on groups.
 
-Filters and dynamic sampling look at rewards as the environment gave them; overlong shaping changes only what advantages are made
-of. Nothing is chosen by when it ended: groups stay whole and keep their order, and what was left out is counted with its length.
-
-Legend: an episode is *cut* where a limit ended it, of turns, tokens or time, or where its last answer is not whole.
+Filters and dynamic sampling read rewards as the environment gave them; overlong shaping changes only the rewards that advantages
+are computed from. Selection does not depend on when an episode ended: groups stay whole and keep their order, and episodes that
+are left out are counted with their length.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_train.algorithms.filters import most_uncertain, reward_spread, top_p
@@ -20,40 +19,17 @@ from agentgym.core.trajectory import Group, Trajectory
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What one trajectory counts for.
-
-    Attributes:
-        rewards: of its turns with sampled tokens, in order, what overlong shaping takes included; None where it takes no part in
-            advantages: it failed, sampled nothing, or was cut and is left out of the baseline too.
-        trained: whether it is in the loss.
-    """
-
-    rewards: tuple[float, ...] | None
-    trained: bool
-
-    @property
-    def score(self) -> float | None:
-        """The sum of the rewards; None where it takes no part."""
-        return None if self.rewards is None else math.fsum(self.rewards)
-
-    def plus(self, score: float) -> Outcome:
-        """With a reward model's score beside the reward of the last turn. What takes no part stays as it is."""
-        return self if self.rewards is None else Outcome((*self.rewards[:-1], self.rewards[-1] + score), self.trained)
-
-
-@dataclass(frozen=True)
-class Selection:
-    """What a step trains on, in numbers. Lengths are sampled tokens of an episode; failed episodes are in none of them.
+class SelectionMetrics:
+    """How much of a step is trained on: a part of `StepMetrics`. Lengths are sampled tokens of an episode that did not fail.
 
     Attributes:
         rounds: rollouts of the step.
-        groups: that were played; `dropped_groups` of them are not trained on.
-        episodes: that are trained on; `length` is their mean length.
+        groups: groups that were played; `dropped_groups` of them are not trained on.
+        episodes: episodes that are trained on; `length` is their mean length.
         dropped: episodes that were played to an end and are not trained on; `dropped_length` is their mean length.
-        masked: those of them that were cut, in groups that are trained on.
+        masked: dropped episodes that were truncated, in groups that are trained on.
         short: groups that dynamic sampling wanted and did not find.
-        penalty: mean of what overlong shaping took from the rewards of the groups that are trained on.
+        penalty: mean overlong penalty in the groups that are trained on.
     """
 
     rounds: int
@@ -66,15 +42,6 @@ class Selection:
     masked: int
     short: int
     penalty: float
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The groups that a step trains on, the outcome of each of their trajectories by id, and what was left out."""
-
-    groups: list[Group]
-    outcomes: Mapping[str, Outcome]
-    selection: Selection
 
 
 def more_groups(played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, rounds: int) -> int:
@@ -93,26 +60,23 @@ def more_groups(played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int
     return sample_again(kept, len(played), wanted, most * wanted).groups
 
 
-def choose(played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, rounds: int = 1) -> Chosen:
-    """What a step trains on, of all that it played.
+def choose(
+    played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, rounds: int = 1
+) -> tuple[list[Group], SelectionMetrics]:
+    """The groups that a step trains on, of all that it played, and how much was left out.
 
     Args:
         played: whole groups, in the order of their tasks.
-        algorithm: its `filter` chooses groups; its `overlong` shapes rewards and masks cut episodes.
-        wanted: of dynamic sampling: the most groups that a step trains on. Those that it found too many are dropped.
-        rounds: rollouts that it took.
+        algorithm: its `filter` chooses groups; its `overlong` shapes rewards and masks truncated episodes.
+        wanted: with dynamic sampling, the most groups that a step trains on; further ones are dropped.
+        rounds: rollouts of the step.
     """
     kept = kept_groups(played, algorithm.filter, algorithm.overlong)
     short = 0
     if algorithm.filter.rounds > 1:
         kept, short = kept[:wanted], max(wanted - len(kept), 0)
     groups = [played[index] for index in kept]
-    outcomes = {
-        t.id: outcome
-        for group in groups
-        for t, outcome in zip(group.trajectories, outcomes_of(group, algorithm.overlong), strict=True)
-    }
-    return Chosen(groups, outcomes, _counted(played, groups, outcomes, algorithm.overlong, rounds, short))
+    return groups, _counted(played, groups, algorithm.overlong, rounds, short)
 
 
 def kept_groups(groups: Sequence[Group], settings: FilterConfig, overlong: OverlongConfig) -> list[int]:
@@ -133,21 +97,25 @@ def kept_groups(groups: Sequence[Group], settings: FilterConfig, overlong: Overl
     raise ValueError(f"filter must be one of none, spread, uncertain, top_p, not {settings.name!r}")
 
 
-def outcomes_of(group: Group, overlong: OverlongConfig) -> list[Outcome]:
-    """What each trajectory of a group counts for."""
+def participants(group: Group, overlong: OverlongConfig) -> list[tuple[Trajectory, bool]]:
+    """The trajectories of a group that take part in advantages, and whether each is in the loss.
+
+    A trajectory that failed or sampled nothing takes no part, nor does a truncated one that `overlong` excludes from the baseline.
+    """
     masked = mask_truncated(
         [float(t.reward) if _took_part(t) else None for t in group.trajectories],
-        [overlong.mask and cut(t) for t in group.trajectories],
+        [overlong.mask and is_truncated(t) for t in group.trajectories],
         overlong.baseline,
     )
     return [
-        Outcome(None if reward is None else _turn_rewards(trajectory, overlong), trained and reward is not None)
-        for trajectory, reward, trained in zip(group.trajectories, masked.rewards, masked.in_loss, strict=True)
+        (trajectory, in_loss)
+        for trajectory, reward, in_loss in zip(group.trajectories, masked.rewards, masked.in_loss, strict=True)
+        if reward is not None
     ]
 
 
-def cut(trajectory: Trajectory) -> bool:
-    """Whether a limit ended the episode, so that nobody knows how it would have gone on."""
+def is_truncated(trajectory: Trajectory) -> bool:
+    """Whether a limit of turns, tokens or time ended the episode, or its last answer is incomplete."""
     if trajectory.end != "terminated":
         return not trajectory.failed
     last = trajectory.turns[-1].tokens if trajectory.turns else None
@@ -163,12 +131,12 @@ def penalty(trajectory: Trajectory, overlong: OverlongConfig) -> float:
     return overlong_penalty(trajectory.sampled_tokens, overlong.length, overlong.buffer, overlong.factor)
 
 
-def _turn_rewards(trajectory: Trajectory, overlong: OverlongConfig) -> tuple[float, ...]:
-    """Of the turns with sampled tokens; the penalty comes with the last."""
+def turn_rewards(trajectory: Trajectory, overlong: OverlongConfig) -> list[float]:
+    """The rewards of the turns with sampled tokens; the last includes the overlong penalty."""
     sampled = [len(turn.tokens.completion_ids) if turn.tokens else 0 for turn in trajectory.turns]
     rewards = fold_silent_turns([turn.reward for turn in trajectory.turns], sampled)
     rewards[-1] += penalty(trajectory, overlong)
-    return tuple(rewards)
+    return rewards
 
 
 def _took_part(trajectory: Trajectory) -> bool:
@@ -178,7 +146,7 @@ def _took_part(trajectory: Trajectory) -> bool:
 def _rewards(group: Group, overlong: OverlongConfig) -> list[float | None]:
     """As the environment gave them; None for those that are in no baseline."""
     out = overlong.mask and not overlong.baseline
-    return [float(t.reward) if _took_part(t) and not (out and cut(t)) else None for t in group.trajectories]
+    return [float(t.reward) if _took_part(t) and not (out and is_truncated(t)) else None for t in group.trajectories]
 
 
 def _informative(group: Group, overlong: OverlongConfig) -> bool:
@@ -186,18 +154,13 @@ def _informative(group: Group, overlong: OverlongConfig) -> bool:
 
 
 def _counted(
-    played: Sequence[Group],
-    kept: Sequence[Group],
-    outcomes: Mapping[str, Outcome],
-    overlong: OverlongConfig,
-    rounds: int,
-    short: int,
-) -> Selection:
+    played: Sequence[Group], kept: Sequence[Group], overlong: OverlongConfig, rounds: int, short: int
+) -> SelectionMetrics:
     in_kept = [t for group in kept for t in group.trajectories if _took_part(t)]
-    trained = {t.id for t in in_kept if outcomes[t.id].trained}
+    trained = {t.id for group in kept for t, in_loss in participants(group, overlong) if in_loss}
     everyone = [t for group in played for t in group.trajectories if _took_part(t)]
     left = [t.sampled_tokens for t in everyone if t.id not in trained]
-    return Selection(
+    return SelectionMetrics(
         rounds=rounds,
         groups=len(played),
         dropped_groups=len(played) - len(kept),

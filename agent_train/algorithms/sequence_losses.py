@@ -88,8 +88,8 @@ def gmpo(
     """
     advantages_T = keep(advantages_T, mask_T)
     change_T = log_ratio(keep(logprobs_T, mask_T), keep(old_T, mask_T))
-    held_T = torch.where(advantages_T > 0, change_T.clamp(max=clip_high), change_T.clamp(min=-clip_low))
-    return -segment_means(held_T, mask_T, segment_T, n_segments)[segment_T].exp() * advantages_T
+    clamped_T = torch.where(advantages_T > 0, change_T.clamp(max=clip_high), change_T.clamp(min=-clip_low))
+    return -segment_means(clamped_T, mask_T, segment_T, n_segments)[segment_T].exp() * advantages_T
 
 
 def topr_sequence(

@@ -11,15 +11,11 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent_train.algorithms.registry import loss_path, losses, of_whole_rows
+from agent_train.algorithms.registry import advantage_path, advantages, loss_path, losses, of_whole_rows
 from agent_train.config.schema import Config
 from agent_train.learner.roles import WITH_CRITIC
 from agentgym.service.client.address import is_url
 
-ADVANTAGES = (
-    *("group", "rloo", "opo", "maxrl", "remax", "best_of", "reinforce_pp", "reinforce_pp_baseline"),
-    *("gae", "bilevel_gae", "turn", "gigpo", "prime", "distill", "constant"),
-)
 REDUCTIONS = (
     *("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant", "prompt-mean"),
     "trajectory-mean",
@@ -45,7 +41,10 @@ def wrong_combinations(config: Config) -> Iterator[str]:
     """What is wrong with the settings of the algorithm and its roles, taken together; names alone are `validation.CHOICES`."""
     yield from _wrong_loss(config)
     yield from _wrong_weights(config)
-    if config.algorithm.advantage.name not in ADVANTAGES:
+    try:
+        advantage_path(config.algorithm.advantage.name)
+    except ValueError as error:
+        yield f"algorithm.advantage.name={config.algorithm.advantage.name}: {error}"
         return
     yield from _wrong_advantage(config)
     yield from _wrong_for_whole_rows(config)
@@ -144,7 +143,8 @@ def _wrong_for_whole_rows(config: Config) -> Iterator[str]:
     algorithm = config.algorithm
     if algorithm.loss not in of_whole_rows:
         return
-    if algorithm.advantage.name not in OF_EPISODES:
+    # What your own function gives is seen in the first update.
+    if algorithm.advantage.name in advantages and algorithm.advantage.name not in OF_EPISODES:
         instead = "algorithm.loss=gspo_token" if algorithm.loss == "gspo" else "algorithm.loss=gspo_token or ppo"
         yield f"algorithm.loss={algorithm.loss}: its ratio is of a whole sequence, and would average the credit of advantage {algorithm.advantage.name} away, which differs inside a sequence: set {instead}"
     if algorithm.reduction not in OF_ROWS:

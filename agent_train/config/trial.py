@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
-from agent_train.algorithms.selection import Outcome, outcomes_of
-from agent_train.algorithms.step_advantages import Scores, set_advantages
+from agent_train.algorithms.advantage_inputs import advantage_inputs
+from agent_train.algorithms.selection import participants, turn_rewards
+from agent_train.algorithms.step_advantages import with_advantages
 from agent_train.config.schema import Config
-from agent_train.data.packing import batch_of, weigh
-from agent_train.data.samples import TrainingSample, rows_of
+from agent_train.data.packing import batch_of, weights_of
+from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.learner.policy_objective import PolicyObjective, PolicyStep, policy_objective
 from agentgym.core.messages import assistant, user
 from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
@@ -42,8 +44,7 @@ def wrong_formulas(config: Config) -> Iterator[str]:
     try:
         given = [row.advantages for row in rows]
         for gains in (given, *(_gains(rows, sign) for sign in (1.0, -1.0))):
-            for row, advantages in zip(rows, gains, strict=True):
-                row.advantages = advantages
+            rows = [replace(row, advantages=advantages) for row, advantages in zip(rows, gains, strict=True)]
             _try(objective, rows, algorithm.kl.coef if algorithm.kl.place == "loss" else 0.0)
     except ValueError as error:
         yield f"algorithm.loss={algorithm.loss} with its settings and algorithm.correction, kl and proximal: {_line(error)}"
@@ -57,23 +58,23 @@ def _rows(config: Config) -> list[TrainingSample]:
     """
     algorithm = config.algorithm
     groups = [_group(f"task {number}", algorithm.group_size) for number in range(2)]
-    episodes = [t for group in groups for t in group.trajectories]
-    outcomes: dict[str, Outcome] = {}
+    overlong = algorithm.overlong
+    rows = []
     for group in groups:
-        made = outcomes_of(group, algorithm.overlong)
-        outcomes |= {t.id: outcome for t, outcome in zip(group.trajectories, made, strict=True)}
-    rows = [row for episode in episodes for row in rows_of(episode)]
+        for trajectory, in_loss in participants(group, overlong):
+            rows += samples_of(trajectory, 1.0, turn_rewards(trajectory, overlong), in_loss)
+    made = []
     for row in rows:
-        row.reference = [p - 0.2 if on else 0.0 for p, on in zip(row.logprobs, row.mask, strict=True)]
-        row.values = row.spread(0.3)
-    said = [row.reference for row in rows]
-    scores = Scores({t.task_id: 0.5 for t in episodes}, said, said, config.teacher.coef)
-    set_advantages(algorithm, groups, rows, outcomes, scores, algorithm.kl.coef)
+        said = [p - 0.2 if on else 0.0 for p, on in zip(row.logprobs, row.mask, strict=True)]
+        made.append(replace(row, reference=said, prm=said, teacher=said, values=row.spread(0.3)))
+    greedy = {group.task_id: 0.5 for group in groups}
+    inputs = advantage_inputs(algorithm, groups, made, greedy, config.teacher.coef, algorithm.kl.coef)
+    rows = with_advantages(inputs, made)
     for name in ("advantages", "targets"):
         if not all(math.isfinite(number) for row in rows for number in getattr(row, name)):
             raise ValueError(f"with these settings of algorithm.advantage the {name} are not all finite")
-    weigh(rows, algorithm.reduction, algorithm.reduction_length)
-    return rows
+    weights = weights_of(rows, algorithm.reduction, algorithm.reduction_length)
+    return [replace(row, weight=weight) for row, weight in zip(rows, weights, strict=True)]
 
 
 def _group(task: str, size: int) -> Group:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_train.cluster.placement import gpus_needed
-from agent_train.config.combinations import ADVANTAGES, BANDED, CAPPED, REDUCTIONS, wrong_combinations, wrong_learner
+from agent_train.config.combinations import BANDED, CAPPED, REDUCTIONS, wrong_combinations, wrong_learner
 from agent_train.config.compose import nearest, settings_keys
 from agent_train.config.schema import Config, ConfigError, ModelConfig
 from agent_train.learner.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
@@ -37,7 +37,6 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "mode": ("rl", "sft", "dpo", "rm"),
     "algorithm.proximal": ("recomputed", "interpolated", "behaviour"),
     "algorithm.reduction": REDUCTIONS,
-    "algorithm.advantage.name": ADVANTAGES,
     "algorithm.advantage.mean_level": ("group", "batch", "none"),
     "algorithm.advantage.std_level": ("group", "batch", "none"),
     "algorithm.advantage.std": ("sample", "population"),

@@ -2,7 +2,7 @@
 
 No padding: the rows of a micro-batch lie one after another and `cu_seqlens` says where each begins. Where prefixes are shared, a
 tree of rows lies as its first row, whole, and then what the other rows have beyond the prefix. What a token weighs in the loss
-is decided here, once, by `weigh`: over all rows of an optimizer step, before they are dealt to ranks and micro-batches, so that
+is decided here, once, by `weights_of`: over all rows of an optimizer step, before they are dealt to ranks and micro-batches, so that
 losses are plain weighted sums and any split gives the same number.
 
 Legend: T tokens of one packed micro-batch, S rows (segments) in it.
@@ -10,8 +10,8 @@ Legend: T tokens of one packed micro-batch, S rows (segments) in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, chain
 from typing import Any
 
@@ -117,6 +117,11 @@ class RankBatch:
         shared = self.prefixes or [()] * len(self.micro_batches)
         return [batch_of(rows, prefixes) for rows, prefixes in zip(self.micro_batches, shared, strict=True)]
 
+    def with_numbers(self, numbers: Mapping[str, Mapping[str, Any]]) -> RankBatch:
+        """The same batch with fields of its samples, by their ids: `{"t/0#0": {"weight": 0.5}}`."""
+        filled = [[replace(sample, **numbers[sample.id]) for sample in own] for own in self.micro_batches]
+        return replace(self, micro_batches=filled)
+
     def by_row(self, numbers: Sequence[Tensor]) -> list[list[list[float]]]:
         """A number for each token of each micro-batch as lists, one for each row, as long as it; 0.0 where a prefix is not its own."""
         shared = self.prefixes or [()] * len(self.micro_batches)
@@ -134,23 +139,23 @@ def sampled(rows: Iterable[TrainingSample]) -> int:
     return sum(row.sampled for row in rows)
 
 
-def weigh(rows: Sequence[TrainingSample], reduction: str = "token-mean", length: float | None = None) -> None:
-    """Set the weight of all rows of one optimizer step, the only rows that its denominators count.
+def weights_of(
+    samples: Sequence[TrainingSample], reduction: str = "token-mean", length: float | None = None
+) -> list[float]:
+    """The weight of each sample of one optimizer step. Its denominators count these samples and no others.
 
     Args:
-        rows: of all ranks and micro-batches.
+        samples: of all ranks and micro-batches.
         reduction: one of `reductions.MODES`.
         length: of "constant" alone.
 
     Raises:
         ValueError: see `reductions.row_weights`.
     """
-    trajectories = _numbered([row.trajectory for row in rows])
-    groups = _numbered([row.group for row in rows])
-    tokens_R = torch.tensor([row.sampled for row in rows])
-    weights_R = row_weights(reduction, tokens_R, torch.tensor(trajectories), torch.tensor(groups), length)
-    for row, weight in zip(rows, weights_R.tolist(), strict=True):
-        row.weight = weight
+    trajectories = _numbered([sample.trajectory for sample in samples])
+    groups = _numbered([sample.group for sample in samples])
+    tokens_R = torch.tensor([sample.sampled for sample in samples])
+    return row_weights(reduction, tokens_R, torch.tensor(trajectories), torch.tensor(groups), length).tolist()
 
 
 def _numbered(names: Sequence[str]) -> list[int]:
@@ -176,7 +181,7 @@ def shares(
         rows: of the whole optimizer step.
         world: ranks.
         budget: tokens of a micro-batch; a shared prefix counts once.
-        reduction: see `weigh`, as for `length`.
+        reduction: see `weights_of`, as for `length`.
         length: of the reduction "constant".
         cost: of the model, by which the work is balanced.
         shared_prefix: whether what the rows of a group have in common before their first sampled token is computed once.
@@ -186,11 +191,12 @@ def shares(
             whose temperature is not positive.
     """
     for row in rows:
-        _check(row)
+        check_sample(row)
     n_tokens = sampled(rows)
     if n_tokens == 0:
         raise ValueError(f"nothing to train on: {len(rows)} rows without a sampled token")
-    weigh(rows, reduction, length)
+    weights = weights_of(rows, reduction, length)
+    rows = [replace(row, weight=weight) for row, weight in zip(rows, weights, strict=True)]
     packed = [_pack(part, budget) for part in _split(rows, world, budget, cost, shared_prefix)]
     most = max(len(bins) for bins in packed)
     packed_tokens = sum(len(row.ids) for row in rows)
@@ -294,7 +300,7 @@ def batch_of(rows: Sequence[TrainingSample], prefixes: Sequence[Prefix] = ()) ->
     other ranks wait for it in each collective.
 
     Args:
-        rows: what to pack, in this order; `shares` has checked and `weigh` has weighed them.
+        rows: what to pack, in this order; `shares` has checked and `weights_of` has weighed them.
         prefixes: what neighbouring rows share.
     """
     if not rows:
@@ -340,19 +346,19 @@ def batch_of(rows: Sequence[TrainingSample], prefixes: Sequence[Prefix] = ()) ->
     )
 
 
-def _check(row: TrainingSample) -> None:
-    size = len(row.ids)
-    where = f"row of trajectory {row.trajectory!r}"
-    if not size or len(row.mask) != size or len(row.logprobs) != size:
+def check_sample(sample: TrainingSample) -> None:
+    """Raises ValueError if lists differ in length, the first token is in the mask, or the temperature is not positive."""
+    size = len(sample.ids)
+    where = f"sample of trajectory {sample.trajectory!r}"
+    if not size or len(sample.mask) != size or len(sample.logprobs) != size:
         raise ValueError(
-            f"{where}: {size} ids, {len(row.mask)} mask values, {len(row.logprobs)} logprobs; need as many of each, at least 1"
+            f"{where}: {size} ids, {len(sample.mask)} mask values, {len(sample.logprobs)} logprobs; "
+            "need as many of each, at least 1"
         )
     for name in ("versions", "advantages", "reference", "values", "targets"):
-        if len(getattr(row, name)) not in (0, size):
-            raise ValueError(f"{where}: {size} ids and {len(getattr(row, name))} {name}; need as many, or none")
-    if row.mask[0]:
-        raise ValueError(
-            f"{where}: its first token is marked as sampled, but nothing comes before it that could predict it"
-        )
-    if not row.temperature > 0:
-        raise ValueError(f"{where}: temperature must be positive to train on, not {row.temperature}")
+        if len(getattr(sample, name)) not in (0, size):
+            raise ValueError(f"{where}: {size} ids and {len(getattr(sample, name))} {name}; need as many, or none")
+    if sample.mask[0]:
+        raise ValueError(f"{where}: its first token is marked as sampled, but no token before it predicts it")
+    if not sample.temperature > 0:
+        raise ValueError(f"{where}: temperature must be positive to train on, not {sample.temperature}")

@@ -1,42 +1,53 @@
-"""Rows: what a trajectory becomes when it is trained on.
+"""A trajectory as training samples: token ids with what is known of each.
 
-Legend: T tokens of one row or one packed micro-batch. Everything is aligned to the token itself: `mask[t]`,
-`logprobs[t]` and the advantage at t speak of `ids[t]`, which the model predicts from position t-1.
+Legend: T tokens of one sample. Every list of T is aligned to the token itself: `mask[t]`, `logprobs[t]` and `advantages[t]` belong
+to `ids[t]`, which the model predicts from position t-1.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from agentgym.core.trajectory import Tokens, Trajectory
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainingSample:
     """One sequence to train on: the turns of a trajectory whose prompts extend one another token for token.
+
+    A sample never changes. Scores and advantages are added by `dataclasses.replace`, which keeps the id; results of the learner
+    are joined to samples by it.
 
     Attributes:
         ids: T token ids, exactly as the engine was given and returned them.
         mask: T booleans, True where the policy sampled the id. Never True at position 0.
         logprobs: T behaviour log-probabilities of the sampled ids, 0.0 elsewhere.
+        id: unique among the samples of a step.
         versions: T weight versions of the sampled ids, -1 elsewhere.
         turn_ends: positions just past the last sampled token of each turn.
-        trajectory: id of the trajectory; rows of the same one lie in the order of its turns.
+        rewards: reward of each turn.
+        in_loss: whether it is trained on; if not, it still counts in the baseline of its group.
+        trajectory: id of the trajectory; samples of the same one are in the order of its turns.
         group: id of its group.
         temperature: the sampling temperature, which divides the trainer's logits too.
-        weight: what each of its sampled tokens weighs in the loss of its optimizer step; `packing.weigh` sets it.
-        advantages: T advantages of the sampled ids, 0.0 elsewhere.
-        reference: T log-probabilities of the sampled ids under the reference policy. This and what follows is empty where nothing
-            asks for it.
-        values: T values that the critic gave before the update.
-        targets: T values that the critic learns.
+        weight: weight of each sampled token in the loss of its optimizer step, from `packing.weights_of`.
+        advantages: T advantages of the sampled ids, 0.0 elsewhere. Empty until computed, as are the lists below.
+        reference: T log-probabilities of the sampled ids under the reference policy.
+        values: T values of the critic, before the update.
+        targets: T targets of the critic.
+        prm: T log-probabilities of the sampled ids under PRIME's reward model.
+        teacher: T log-probabilities of the sampled ids under the teacher.
     """
 
     ids: list[int]
     mask: list[bool]
     logprobs: list[float]
+    id: str = ""
     versions: list[int] = field(default_factory=list)
     turn_ends: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    in_loss: bool = True
     trajectory: str = ""
     group: str = ""
     temperature: float = 1.0
@@ -45,10 +56,12 @@ class TrainingSample:
     reference: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     targets: list[float] = field(default_factory=list)
+    prm: list[float] = field(default_factory=list)
+    teacher: list[float] = field(default_factory=list)
 
     @property
     def sampled(self) -> int:
-        """How many of its tokens were sampled."""
+        """Number of sampled tokens."""
         return sum(self.mask)
 
     def spread(self, number: float) -> list[float]:
@@ -56,40 +69,84 @@ class TrainingSample:
         return [number if sampled else 0.0 for sampled in self.mask]
 
 
-def rows_of(trajectory: Trajectory, temperature: float = 1.0) -> list[TrainingSample]:
-    """The rows of a trajectory, by the prefix rule.
+def samples_of(
+    trajectory: Trajectory,
+    temperature: float = 1.0,
+    rewards: Sequence[float] | None = None,
+    in_loss: bool = True,
+) -> list[TrainingSample]:
+    """Split a trajectory into samples by the prefix rule.
 
-    A turn extends the row while its prompt begins with all of the row's ids, token for token; otherwise the next row
-    begins with that prompt. Turns without sampled tokens add nothing; a trajectory of such turns gives no rows.
+    A turn extends the sample while its prompt begins with all of the sample's ids, token for token; otherwise it begins the next
+    sample. Turns without sampled tokens add nothing; a trajectory of such turns gives no samples.
 
     Args:
         trajectory: turns with `tokens`; turns without (another policy's) are left out.
         temperature: the sampling temperature.
+        rewards: of each turn with sampled tokens; None for none.
+        in_loss: whether the samples are trained on.
 
     Raises:
-        ValueError: a turn's ids, log-probabilities and versions differ in number, or its prompt is empty.
+        ValueError: a turn's ids, log-probabilities and versions differ in number, its prompt is empty, or there are not as many
+            rewards as turns with sampled tokens.
     """
-    rows: list[TrainingSample] = []
+    runs: list[list[Tokens]] = []
+    ids: list[int] = []
     for number, turn in enumerate(trajectory.turns):
-        if turn.tokens is None or not turn.tokens.completion_ids:
+        tokens = turn.tokens
+        if tokens is None or not tokens.completion_ids:
             continue
-        _check_tokens(turn.tokens, f"trajectory {trajectory.id}, turn {number}")
-        if not rows or turn.tokens.prompt_ids[: len(rows[-1].ids)] != rows[-1].ids:
-            rows.append(
-                TrainingSample([], [], [], trajectory=trajectory.id, group=trajectory.task_id, temperature=temperature)
-            )
-        _extend(rows[-1], turn.tokens)
-    return rows
+        _check_tokens(tokens, f"trajectory {trajectory.id}, turn {number}")
+        if not runs or tokens.prompt_ids[: len(ids)] != ids:
+            runs.append([])
+        runs[-1].append(tokens)
+        ids = [*tokens.prompt_ids, *tokens.completion_ids]
+    turns = sum(map(len, runs))
+    if rewards is not None and len(rewards) != turns:
+        raise ValueError(f"trajectory {trajectory.id}: {turns} turns with sampled tokens and {len(rewards)} rewards")
+    left = iter(rewards or [0.0] * turns)
+    return [
+        replace(
+            _joined(run),
+            id=f"{trajectory.id}#{number}",
+            rewards=[next(left) for _ in run],
+            in_loss=in_loss,
+            trajectory=trajectory.id,
+            group=trajectory.task_id,
+            temperature=temperature,
+        )
+        for number, run in enumerate(runs)
+    ]
 
 
-def _extend(row: TrainingSample, tokens: Tokens) -> None:
-    """Append what a prompt has beyond the row, unmasked, and the sampled ids, masked."""
-    bridge, sampled = tokens.prompt_ids[len(row.ids) :], tokens.completion_ids
-    row.ids += [*bridge, *sampled]
-    row.mask += [False] * len(bridge) + [True] * len(sampled)
-    row.logprobs += [0.0] * len(bridge) + tokens.logprobs
-    row.versions += [-1] * len(bridge) + tokens.versions
-    row.turn_ends.append(len(row.ids))
+def _joined(turns: Sequence[Tokens]) -> TrainingSample:
+    """The tokens of turns that extend one another: prompts are not in the mask, sampled ids are."""
+    ids: list[int] = []
+    mask: list[bool] = []
+    logprobs: list[float] = []
+    versions: list[int] = []
+    turn_ends: list[int] = []
+    for tokens in turns:
+        bridge, sampled = tokens.prompt_ids[len(ids) :], tokens.completion_ids
+        ids += [*bridge, *sampled]
+        mask += [False] * len(bridge) + [True] * len(sampled)
+        logprobs += [0.0] * len(bridge) + tokens.logprobs
+        versions += [-1] * len(bridge) + tokens.versions
+        turn_ends.append(len(ids))
+    return TrainingSample(ids, mask, logprobs, versions=versions, turn_ends=turn_ends)
+
+
+def by_id(samples: Sequence[TrainingSample]) -> dict[str, TrainingSample]:
+    """The samples by their ids.
+
+    Raises:
+        ValueError: two samples have the same id.
+    """
+    found = {sample.id: sample for sample in samples}
+    if len(found) < len(samples):
+        twice = next(sample.id for sample in samples if found[sample.id] is not sample)
+        raise ValueError(f"two samples have the id {twice!r}; ids must be unique within a step")
+    return found
 
 
 def _check_tokens(tokens: Tokens, where: str) -> None:

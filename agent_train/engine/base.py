@@ -58,6 +58,10 @@ class Engine(Protocol):
         """Say that `count` episodes will not ask again."""
         ...
 
+    async def live(self) -> None:
+        """Raise EngineError if the engine cannot answer any more."""
+        ...
+
     async def close(self) -> None:
         """Stop and release everything. May be called twice."""
         ...

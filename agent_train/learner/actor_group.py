@@ -17,13 +17,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from agent_train.cluster.placement import learner_devices, rank_room
 from agent_train.config.schema import Config
 from agent_train.data.balance import TOKENS, model_cost
-from agent_train.data.packing import RankBatch
+from agent_train.data.packing import weights_of
 from agent_train.data.samples import TrainingSample
 from agent_train.learner.critic_objective import CriticMetrics, check_targets
 from agent_train.learner.measures import SftUpdate, StepResult, UpdateMetrics
 from agent_train.learner.optimizer_steps import split_steps
-from agent_train.learner.parallel import rank_shares
 from agent_train.learner.prm_objective import REDUCTION, PrmMetrics, prm_targets
+from agent_train.learner.shipping import Shipper
 from agent_train.learner.worker import LearnerWorker
 from agent_train.weights.manifest import TensorInfo, WeightAddress
 
@@ -49,17 +49,23 @@ class Learner:
     and every further call raises.
     """
 
-    def __init__(self, actors: Sequence[Any], config: Config, role: str = "policy"):
+    def __init__(self, actors: Sequence[Any], config: Config, role: str = "policy", shipper: Shipper | None = None):
         self.role = role
         self._actors = list(actors)
         self._config = config
         self._manifest: list[TensorInfo] = []
         self._cost = TOKENS
+        self._shipper = shipper or Shipper(config)
         self._ended = ""
 
     @classmethod
     async def start(
-        cls, model_dir: str | Path, config: Config, role: str = "policy", bundles: PlacementGroup | None = None
+        cls,
+        model_dir: str | Path,
+        config: Config,
+        role: str = "policy",
+        bundles: PlacementGroup | None = None,
+        shipper: Shipper | None = None,
     ) -> Learner:
         """Start the ranks, let them find each other, load the model. Ray must be running.
 
@@ -67,7 +73,8 @@ class Learner:
             model_dir: a Hugging Face folder that every node can read.
             config: of the run.
             role: which of the run's models, see `roles.ROLES`.
-            bundles: what `shared_devices` gave, where roles share devices.
+            bundles: from `shared_devices`, where roles share devices.
+            shipper: shared by the models of a run, so that samples are packed and sent once; None makes one.
 
         Raises:
             LearnerError: Ray is not running, there are too few GPUs, or a rank did not start.
@@ -79,9 +86,8 @@ class Learner:
         room = rank_room(config, gpus)
         make = ray.remote(max_restarts=0, num_gpus=room.gpus, num_cpus=room.cpus)(_Actor)
         arguments = (world, config, "cuda" if gpus else "cpu", role)
-        learner = cls(
-            [make.options(**_place(bundles, rank)).remote(rank, *arguments) for rank in range(world)], config, role
-        )
+        actors = [make.options(**_place(bundles, rank)).remote(rank, *arguments) for rank in range(world)]
+        learner = cls(actors, config, role, shipper)
         try:
             host = (await learner._call("find the node of rank 0", "node_ip", [()]))[0]
             port = (await learner._call("open the store of rank 0", "open_store", [(host,)]))[0]
@@ -110,13 +116,12 @@ class Learner:
         """
         if version is None:
             version = max((max(row.versions, default=-1) for row in rows), default=-1)
-        own = [(list(parts), lr_scale, kl_coef, version) for parts in zip(*self._steps(rows), strict=True)]
-        return (await self._call("update", "update", own))[0]
+        fields = ("weight", "advantages", "reference")
+        return (await self._on_samples("update", self._steps(rows), fields, lr_scale, kl_coef, version))[0]
 
     async def sft(self, rows: Sequence[TrainingSample], lr: float) -> SftUpdate:
         """One supervised step on the masked tokens of the rows, at this learning rate. Raises as `update`."""
-        dealt = self._deal(rows)
-        return (await self._call("sft", "sft", [(share, lr) for share in dealt]))[0]
+        return (await self._on_samples("sft", [self._weighed(rows)], ("weight",), lr))[0]
 
     async def update_critic(self, rows: Sequence[TrainingSample], *, lr_scale: float = 1.0) -> CriticMetrics:
         """One training step of the critic: as many optimizer steps as the policy's.
@@ -130,14 +135,13 @@ class Learner:
             LearnerError: a rank failed.
         """
         check_targets(rows, self._config.critic.clip)
-        own = [(list(parts), lr_scale) for parts in zip(*self._steps(rows), strict=True)]
-        return (await self._call("update_critic", "update_critic", own))[0]
+        return (await self._on_samples("update_critic", self._steps(rows), ("weight", "targets", "values"), lr_scale))[
+            0
+        ]
 
     async def update_prm(
         self,
         rows: Sequence[TrainingSample],
-        logprobs: Sequence[Sequence[float]],
-        reference: Sequence[Sequence[float]],
         outcomes: Mapping[str, float],
         *,
         lr_scale: float = 1.0,
@@ -145,9 +149,8 @@ class Learner:
         """One optimizer step of PRIME's reward model.
 
         Args:
-            rows: all rows of the trajectories that it learns from.
-            logprobs: what its own `logprobs` just said of the rows.
-            reference: the same under what it started from.
+            rows: all samples of the trajectories that it learns from, with `prm` (its own present log-probabilities) and
+                `reference` (those of the model that it started from).
             outcomes: of each trajectory by its id, from 0 (wrong) to 1 (right).
             lr_scale: factor of the learning rate.
 
@@ -156,9 +159,9 @@ class Learner:
             LearnerError: a rank failed.
         """
         started = time.monotonic()
-        targets = prm_targets(rows, logprobs, reference, outcomes, self._config.algorithm.advantage.prime_beta)
-        dealt = self._deal(targets.rows, REDUCTION)
-        step = (await self._call("update_prm", "update_prm", [(share, lr_scale) for share in dealt]))[0]
+        targets = prm_targets(rows, outcomes, self._config.algorithm.advantage.prime_beta)
+        taught = self._weighed(targets.rows, REDUCTION)
+        step = (await self._on_samples("update_prm", [taught], ("weight", "advantages"), lr_scale))[0]
         return PrmMetrics(
             loss=targets.loss,
             accuracy=targets.accuracy,
@@ -173,22 +176,22 @@ class Learner:
         """The log-probability of each sampled token of each row, 0.0 elsewhere: at the row's temperature, a teacher's at 1."""
         if self.role == "teacher":
             rows = [dataclasses.replace(row, temperature=1.0) for row in rows]
-        found: list[list[float]] = await self._of_rows("logprobs", rows)
+        found: list[list[float]] = await self._of_samples("logprobs", rows)
         return found
 
     async def reference_logprobs(self, rows: Sequence[TrainingSample]) -> list[list[float]]:
         """As `logprobs`, of the policy as the run began: the model without its adapters (`lora.rank` above 0)."""
-        found: list[list[float]] = await self._of_rows("logprobs_without_adapters", rows)
+        found: list[list[float]] = await self._of_samples("logprobs_without_adapters", rows)
         return found
 
     async def values(self, rows: Sequence[TrainingSample]) -> list[list[float]]:
         """The critic's value before each sampled token of each row, 0.0 elsewhere."""
-        found: list[list[float]] = await self._of_rows("values", rows)
+        found: list[list[float]] = await self._of_samples("values", rows)
         return found
 
     async def scores(self, rows: Sequence[TrainingSample]) -> list[float]:
         """The reward model's score of each row at its last sampled token. That of a trajectory is the score of its last row."""
-        found: list[float] = await self._of_rows("scores", rows)
+        found: list[float] = await self._of_samples("scores", rows)
         return found
 
     async def apply_loss_gradients(
@@ -203,37 +206,60 @@ class Learner:
             lr: learning rate.
         """
         along = [dataclasses.replace(row, advantages=list(own)) for row, own in zip(rows, derivatives, strict=True)]
-        dealt = self._deal(along)
-        return (await self._call("descend", "descend", [(share, lr) for share in dealt]))[0]
+        fields = ("weight", "advantages")
+        return (await self._on_samples("apply_loss_gradients", [self._weighed(along)], fields, lr))[0]
 
     async def load(self, model_dir: str | Path) -> None:
         """Take the model of another folder, as if the ranks had just started with it."""
         self._manifest = (await self._call("load", "load", self._each(_absolute(model_dir))))[0]
 
-    async def _of_rows(self, method: str, rows: Sequence[TrainingSample]) -> list[Any]:
-        """What a method of the ranks says of each row, in the order of the rows."""
-        dealt = self._deal(rows)
-        answers = await self._call(method, method, [(share,) for share in dealt])
+    async def _of_samples(self, method: str, samples: Sequence[TrainingSample]) -> list[Any]:
+        """The answers of a method of the ranks for each sample, in the order of the samples."""
+        answers = await self._on_samples(method, [samples], ())
         found = {
-            id(row): scored
-            for share, of_rank in zip(dealt, answers, strict=True)
-            for packed, of_bin in zip(share.micro_batches, of_rank, strict=True)
-            for row, scored in zip(packed, of_bin, strict=True)
+            sample.id: answer
+            for batch, of_rank in zip(self._shipper.ship(samples, self._cost).batches, answers, strict=True)
+            for own, of_micro_batch in zip(batch.micro_batches, of_rank, strict=True)
+            for sample, answer in zip(own, of_micro_batch, strict=True)
         }
-        return [found[id(row)] for row in rows]
+        return [found[sample.id] for sample in samples]
 
-    def _steps(self, rows: Sequence[TrainingSample]) -> list[list[RankBatch]]:
-        """For each optimizer step of a training step, the shares of the ranks."""
+    async def _on_samples(
+        self, method: str, steps: Sequence[Sequence[TrainingSample]], fields: Sequence[str], *arguments: Any
+    ) -> list[Any]:
+        """Call a method of the ranks on their batches of each optimizer step; the answers of ranks 0, 1, ...
+
+        Args:
+            method: of `LearnerWorker`.
+            steps: the samples of each optimizer step.
+            fields: those of a sample that are sent with the call, besides its temperature.
+            arguments: of the method, after the batches.
+        """
+        shipped = [self._shipper.ship(samples, self._cost) for samples in steps]
+        numbers = {s.id: {name: getattr(s, name) for name in ("temperature", *fields)} for own in steps for s in own}
+        calls = []
+        for rank in range(len(shipped[0].batches)):
+            own = [[s.id for part in each.batches[rank].micro_batches for s in part] for each in shipped]
+            sent = [{name: numbers[name] for name in ids} for ids in own]
+            calls.append((method, sent, arguments, *(each.references[rank] for each in shipped)))
+        return await self._call(method, "on_batches", calls)
+
+    def _steps(self, samples: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
+        """The samples of each optimizer step of a training step, with their weights."""
         algorithm = self._config.algorithm
         whole = algorithm.reduction == "prompt-mean" or self._config.learner.shared_prefix
-        parts = split_steps(rows, algorithm.updates_per_step, self._cost, whole)
-        return [self._deal(part, algorithm.reduction, algorithm.reduction_length) for part in parts]
+        parts = split_steps(samples, algorithm.updates_per_step, self._cost, whole)
+        return [self._weighed(part, algorithm.reduction, algorithm.reduction_length) for part in parts]
 
-    def _deal(
-        self, rows: Sequence[TrainingSample], reduction: str = "token-mean", length: float | None = None
-    ) -> list[RankBatch]:
-        """The shares of the ranks in one optimizer step."""
-        return rank_shares(rows, self._config.learner, reduction, length, self._cost)
+    @staticmethod
+    def _weighed(
+        samples: Sequence[TrainingSample], reduction: str = "token-mean", length: float | None = None
+    ) -> list[TrainingSample]:
+        """The samples of one optimizer step with their weights in its loss."""
+        if not any(sample.sampled for sample in samples):  # which `ship` refuses
+            return list(samples)
+        weights = weights_of(samples, reduction, length)
+        return [dataclasses.replace(each, weight=weight) for each, weight in zip(samples, weights, strict=True)]
 
     async def connect_weights(self, address: WeightAddress) -> None:
         """Rank 0 joins the weight group as sender; returns when the receivers have joined too."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agent_train.algorithms.losses import keep, weighted_sum
-from agent_train.algorithms.values import held_values, value_loss
+from agent_train.algorithms.values import value_clip_mask, value_loss
 from agent_train.data.packing import MicroBatch
 from agent_train.data.samples import TrainingSample
 from agent_train.learner.measures import MicroBatchLoss, StepResult
@@ -75,19 +75,19 @@ def critic_contribute(batches: Sequence[MicroBatch], clip: float | None) -> Micr
         batch = batches[index]
         given = (values_T, batch.values_T, batch.targets_T, batch.mask_T)
         loss = weighted_sum(value_loss(*given, clip), batch.weights_T, batch.mask_T)
-        held_T = torch.zeros_like(batch.mask_T) if clip is None else held_values(*given, clip)
-        return loss, *_sums(batch, loss.detach(), values_T.detach(), held_T)
+        clip_mask_T = torch.zeros_like(batch.mask_T) if clip is None else value_clip_mask(*given, clip)
+        return loss, *_sums(batch, loss.detach(), values_T.detach(), clip_mask_T)
 
     return of_batch
 
 
 @torch.no_grad()
-def _sums(batch: MicroBatch, loss: Tensor, values_T: Tensor, held_T: Tensor) -> tuple[Tensor, Tensor]:
+def _sums(batch: MicroBatch, loss: Tensor, values_T: Tensor, clip_mask_T: Tensor) -> tuple[Tensor, Tensor]:
     """Two fp64 vectors on the batch's device; nothing is read back to the host."""
     targets_T = keep(batch.targets_T, batch.mask_T).double()
     values_T = keep(values_T, batch.mask_T).double()
     error_T = targets_T - values_T
-    per_token = [batch.mask_T, values_T, targets_T, targets_T.square(), error_T, error_T.square(), held_T]
+    per_token = [batch.mask_T, values_T, targets_T, targets_T.square(), error_T, error_T.square(), clip_mask_T]
     sums = torch.stack([loss.double(), *(x_T.double().sum() for x_T in per_token)])
     return sums, error_T.abs().max()[None]
 

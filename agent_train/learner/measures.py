@@ -37,7 +37,7 @@ _OWN_SUMS = (
     "ratio",
     "kl_k1",
     "kl_k3",
-    "held",
+    "clipped",
     "correction",
     "cut",
     "dropped",
@@ -190,7 +190,7 @@ class PolicyTerms:
         entropy_T: its entropy.
         old_T: what the loss's ratio divides by; None where nothing asks for it.
         start_T: the trainer's log-probabilities at the start of the update; None where they are not known.
-        held_T: tokens that the clip holds back.
+        clip_mask_T: tokens that the clip holds back.
         correction_T: what the policy's loss was multiplied by; None where nothing corrects.
         cap: of the correction.
         kl_T: estimates of the KL to the reference; None where the rows have none.
@@ -203,7 +203,7 @@ class PolicyTerms:
     entropy_T: Tensor
     old_T: Tensor | None
     start_T: Tensor | None
-    held_T: Tensor
+    clip_mask_T: Tensor
     correction_T: Tensor | None
     cap: float | None
     kl_T: Tensor | None
@@ -231,7 +231,7 @@ def policy_sums(batch: MicroBatch, terms: PolicyTerms) -> tuple[Tensor, Tensor]:
         ratio_T,
         -log_ratio_T,
         k3(log_ratio_T),
-        terms.held_T,
+        terms.clip_mask_T,
         keep(weight_T, mask_T),
         cut_T,
         dropped_T,
@@ -262,7 +262,7 @@ def summarise(steps: Sequence[StepResult], packed_tokens: int, seconds: float, k
         loss=total["loss"] / len(steps),
         ratio_mean=mean("ratio", "compared"),
         ratio_max=largest["ratio_max"],
-        clip_fraction=mean("held"),
+        clip_fraction=mean("clipped"),
         kl_k1=mean("kl_k1", "compared"),
         kl_k3=mean("kl_k3", "compared"),
         entropy=mean("entropy"),

@@ -126,7 +126,7 @@ class PolicyObjective:
         start_T = logprobs_T.detach() if step.number == 0 else step.start[index] if step.start else None
         gap = self._gap(step, batch, logprobs_T, start_T)
         weights_T = self._correction(batch, gap, logprobs_T)
-        policy_T, held_T = self.loss.with_held(self._inputs(step, batch, logprobs_T, entropy_T, gap))
+        policy_T, clip_mask_T = self.loss.with_clip_mask(self._inputs(step, batch, logprobs_T, entropy_T, gap))
         if weights_T is not None:
             policy_T = policy_T * weights_T
         kl_T, measured_T = self._kl(step, index, logprobs_T, gap)
@@ -140,7 +140,7 @@ class PolicyObjective:
             entropy_T=entropy_T.detach(),
             old_T=gap.old_T if gap else None,
             start_T=start_T,
-            held_T=held_T,
+            clip_mask_T=clip_mask_T,
             correction_T=weights_T,
             cap=self.settings.correction.cap,
             kl_T=measured_T,

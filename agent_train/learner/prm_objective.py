@@ -62,17 +62,13 @@ class PrmTargets:
 
 def prm_targets(
     rows: Sequence[TrainingSample],
-    logprobs: Sequence[Sequence[float]],
-    reference: Sequence[Sequence[float]],
     outcomes: Mapping[str, float],
     beta: float,
 ) -> PrmTargets:
     """Copies of the rows with `beta * (outcome - sigmoid(sum))` of their trajectory on every sampled token.
 
     Args:
-        rows: every row of each trajectory.
-        logprobs: of each row under the process reward model as it is.
-        reference: of each row under what that started from.
+        rows: every sample of each trajectory, with `prm` and `reference`.
         outcomes: of each trajectory, from 0 (wrong) to 1 (right).
         beta: scale of the process rewards.
 
@@ -87,11 +83,11 @@ def prm_targets(
     for row in rows:
         if row.sampled:
             numbers.setdefault(row.trajectory, len(numbers))
-    live = [(row, own, base) for row, own, base in zip(rows, logprobs, reference, strict=True) if row.sampled]
-    segment_T = torch.tensor([numbers[row.trajectory] for row, _, _ in live for _ in row.ids], dtype=torch.long)
-    mask_T = torch.tensor([on for row, _, _ in live for on in row.mask], dtype=torch.bool)
-    scored_T = torch.tensor([x for _, own, _ in live for x in own])
-    reference_T = torch.tensor([x for _, _, base in live for x in base])
+    live = [row for row in rows if row.sampled]
+    segment_T = torch.tensor([numbers[row.trajectory] for row in live for _ in row.ids], dtype=torch.long)
+    mask_T = torch.tensor([on for row in live for on in row.mask], dtype=torch.bool)
+    scored_T = torch.tensor([x for row in live for x in row.prm])
+    reference_T = torch.tensor([x for row in live for x in row.reference])
     if not len(scored_T) == len(reference_T) == len(mask_T):
         raise ValueError(
             f"{len(mask_T)} tokens, {len(scored_T)} log-probabilities and {len(reference_T)} of the reference"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +38,9 @@ class Models:
     reward_model: Learner | None = None
 
 
-def learning_beside(config: Config, *learners: Learner | None) -> list[Learner]:
-    """Those that learn: what a checkpoint holds beside the policy."""
-    return [learner for learner in learners if learner is not None and learns(config, learner.role)]
+def learning_beside(config: Config, models: Models) -> list[Learner]:
+    """The models that learn besides the policy; a checkpoint holds them too."""
+    return [role for role in (models.critic, models.prm) if role is not None and learns(config, role.role)]
 
 
 def check_vocabularies(config: Config, policy_dir: str | Path) -> None:
@@ -75,12 +74,14 @@ async def start_models(config: Config, model_dir: str | Path, begin: str | Path,
     """
     from agent_train.engine.teacher import Teacher
     from agent_train.learner.actor_group import Learner, shared_devices
+    from agent_train.learner.shipping import Shipper
 
     bundles = await shared_devices(config)
+    shipper = Shipper(config)
 
     async def open_role(role: str) -> Learner:
         folder = Path(model_dir) if role == "policy" else start_of(config, role, begin)
-        learner = await Learner.start(folder, config, role, bundles)
+        learner = await Learner.start(folder, config, role, bundles, shipper)
         stack.callback(learner.close)
         return learner
 
@@ -103,12 +104,13 @@ async def start_models(config: Config, model_dir: str | Path, begin: str | Path,
     return Models(**found)  # type: ignore[arg-type]  # each role is of the class that its field says
 
 
-async def begin_as_policy(config: Config, policy: Learner, beside: Sequence[Learner | None], begin: str | Path) -> None:
-    """Save the policy as it is to `begin`, and have the roles without a folder of their own start from there.
+async def begin_as_policy(config: Config, models: Models, begin: str | Path) -> None:
+    """Save the policy to `begin`, and load from there the models for which the settings name no folder.
 
-    Called once, when the warm start is over. Nothing happens where no role asks for it.
+    Called once, when the warm start is over. Nothing happens if there is no such model.
     """
+    beside = (models.reference, models.critic, models.prm)
     following = [role for role in beside if role is not None and source_of(config, role.role) is None]
     if following:
-        await policy.save(begin)
+        await models.policy.save(begin)
         await asyncio.gather(*(role.load(begin) for role in following))

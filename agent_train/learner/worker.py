@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -150,6 +150,20 @@ class LearnerWorker:
             results.append(self._policy_step(objective, step, lr_scale))
         packed_tokens = sum(share.packed_tokens for share in steps)
         return summarise(results, packed_tokens, time.monotonic() - started, kl_coef)
+
+    def on_batches(
+        self,
+        method: str,
+        numbers: Sequence[Mapping[str, Mapping[str, Any]]],
+        arguments: Sequence[Any],
+        *batches: RankBatch,
+    ) -> Any:
+        """Call a method on shipped batches with the present numbers of their samples, by id.
+
+        `update` and `update_critic` take all batches, one for each optimizer step; the other methods take one.
+        """
+        given = [batch.with_numbers(own) for batch, own in zip(batches, numbers, strict=True)]
+        return getattr(self, method)(given if method in ("update", "update_critic") else given[0], *arguments)
 
     def sft(self, share: RankBatch, lr: float) -> SftUpdate:
         """One optimizer step on the mean negative log-likelihood of the masked tokens."""

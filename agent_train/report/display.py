@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from agent_train.algorithms.selection import Selection
+    from agent_train.algorithms.selection import SelectionMetrics
     from agent_train.report.tracking import EvalMetrics, SftMetrics, StepMetrics, Summary
     from agent_train.trainer.run_folder import RunFolder
 
@@ -221,7 +221,7 @@ def _last_line(error: str) -> str:
     return error.strip().splitlines()[-1][:200] if error.strip() else "no message"
 
 
-def _why_nothing(selection: Selection) -> str:
+def _why_nothing(selection: SelectionMetrics) -> str:
     if selection.masked:
         return f"all {selection.masked} episodes were cut off at a limit, and algorithm.overlong.mask leaves those out"
     return f"algorithm.filter keeps none of the {selection.groups} groups that were played"

@@ -27,7 +27,7 @@ from agentgym.core.trajectory import Group, Trajectory
 from agentgym.evaluate import success_interval
 
 if TYPE_CHECKING:
-    from agent_train.algorithms.selection import Selection
+    from agent_train.algorithms.selection import SelectionMetrics
     from agent_train.learner.critic_objective import CriticMetrics
     from agent_train.learner.measures import UpdateMetrics
     from agent_train.learner.prm_objective import PrmMetrics
@@ -88,27 +88,6 @@ class EvalMetrics:
 
 
 @dataclass(frozen=True)
-class Learned:
-    """What a training step made of its episodes.
-
-    Attributes:
-        selection: which of them it trained on.
-        advantage_mean, advantage_std: of the advantages, over the sampled tokens in the loss.
-        kl_coef: the coefficient of the KL to the reference, in the reward or in the loss.
-        update: of the policy; None where nothing was left to train on, or the critic learns alone.
-        critic, prm: of the critic and of PRIME's reward model, where the run has them.
-    """
-
-    selection: Selection
-    advantage_mean: float
-    advantage_std: float
-    kl_coef: float
-    update: UpdateMetrics | None = None
-    critic: CriticMetrics | None = None
-    prm: PrmMetrics | None = None
-
-
-@dataclass(frozen=True)
 class StepMetrics:
     """One training step. Episodes that failed are in no mean.
 
@@ -120,10 +99,14 @@ class StepMetrics:
         truncated: share of the episodes that a limit ended.
         sampled_tokens: tokens that the policy sampled; `tokens_per_second` is these over the rollout's seconds.
         rollout_seconds, score_seconds, learn_seconds, sync_seconds, step_seconds: wall time; the last is all of them together.
-            `score` is what the other roles say of the episodes, and the advantages.
+            `score` is the scoring by the other models, and the advantages.
         weights_checksum: of the weights that the engine holds after the step.
         health: signs of a collapse, of all episodes that were played to an end.
-        selection, advantage_mean, advantage_std, kl_coef, update, critic, prm: as in `Learned`.
+        selection: how much of the step was trained on.
+        advantage_mean, advantage_std: of the advantages, over the sampled tokens in the loss.
+        kl_coef: coefficient of the KL to the reference, in the reward or in the loss.
+        update: of the policy; None where nothing was left to train on, or the critic learns alone.
+        critic, prm: of the critic and of PRIME's reward model, where the run has them.
     """
 
     kind: ClassVar[str] = "train"
@@ -146,7 +129,7 @@ class StepMetrics:
     step_seconds: float
     weights_checksum: int
     health: Health | None
-    selection: Selection
+    selection: SelectionMetrics
     advantage_mean: float
     advantage_std: float
     kl_coef: float
@@ -251,19 +234,13 @@ class Tracker:
         self._append(measured.record())
         self._display.say(measured.line())
 
-    def train_step(
-        self, step: int, groups: Sequence[Group], learned: Learned, clock: Clock, checksum: int
-    ) -> StepMetrics:
-        """Record one training step. The clock has the laps "rollout", "score", "learn" and "sync"."""
-        metrics = step_metrics(step, groups, learned, clock, checksum)
-        self._steps, self._episodes, self._tokens = (
-            step,
-            self._episodes + metrics.episodes,
-            self._tokens + metrics.sampled_tokens,
-        )
+    def train_step(self, metrics: StepMetrics) -> None:
+        """Record one training step."""
+        self._steps = metrics.step
+        self._episodes += metrics.episodes
+        self._tokens += metrics.sampled_tokens
         self._write(metrics)
         self._display.show_step(metrics)
-        return metrics
 
     def evaluation(self, step: int, trajectories: Sequence[Trajectory]) -> EvalMetrics:
         """Record the held-out episodes that were played with the weights of a step."""
@@ -324,8 +301,29 @@ class Tracker:
         self._out.flush()
 
 
-def step_metrics(step: int, groups: Sequence[Group], learned: Learned, clock: Clock, checksum: int) -> StepMetrics:
-    """The measurements of one step. Groups are all that were played, trained on or not."""
+def step_metrics(
+    step: int,
+    groups: Sequence[Group],
+    clock: Clock,
+    checksum: int,
+    selection: SelectionMetrics,
+    advantages: tuple[float, float] = (0.0, 0.0),
+    kl_coef: float = 0.0,
+    update: UpdateMetrics | None = None,
+    critic: CriticMetrics | None = None,
+    prm: PrmMetrics | None = None,
+) -> StepMetrics:
+    """The measurements of one step.
+
+    Args:
+        step: its number, from 1.
+        groups: all that were played, trained on or not.
+        clock: with the laps "rollout", "score", "learn" and "sync".
+        checksum: of the weights after the step.
+        selection: how much of the step was trained on.
+        advantages: their mean and standard deviation.
+        kl_coef, update, critic, prm: as in `StepMetrics`.
+    """
     trajectories = [t for group in groups for t in group.trajectories]
     played = [t for t in trajectories if not t.failed]
     rewards = [t.reward for t in played]
@@ -351,8 +349,14 @@ def step_metrics(step: int, groups: Sequence[Group], learned: Learned, clock: Cl
         sync_seconds=clock.seconds.get("sync", 0.0),
         step_seconds=clock.total,
         weights_checksum=checksum,
-        health=_health(groups, learned.update),
-        **{field.name: getattr(learned, field.name) for field in dataclasses.fields(learned)},
+        health=_health(groups, update),
+        selection=selection,
+        advantage_mean=advantages[0],
+        advantage_std=advantages[1],
+        kl_coef=kl_coef,
+        update=update,
+        critic=critic,
+        prm=prm,
     )
 
 

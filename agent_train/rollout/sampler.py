@@ -1,4 +1,4 @@
-"""Tasks to groups of trajectories: which tasks a step takes, how many episodes may run, and with which seeds.
+"""From tasks to groups of trajectories: the tasks of a step, the number of episodes in flight, and their seeds.
 
 Nothing here depends on the order in which episodes finish: groups keep the order of their tasks and samples, and every seed
 derives from (run seed, step, position of the task in the step, sample).
@@ -10,7 +10,7 @@ import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from agent_train.engine.base import Engine, Sampling
 from agent_train.rollout.renderer import Renderer
@@ -74,124 +74,106 @@ def admit(*, batch: int, version: int, staleness: int, accepted: int, running: i
     return max(0, min(max_concurrent - running, (staleness + version + 1) * batch - (accepted + running)))
 
 
-async def collect(
-    make_env: Callable[[], Env],
-    engine: Engine,
-    renderer: Renderer,
-    tasks: Sequence[Task],
-    *,
-    group_size: int,
-    sampling: Sampling,
-    step: int,
-    seed: int,
-    concurrency: int = 64,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
-    on_end: OnEnd | None = None,
-    before: Sequence[Task] = (),
-) -> list[Group]:
-    """Play each task `group_size` times with the present weights.
+@dataclass(frozen=True)
+class Sampler:
+    """Plays episodes with the engine's present weights.
 
-    Args:
+    Attributes:
         make_env: makes a new environment.
-        engine: what samples.
+        engine: generates the answers.
         renderer: of the engine's tokenizer.
-        tasks: of this step; see `pick_tasks`. One that is there twice gets two groups, whose samples count on.
-        group_size: trajectories of one task.
         sampling: of every turn; its seed is replaced.
-        step: number of the step, 0 for the first: its trajectories are those of policy version `step`.
+        group_size: trajectories of one task in training.
         seed: of the run.
         concurrency: most episodes at a time.
         limits: of turns and seconds of an episode.
-        on_end: called with each trajectory as it ends, in the order in which they end.
-        before: tasks that the step has played already; positions and samples count on from theirs.
-
-    Returns:
-        A group for each task, in the order of `tasks`, with all samples in order. Those whose environment or engine failed
-        are marked (`Trajectory.failed`) and have no reward.
     """
-    batch = len(tasks) * group_size
-    at_once = admit(
-        batch=batch, version=step, staleness=0, accepted=step * batch, running=0, max_concurrent=concurrency
-    )
-    episodes = []
-    met = Counter(task.id for task in before)
-    for position, task in enumerate(tasks, start=len(before)):
-        for k in range(group_size):
-            sample = met[task.id] * group_size + k
-            episodes.append(Episode(task, sample, derive_seed(seed, "train", step, position, k)))
-        met[task.id] += 1
-    trajectories = await _play(make_env, engine, renderer, episodes, sampling, at_once, limits, on_end)
-    groups = [trajectories[start : start + group_size] for start in range(0, batch, group_size)]
-    return [Group(task.id, group) for task, group in zip(tasks, groups, strict=True)]
 
+    make_env: Callable[[], Env]
+    engine: Engine
+    renderer: Renderer
+    sampling: Sampling
+    group_size: int = 1
+    seed: int = 0
+    concurrency: int = 64
+    limits: Limits = Limits()  # noqa: RUF009 - frozen
 
-async def play_greedily(
-    make_env: Callable[[], Env],
-    engine: Engine,
-    renderer: Renderer,
-    tasks: Sequence[Task],
-    *,
-    sampling: Sampling,
-    step: int,
-    seed: int,
-    concurrency: int = 64,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
-    on_end: OnEnd | None = None,
-) -> list[Trajectory]:
-    """Play each task once at temperature 0, in the order of `tasks`: ReMax's baseline (arXiv 2310.10505). Nothing trains on it."""
-    greedy = replace(sampling, temperature=0.0)
-    episodes = [Episode(task, 0, derive_seed(seed, "greedy", step, position)) for position, task in enumerate(tasks)]
-    return await _play(make_env, engine, renderer, episodes, greedy, concurrency, limits, on_end)
+    async def collect(
+        self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None, before: Sequence[Task] = ()
+    ) -> list[Group]:
+        """Play each task `group_size` times.
 
+        Args:
+            tasks: of this step; see `pick_tasks`. A task that occurs twice gets two groups, whose samples count on.
+            step: number of the step, 0 for the first: its trajectories are those of policy version `step`.
+            on_end: called with each trajectory as it ends, in the order in which they end.
+            before: tasks that the step has played already; positions and samples count on from theirs.
 
-async def evaluate_policy(
-    make_env: Callable[[], Env],
-    engine: Engine,
-    renderer: Renderer,
-    tasks: Sequence[Task],
-    *,
-    sampling: Sampling,
-    seed: int,
-    concurrency: int = 64,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
-    on_end: OnEnd | None = None,
-) -> list[Trajectory]:
-    """Play each held-out task once; the same path as `collect`, in the order of `tasks`.
+        Returns:
+            A group for each task, in the order of `tasks`, with all samples in order. Those whose environment or engine failed
+            are marked (`Trajectory.failed`) and have no reward.
 
-    The seeds are the same in every evaluation of a run, so that two differ by the weights alone.
-    """
-    episodes = [Episode(task, 0, derive_seed(seed, "eval", position)) for position, task in enumerate(tasks)]
-    return await _play(make_env, engine, renderer, episodes, sampling, concurrency, limits, on_end)
+        Raises:
+            EngineError: an episode failed because the engine is dead.
+        """
+        batch = len(tasks) * self.group_size
+        at_once = admit(
+            batch=batch, version=step, staleness=0, accepted=step * batch, running=0, max_concurrent=self.concurrency
+        )
+        episodes = []
+        met = Counter(task.id for task in before)
+        for position, task in enumerate(tasks, start=len(before)):
+            for k in range(self.group_size):
+                sample = met[task.id] * self.group_size + k
+                episodes.append(Episode(task, sample, derive_seed(self.seed, "train", step, position, k)))
+            met[task.id] += 1
+        trajectories = await self._play(episodes, self.sampling, at_once, on_end)
+        groups = [trajectories[start : start + self.group_size] for start in range(0, batch, self.group_size)]
+        return [Group(task.id, group) for task, group in zip(tasks, groups, strict=True)]
 
+    async def play_greedily(self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None) -> list[Trajectory]:
+        """Play each task once at temperature 0, in order: ReMax's baseline (arXiv 2310.10505). Raises as `collect`."""
+        greedy = replace(self.sampling, temperature=0.0)
+        seeds = [derive_seed(self.seed, "greedy", step, position) for position in range(len(tasks))]
+        episodes = [Episode(task, 0, seed) for task, seed in zip(tasks, seeds, strict=True)]
+        return await self._play(episodes, greedy, self.concurrency, on_end)
 
-async def _play(
-    make_env: Callable[[], Env],
-    engine: Engine,
-    renderer: Renderer,
-    episodes: Sequence[Episode],
-    sampling: Sampling,
-    concurrency: int,
-    limits: Limits,
-    on_end: OnEnd | None,
-) -> list[Trajectory]:
-    """Run the episodes; the engine knows at any time how many of them may still ask it (its sessions)."""
-    left = len(episodes)
-    sessions = min(concurrency, left)
+    async def evaluate(self, tasks: Sequence[Task], on_end: OnEnd | None = None) -> list[Trajectory]:
+        """Play each held-out task once, in order. Raises as `collect`.
 
-    def make_policy(episode: Episode) -> TokenPolicy:
-        return TokenPolicy(engine, renderer, sampling, episode.seed)
+        The seeds are the same in every evaluation of a run, so that two differ by the weights alone.
+        """
+        seeds = [derive_seed(self.seed, "eval", position) for position in range(len(tasks))]
+        episodes = [Episode(task, 0, seed) for task, seed in zip(tasks, seeds, strict=True)]
+        return await self._play(episodes, self.sampling, self.concurrency, on_end)
 
-    def ended(trajectory: Trajectory) -> None:
-        nonlocal left, sessions
-        left -= 1
-        if left < sessions:  # no episode waits for the place that is free now
-            sessions -= 1
-            engine.close_session()
-        if on_end is not None:
-            on_end(trajectory)
+    async def _play(
+        self, episodes: Sequence[Episode], sampling: Sampling, concurrency: int, on_end: OnEnd | None
+    ) -> list[Trajectory]:
+        """Run the episodes; the engine's sessions are the episodes that may still ask it."""
+        left = len(episodes)
+        sessions = min(concurrency, left)
 
-    engine.open_session(sessions)
-    try:
-        return await run_many(make_env, make_policy, episodes, concurrency=concurrency, limits=limits, on_end=ended)
-    finally:
-        engine.close_session(sessions)
+        def make_policy(episode: Episode) -> TokenPolicy:
+            return TokenPolicy(self.engine, self.renderer, sampling, episode.seed)
+
+        def ended(trajectory: Trajectory) -> None:
+            nonlocal left, sessions
+            left -= 1
+            if left < sessions:  # no episode waits for the place that is free now
+                sessions -= 1
+                self.engine.close_session()
+            if on_end is not None:
+                on_end(trajectory)
+
+        self.engine.open_session(sessions)
+        try:
+            trajectories = await run_many(
+                self.make_env, make_policy, episodes, concurrency=concurrency, limits=self.limits, on_end=ended
+            )
+        finally:
+            self.engine.close_session(sessions)
+        # Each episode fails by itself; the cause may be a dead engine.
+        if any(trajectory.failed for trajectory in trajectories):
+            await self.engine.live()
+        return trajectories

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from agent_train.learner.tiny import build_tiny, texts_of_env
 from agent_train.report.tracking import Tracker
 from agent_train.rollout.env_workers import placed_env
 from agent_train.rollout.renderer import Renderer
-from agent_train.rollout.sampler import OnEnd, collect, evaluate_policy, play_greedily
+from agent_train.rollout.sampler import Sampler
 from agent_train.trainer.checkpoint import Checkpoint, Checkpoints
 from agent_train.trainer.progress import Progress
 from agent_train.trainer.run_folder import RunFolder
@@ -33,15 +33,12 @@ from agent_train.weights.manifest import WeightAddress, free_port
 from agent_train.weights.sync import sync
 from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec
-from agentgym.core.tasks import Task, TaskSet
-from agentgym.core.trajectory import Group, Trajectory
+from agentgym.core.tasks import TaskSet
 from agentgym.rollout.episode import Limits
 
 if TYPE_CHECKING:
     from agent_train.engine.embedded import EmbeddedEngine
-    from agent_train.engine.teacher import Teacher
     from agent_train.engine.vllm import VllmEngine
-    from agent_train.learner.actor_group import Learner
 
 CLOSE_SECONDS = 5.0
 TOKENIZER_EPISODES = 64
@@ -52,100 +49,43 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainerContext:
-    """The open parts of a run. `open_job` makes one and closes everything in it."""
+    """The open parts of a run. `open_context` makes one and closes everything in it.
+
+    Attributes:
+        config: of the run.
+        folder: of the run.
+        engine: generates the answers.
+        sampler: plays episodes with it.
+        models: policy and other roles.
+        train_tasks, test_tasks: of the environment.
+        demonstrations: the samples of the warm start, while they are made; None without one.
+        checkpoints: of the run.
+        resumed: the progress that the run goes on from; None for a new run.
+    """
 
     config: Config
     folder: RunFolder
-    make_env: Callable[[], Env]
     engine: VllmEngine | EmbeddedEngine
-    learner: Learner
-    renderer: Renderer
+    sampler: Sampler
+    models: Models
     train_tasks: TaskSet
     test_tasks: TaskSet
     demonstrations: asyncio.Future[list[TrainingSample]] | None
     checkpoints: Checkpoints
     resumed: Progress | None = None
-    reference: Learner | None = None
-    critic: Learner | None = None
-    prm: Learner | None = None
-    teacher: Learner | Teacher | None = None
-    reward_model: Learner | None = None
-
-    async def collect(
-        self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None, before: Sequence[Task] = ()
-    ) -> list[Group]:
-        """Play `algorithm.group_size` episodes of each task with the present weights; see `generator.collect`.
-
-        Raises:
-            EngineError: an episode failed because the engine is dead.
-        """
-        groups = await collect(
-            self.make_env,
-            self.engine,
-            self.renderer,
-            tasks,
-            group_size=self.config.algorithm.group_size,
-            sampling=self._sampling,
-            step=step,
-            seed=self.config.trainer.seed,
-            concurrency=self._concurrency,
-            limits=self._limits,
-            on_end=on_end,
-            before=before,
-        )
-        await self._look_at_engine([t for group in groups for t in group.trajectories])
-        return groups
-
-    async def play_greedily(self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None) -> list[Trajectory]:
-        """Play each task once at temperature 0 with the present weights. Raises as `collect`."""
-        trajectories = await play_greedily(
-            self.make_env,
-            self.engine,
-            self.renderer,
-            tasks,
-            sampling=self._sampling,
-            step=step,
-            seed=self.config.trainer.seed,
-            concurrency=self._concurrency,
-            limits=self._limits,
-            on_end=on_end,
-        )
-        await self._look_at_engine(trajectories)
-        return trajectories
-
-    async def evaluate(self, tasks: Sequence[Task], on_end: OnEnd | None = None) -> list[Trajectory]:
-        """Play each task once with the present weights. Raises as `collect`."""
-        trajectories = await evaluate_policy(
-            self.make_env,
-            self.engine,
-            self.renderer,
-            tasks,
-            sampling=self._sampling,
-            seed=self.config.trainer.seed,
-            concurrency=self._concurrency,
-            limits=self._limits,
-            on_end=on_end,
-        )
-        await self._look_at_engine(trajectories)
-        return trajectories
-
-    async def _look_at_engine(self, trajectories: Sequence[Trajectory]) -> None:
-        """Episodes fail each for itself. Whether they did because the engine is dead is asked here."""
-        if any(trajectory.failed for trajectory in trajectories):
-            await self.engine.live()
 
     async def imitate_expert(self, tracker: Tracker) -> None:
         """The supervised warm start that `config.sft` asks for; nothing where it asks for no episodes."""
         if self.demonstrations is None:
             return
         tracker.phase("warm start", f"the expert plays {self.config.sft.episodes} episodes")
-        rows = await _result_of(self.demonstrations, "the expert's demonstrations", DEMONSTRATION_SECONDS)
+        samples = await _result_of(self.demonstrations, "the expert's demonstrations", DEMONSTRATION_SECONDS)
 
         def show(progress: SftProgress) -> None:
             tracker.sft_step(progress.step, progress.steps, progress.metrics.loss, progress.metrics.tokens)
 
-        await warm_start(self.learner, rows, self.config.sft, show, self.config.trainer.seed)
-        await begin_as_policy(self.config, self.learner, (self.reference, self.critic, self.prm), self.folder.start)
+        await warm_start(self.models.policy, samples, self.config.sft, show, self.config.trainer.seed)
+        await begin_as_policy(self.config, self.models, self.folder.start)
 
     async def sync(self, version: int) -> int:
         """Move the policy's weights into the engine as a version: a vLLM engine gets adapters alone. See `weights.sync`.
@@ -153,38 +93,19 @@ class TrainerContext:
         Raises:
             EngineError, LearnerError, WeightSyncError: they did not arrive as they were sent.
         """
+        policy, engine = self.models.policy, self.engine
         if self.config.lora.rank and self.config.engine.name == "vllm":
-            adapters = self.folder.path / "adapters"
-            return await sync_adapter(self.learner, cast("VllmEngine", self.engine), adapters, version)
-        return await sync(self.learner, self.engine, version)
+            return await sync_adapter(policy, cast("VllmEngine", engine), self.folder.path / "adapters", version)
+        return await sync(policy, engine, version)
 
     async def save(self, progress: Progress) -> None:
-        """Begin to keep all that a run needs to go on from here; returns when it is copied. See `Checkpoints.save`."""
-        await self.checkpoints.save(progress, {"policy": self.learner, **self._learning_beside})
-
-    @property
-    def _learning_beside(self) -> dict[str, Learner]:
-        return {learner.role: learner for learner in learning_beside(self.config, self.critic, self.prm)}
-
-    @property
-    def _sampling(self) -> Sampling:
-        settings = self.config.sampling
-        return Sampling(settings.max_tokens, settings.temperature)
-
-    @property
-    def _limits(self) -> Limits:
-        engine, step_timeout = self.config.engine, self.config.env.step_timeout
-        # Whoever waits for a batch that waits for all is bound by the limits of the others' calls.
-        waits_for_all = engine.name == "embedded" and self.config.trainer.deterministic
-        return Limits(step_timeout=step_timeout, act_timeout=None if waits_for_all else engine.request_timeout)
-
-    @property
-    def _concurrency(self) -> int:
-        return self.config.engine.max_concurrent * self.config.engine.replicas
+        """Begin to save all that a run needs to go on from here; returns when it is copied. See `Checkpoints.save`."""
+        learning = [self.models.policy, *learning_beside(self.config, self.models)]
+        await self.checkpoints.save(progress, {learner.role: learner for learner in learning})
 
 
 @asynccontextmanager
-async def open_job(
+async def open_context(
     config: Config, folder: RunFolder, tracker: Tracker, checkpoint: Checkpoint | None = None
 ) -> AsyncIterator[TrainerContext]:
     """Build or find the model, start Ray, engine and learner, and join the two by a weight group.
@@ -222,15 +143,41 @@ async def open_job(
         await asyncio.gather(models.policy.connect_weights(address), engine.connect_weights(address))
         if checkpoint is not None:
             tracker.phase("loading the checkpoint", checkpoint.path.name)
-            learning = learning_beside(config, models.policy, models.critic, models.prm)
+            learning = [models.policy, *learning_beside(config, models)]
             await asyncio.gather(*(learner.load_state(checkpoint.state(learner.role)) for learner in learning))
         trainer, timeout = config.trainer, config.learner.timeout
         checkpoints = Checkpoints(folder, trainer.keep_checkpoints, timeout, tracker.note, lambda: tracker.elapsed)
         await stack.enter_async_context(checkpoints)
-        resumed = checkpoint.progress if checkpoint else None
-        beside = {name: learner for name, learner in vars(models).items() if name != "policy"}
-        parts = (config, folder, make_env, engine, models.policy, renderer, train_tasks, test_tasks)
-        yield TrainerContext(*parts, demonstrated, checkpoints, resumed, **beside)
+        yield TrainerContext(
+            config,
+            folder,
+            engine,
+            _sampler(config, make_env, engine, renderer),
+            models,
+            train_tasks,
+            test_tasks,
+            demonstrated,
+            checkpoints,
+            checkpoint.progress if checkpoint else None,
+        )
+
+
+def _sampler(
+    config: Config, make_env: Callable[[], Env], engine: VllmEngine | EmbeddedEngine, renderer: Renderer
+) -> Sampler:
+    # In a deterministic run of the embedded engine a request waits for a batch of all episodes, whose calls have limits of their own.
+    waits_for_all = config.engine.name == "embedded" and config.trainer.deterministic
+    act_timeout = None if waits_for_all else config.engine.request_timeout
+    return Sampler(
+        make_env,
+        engine,
+        renderer,
+        Sampling(config.sampling.max_tokens, config.sampling.temperature),
+        group_size=config.algorithm.group_size,
+        seed=config.trainer.seed,
+        concurrency=config.engine.max_concurrent * config.engine.replicas,
+        limits=Limits(step_timeout=config.env.step_timeout, act_timeout=act_timeout),
+    )
 
 
 def find_model(config: Config, folder: RunFolder, tracker: Tracker) -> Path:

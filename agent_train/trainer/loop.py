@@ -1,73 +1,87 @@
-"""The training loop: play -> choose -> score -> advantages -> learn -> sync. It is the only one, and reads top to bottom."""
+"""The training loop: play, choose, score, compute advantages, update, sync. It is the only one, and reads top to bottom."""
 
 from __future__ import annotations
 
 from agent_train.algorithms.selection import choose
+from agent_train.algorithms.step_advantages import mean_and_spread
 from agent_train.config.schema import Config
-from agent_train.report.tracking import Clock, Tracker
+from agent_train.report.tracking import Clock, Tracker, step_metrics
 from agent_train.trainer.context import TrainerContext
 from agent_train.trainer.progress import Progress
-from agent_train.trainer.step import after, give_advantages, judge, learn, nothing_played, play, score, training_rows
+from agent_train.trainer.step import (
+    add_reward_model_scores,
+    after,
+    give_advantages,
+    learn,
+    nothing_played,
+    play,
+    score_with_models,
+    training_samples,
+)
 from agentgym.core.trajectory import Trajectory, write_jsonl
 
 
-async def train(config: Config, job: TrainerContext, tracker: Tracker) -> None:
-    """Train the policy of `job`; everything that is measured goes to `tracker`.
+async def train(config: Config, context: TrainerContext, tracker: Tracker) -> None:
+    """Train the policy of a run; all measurements go to `tracker`.
 
     Raises:
         EngineError, LearnerError, WeightSyncError: a part failed for good; the last checkpoint stays usable.
         NothingPlayed: every episode of a step or of an evaluation failed.
-        AdvantageError: the advantage cannot be made of the environment's rewards.
+        AdvantageError: the advantage cannot be computed from the environment's rewards.
     """
-    trainer, algorithm = config.trainer, config.algorithm
-    progress = job.resumed or Progress(kl_coef=algorithm.kl.coef)
-    if job.resumed is None:
-        await job.imitate_expert(tracker)
-    await job.sync(version=progress.step)
-    if job.resumed is None:
-        await measure(config, job, tracker, step=0)
-        await job.save(progress)
+    trainer, algorithm, models = config.trainer, config.algorithm, context.models
+    progress = context.resumed or Progress(kl_coef=algorithm.kl.coef)
+    if context.resumed is None:
+        await context.imitate_expert(tracker)
+    await context.sync(version=progress.step)
+    if context.resumed is None:
+        await measure(config, context, tracker, step=0)
+        await context.save(progress)
 
     while progress.step < trainer.steps:
         clock = Clock()
-        played = await play(config, job, progress, tracker)
+        groups, greedy, rounds = await play(config, context, progress, tracker)
         clock.lap("rollout")
 
-        chosen = choose(played.groups, algorithm, trainer.groups_per_step, played.rounds)
-        rows = training_rows(chosen, played, config.sampling.temperature)
-        chosen = await judge(job, chosen, rows)
-        scores = await score(config, job, rows, played.greedy)
-        give_advantages(config, chosen, rows, scores, progress.kl_coef)
+        kept, selection = choose(groups, algorithm, trainer.groups_per_step, rounds)
+        samples = training_samples(config, groups, kept)
+        samples = await add_reward_model_scores(models, samples)
+        samples = await score_with_models(config, models, samples)
+        samples = give_advantages(config, kept, samples, greedy, progress.kl_coef)
         clock.lap("score")
 
-        learned = await learn(config, job, progress, chosen, rows, scores)
-        progress = after(config, progress, played, learned)
+        kl_coef = progress.kl_coef
+        update, critic, prm = await learn(config, models, progress, kept, samples)
+        progress = after(config, progress, groups, selection.episodes, update)
         clock.lap("learn")
 
-        checksum = await job.sync(version=progress.step)
+        checksum = await context.sync(version=progress.step)
         clock.lap("sync")
 
         step = progress.step
-        write_jsonl(job.folder.trajectories / f"train-{step:06d}.jsonl", played.trajectories)
-        if played.greedy:
-            write_jsonl(job.folder.trajectories / f"greedy-{step:06d}.jsonl", played.greedy)
-        tracker.train_step(step, played.groups, learned, clock, checksum)
+        write_jsonl(
+            context.folder.trajectories / f"train-{step:06d}.jsonl", [t for g in groups for t in g.trajectories]
+        )
+        if greedy:
+            write_jsonl(context.folder.trajectories / f"greedy-{step:06d}.jsonl", greedy)
+        spread = mean_and_spread([sample for sample in samples if sample.in_loss])
+        tracker.train_step(step_metrics(step, groups, clock, checksum, selection, spread, kl_coef, update, critic, prm))
         if step % trainer.eval_every == 0 or step == trainer.steps:
-            await measure(config, job, tracker, step)
+            await measure(config, context, tracker, step)
         if step % trainer.save_every == 0 or step == trainer.steps:
-            await job.save(progress)
-    await job.checkpoints.finish()
+            await context.save(progress)
+    await context.checkpoints.finish()
 
 
-async def measure(config: Config, job: TrainerContext, tracker: Tracker, step: int) -> list[Trajectory]:
+async def measure(config: Config, context: TrainerContext, tracker: Tracker, step: int) -> list[Trajectory]:
     """Play the held-out tasks with the present weights.
 
     Raises:
         NothingPlayed: every episode failed.
     """
-    tasks = job.test_tasks.take(config.trainer.eval_episodes)
-    trajectories = await job.evaluate(tasks, tracker.episode_ended)
-    write_jsonl(job.folder.trajectories / f"eval-{step:06d}.jsonl", trajectories)
+    tasks = context.test_tasks.take(config.trainer.eval_episodes)
+    trajectories = await context.sampler.evaluate(tasks, tracker.episode_ended)
+    write_jsonl(context.folder.trajectories / f"eval-{step:06d}.jsonl", trajectories)
     tracker.evaluation(step, trajectories)
     if all(t.failed for t in trajectories):
         raise nothing_played("evaluation", trajectories)

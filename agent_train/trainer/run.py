@@ -23,7 +23,7 @@ from agent_train.report.page import write_report, write_result
 from agent_train.report.tracking import Summary, Tracker
 from agent_train.rollout.renderer import RendererError
 from agent_train.trainer.checkpoint import CheckpointError
-from agent_train.trainer.context import open_job
+from agent_train.trainer.context import open_context
 from agent_train.trainer.loop import train
 from agent_train.trainer.offline.context import open_file_job
 from agent_train.trainer.offline.loop import train_on_files
@@ -125,8 +125,8 @@ async def _until_stopped(config: Config, opened: OpenRun, tracker: Tracker, stop
     with _signals(stop):
         try:
             if config.mode == "rl":
-                async with open_job(config, opened.folder, tracker, opened.checkpoint) as job:
-                    await train(config, job, tracker)
+                async with open_context(config, opened.folder, tracker, opened.checkpoint) as context:
+                    await train(config, context, tracker)
                     tracker.phase("stopping")
             else:
                 async with open_file_job(config, opened.folder, tracker, opened.checkpoint) as job:

@@ -1,192 +1,208 @@
-"""The parts of one training step, in the order in which the loop takes them: play, rows, score, advantages, learn."""
+"""The parts of one training step, in the order of the loop: play, samples, scores, advantages, updates."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from agent_train.algorithms.advantage_inputs import advantage_inputs
 from agent_train.algorithms.kl import adapted
-from agent_train.algorithms.selection import Chosen, more_groups
-from agent_train.algorithms.step_advantages import Scores, mean_and_spread, set_advantages
+from agent_train.algorithms.selection import more_groups, participants, turn_rewards
+from agent_train.algorithms.step_advantages import with_advantages
 from agent_train.config.schema import Config
-from agent_train.data.samples import TrainingSample, rows_of
-from agent_train.engine.teacher import Teacher
-from agent_train.learner.actor_group import Learner
+from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.learner.roles import lr_scale, needs_reference, reference_is_base
-from agent_train.report.tracking import Learned, Tracker
+from agent_train.report.tracking import Tracker
 from agent_train.rollout.sampler import pick_tasks
 from agent_train.trainer.context import TrainerContext
 from agent_train.trainer.progress import Progress
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Group, Trajectory
 
+if TYPE_CHECKING:
+    from agent_train.engine.teacher import Teacher
+    from agent_train.learner.actor_group import Learner
+    from agent_train.learner.critic_objective import CriticMetrics
+    from agent_train.learner.measures import UpdateMetrics
+    from agent_train.learner.prm_objective import PrmMetrics
+    from agent_train.learner.role_start import Models
+
 
 class NothingPlayed(RuntimeError):
-    """Every episode of a step or of an evaluation failed, so that there is nothing to learn from or to measure."""
+    """Every episode of a step or of an evaluation failed, so there is nothing to learn from or to measure."""
 
 
 class AdvantageError(RuntimeError):
-    """The rewards of a step are none that `algorithm.advantage` can take."""
+    """`algorithm.advantage` cannot take the rewards of a step."""
 
 
-@dataclass(frozen=True)
-class Played:
-    """What a step played.
+async def play(
+    config: Config, context: TrainerContext, progress: Progress, tracker: Tracker
+) -> tuple[list[Group], list[Trajectory], int]:
+    """Play the next tasks; with dynamic sampling further ones, until enough groups differ in their rewards.
 
-    Attributes:
-        groups: in the order of their tasks.
-        greedy: the greedy episode of each task, of ReMax alone.
-        rounds: rollouts that it took.
+    Returns:
+        The groups in the order of their tasks; for ReMax the greedy episode of each task, else none; the number of rollouts.
     """
-
-    groups: list[Group]
-    greedy: list[Trajectory]
-    rounds: int
-
-    @property
-    def trajectories(self) -> list[Trajectory]:
-        """Of all groups."""
-        return [trajectory for group in self.groups for trajectory in group.trajectories]
-
-
-async def play(config: Config, job: TrainerContext, progress: Progress, tracker: Tracker) -> Played:
-    """The next tasks of the row; with dynamic sampling further ones, until enough groups differ in their rewards."""
     trainer = config.trainer
     tasks: list[Task] = []
     groups: list[Group] = []
     rounds, count = 0, trainer.groups_per_step
     while count:
-        more = pick_tasks(job.train_tasks, progress.tasks + len(tasks), count, trainer.seed)
-        groups += await job.collect(more, progress.step, tracker.episode_ended, before=tasks)
+        more = pick_tasks(context.train_tasks, progress.tasks + len(tasks), count, trainer.seed)
+        groups += await context.sampler.collect(more, progress.step, tracker.episode_ended, before=tasks)
         tasks, rounds = tasks + more, rounds + 1
         count = more_groups(groups, config.algorithm, trainer.groups_per_step, rounds)
     remax = config.algorithm.advantage.name == "remax"
-    greedy = await job.play_greedily(tasks, progress.step, tracker.episode_ended) if remax else []
-    return Played(groups, greedy, rounds)
+    greedy = await context.sampler.play_greedily(tasks, progress.step, tracker.episode_ended) if remax else []
+    return groups, greedy, rounds
 
 
-def training_rows(chosen: Chosen, played: Played, temperature: float) -> list[TrainingSample]:
-    """The rows of the chosen trajectories that take part in advantages.
+def training_samples(config: Config, played: Sequence[Group], kept: Sequence[Group]) -> list[TrainingSample]:
+    """The samples of the kept trajectories that take part in advantages.
 
     Raises:
-        NothingPlayed: not one episode of the step is of any use.
+        NothingPlayed: no episode of the step can be used.
     """
-    if not any(t.sampled_tokens for t in played.trajectories if not t.failed):
-        raise nothing_played("training step", played.trajectories)
-    takes_part = [t for g in chosen.groups for t in g.trajectories if chosen.outcomes[t.id].rewards is not None]
-    return [row for trajectory in takes_part for row in rows_of(trajectory, temperature)]
+    trajectories = [trajectory for group in played for trajectory in group.trajectories]
+    if not any(t.sampled_tokens for t in trajectories if not t.failed):
+        raise nothing_played("training step", trajectories)
+    overlong, temperature = config.algorithm.overlong, config.sampling.temperature
+    return [
+        sample
+        for group in kept
+        for trajectory, in_loss in participants(group, overlong)
+        for sample in samples_of(trajectory, temperature, turn_rewards(trajectory, overlong), in_loss)
+    ]
 
 
-async def judge(job: TrainerContext, chosen: Chosen, rows: Sequence[TrainingSample]) -> Chosen:
-    """Where the run has a reward model, its score of a trajectory, after the last row, is added to the environment's reward."""
-    if job.reward_model is None or not rows:
-        return chosen
-    said = await job.reward_model.scores(rows)
-    last = {row.trajectory: one for row, one in zip(rows, said, strict=True)}
-    outcomes = {name: outcome.plus(last.get(name, 0.0)) for name, outcome in chosen.outcomes.items()}
-    return replace(chosen, outcomes=outcomes)
+async def add_reward_model_scores(models: Models, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """Add the reward model's score of each trajectory's last sample to the reward of its last turn, if there is such a model."""
+    if models.reward_model is None or not samples:
+        return list(samples)
+    scores = await models.reward_model.scores(samples)
+    last = {sample.trajectory: number for number, sample in enumerate(samples)}
+    return [
+        replace(sample, rewards=[*sample.rewards[:-1], sample.rewards[-1] + score])
+        if last[sample.trajectory] == number
+        else sample
+        for number, (sample, score) in enumerate(zip(samples, scores, strict=True))
+    ]
 
 
-async def score(
-    config: Config, job: TrainerContext, rows: Sequence[TrainingSample], greedy: Sequence[Trajectory] = ()
-) -> Scores:
-    """What the roles of the run say of the rows: the reference's and the critic's numbers go onto them."""
-    if not rows:
-        return Scores()
+async def score_with_models(config: Config, models: Models, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """The samples with the numbers of reference, critic, process reward model and teacher, as far as the run has them."""
+    if not samples:
+        return []
     reference, values, prm, teacher = await asyncio.gather(
-        _reference(config, job, rows),
-        _values(job.critic, rows),
-        _logprobs(job.prm, rows),
-        _logprobs(job.teacher, rows),
+        _reference(config, models, samples),
+        _none() if models.critic is None else models.critic.values(samples),
+        _logprobs(models.prm, samples),
+        _logprobs(models.teacher, samples),
     )
-    for number, row in enumerate(rows):
-        row.reference = reference[number] if reference else []
-        row.values = values[number] if values else []
-    rewards = {t.task_id: None if t.failed else t.reward for t in greedy}
-    return Scores(rewards, prm, teacher, config.teacher.coef)
+    return [
+        replace(
+            sample,
+            reference=reference[number] if reference else [],
+            values=values[number] if values else [],
+            prm=prm[number] if prm else [],
+            teacher=teacher[number] if teacher else [],
+        )
+        for number, sample in enumerate(samples)
+    ]
 
 
-async def _reference(config: Config, job: TrainerContext, rows: Sequence[TrainingSample]) -> list[list[float]] | None:
+async def _reference(config: Config, models: Models, samples: Sequence[TrainingSample]) -> list[list[float]] | None:
     if reference_is_base(config) and needs_reference(config):
-        return await job.learner.reference_logprobs(rows)
-    return await _logprobs(job.reference, rows)
+        return await models.policy.reference_logprobs(samples)
+    return await _logprobs(models.reference, samples)
+
+
+async def _logprobs(role: Learner | Teacher | None, samples: Sequence[TrainingSample]) -> list[list[float]] | None:
+    return None if role is None else await role.logprobs(samples)
+
+
+async def _none() -> None:
+    return None
 
 
 def give_advantages(
-    config: Config, chosen: Chosen, rows: Sequence[TrainingSample], scores: Scores, kl_coef: float
-) -> None:
-    """As `set_advantages`.
+    config: Config,
+    kept: Sequence[Group],
+    samples: Sequence[TrainingSample],
+    greedy: Sequence[Trajectory],
+    kl_coef: float,
+) -> list[TrainingSample]:
+    """The samples with their advantages, and with the critic's targets; see `with_advantages`.
 
     Raises:
-        AdvantageError: in place of its ValueError: the rewards are the environment's, and no mistake of the program.
+        AdvantageError: the advantage cannot be computed from the rewards of the environment.
     """
+    baselines = {t.task_id: None if t.failed else t.reward for t in greedy}
     try:
-        set_advantages(config.algorithm, chosen.groups, rows, chosen.outcomes, scores, kl_coef)
+        inputs = advantage_inputs(config.algorithm, kept, samples, baselines, config.teacher.coef, kl_coef)
+        return with_advantages(inputs, samples)
     except ValueError as error:
         raise AdvantageError(f"algorithm.advantage.name={config.algorithm.advantage.name}: {error}") from error
 
 
 async def learn(
-    config: Config,
-    job: TrainerContext,
-    progress: Progress,
-    chosen: Chosen,
-    rows: Sequence[TrainingSample],
-    scores: Scores,
-) -> Learned:
-    """Update all that learns, side by side. Where no row is in the loss, nothing is."""
-    own = [row for row in rows if chosen.outcomes[row.trajectory].trained]
-    learned = Learned(chosen.selection, *mean_and_spread(own), progress.kl_coef)
+    config: Config, models: Models, progress: Progress, kept: Sequence[Group], samples: Sequence[TrainingSample]
+) -> tuple[UpdateMetrics | None, CriticMetrics | None, PrmMetrics | None]:
+    """Update policy, critic and process reward model side by side; None for each that is not updated.
+
+    Without a sample in the loss nothing is updated.
+    """
+    own = [sample for sample in samples if sample.in_loss]
     if not own:
-        return learned
+        return None, None, None
     scale = lr_scale(config, progress.step + 1, config.trainer.steps)
-    updates: dict[str, Awaitable[Any]] = {}
-    if job.critic is None or progress.step >= config.critic.alone_steps:
-        kl_coef = progress.kl_coef if config.algorithm.kl.place == "loss" else 0.0
-        updates["update"] = job.learner.update(own, lr_scale=scale, kl_coef=kl_coef, version=progress.step)
-    if job.critic is not None:
-        updates["critic"] = job.critic.update_critic(own, lr_scale=scale)
-    if job.prm is not None and scores.prm is not None:
-        outcomes = {t.id: t.success for group in chosen.groups for t in group.trajectories}
-        given = (rows, scores.prm, [row.reference for row in rows], outcomes)
-        updates["prm"] = job.prm.update_prm(*given, lr_scale=scale)
-    return replace(learned, **dict(zip(updates, await asyncio.gather(*updates.values()), strict=True)))
+    critic_alone = models.critic is not None and progress.step < config.critic.alone_steps
+    kl_coef = progress.kl_coef if config.algorithm.kl.place == "loss" else 0.0
+    outcomes = {t.id: t.success for group in kept for t in group.trajectories}
+    return await asyncio.gather(
+        _none() if critic_alone else models.policy.update(own, lr_scale=scale, kl_coef=kl_coef, version=progress.step),
+        _none() if models.critic is None else models.critic.update_critic(own, lr_scale=scale),
+        _none() if models.prm is None else models.prm.update_prm(samples, outcomes, lr_scale=scale),
+    )
 
 
-def after(config: Config, progress: Progress, played: Played, learned: Learned) -> Progress:
-    """Where the run is after a step."""
-    ended = [trajectory for trajectory in played.trajectories if not trajectory.failed]
+def after(
+    config: Config, progress: Progress, played: Sequence[Group], episodes: int, update: UpdateMetrics | None
+) -> Progress:
+    """The progress after a step.
+
+    Args:
+        config: of the run.
+        progress: before the step.
+        played: all groups of the step.
+        episodes: how many it trained on.
+        update: of the policy.
+    """
+    trajectories = [trajectory for group in played for trajectory in group.trajectories]
     return Progress(
         step=progress.step + 1,
-        tasks=progress.tasks + len(played.groups),
-        kl_coef=_next_kl_coef(config, progress.kl_coef, learned),
-        episodes=progress.episodes + len(ended),
-        tokens=progress.tokens + sum(trajectory.sampled_tokens for trajectory in played.trajectories),
+        tasks=progress.tasks + len(played),
+        kl_coef=_next_kl_coef(config, progress.kl_coef, episodes, update),
+        episodes=progress.episodes + sum(not trajectory.failed for trajectory in trajectories),
+        tokens=progress.tokens + sum(trajectory.sampled_tokens for trajectory in trajectories),
     )
 
 
 def nothing_played(what: str, trajectories: Sequence[Trajectory]) -> NothingPlayed:
-    """The error for a step or an evaluation of which nothing can be used."""
+    """The error for a step or an evaluation without a usable episode."""
     errors = [t.error for t in trajectories if t.error] or ["no tokens were sampled"]
     return NothingPlayed(
         f"not one of the {len(trajectories)} episodes of this {what} can be used; the first error: {errors[0]}"
     )
 
 
-def _next_kl_coef(config: Config, coef: float, learned: Learned) -> float:
+def _next_kl_coef(config: Config, coef: float, episodes: int, update: UpdateMetrics | None) -> float:
     """Where `kl.target` is set, the coefficient follows the KL to the reference that the update measured."""
-    kl, update = config.algorithm.kl, learned.update
+    kl = config.algorithm.kl
     if kl.target is None or update is None or not math.isfinite(update.kl_reference):
         return coef
-    return adapted(coef, update.kl_reference, kl.target, learned.selection.episodes, kl.horizon)
-
-
-async def _logprobs(role: Learner | Teacher | None, rows: Sequence[TrainingSample]) -> list[list[float]] | None:
-    return None if role is None else await role.logprobs(rows)
-
-
-async def _values(critic: Learner | None, rows: Sequence[TrainingSample]) -> list[list[float]] | None:
-    return None if critic is None else await critic.values(rows)
+    return adapted(coef, update.kl_reference, kl.target, episodes, kl.horizon)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agent_train.config.schema import Config, SftConfig
-from agent_train.data.samples import TrainingSample, rows_of
+from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.learner.measures import SftUpdate
 from agent_train.rollout.renderer import Rendered, Renderer
 from agent_train.trainer.seeds import derive_seed
@@ -80,10 +80,10 @@ async def demonstrations(config: Config, env_spec: EnvSpec, model_dir: str | Pat
     env = env_spec.make()
     tools = env.get_wrapper_attr("tools")
     env.close()
-    return sft_rows(played, Renderer.of_folder(model_dir), tools)
+    return sft_samples(played, Renderer.of_folder(model_dir), tools)
 
 
-def sft_rows(
+def sft_samples(
     trajectories: Sequence[Trajectory], renderer: Renderer, tools: Sequence[dict[str, Any]] = ()
 ) -> list[TrainingSample]:
     """Rows to imitate, token for token in the form that sampling will have.
@@ -99,7 +99,7 @@ def sft_rows(
     Raises:
         ValueError: a reply with tool calls or reasoning that the template does not write.
     """
-    return [row for trajectory in trajectories for row in rows_of(_with_tokens(trajectory, renderer, tools))]
+    return [row for trajectory in trajectories for row in samples_of(_with_tokens(trajectory, renderer, tools))]
 
 
 def _with_tokens(trajectory: Trajectory, renderer: Renderer, tools: Sequence[dict[str, Any]]) -> Trajectory:
@@ -182,7 +182,7 @@ async def warm_start(
 
     Args:
         learner: takes the steps.
-        rows: what `sft_rows` made.
+        rows: what `sft_samples` made.
         config: epochs, rows of a batch, learning rate.
         on_progress: called after each step.
         seed: of the order, which differs from epoch to epoch.

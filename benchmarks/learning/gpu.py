@@ -57,10 +57,9 @@ def rows_of_length(length: int, vocab: int) -> list[TrainingSample]:
     for number in range(STEP_TOKENS // length):
         mask = [position >= PROMPT for position in range(length)]
         row = TrainingSample(
-            [rng.randrange(vocab) for _ in range(length)], mask, [0.0] * length, trajectory=str(number)
+            [rng.randrange(vocab) for _ in range(length)], mask, [0.0] * length, id=str(number), trajectory=str(number)
         )
-        row.advantages = row.spread(rng.gauss(0, 1))
-        rows.append(row)
+        rows.append(dataclasses.replace(row, advantages=row.spread(rng.gauss(0, 1))))
     return rows
 
 

@@ -27,7 +27,7 @@ GROUP = 8
 ANSWERS = {"1M": (32, 64, 128), "44M": (32, 64)}
 
 
-def rows_of(model: str, answer: int, groups: int) -> dict[str, list[TrainingSample]]:
+def samples_of(model: str, answer: int, groups: int) -> dict[str, list[TrainingSample]]:
     """The rows of the group, and those of the floor: a prompt without a sampled token, and the answers by themselves."""
     rng, vocab = random.Random(0), MODELS[model][-1]
     group, floor = [], []
@@ -48,7 +48,7 @@ def measure(quick: bool = False, rounds: int = 5) -> list[dict[str, Any]]:
         for answer in ANSWERS[model][:1] if quick else ANSWERS[model]:
             groups = max(1, 512 // answer // GROUP)
             sides = {}
-            for side, rows in rows_of(model, answer, groups).items():
+            for side, rows in samples_of(model, answer, groups).items():
                 (share,) = shares(rows, 1, 4096, shared_prefix=side == "shared")
                 sides[side] = partial(train_once, policy, share.batches())
             least = in_turn(sides, rounds)

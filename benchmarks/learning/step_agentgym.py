@@ -18,7 +18,7 @@ from cases import read_case, reward_of, tokens_of
 
 from agent_train.algorithms.advantages import group_advantages
 from agent_train.config.schema import Config
-from agent_train.data.samples import TrainingSample, rows_of
+from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.engine.base import Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.learner.parallel import rank_shares
@@ -58,9 +58,8 @@ def rows_with_advantages(groups: Sequence[Group]) -> list[TrainingSample]:
     for group in groups:
         advantages = group_advantages([t.reward for t in group.trajectories], "sample", 1e-4)
         for each, advantage in zip(group.trajectories, advantages, strict=True):
-            for row in rows_of(each):
-                row.advantages = row.spread(advantage)
-                rows.append(row)
+            for row in samples_of(each):
+                rows.append(dataclasses.replace(row, advantages=row.spread(advantage)))
     return rows
 
 

@@ -224,7 +224,7 @@ def server_started(run: Training) -> bool:
 
 def warm_start(run: Training) -> bool:
     """Both ranks are in a supervised step, which is not the first."""
-    return bool(run.of_kind("sft")) and bool(run.find("ray::_Actor.sft"))
+    return bool(run.of_kind("sft")) and bool(run.find("ray::_Actor.on_batches"))
 
 
 def rollout(run: Training) -> bool:
@@ -232,12 +232,12 @@ def rollout(run: Training) -> bool:
     if not (run.folder / "checkpoints" / "latest").exists():
         return False
     time.sleep(0.5)
-    return not run.of_kind("train") and not run.find("ray::_Actor.update")
+    return not run.of_kind("train") and not run.find("ray::_Actor.on_batches")
 
 
 def update(run: Training) -> bool:
-    """A rank is in its first update."""
-    return bool(run.find("ray::_Actor.update"))
+    """A rank is in its first update: the warm start is over, and no model scores samples in these runs."""
+    return (run.folder / "checkpoints" / "latest").exists() and bool(run.find("ray::_Actor.on_batches"))
 
 
 def free_port() -> int:

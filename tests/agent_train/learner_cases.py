@@ -11,6 +11,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from agent_train.config.schema import Config
 from agent_train.data.samples import TrainingSample
 from agent_train.learner.actor_group import Learner
+from agent_train.learner.shipping import Shipper
 from agent_train.learner.worker import LearnerWorker
 
 VOCAB = 40
@@ -47,6 +48,7 @@ def make_rows(sizes=(9, 17, 5, 12, 9, 21), seed=0, advantage=None, **fields):
             ids=[rng.randrange(VOCAB) for _ in range(size)],
             mask=mask,
             logprobs=[rng.uniform(-5, -1) if sampled else 0.0 for sampled in mask],
+            id=f"t{number}#0",
             trajectory=f"t{number}",
             advantages=[gain if sampled else 0.0 for sampled in mask],
         )
@@ -110,7 +112,7 @@ class InProcess(Learner):
     """The driver's handle on one rank in this process: all of `Learner` but Ray."""
 
     def __init__(self, worker, config):
-        super().__init__([worker], config, worker.role)
+        super().__init__([worker], config, worker.role, Shipper(config, put=lambda batch: batch))
         worker.config, worker._objective = config, None
 
     async def _call(self, what, method, arguments):

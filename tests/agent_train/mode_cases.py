@@ -37,11 +37,11 @@ class InProcess:
         share = self._share(rows)
         said = getattr(self.worker, method)(share)
         found = {
-            id(row): one
+            row.id: one
             for packed, own in zip(share.micro_batches, said, strict=True)
             for row, one in zip(packed, own, strict=True)
         }
-        return [found[id(row)] for row in rows]
+        return [found[row.id] for row in rows]
 
     def _share(self, rows):
         return shares(rows, 1, self.budget)[0]

@@ -1,10 +1,11 @@
 """Episodes and measurements that the tests of tracking and report share."""
 
 import math
+from typing import Any
 
-from agent_train.algorithms.selection import Selection
+from agent_train.algorithms.selection import SelectionMetrics
 from agent_train.learner.measures import UpdateMetrics
-from agent_train.report.tracking import Clock, Learned
+from agent_train.report.tracking import Clock
 from agent_train.trainer.resume import run_path
 from agent_train.trainer.run_folder import RunFolder
 from agentgym.core.messages import assistant, user
@@ -47,10 +48,10 @@ def update(**changed: float) -> UpdateMetrics:
     return UpdateMetrics(**{**values, "gap_mean": 1e-6, "grad_norm": 0.5, "entropy": 1.25, **changed})
 
 
-def learned(**changed: float) -> Learned:
-    """One group of two episodes, both trained on."""
-    chosen = Selection(1, 1, 0, 2, 6.0, 0, 0.0, 0, 0, 0.0)
-    return Learned(chosen, 0.0, 1.0, 0.0, update(**changed))
+def learned(**changed: float) -> dict[str, Any]:
+    """What a step reports besides its episodes: one group of two, both trained on."""
+    selection = SelectionMetrics(1, 1, 0, 2, 6.0, 0, 0.0, 0, 0, 0.0)
+    return {"selection": selection, "advantages": (0.0, 1.0), "update": update(**changed)}
 
 
 def clock(rollout: float = 2.0, learn: float = 1.0, sync: float = 0.5) -> Clock:

@@ -67,11 +67,15 @@ def spread_adapter(name, shape):
 def rows():
     """Of one group, with a prompt in common, which some cases compute once."""
     every = make_rows(group="g")
-    for row in every:
-        row.ids[:4] = every[0].ids[:4]
-        row.values = [0.1 * (i % 7) if sampled else 0.0 for i, sampled in enumerate(row.mask)]
-        row.targets = [0.3 * (i % 5) - 0.5 if sampled else 0.0 for i, sampled in enumerate(row.mask)]
-    return every
+    return [
+        dataclasses.replace(
+            row,
+            ids=[*every[0].ids[:4], *row.ids[4:]],
+            values=[0.1 * (i % 7) if sampled else 0.0 for i, sampled in enumerate(row.mask)],
+            targets=[0.3 * (i % 5) - 0.5 if sampled else 0.0 for i, sampled in enumerate(row.mask)],
+        )
+        for row in every
+    ]
 
 
 def measure(worker, case, config, folder):

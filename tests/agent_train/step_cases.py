@@ -1,22 +1,25 @@
-"""Trajectories with exact tokens, whose turns share one row or have a row each, and the advantages that a step gives them."""
+"""Trajectories with exact tokens, whose turns share one sample or have one each, and the advantages that a step gives them."""
 
-from agent_train.algorithms.selection import choose
-from agent_train.algorithms.step_advantages import Scores, set_advantages
+from dataclasses import replace
+
+from agent_train.algorithms.advantage_inputs import advantage_inputs
+from agent_train.algorithms.selection import choose, participants, turn_rewards
+from agent_train.algorithms.step_advantages import with_advantages
 from agent_train.config.schema import AdvantageConfig, AlgorithmConfig, FilterConfig, KlConfig, OverlongConfig
-from agent_train.data.samples import rows_of
+from agent_train.data.samples import samples_of
 from agentgym.core.messages import assistant, user
 from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
 
 
-def episode(task, sample, turns, *, rows="one", end="terminated", states=None, finish="stop"):
+def episode(task, sample, turns, *, samples="one", end="terminated", states=None, finish="stop"):
     """An episode whose turns are `(sampled tokens, reward)`.
 
-    `rows` "one": each prompt extends what was said; "many": each begins anew, so every turn is a row of its own.
+    `samples` "one": each prompt extends what was said; "many": each begins anew, so every turn is a sample.
     """
     made, context = [], []
     for number, (size, reward) in enumerate(turns):
         shown = [100 + 10 * sample, 7]
-        prompt = [*context, *shown] if rows == "one" else [50 + number, *shown]
+        prompt = [*context, *shown] if samples == "one" else [50 + number, *shown]
         ids = list(range(1, size + 1))
         last = number == len(turns) - 1
         tokens = Tokens(prompt, ids, [-0.5] * size, [0] * size, finish if last else "stop") if size else None
@@ -46,33 +49,36 @@ def algorithm(name="group", *, kl=None, overlong=None, chosen=None, **settings):
     )
 
 
-def rows_for(groups, settings, **lists):
-    """The rows of a step and what it chose; `lists` names numbers to lay on the sampled tokens of all rows, in order."""
-    picked = choose(groups, settings, len(groups))
-    rows = [
-        row
-        for g in picked.groups
-        for t in g.trajectories
-        if picked.outcomes[t.id].rewards is not None
-        for row in rows_of(t)
+def samples_for(groups, settings, **lists):
+    """The groups that a step keeps and their samples; `lists` names numbers for the sampled tokens of all samples, in order."""
+    kept, _ = choose(groups, settings, len(groups))
+    samples = [
+        sample
+        for each in kept
+        for trajectory, in_loss in participants(each, settings.overlong)
+        for sample in samples_of(trajectory, 1.0, turn_rewards(trajectory, settings.overlong), in_loss)
     ]
     for name, numbers in lists.items():
         rest = iter(numbers)
-        for row in rows:
-            setattr(row, name, [next(rest) if sampled else float("nan") for sampled in row.mask])
-    return picked, rows
+        samples = [
+            replace(sample, **{name: [next(rest) if on else float("nan") for on in sample.mask]}) for sample in samples
+        ]
+    return kept, samples
 
 
-def advantages(groups, settings, scores=None, kl_coef=0.0, order=None, **lists):
-    """The advantages of the sampled tokens of each trajectory, by its id, and the rows."""
-    picked, rows = rows_for(groups, settings, **lists)
-    given = [rows[i] for i in order] if order else rows
-    set_advantages(settings, picked.groups, given, picked.outcomes, scores or Scores(), kl_coef)
+def advantages(groups, settings, scores=None, kl_coef=0.0, **lists):
+    """The advantages of the sampled tokens of each trajectory, by its id, and the samples.
+
+    `scores` names what else `advantage_inputs` takes.
+    """
+    kept, samples = samples_for(groups, settings, **lists)
+    samples = with_advantages(advantage_inputs(settings, kept, samples, kl_coef=kl_coef, **(scores or {})), samples)
     found = {}
-    for row in rows:
-        found.setdefault(row.trajectory, []).extend(a for a, on in zip(row.advantages, row.mask, strict=True) if on)
-        assert all(a == 0.0 for a, on in zip(row.advantages, row.mask, strict=True) if not on)
-    return found, rows
+    for sample in samples:
+        pairs = list(zip(sample.advantages, sample.mask, strict=True))
+        found.setdefault(sample.trajectory, []).extend(a for a, on in pairs if on)
+        assert all(a == 0.0 for a, on in pairs if not on)
+    return found, samples
 
 
 def firsts(found):

@@ -8,7 +8,6 @@ import pytest
 from recipe_cases import settings_of
 
 from agent_train.algorithms import corrections, kl, policy_loss, reductions, registry
-from agent_train.algorithms import step_advantages as advantages
 from agent_train.config import combinations
 from agent_train.config.combinations import loss_parameters, wrong_combinations, wrong_learner
 from agent_train.config.compose import choices
@@ -101,12 +100,11 @@ def test_a_loss_of_whole_rows_takes_one_advantage_for_an_episode(loss, name):
 
 
 def test_every_advantage_is_said_to_be_of_episodes_or_not():
-    assert {*DIFFERING, *combinations.OF_EPISODES} == set(combinations.ADVANTAGES)
+    assert {*DIFFERING, *combinations.OF_EPISODES} == set(registry.advantages)
 
 
 def test_the_names_are_those_of_the_formulas():
     """Validation imports no torch, so it names them once more."""
-    assert set(combinations.ADVANTAGES) == set(advantages.ADVANTAGES)
     assert set(combinations.REDUCTIONS) == set(reductions.MODES)
     assert combinations.INPUTS == policy_loss.INPUTS
     assert {*combinations.CAPPED, *combinations.BANDED} == set(corrections.NAMED)

@@ -71,12 +71,12 @@ def test_a_reward_model_scores_a_row_at_its_last_sampled_token(critic_dir):
     with one_rank(critic_dir, role="reward_model") as model:
         (share,) = shares(rows, 1, 30)
         found = {
-            id(row): s
+            row.id: s
             for own, got in zip(share.micro_batches, model.scores(share), strict=True)
             for row, s in zip(own, got, strict=True)
         }
     for row, t in zip(rows, last, strict=True):
-        assert found[id(row)] == pytest.approx(dense_values(critic_dir, row.ids)[t], abs=1e-5)
+        assert found[row.id] == pytest.approx(dense_values(critic_dir, row.ids)[t], abs=1e-5)
 
 
 def test_a_row_without_a_sampled_token_is_scored_at_its_end(critic_dir):
@@ -128,7 +128,7 @@ def test_what_is_measured_of_a_step_is_what_a_hand_finds():
     row = TrainingSample(
         [1, 2, 3, 4], [False, True, True, True], [0.0] * 4, values=[0.0, 0.0, 0.0, 2.0], targets=[9.0, 1.0, 0.5, 2.0]
     )
-    row.weight = 0.25
+    row = dataclasses.replace(row, weight=0.25)
     batch = batch_of([row])
     values_T = torch.tensor([math.nan, 1.0, 1.0, 2.0], requires_grad=True)
     loss, sums, maxima = critic_contribute([batch], 0.5)(0, values_T)
@@ -182,20 +182,20 @@ def test_values_and_scores_are_the_same_where_rows_share_their_prompt(critic_dir
     for number, row in enumerate(make_rows((5, 8, 3, 5), seed=4)):
         mask = [False] * len(prompt) + [True] * len(row.ids)
         ids, logprobs = prompt + row.ids, [0.0] * len(prompt) + [-1.0] * len(row.ids)
-        rows.append(TrainingSample(ids, mask, logprobs, trajectory=f"t{number}", group="g"))
+        rows.append(TrainingSample(ids, mask, logprobs, id=f"t{number}", trajectory=f"t{number}", group="g"))
     apart, together = (shares(rows, 1, BIG, shared_prefix=shared)[0] for shared in (False, True))
     assert any(together.prefixes)
     with one_rank(critic_dir, role="critic") as critic:
         (found,), (expected,) = critic.values(together), critic.values(apart)
     by_length = zip(together.micro_batches[0], found, strict=True)
-    wanted = {id(row): values for row, values in zip(apart.micro_batches[0], expected, strict=True)}
+    wanted = {row.id: values for row, values in zip(apart.micro_batches[0], expected, strict=True)}
     for row, values in by_length:
-        assert values == pytest.approx(wanted[id(row)], abs=1e-5)
+        assert values == pytest.approx(wanted[row.id], abs=1e-5)
     with one_rank(critic_dir, role="reward_model") as model:
         (found,), (expected,) = model.scores(together), model.scores(apart)
-    wanted = {id(row): score for row, score in zip(apart.micro_batches[0], expected, strict=True)}
+    wanted = {row.id: score for row, score in zip(apart.micro_batches[0], expected, strict=True)}
     for row, score in zip(together.micro_batches[0], found, strict=True):
-        assert score == pytest.approx(wanted[id(row)], abs=1e-5)
+        assert score == pytest.approx(wanted[row.id], abs=1e-5)
 
 
 def test_a_saved_critic_is_one_that_transformers_loads_and_goes_on_as_a_reward_model(model_dir, tmp_path):
@@ -224,7 +224,7 @@ def outcome_rows():
     rows = make_rows((9, 17, 5, 12, 9))
     names = ["t0", "t1", "t0", "t3", "t2"]
     rows = [dataclasses.replace(row, trajectory=name) for row, name in zip(rows, names, strict=True)]
-    rows[4].mask = [False] * 9
+    rows[4] = dataclasses.replace(rows[4], mask=[False] * 9)
     return rows, {"t0": 1.0, "t1": 0.0, "t2": 1.0, "t3": 0.25}
 
 
@@ -248,12 +248,20 @@ def scored(worker, rows):
     """The log-probabilities of each row, in the rows' order."""
     found = {}
     for row in rows:
-        ((found[id(row)],),) = (
+        ((found[row.id],),) = (
             worker.logprobs(shares([dataclasses.replace(row)], 1, BIG)[0])
             if row.sampled
             else (([0.0] * len(row.ids),),)
         )
-    return [found[id(row)] for row in rows]
+    return [found[row.id] for row in rows]
+
+
+def with_scores(rows, logprobs, reference):
+    """The rows with the log-probabilities of PRIME's reward model and of what it started from."""
+    return [
+        dataclasses.replace(row, prm=own, reference=base)
+        for row, own, base in zip(rows, logprobs, reference, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("budget", [BIG, 20, 1])
@@ -267,7 +275,7 @@ def test_the_gradient_of_outcomes_is_that_of_whole_trajectories_however_their_ro
             for own, row in zip(logprobs, rows, strict=True)
         ]
         loss, expected = whole_gradient(prm, rows, reference, outcomes, beta=0.5)
-        targets = prm_targets(rows, logprobs, reference, outcomes, beta=0.5)
+        targets = prm_targets(with_scores(rows, logprobs, reference), outcomes, beta=0.5)
         assert targets.loss == pytest.approx(loss, abs=1e-6)
         result, grads = recorded(prm, lambda: prm.update_prm(shares(targets.rows, 1, budget, REDUCTION)[0]))
     assert_same(grads, expected, atol=1e-6)
@@ -279,13 +287,13 @@ def test_the_reward_model_learns_which_trajectories_are_right(model_dir):
     outcomes = {row.trajectory: float(i % 2) for i, row in enumerate(rows)}
     with one_rank(model_dir, critic_config(lr=1e-3), "prm") as prm:
         reference = scored(prm, rows)
-        start = prm_targets(rows, reference, reference, outcomes, beta=0.5)
+        start = prm_targets(with_scores(rows, reference, reference), outcomes, beta=0.5)
         assert start.loss == pytest.approx(math.log(2), abs=1e-5)
         assert start.reward_mean == 0.0
         for _ in range(25):
-            targets = prm_targets(rows, scored(prm, rows), reference, outcomes, beta=0.5)
+            targets = prm_targets(with_scores(rows, scored(prm, rows), reference), outcomes, beta=0.5)
             prm.update_prm(shares(targets.rows, 1, BIG, REDUCTION)[0])
-        end = prm_targets(rows, scored(prm, rows), reference, outcomes, beta=0.5)
+        end = prm_targets(with_scores(rows, scored(prm, rows), reference), outcomes, beta=0.5)
     assert end.accuracy == 1.0
     assert end.loss < 0.2
 
@@ -295,6 +303,6 @@ def test_what_the_reward_model_cannot_learn_from_is_refused():
     zeros = [[0.0] * len(row.ids) for row in rows]
     for wrong in ({**outcomes, "t1": 1.5}, {name: x for name, x in outcomes.items() if name != "t1"}):
         with pytest.raises(ValueError, match="'t1': PRIME needs an outcome from 0 to 1, not"):
-            prm_targets(rows, zeros, zeros, wrong, beta=0.1)
+            prm_targets(with_scores(rows, zeros, zeros), wrong, beta=0.1)
     with pytest.raises(ValueError, match="tokens"):
-        prm_targets(rows, zeros, [[0.0], *zeros[1:]], outcomes, beta=0.1)
+        prm_targets(with_scores(rows, zeros, [[0.0], *zeros[1:]]), outcomes, beta=0.1)

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_train.config.schema import EngineConfig, TinyConfig
-from agent_train.data.samples import rows_of
+from agent_train.data.samples import samples_of
 from agent_train.engine.base import EngineError, Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.engine.start import start_engine
 from agent_train.learner.tiny import build_tiny, texts_of_env
 from agent_train.rollout.renderer import Renderer
-from agent_train.rollout.sampler import admit, collect, evaluate_policy, pick_tasks, play_greedily
+from agent_train.rollout.sampler import Sampler, admit, pick_tasks
 from agent_train.rollout.token_policy import TokenPolicy
 from agentgym.core.messages import user
 from agentgym.core.registration import make, spec
@@ -61,8 +61,10 @@ def tasks(n: int) -> list[Task]:
 
 
 def play(engine, renderer, problems, make_env=lake, **changes):
-    settings = {"group_size": 3, "sampling": SAMPLING, "step": 0, "seed": 11, "concurrency": 64, **changes}
-    return asyncio.run(collect(make_env, engine, renderer, problems, **settings))
+    given = {name: changes.pop(name) for name in ("on_end", "before") if name in changes}
+    step = changes.pop("step", 0)
+    settings = {"sampling": SAMPLING, "group_size": 3, "seed": 11, **changes}
+    return asyncio.run(Sampler(make_env, engine, renderer, **settings).collect(problems, step, **given))
 
 
 def sampled(groups):
@@ -105,8 +107,7 @@ def test_deterministic_rollouts_are_equal_to_the_last_bit_however_long_a_step_ta
 
         async def play():
             engine = await start_engine(settings, folder, folder, deterministic=deterministic)
-            given = {"group_size": 3, "sampling": SAMPLING, "step": 0, "seed": 11}
-            groups = await collect(Slow, engine, renderer, tasks(2), **given)
+            groups = await Sampler(Slow, engine, renderer, SAMPLING, group_size=3, seed=11).collect(tasks(2), 0)
             await engine.close()
             return [[t.error, [vars(turn.tokens) for turn in t.turns]] for group in groups for t in group.trajectories]
 
@@ -130,9 +131,8 @@ def test_a_second_rollout_of_a_step_counts_on(engine, renderer):
 
 
 def test_greedy_episodes_take_the_likeliest_token_whatever_the_seed(engine, renderer):
-    settings = {"sampling": SAMPLING, "step": 0, "concurrency": 64}
     one, other = (
-        asyncio.run(play_greedily(lake, engine, renderer, tasks(2), seed=seed, **settings)) for seed in (1, 2)
+        asyncio.run(Sampler(lake, engine, renderer, SAMPLING, seed=seed).play_greedily(tasks(2), 0)) for seed in (1, 2)
     )
     assert [t.task_id for t in one] == [task.id for task in tasks(2)]
     for trajectory, again in zip(one, other, strict=True):
@@ -154,7 +154,7 @@ def test_what_the_engine_sampled_is_what_is_trained(engine, renderer):
     model = engine._model
     for group in play(engine, renderer, tasks(2)):
         for trajectory in group.trajectories:
-            (row,) = rows_of(trajectory, SAMPLING.temperature)
+            (row,) = samples_of(trajectory, SAMPLING.temperature)
             assert (
                 sum(row.mask)
                 == trajectory.sampled_tokens
@@ -192,21 +192,20 @@ def test_an_environment_that_fails_costs_its_own_trajectory(engine, renderer):
     assert sampled([whole]) == sampled(play(engine, renderer, problems)[1:])
 
 
-def test_a_dead_engine_fails_every_trajectory_and_gives_no_reward(engine, renderer):
+def test_a_dead_engine_fails_every_trajectory_and_then_the_rollout(engine, renderer):
     asyncio.run(engine.close())
-    (group,) = play(engine, renderer, tasks(1))
-    assert all(t.failed and EngineError.__name__ in t.error and not t.turns for t in group.trajectories)
+    ended = []
+    with pytest.raises(EngineError):
+        play(engine, renderer, tasks(1), on_end=ended.append)
+    assert len(ended) == 3
+    assert all(t.failed and EngineError.__name__ in t.error and not t.turns for t in ended)
     assert engine.live_sessions == 0
 
 
 def test_evaluation_plays_each_task_once_and_the_same_way_each_time(engine, renderer):
     problems = spec("frozen_lake").tasks("test").take(4)
-    first, second = (
-        asyncio.run(
-            evaluate_policy(lake, engine, renderer, problems, sampling=replace(SAMPLING, temperature=0.0), seed=5)
-        )
-        for _ in range(2)
-    )
+    sampler = Sampler(lake, engine, renderer, replace(SAMPLING, temperature=0.0), seed=5)
+    first, second = (asyncio.run(sampler.evaluate(problems)) for _ in range(2))
     assert [t.id for t in first] == [f"{task.id}/0" for task in problems]
     assert [[m["content"] for m in t.messages()] for t in first] == [
         [m["content"] for m in t.messages()] for t in second

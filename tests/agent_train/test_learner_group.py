@@ -107,7 +107,7 @@ async def roles_together(model_dir, begin, rows):
         said["critic"] = [await models.critic.update_critic(rows), await models.critic.update_critic(rows[:1])]
         said["values"] = await models.critic.values(rows)
         # The end of a warm start: those without a folder of their own begin again, where the policy is.
-        await begin_as_policy(config, models.policy, (models.reference, models.critic, None), begin)
+        await begin_as_policy(config, models, begin)
         said["begun"], said["anew"] = await asyncio.gather(models.reference.logprobs(rows), models.critic.values(rows))
         os.kill(await pid_of(models.critic, 1), signal.SIGKILL)
         started = time.monotonic()

@@ -3,6 +3,7 @@ with the tests that hold them; those that no other file has are here."""
 
 import ast
 import asyncio
+import dataclasses
 import functools
 import math
 import re
@@ -20,8 +21,8 @@ from step_cases import advantages, algorithm, episode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agent_train.algorithms.returns import moments, whiten
-from agent_train.data.packing import batch_of, shares, weigh
-from agent_train.data.samples import TrainingSample, rows_of
+from agent_train.data.packing import batch_of, shares, weights_of
+from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.engine.base import Completion, Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.engine.vllm import _request_body
@@ -167,9 +168,8 @@ async def sampled_row(engine, prompt, seed, advantage=1.0):
     """What an engine says to a prompt, as a row."""
     said = await engine.generate(prompt, Sampling(12, seed=seed))
     turn = Turn([], {"role": "assistant", "content": ""}, tokens=tokens_of(prompt, said))
-    (row,) = rows_of(Trajectory(f"t/{seed}", "env", "t", turns=[turn]))
-    row.advantages = row.spread(advantage if seed % 2 else -advantage)
-    return row
+    (row,) = samples_of(Trajectory(f"t/{seed}", "env", "t", turns=[turn]))
+    return dataclasses.replace(row, advantages=row.spread(advantage if seed % 2 else -advantage))
 
 
 def tokens_of(prompt, said: Completion):
@@ -201,9 +201,9 @@ def test_15_no_engine_is_asked_to_cut_the_distribution():
 def test_18_a_turn_that_crossed_an_update_keeps_the_version_of_each_token(worker):
     prompt, said = [7, 8], Completion([1, 2, 3], [-1.0, -1.0, -1.0], [4, 4, 5], "stop")
     turn = Turn([], {"role": "assistant", "content": ""}, tokens=tokens_of(prompt, said))
-    (row,) = rows_of(Trajectory("t/0", "env", "t", turns=[turn]))
+    (row,) = samples_of(Trajectory("t/0", "env", "t", turns=[turn]))
     assert row.versions == [-1, -1, 4, 4, 5]
-    row.advantages = row.spread(1.0)
+    row = dataclasses.replace(row, advantages=row.spread(1.0))
     metrics = learn(worker, [row], [-1.0] * 8, settings(), version=6).metrics
     assert metrics.staleness == pytest.approx((2 + 2 + 1) / 3)
 
@@ -260,13 +260,14 @@ def test_23_weights_that_did_not_arrive_as_they_were_sent_are_an_error():
 @rounds(deadline=None)
 def test_33_the_rows_of_one_episode_share_its_weight_and_its_advantage(lengths):
     """Of `lengths` episodes each leaves one row for each number, as many tokens in it: an episode weighs 1 / B, however many rows."""
-    episodes = [episode("a", i, [(n, float(i)) for n in sizes], rows="many") for i, sizes in enumerate(lengths)]
+    episodes = [episode("a", i, [(n, float(i)) for n in sizes], samples="many") for i, sizes in enumerate(lengths)]
     _, rows = advantages([Group("a", episodes)], algorithm())
     assert len(rows) == sum(map(len, lengths))
+    weights = weights_of(rows, "seq-mean-token-mean")
+    rows = [dataclasses.replace(row, weight=weight) for row, weight in zip(rows, weights, strict=True)]
     by_episode = {}
     for row in rows:
         by_episode.setdefault(row.trajectory, []).append(row)
-    weigh(rows, "seq-mean-token-mean")
     for own in by_episode.values():
         assert len({a for row in own for a, on in zip(row.advantages, row.mask, strict=True) if on}) == 1
         assert [row.weight * row.sampled for row in own] == pytest.approx([1 / len(lengths) / len(own)] * len(own))

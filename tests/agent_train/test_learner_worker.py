@@ -208,7 +208,7 @@ def test_rubbish_in_masked_cells_of_a_row_changes_nothing(worker, rubbish):
 def test_a_loss_that_is_not_finite_skips_the_step_and_says_so(worker, rubbish):
     before = checksums(worker)
     rows = make_rows()
-    rows[1].advantages = rows[1].spread(rubbish)
+    rows[1] = dataclasses.replace(rows[1], advantages=rows[1].spread(rubbish))
     assert worker.update([share_of(rows)]).skipped == 1
     assert checksums(worker) == before
     assert worker.update([share_of(make_rows())]).skipped == 0

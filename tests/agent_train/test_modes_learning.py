@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 from agent_train.config.schema import Config, DataConfig, LearnerConfig, TinyConfig
 from agent_train.learner.tiny import build_tiny
 from agent_train.rollout.renderer import Renderer
-from agent_train.trainer.offline.objectives import judge, learn, objective_of, refer
+from agent_train.trainer.offline.objectives import learn, loss_of, objective_of, with_reference
 from agent_train.trainer.offline.records import form_of, read_examples
-from agent_train.trainer.offline.samples import samples_of
+from agent_train.trainer.offline.samples import tokenize_examples
 from agent_train.trainer.offline.schedule import batch_of_step, learning_rate, step_count
 
 TRAIN, TEST = range(100, 160), range(160, 180)
@@ -50,16 +50,21 @@ def train(model_dir, tmp_path, config, steps, lr, size=20):
     form = form_of(config)
     renderer = Renderer(AutoTokenizer.from_pretrained(str(model_dir)))
     read = [read_examples(write_lines(tmp_path / "data.jsonl", records(form, part)), form) for part in (TRAIN, TEST)]
-    samples, held_out = (samples_of(examples, renderer, mismatched=form == "kto") for examples in read)
+    train_on, test_on = (
+        tokenize_examples(examples, renderer, mismatched=form == "kto", split=split)
+        for split, examples in zip(("train", "test"), read, strict=True)
+    )
 
     async def run(learner):
-        objective = objective_of(config, samples)
+        objective = objective_of(config, train_on)
+        samples, held_out = train_on, test_on
         if objective.needs_reference:
-            await refer(learner, [*samples, *held_out], size)
-        before = await judge(learner, objective, held_out, size)
+            both = await with_reference(learner, [*train_on, *test_on], size)
+            samples, held_out = both[: len(train_on)], both[len(train_on) :]
+        before = await loss_of(learner, objective, held_out, size)
         for step in range(1, steps + 1):
             await learn(learner, objective, batch_of_step(samples, size, 0, step), lr)
-        return before, await judge(learner, objective, held_out, size)
+        return before, await loss_of(learner, objective, held_out, size)
 
     with one_rank(model_dir, config, "reward_model" if config.mode == "rm" else "policy") as worker:
         return asyncio.run(run(InProcess(worker)))
@@ -102,7 +107,7 @@ def test_a_resumed_run_asks_the_reference_again_and_takes_the_same_steps(model_d
     """As `open_file_job` does: the model as the run began scores the samples, then the checkpoint's state comes."""
     config = config_of("dpo")
     examples = read_examples(write_lines(tmp_path / "data.jsonl", records("dpo", TRAIN)), "dpo")
-    samples = samples_of(examples, Renderer(AutoTokenizer.from_pretrained(str(model_dir))))
+    samples = tokenize_examples(examples, Renderer(AutoTokenizer.from_pretrained(str(model_dir))))
     objective = objective_of(config, samples)
 
     async def steps(worker, numbers):
@@ -110,7 +115,7 @@ def test_a_resumed_run_asks_the_reference_again_and_takes_the_same_steps(model_d
         return [await learn(learner, objective, batch_of_step(samples, 20, 0, step), 1e-3) for step in numbers]
 
     def begin(worker):
-        asyncio.run(refer(InProcess(worker), samples, 20))
+        samples[:] = asyncio.run(with_reference(InProcess(worker), samples, 20))
 
     with one_rank(model_dir, config) as worker:
         begin(worker)

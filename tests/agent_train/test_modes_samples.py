@@ -7,10 +7,10 @@ import pytest
 from mode_cases import assistant, call, user
 from sample_tokenizers import FORGETFUL, tiny
 
-from agent_train.data.samples import rows_of
+from agent_train.data.samples import samples_of
 from agent_train.rollout.renderer import Renderer
 from agent_train.trainer.offline.records import Conversation, DataError, Example
-from agent_train.trainer.offline.samples import samples_of, texts_of
+from agent_train.trainer.offline.samples import texts_of, tokenize_examples
 from agentgym.core.messages import tool_result
 from agentgym.core.trajectory import Tokens, Trajectory, Turn
 
@@ -35,7 +35,7 @@ def conversation(*messages, first=1, tools=(), env=""):
 
 
 def rows_of_one(renderer, said):
-    (sample,) = samples_of([Example((said,))], renderer)
+    (sample,) = tokenize_examples([Example((said,))], renderer)
     return sample.answers[0]
 
 
@@ -57,7 +57,7 @@ def sampled_row(renderer, said):
         # What the environment and the template see from here on is what was parsed.
         messages.append(renderer.parse(ids, number))
         previous = prompt.answered(ids)
-    (row,) = rows_of(Trajectory("x", "", "x", turns=turns))
+    (row,) = samples_of(Trajectory("x", "", "x", turns=turns))
     return row
 
 
@@ -125,22 +125,22 @@ def test_what_the_template_does_not_write_is_refused_by_name(field):
     tokenizer.chat_template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     message = call("look", "{}") if field == "tool_calls" else {**assistant("no"), "reasoning_content": "why"}
     with pytest.raises(DataError, match=rf"data.jsonl:1: {field}: the chat template does not write it"):
-        samples_of([Example((conversation(user("a"), message),))], Renderer(tokenizer))
+        tokenize_examples([Example((conversation(user("a"), message),))], Renderer(tokenizer))
 
 
 def test_long_examples_are_left_out_whole(renderer):
     short = conversation(user("a"), assistant("b"))
     long = conversation(user("a"), assistant("b " * 50))
     examples = [Example((short, short)), Example((short, long))]
-    assert len(samples_of(examples, renderer)) == 2
-    assert len(samples_of(examples, renderer, longest=20)) == 1
+    assert len(tokenize_examples(examples, renderer)) == 2
+    assert len(tokenize_examples(examples, renderer, longest=20)) == 1
 
 
 def test_kto_has_the_next_answer_under_each_prompt(renderer):
     talks = [conversation(user(q), assistant(a)) for q, a in (("one", "uno"), ("two", "due"), ("three", "tre"))]
-    samples = samples_of([Example((t,), label=True) for t in talks], renderer, mismatched=True)
+    samples = tokenize_examples([Example((t,), label=True) for t in talks], renderer, mismatched=True)
     assert [learned(renderer, s.other[0]) for s in samples] == ["due<|end|>", "tre<|end|>", "uno<|end|>"]
-    assert all("one" in renderer.decode(row.ids) for row in samples[0].rows)
+    assert all("one" in renderer.decode(row.ids) for row in samples[0].training_samples)
 
 
 def test_the_tools_of_an_environment_are_part_of_its_episodes_prompts(renderer):

@@ -3,6 +3,7 @@
 All ranks of both worlds are started once, for all cases.
 """
 
+import dataclasses
 import random
 from datetime import timedelta
 from itertools import cycle
@@ -53,12 +54,17 @@ def near(worker, rows, seed=0):
     rng = random.Random(seed)
     share = shares(rows, 1, BIG)[0]
     scored = [one for rows_of_bin in worker.logprobs(share) for one in rows_of_bin]
+    made = {}
     for number, (row, exact) in enumerate(zip(share.micro_batches[0], scored, strict=True)):
-        row.logprobs = [p + rng.uniform(-0.3, 0.3) for p in exact]
-        row.reference = [p + rng.uniform(-0.3, 0.3) for p in exact]
-        row.versions = [rng.randrange(3) if on else -1 for on in row.mask]
-        row.trajectory, row.group = f"t{number // 2}", f"g{number // 4}"
-    return rows
+        made[row.id] = dataclasses.replace(
+            row,
+            logprobs=[p + rng.uniform(-0.3, 0.3) for p in exact],
+            reference=[p + rng.uniform(-0.3, 0.3) for p in exact],
+            versions=[rng.randrange(3) if on else -1 for on in row.mask],
+            trajectory=f"t{number // 2}",
+            group=f"g{number // 4}",
+        )
+    return [made[row.id] for row in rows]
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from agent_train.data.packing import shares
 from agent_train.learner.worker import LearnerWorker
-from agent_train.trainer.offline.objectives import Objective, judge, learn
-from agent_train.trainer.offline.samples import Sample
+from agent_train.trainer.offline.objectives import Objective, learn, loss_of
+from agent_train.trainer.offline.samples import TokenizedExample
 
 SIZES = (9, 17, 5, 12, 9, 21, 7, 11)
 OBJECTIVES = {
@@ -44,22 +44,26 @@ def rows(policy):
     """Rows whose reference differs from the policy; outside of the answers it is NaN."""
     made = make_rows(SIZES)
     scored = asyncio.run(InProcess(policy).logprobs(made))
+    referenced = []
     for number, (row, exact) in enumerate(zip(made, scored, strict=True)):
         shifted = [p + math.sin(number + 7 * t) for t, p in enumerate(exact)]
-        row.reference = nan_outside(row, shifted)
-    return made
+        referenced.append(dataclasses.replace(row, reference=nan_outside(row, shifted)))
+    return referenced
 
 
-def samples_of(name, rows):
+def tokenize_examples(name, rows):
     """Four pairs, or four answers with labels and answers under other prompts."""
     halves = list(zip(rows[:4], rows[4:], strict=True))
     if name == "kto":
-        return [Sample(([one],), label=number % 3 == 0, other=[other]) for number, (one, other) in enumerate(halves)]
-    return [Sample(([one], [other])) for one, other in halves]
+        return [
+            TokenizedExample(([one],), label=number % 3 == 0, other=[other])
+            for number, (one, other) in enumerate(halves)
+        ]
+    return [TokenizedExample(([one], [other])) for one, other in halves]
 
 
 def judged(worker, name, samples, budget=10_000):
-    return asyncio.run(judge(InProcess(worker, budget), OBJECTIVES[name], samples))
+    return asyncio.run(loss_of(InProcess(worker, budget), OBJECTIVES[name], samples))
 
 
 def gradients(worker, name, samples, budget=10_000):
@@ -78,7 +82,7 @@ def with_margin(worker, row, margin):
 
 def test_dpo_gives_the_published_number(policy):
     chosen, rejected = (with_margin(policy, row, m) for row, m in zip(make_rows((9, 14)), (2.0, -1.0), strict=True))
-    found = judged(policy, "dpo", [Sample(([chosen], [rejected]))])
+    found = judged(policy, "dpo", [TokenizedExample(([chosen], [rejected]))])
     assert found.loss == pytest.approx(0.554355, abs=1e-6)
     assert found.measures == pytest.approx({"accuracy": 1.0, "margin": 0.3, "chosen": 0.2, "rejected": -0.1}, abs=1e-6)
 
@@ -89,7 +93,7 @@ def test_ipo_gives_the_published_number_by_means_over_tokens(policy):
         with_margin(policy, row, per_token * row.sampled)
         for row, per_token in zip(make_rows((9, 21)), (2.0, -1.0), strict=True)
     )
-    assert judged(policy, "ipo", [Sample(([chosen], [rejected]))]).loss == pytest.approx(4.0, abs=1e-4)
+    assert judged(policy, "ipo", [TokenizedExample(([chosen], [rejected]))]).loss == pytest.approx(4.0, abs=1e-4)
 
 
 def test_kto_counts_gains_over_the_reference_point(policy):
@@ -97,8 +101,8 @@ def test_kto_counts_gains_over_the_reference_point(policy):
     rows = make_rows((9, 14, 7, 11))
     liked, not_liked, *others = (with_margin(policy, r, m) for r, m in zip(rows, (2.0, -1.0, 1.0, 2.0), strict=True))
     samples = [
-        Sample(([liked],), label=True, other=[others[0]]),
-        Sample(([not_liked],), label=False, other=[others[1]]),
+        TokenizedExample(([liked],), label=True, other=[others[0]]),
+        TokenizedExample(([not_liked],), label=False, other=[others[1]]),
     ]
     found = judged(policy, "kto", samples)
     expected = (1.0 / (1 + math.exp(0.05)) + 1.5 / (1 + math.exp(0.25))) / 2
@@ -135,7 +139,7 @@ def dense_loss(name, model, samples):
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_two_passes_have_the_gradient_of_the_loss_itself(policy, model_dir, rows, name):
-    samples = samples_of(name, rows)
+    samples = tokenize_examples(name, rows)
     model = AutoModelForCausalLM.from_pretrained(str(model_dir), dtype=torch.float32).eval()
     loss = dense_loss(name, model, samples)
     loss.backward()
@@ -148,7 +152,7 @@ def test_two_passes_have_the_gradient_of_the_loss_itself(policy, model_dir, rows
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_neither_the_split_nor_the_order_changes_loss_or_gradient(policy, rows, name):
-    samples = samples_of(name, rows)
+    samples = tokenize_examples(name, rows)
     expected, expected_grads = gradients(policy, name, samples)
     for given, budget in ((samples, 21), (samples, 45), (samples[::-1], 10_000), (samples[::-1], 21)):
         learned, grads = gradients(policy, name, given, budget)
@@ -160,7 +164,7 @@ def test_neither_the_split_nor_the_order_changes_loss_or_gradient(policy, rows, 
 def test_an_answer_of_two_rows_is_one_answer(policy, rows):
     """Where the template writes the past anew, a conversation becomes several rows: its margin is over all of them."""
     chosen, rejected = [rows[0], rows[1]], [rows[2], rows[3]]
-    (loss_of_sums,) = (judged(policy, "dpo", [Sample((chosen, rejected))]),)
+    (loss_of_sums,) = (judged(policy, "dpo", [TokenizedExample((chosen, rejected))]),)
     logprobs = asyncio.run(InProcess(policy).logprobs(rows[:4]))
     gains = [
         sum(p - r for p, r, on in zip(own, row.reference, row.mask, strict=True) if on)
@@ -173,7 +177,7 @@ def test_an_answer_of_two_rows_is_one_answer(policy, rows):
 def test_a_row_without_a_reference_is_refused_by_name(policy, rows):
     bare = dataclasses.replace(rows[0], reference=[])
     with pytest.raises(ValueError, match="row of 't0' has no log-probabilities under the reference"):
-        judged(policy, "dpo", [Sample(([bare], [rows[1]]))])
+        judged(policy, "dpo", [TokenizedExample(([bare], [rows[1]]))])
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +227,7 @@ def dense_score_gradients(rm_dir, rows):
 
 
 def test_ranks_give_the_gradient_of_one(policy, model_dir, rm_dir, rows, tmp_path):
-    samples = samples_of("dpo", rows)
+    samples = tokenize_examples("dpo", rows)
     flat = [row for column in zip(*(s.answers for s in samples), strict=True) for (row,) in column]
     ends = [[0.0] * len(row.ids) for row in flat]
     for number, (row, own) in enumerate(zip(flat, ends, strict=True)):

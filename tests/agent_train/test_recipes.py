@@ -6,7 +6,6 @@ The ranks are in this process (no Ray), through the same `Learner` that a run ha
 import asyncio
 import copy
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,12 +18,13 @@ from agent_train.config.compose import choices, config_folder
 from agent_train.config.schema import TinyConfig
 from agent_train.engine.base import Sampling
 from agent_train.engine.embedded import EmbeddedEngine
+from agent_train.learner.role_start import Models
 from agent_train.learner.roles import ROLES, roles_of
 from agent_train.learner.tiny import build_tiny, texts_of_env
 from agent_train.rollout.renderer import Renderer
-from agent_train.rollout.sampler import collect, play_greedily
+from agent_train.rollout.sampler import Sampler
 from agent_train.trainer.progress import Progress
-from agent_train.trainer.step import Played, after, give_advantages, learn, score, training_rows
+from agent_train.trainer.step import after, give_advantages, learn, score_with_models, training_samples
 from agentgym.core.env import Env
 from agentgym.core.messages import text_of, user
 from agentgym.core.tasks import Task, TaskSet
@@ -71,15 +71,15 @@ def played(folders):
     tasks, sampling = list(Codes.default_tasks()), Sampling(max_tokens=6)
 
     async def play():
-        groups = await collect(Codes, engine, renderer, tasks, group_size=4, sampling=sampling, step=0, seed=3)
-        greedy = await play_greedily(Codes, engine, renderer, tasks, sampling=sampling, step=0, seed=3)
+        sampler = Sampler(Codes, engine, renderer, sampling, group_size=4, seed=3)
+        groups, greedy = await sampler.collect(tasks, 0), await sampler.play_greedily(tasks, 0)
         await engine.close()
-        return Played(groups, greedy, 1)
+        return groups, greedy
 
-    found = asyncio.run(play())
-    assert not any(t.failed for t in found.trajectories)
-    assert all(len({t.reward for t in group.trajectories}) > 1 for group in found.groups)
-    return found
+    groups, greedy = asyncio.run(play())
+    assert not any(t.failed for group in groups for t in group.trajectories)
+    assert all(len({t.reward for t in group.trajectories}) > 1 for group in groups)
+    return groups, greedy
 
 
 @pytest.fixture(scope="module")
@@ -118,30 +118,25 @@ def test_a_recipe_trains(name, played, ranks):
     assert config.algorithm.name == name
     learners = {role: InProcess(ranks[role], config) for role in roles_of(config)}
     before = {role: weights(ranks[role]) for role in learners}
-    job = SimpleNamespace(
-        **{"critic": None, "reference": None, "prm": None, "teacher": None, "reward_model": None},
-        **{"learner": learners.pop("policy")},
-    )
-    vars(job).update(learners)
+    models, (groups, greedy) = Models(**learners), played
 
     async def step(progress):
-        chosen = choose(played.groups, config.algorithm, len(played.groups))
-        rows = training_rows(chosen, played, 1.0)
-        scores = await score(config, job, rows, played.greedy)
-        give_advantages(config, chosen, rows, scores, progress.kl_coef)
-        learned = await learn(config, job, progress, chosen, rows, scores)
-        return learned, after(config, progress, played, learned)
+        kept, selection = choose(groups, config.algorithm, len(groups))
+        samples = await score_with_models(config, models, training_samples(config, groups, kept))
+        samples = give_advantages(config, kept, samples, greedy, progress.kl_coef)
+        learned = await learn(config, models, progress, kept, samples)
+        return learned, after(config, progress, groups, selection.episodes, learned[0])
 
     progress = Progress(step=ALONE, kl_coef=config.algorithm.kl.coef)
     for _ in range(2):
-        learned, progress = asyncio.run(step(progress))
-        assert learned.update.tokens > 0
-        assert learned.update.skipped == 0
-        assert math.isfinite(learned.update.loss)
-        assert learned.update.grad_norm > 0
-        for metrics in (learned.critic, learned.prm):
+        (update, critic, prm), progress = asyncio.run(step(progress))
+        assert update.tokens > 0
+        assert update.skipped == 0
+        assert math.isfinite(update.loss)
+        assert update.grad_norm > 0
+        for metrics in (critic, prm):
             assert metrics is None or (math.isfinite(metrics.loss) and metrics.grad_norm > 0)
-    assert (learned.critic is None, learned.prm is None) == (job.critic is None, job.prm is None)
+    assert (critic is None, prm is None) == (models.critic is None, models.prm is None)
     assert progress.step == ALONE + 2
     learning = {"policy", "critic", "prm"}
     assert {role for role in before if changed(before[role], ranks[role])} == learning & set(before)

@@ -13,7 +13,7 @@ from run_cases import clock, episode, group, learned, new_run
 
 from agent_train.config.schema import Config, TrainerConfig
 from agent_train.report.page import RESULT_KEYS, draw_curves, main, read_result, write_report, write_result
-from agent_train.report.tracking import Tracker
+from agent_train.report.tracking import Tracker, step_metrics
 from agent_train.trainer.run_folder import RunFolder
 from agentgym.core.trajectory import write_jsonl
 from agentgym.viewer.charts import Frame, Palette, Series, line_chart, nice_ticks, stacked_bars
@@ -62,7 +62,7 @@ def a_run(tmp_path: Path, steps: int = 4, said: str = "left") -> RunFolder:
         for step in range(steps + 1):
             if step:
                 groups = [group("a", [1.0, 0.0])]
-                track.train_step(step, groups, learned(), clock(), checksum=0)
+                track.train_step(step_metrics(step, groups, clock(), 0, **learned()))
                 write_jsonl(run.trajectories / f"train-{step:06d}.jsonl", groups[0].trajectories)
             if step % 2 == 0:
                 played = [episode(f"t{i}{said}", reward=float(i < 2 + step), said=said) for i in range(8)]
@@ -159,9 +159,8 @@ def test_the_page_can_be_made_again_from_the_folder_alone(tmp_path, capsys):
 def test_a_run_without_evaluation_or_with_a_cut_file_has_a_page(tmp_path):
     run = new_run(Config(trainer=TrainerConfig(name="two", runs_dir=str(tmp_path))))
     with Tracker(run, 1, Console(quiet=True)) as track:
-        track.train_step(
-            1, [group("a", [1.0, 0.0])], learned(loss=float("nan"), gap_mean=float("nan")), clock(), checksum=0
-        )
+        unknown = learned(loss=float("nan"), gap_mean=float("nan"))
+        track.train_step(step_metrics(1, [group("a", [1.0, 0.0])], clock(), 0, **unknown))
     write_jsonl(run.trajectories / "train-000001.jsonl", [episode("a"), episode("b")])
     cut = (run.trajectories / "train-000001.jsonl").read_text()[:-20]
     (run.trajectories / "train-000001.jsonl").write_text(cut)

@@ -14,7 +14,7 @@ from run_cases import clock, episode, group, learned
 from agent_train.config.compose import compose, config_from_yaml
 from agent_train.config.schema import Config, ConfigError
 from agent_train.report.page import write_report
-from agent_train.report.tracking import Tracker, read_metrics
+from agent_train.report.tracking import Tracker, read_metrics, step_metrics
 from agent_train.trainer.checkpoint import commit
 from agent_train.trainer.progress import Progress
 from agent_train.trainer.resume import OpenRun, open_run, refusals, resume_command, run_path
@@ -52,7 +52,7 @@ def trained(config: Config, steps: range, every: int = 2) -> OpenRun:
     ) as tracker:
         for step in steps:
             write_jsonl(folder.trajectories / f"train-{step:06d}.jsonl", [episode("t")])
-            tracker.train_step(step, [group("t", [1.0, 0.0])], learned(), clock(), checksum=step)
+            tracker.train_step(step_metrics(step, [group("t", [1.0, 0.0])], clock(), step, **learned()))
             tracker.evaluation(step, [episode("e", reward=step / 10)])
             write_jsonl(folder.trajectories / f"eval-{step:06d}.jsonl", [episode("e")])
             if step % every == 0:

@@ -12,8 +12,8 @@ from torch.nn.functional import logsigmoid
 from transformers import AutoModelForSequenceClassification
 
 from agent_train.learner.preference_objective import of_scored_pairs, of_scores
-from agent_train.trainer.offline.objectives import Objective, judge, learn
-from agent_train.trainer.offline.samples import Sample
+from agent_train.trainer.offline.objectives import Objective, learn, loss_of
+from agent_train.trainer.offline.samples import TokenizedExample
 
 SIZES = (9, 17, 5, 12, 9, 21, 7, 11)
 CONFIG = dataclasses.replace(make_config(), mode="rm")
@@ -31,12 +31,12 @@ def rm_dir(model_dir, tmp_path_factory):
 
 def test_a_reward_model_gives_the_published_number(model_dir):
     rows = make_rows((9, 14))
-    sample = Sample(([rows[0]], [rows[1]]))
+    sample = TokenizedExample(([rows[0]], [rows[1]]))
     with one_rank(model_dir, CONFIG, role="reward_model") as worker:
         better, worse = asyncio.run(InProcess(worker).scores(rows))
         with torch.no_grad():
             worker.module.model.score.weight.mul_(1.0 / (better - worse))
-        found = asyncio.run(judge(InProcess(worker), Objective("rm", "dpo", 0.1), [sample]))
+        found = asyncio.run(loss_of(InProcess(worker), Objective("rm", "dpo", 0.1), [sample]))
     assert found.loss == pytest.approx(0.313262, abs=1e-5)
     assert found.measures["margin"] == pytest.approx(1.0, abs=1e-5)
 
@@ -45,9 +45,9 @@ def test_a_reward_model_gives_the_published_number(model_dir):
 def test_a_reward_model_has_the_gradient_of_its_loss(rm_dir, scored):
     rows = make_rows(SIZES)
     samples = (
-        [Sample(([row],), score=float(number)) for number, row in enumerate(rows)]
+        [TokenizedExample(([row],), score=float(number)) for number, row in enumerate(rows)]
         if scored
-        else [Sample(([one], [other])) for one, other in zip(rows[:4], rows[4:], strict=True)]
+        else [TokenizedExample(([one], [other])) for one, other in zip(rows[:4], rows[4:], strict=True)]
     )
     model = AutoModelForSequenceClassification.from_pretrained(str(rm_dir), dtype=torch.float32).eval()
 

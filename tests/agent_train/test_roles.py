@@ -10,7 +10,7 @@ from sample_tokenizers import LAKE, tiny
 
 from agent_train.data.packing import shares
 from agent_train.learner.actor_group import Learner
-from agent_train.learner.role_start import check_vocabularies, learning_beside
+from agent_train.learner.role_start import Models, check_vocabularies, learning_beside
 from agent_train.learner.roles import learning_rate, learns, roles_of, source_of, start_of
 from agent_train.learner.tiny import train_tokenizer
 from agent_train.learner.vocabulary import VocabularyError, check_folder
@@ -79,8 +79,8 @@ def test_a_role_starts_where_the_settings_say_and_else_as_the_policy_does(tmp_pa
 
 def test_a_checkpoint_holds_what_learns_beside_the_policy():
     config = make_config()
-    critic, reference = Learner([], config, "critic"), Learner([], config, "reference")
-    assert learning_beside(config, reference, critic, None) == [critic]
+    policy, critic, reference = (Learner([], config, role) for role in ("policy", "critic", "reference"))
+    assert learning_beside(config, Models(policy, reference, critic)) == [critic]
 
 
 # The ranks themselves.

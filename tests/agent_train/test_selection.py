@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from step_cases import algorithm, episode, group
 
-from agent_train.algorithms.selection import choose, cut, kept_groups, more_groups, outcomes_of, penalty
+from agent_train.algorithms.selection import (
+    choose,
+    is_truncated,
+    kept_groups,
+    more_groups,
+    participants,
+    penalty,
+    turn_rewards,
+)
 from agent_train.config.schema import Config, OverlongConfig
 from agent_train.trainer.progress import Progress
 from agent_train.trainer.step import play
@@ -41,12 +49,11 @@ STEP = [
     ],
 )
 def test_a_filter_keeps_whole_groups_in_their_order(chosen, kept):
-    found = choose(STEP, algorithm(chosen=chosen), wanted=4)
-    assert [g.task_id for g in found.groups] == kept
-    assert (found.selection.groups, found.selection.dropped_groups) == (4, 4 - len(kept))
-    assert found.selection.episodes == 2 * len(kept)
-    assert found.selection.dropped == 8 - 2 * len(kept)
-    assert set(found.outcomes) == {f"{task}/{k}" for task in kept for k in (0, 1)}
+    groups, found = choose(STEP, algorithm(chosen=chosen), wanted=4)
+    assert [g.task_id for g in groups] == kept
+    assert (found.groups, found.dropped_groups) == (4, 4 - len(kept))
+    assert found.episodes == 2 * len(kept)
+    assert found.dropped == 8 - 2 * len(kept)
 
 
 def test_an_unknown_filter_is_refused():
@@ -58,8 +65,8 @@ def test_a_filter_looks_at_rewards_as_the_environment_gave_them():
     """Two right answers of different length do not become a group that differs by what shaping takes."""
     both = group("t", [[(2, 1.0)], [(9, 1.0)]])
     settings = algorithm(chosen={"name": "spread"}, overlong={"length": 10, "buffer": 4})
-    assert choose([both], settings, 1).groups == []
-    assert choose([both], algorithm(overlong={"length": 10, "buffer": 4}), 1).outcomes["t/1"].score == 0.25
+    assert choose([both], settings, 1)[0] == []
+    assert turn_rewards(both.trajectories[1], settings.overlong) == [0.25]
 
 
 @pytest.mark.parametrize(("size", "expected"), [(6, 0.0), (7, -0.25), (10, -1.0), (12, -1.0)])
@@ -75,35 +82,38 @@ def test_without_a_buffer_the_penalty_is_a_step():
 
 
 def test_an_episode_is_cut_by_a_limit_or_where_its_last_answer_is_not_whole():
-    assert [cut(episode("t", 0, [(2, 1.0)], end=end)) for end in ("terminated", "truncated", "max_turns", "error")] == [
+    assert [
+        is_truncated(episode("t", 0, [(2, 1.0)], end=end)) for end in ("terminated", "truncated", "max_turns", "error")
+    ] == [
         False,
         True,
         True,
         False,
     ]
-    assert cut(episode("t", 0, [(2, 1.0)], finish="length"))
-    assert not cut(episode("t", 0, [(2, 1.0), (0, 0.0)], finish="length"))
+    assert is_truncated(episode("t", 0, [(2, 1.0)], finish="length"))
+    assert not is_truncated(episode("t", 0, [(2, 1.0), (0, 0.0)], finish="length"))
 
 
 @pytest.mark.parametrize("baseline", [True, False])
 def test_a_cut_episode_is_out_of_the_loss_and_in_the_baseline_or_not(baseline):
     made = rewarded("t", 1.0, 0.0)
     made.trajectories.append(episode("t", 2, [(5, 0.5)], end="max_turns"))
-    found = choose([made], algorithm(overlong={"mask": True, "baseline": baseline}), 1)
-    assert [outcome.trained for outcome in found.outcomes.values()] == [True, True, False]
-    assert found.outcomes["t/2"].score == (0.5 if baseline else None)
-    assert (found.selection.masked, found.selection.dropped, found.selection.dropped_length) == (1, 1, 5.0)
-    assert (found.selection.episodes, found.selection.length) == (2, 2.0)
-    kept = choose([made], algorithm(), 1)
-    assert kept.outcomes["t/2"].trained, "nothing is masked unless it is asked for"
+    settings = algorithm(overlong={"mask": True, "baseline": baseline})
+    found = choose([made], settings, 1)[1]
+    parts = [(t.id, in_loss) for t, in_loss in participants(made, settings.overlong)]
+    assert parts == [("t/0", True), ("t/1", True), *[("t/2", False)] * baseline]
+    assert (found.masked, found.dropped, found.dropped_length) == (1, 1, 5.0)
+    assert (found.episodes, found.length) == (2, 2.0)
+    assert all(in_loss for _, in_loss in participants(made, OverlongConfig())), (
+        "nothing is masked unless it is asked for"
+    )
 
 
 def test_a_failed_episode_takes_no_part_and_is_in_no_length():
     made = rewarded("t", 1.0, 0.0)
     made.trajectories += [episode("t", 2, [(7, 9.0)], end="error"), episode("t", 3, [(0, 9.0)])]
-    outcomes = outcomes_of(made, OverlongConfig(mask=True))
-    assert [(o.rewards, o.trained) for o in outcomes[2:]] == [(None, False), (None, False)]
-    found = choose([made], algorithm(), 1).selection
+    assert [t.id for t, _ in participants(made, OverlongConfig(mask=True))] == ["t/0", "t/1"]
+    found = choose([made], algorithm(), 1)[1]
     assert (found.episodes, found.dropped, found.length) == (2, 0, 2.0)
 
 
@@ -121,11 +131,11 @@ def test_dynamic_sampling_asks_for_what_is_missing_and_stops_at_its_bound():
 
 def test_dynamic_sampling_counts_what_is_short_and_what_is_too_much():
     settings = algorithm(chosen=ROUNDS)
-    short = choose(STEP, settings, wanted=3, rounds=3).selection
+    short = choose(STEP, settings, wanted=3, rounds=3)[1]
     assert (short.short, short.rounds, short.dropped_groups) == (1, 3, 2)
-    much = choose(STEP, settings, wanted=1, rounds=2)
-    assert [g.task_id for g in much.groups] == ["wide"], "the first in order, whatever ended first"
-    assert much.selection.dropped_groups == 3
+    kept, much = choose(STEP, settings, wanted=1, rounds=2)
+    assert [g.task_id for g in kept] == ["wide"], "the first in order, whatever ended first"
+    assert much.dropped_groups == 3
 
 
 @given(
@@ -145,15 +155,16 @@ def test_no_task_is_skipped_and_none_is_played_twice_whatever_dynamic_sampling_d
         seen.extend(task.id for task in tasks)
         return [rewarded(task.id, 0.0, float(spreads[int(task.id)])) for task in tasks]
 
-    job = SimpleNamespace(train_tasks=TaskSet([Task(str(i)) for i in range(60)]), collect=collect)
+    tasks = TaskSet([Task(str(i)) for i in range(60)])
+    context = SimpleNamespace(train_tasks=tasks, sampler=SimpleNamespace(collect=collect))
     progress = Progress()
     for step in range(steps):
-        played = asyncio.run(play(config, job, progress, SimpleNamespace(episode_ended=None)))
-        assert played.rounds <= rounds
-        assert len(played.groups) <= rounds * wanted
-        useful = sum(spreads[int(g.task_id)] for g in played.groups)
-        assert useful >= wanted or played.rounds == rounds or len(played.groups) == rounds * wanted
-        progress = Progress.from_json(Progress(step=step + 1, tasks=progress.tasks + len(played.groups)).to_json())
+        groups, _, rollouts = asyncio.run(play(config, context, progress, SimpleNamespace(episode_ended=None)))
+        assert rollouts <= rounds
+        assert len(groups) <= rounds * wanted
+        useful = sum(spreads[int(g.task_id)] for g in groups)
+        assert useful >= wanted or rollouts == rounds or len(groups) == rounds * wanted
+        progress = Progress.from_json(Progress(step=step + 1, tasks=progress.tasks + len(groups)).to_json())
     assert len(seen) == progress.tasks
     assert len(set(seen[:60])) == min(len(seen), 60)
 
@@ -165,7 +176,7 @@ def test_progress_of_another_version_is_refused():
 
 
 def test_groups_that_are_empty_are_left_out():
-    assert choose([Group("t", [])], algorithm(chosen={"name": "spread"}), 1).groups == []
+    assert choose([Group("t", [])], algorithm(chosen={"name": "spread"}), 1)[0] == []
 
 
 def test_an_agent_failure_is_in_the_baseline_and_is_trained_on_and_an_error_is_not():
@@ -173,8 +184,5 @@ def test_an_agent_failure_is_in_the_baseline_and_is_trained_on_and_an_error_is_n
     broken, failed = whole.trajectories[1:]
     broken.turns[-1].info["agent_failure"] = "sandbox_lost"
     failed.end, failed.error = "error", "e, task 't', turn 1: step failed"
-    assert [(o.score, o.trained) for o in outcomes_of(whole, OverlongConfig())] == [
-        (1.0, True),
-        (0.0, True),
-        (None, False),
-    ]
+    assert [(t.id, in_loss) for t, in_loss in participants(whole, OverlongConfig())] == [("t/0", True), ("t/1", True)]
+    assert turn_rewards(broken, OverlongConfig()) == [0.0]

@@ -12,13 +12,13 @@ from transformers import AutoTokenizer
 import agentgym
 from agent_train.config.schema import SftConfig, TinyConfig
 from agent_train.data.packing import shares
-from agent_train.data.samples import rows_of
+from agent_train.data.samples import samples_of
 from agent_train.engine.base import Completion, Sampling
 from agent_train.learner.tiny import build_tiny
 from agent_train.learner.worker import LearnerWorker
 from agent_train.rollout.renderer import Renderer
 from agent_train.rollout.token_policy import TokenPolicy
-from agent_train.trainer.warm_start import ExpertError, NoExpertError, expert_trajectories, sft_rows, warm_start
+from agent_train.trainer.warm_start import ExpertError, NoExpertError, expert_trajectories, sft_samples, warm_start
 from agentgym import Env, Task, TaskSet
 from agentgym.core.messages import text_of, user
 from agentgym.rollout.episode import run_episode
@@ -151,14 +151,14 @@ def test_rows_are_token_for_token_those_of_the_same_episode_when_sampled(rendere
         task = next(task for task in Corridor.default_tasks("train") if task.id == trajectory.task_id)
         sampled = asyncio.run(run_episode(env, policy, task, seed=trajectory.seed))
         assert sampled.error is None
-        (row,) = sft_rows([trajectory], renderer)
-        (expected,) = rows_of(sampled)
+        (row,) = sft_samples([trajectory], renderer)
+        (expected,) = samples_of(sampled)
         assert (row.ids, row.mask, row.turn_ends) == (expected.ids, expected.mask, expected.turn_ends)
 
 
 def test_exactly_what_the_expert_said_and_the_stop_tokens_are_in_the_mask(renderer):
     (trajectory,) = play(episodes=1)
-    (row,) = sft_rows([trajectory], renderer)
+    (row,) = sft_samples([trajectory], renderer)
     said = renderer.decode([token for token, on in zip(row.ids, row.mask, strict=True) if on])
     stop = renderer.decode([renderer.stop_token_ids[-1]])
     assert said == "".join(text + stop for text in replies([trajectory])[0])
@@ -168,7 +168,7 @@ def test_a_reply_with_a_tool_call_is_what_the_template_writes_of_it(renderer):
     (trajectory,) = play(episodes=1)
     function = {"name": "walk", "arguments": '{"to": "right"}'}
     trajectory.turns[0].reply["tool_calls"] = [{"id": "1", "type": "function", "function": function}]
-    (row,) = sft_rows([trajectory], renderer)
+    (row,) = sft_samples([trajectory], renderer)
     said = renderer.decode([token for token, on in zip(row.ids, row.mask, strict=True) if on])
     assert said.startswith('right<tool_call>{"name": "walk", "arguments": {"to": "right"}}</tool_call><|end|>')
 

@@ -1,15 +1,20 @@
 """The advantages of a step, by the numbers that were computed by hand, on rows: joined over fan-out, put back on each."""
 
+import dataclasses
 import math
 import random
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from step_cases import advantages, algorithm, episode, example, firsts, group, rows_for
+from step_cases import advantages, algorithm, episode, example, firsts, group, samples_for
 
+from agent_train.algorithms.advantage_inputs import advantage_inputs
 from agent_train.algorithms.advantages import group_advantages
-from agent_train.algorithms.step_advantages import ADVANTAGES, Scores, mean_and_spread, set_advantages
+from agent_train.algorithms.registry import advantages as ADVANTAGES
+from agent_train.algorithms.step_advantages import mean_and_spread, with_advantages
+from agent_train.data.samples import by_id
 from agentgym.core.trajectory import Group
 
 NEAR = {"abs": 4e-6}  # the hand-computed numbers have no eps
@@ -53,25 +58,25 @@ def test_the_default_is_grpo_to_the_last_bit():
 
 def test_remax_takes_the_greedy_reward_away_from_every_return():
     settings = algorithm("remax")
-    found, _ = advantages(example(), settings, Scores(greedy={"a": 0.5, "b": 0.5}))
+    found, _ = advantages(example(), settings, {"greedy": {"a": 0.5, "b": 0.5}})
     assert firsts(found) == pytest.approx([0.5, -0.5, -0.5, 0.5, 2.5, 0.5])
-    found, _ = advantages(example(), settings, Scores(greedy={"a": 0.5, "b": None}))
+    found, _ = advantages(example(), settings, {"greedy": {"a": 0.5, "b": None}})
     assert firsts(found)[4:] == [0.0, 0.0], "a greedy episode that failed leaves no baseline"
-    found, _ = advantages([group("a", [[(2, 0.1)], [(3, 0.3)]])], settings, Scores(greedy={"a": 0.1}))
+    found, _ = advantages([group("a", [[(2, 0.1)], [(3, 0.3)]])], settings, {"greedy": {"a": 0.1}})
     assert firsts(found) == [0.0, pytest.approx(0.2)], "no difference is exactly nought, also where fp32 rounds"
     with pytest.raises(ValueError, match="greedy episode of every task; task 'b' has none"):
-        advantages(example(), settings, Scores(greedy={"a": 0.5}))
+        advantages(example(), settings, {"greedy": {"a": 0.5}})
 
 
 # Tokens a a o o a of FORMULAS: two turns with an observation between them, in one row or in a row each.
 VALUES = [0.1, 0.2, 0.5]
 
 
-@pytest.mark.parametrize("rows", ["one", "many"])
-def test_gae_runs_through_the_rows_of_a_trajectory_and_leaves_observations_out(rows):
-    groups = [Group("t", [episode("t", 0, [(2, 0.0), (1, 1.0)], rows=rows)])]
+@pytest.mark.parametrize("samples", ["one", "many"])
+def test_gae_runs_through_the_rows_of_a_trajectory_and_leaves_observations_out(samples):
+    groups = [Group("t", [episode("t", 0, [(2, 0.0), (1, 1.0)], samples=samples)])]
     found, made = advantages(groups, algorithm("gae", lam=0.5), values=VALUES)
-    assert len(made) == (1 if rows == "one" else 2)
+    assert len(made) == (1 if samples == "one" else 2)
     assert found["t/0"] == pytest.approx([0.375, 0.55, 0.5])
     targets = [x for row in made for x, on in zip(row.targets, row.mask, strict=True) if on]
     assert targets == pytest.approx([0.475, 0.75, 1.0])
@@ -84,9 +89,9 @@ def test_the_critic_may_learn_with_a_lambda_of_its_own():
     assert [x for x, on in zip(row.targets, row.mask, strict=True) if on] == pytest.approx([1.0, 1.0, 1.0])
 
 
-@pytest.mark.parametrize("rows", ["one", "many"])
-def test_bilevel_gae_by_turns(rows):
-    groups = [Group("t", [episode("t", 0, [(2, 1.0), (2, 2.0)], rows=rows)])]
+@pytest.mark.parametrize("samples", ["one", "many"])
+def test_bilevel_gae_by_turns(samples):
+    groups = [Group("t", [episode("t", 0, [(2, 1.0), (2, 2.0)], samples=samples)])]
     settings = algorithm("bilevel_gae", gamma=0.9, lam=0.8, turn_gamma=0.5)
     found, made = advantages(groups, settings, values=[0.5, 0.4, 0.3, 0.2])
     assert found["t/0"] == pytest.approx([0.8824, 1.42, 1.176, 1.8])
@@ -102,24 +107,24 @@ def test_a_turn_of_reward_nought_is_a_turn():
 
 
 def test_length_adaptive_lambda_counts_the_sampled_tokens_of_the_trajectory():
-    groups = [Group("t", [episode("t", 0, [(2, 0.0), (2, 1.0)], rows="many")])]
+    groups = [Group("t", [episode("t", 0, [(2, 0.0), (2, 1.0)], samples="many")])]
     found, _ = advantages(groups, algorithm("gae", lam_alpha=0.5), values=[0.0, 0.0, 0.0, 0.0])
     # 4 tokens: lambda = 1 - 1 / (.5 * 4) = .5, and the reward of the last falls by half with every token.
     assert found["t/0"] == pytest.approx([0.125, 0.25, 0.5, 1.0])
 
 
-@pytest.mark.parametrize("rows", ["one", "many"])
-def test_returns_are_discounted_by_sampled_tokens_over_all_rows(rows):
-    groups = [Group("t", [episode("t", 0, [(2, 0.0), (1, 1.0)], rows=rows)])]
-    found, _ = advantages(groups, algorithm("remax", gamma=0.9), Scores(greedy={"t": 0.0}))
+@pytest.mark.parametrize("samples", ["one", "many"])
+def test_returns_are_discounted_by_sampled_tokens_over_all_rows(samples):
+    groups = [Group("t", [episode("t", 0, [(2, 0.0), (1, 1.0)], samples=samples)])]
+    found, _ = advantages(groups, algorithm("remax", gamma=0.9), {"greedy": {"t": 0.0}})
     assert found["t/0"] == pytest.approx([0.81, 0.9, 1.0])
 
 
-@pytest.mark.parametrize("rows", ["one", "many"])
-def test_gigpo_by_the_states_that_agents_were_shown(rows):
+@pytest.mark.parametrize("samples", ["one", "many"])
+def test_gigpo_by_the_states_that_agents_were_shown(samples):
     two = [
-        episode("t", 0, [(1, 0.0), (1, 1.0)], rows=rows, states=["s0", "s1"]),
-        episode("t", 1, [(1, 0.0), (1, 0.0)], rows=rows, states=["s0", "s2"]),
+        episode("t", 0, [(1, 0.0), (1, 1.0)], samples=samples, states=["s0", "s1"]),
+        episode("t", 1, [(1, 0.0), (1, 0.0)], samples=samples, states=["s0", "s2"]),
     ]
     found, _ = advantages([Group("t", two)], algorithm("gigpo", std_level="none"))
     assert [*found["t/0"], *found["t/1"]] == pytest.approx([0.975, 0.5, -0.975, -0.5])
@@ -157,14 +162,15 @@ def test_a_turn_in_which_nothing_was_sampled_gives_its_reward_to_the_one_before(
     assert found["t/0"] == pytest.approx([3.5 - 14 / 6, 0.5 - 7 / 6])
 
 
-@pytest.mark.parametrize("rows", ["one", "many"])
-def test_prime_adds_what_its_model_says_of_later_tokens(rows):
-    two = [episode("t", 0, [(1, 0.0), (1, 1.0)], rows=rows), episode("t", 1, [(1, 0.0), (1, 0.0)], rows=rows)]
+@pytest.mark.parametrize("samples", ["one", "many"])
+def test_prime_adds_what_its_model_says_of_later_tokens(samples):
+    two = [
+        episode("t", 0, [(1, 0.0), (1, 1.0)], samples=samples),
+        episode("t", 1, [(1, 0.0), (1, 0.0)], samples=samples),
+    ]
     settings = algorithm("prime", prime_beta=0.5)
-    _, made = rows_for([Group("t", two)], settings)
-    said = iter([-0.5, -0.1, -1.0, -1.0])
-    prm = [[next(said) if on else math.nan for on in row.mask] for row in made]
-    found, _ = advantages([Group("t", two)], settings, Scores(prm=prm), reference=[-0.9, -0.7, -0.6, -0.8])
+    lists = {"prm": [-0.5, -0.1, -1.0, -1.0], "reference": [-0.9, -0.7, -0.6, -0.8]}
+    found, _ = advantages([Group("t", two)], settings, **lists)
     # Process rewards .2 .3 and -.2 -.1: baselines are the other's mean, -.15 and .25. Outcomes: 1 and -1.
     assert found["t/0"] == pytest.approx([1 + 0.35 + 0.45, 1 + 0.45])
     assert found["t/1"] == pytest.approx([-1 - 0.45 - 0.35, -1 - 0.35])
@@ -172,19 +178,15 @@ def test_prime_adds_what_its_model_says_of_later_tokens(rows):
 
 def test_distillation_follows_the_teacher_token_by_token():
     groups = [Group("t", [episode("t", 0, [(2, 0.0)])])]
-    _, (row,) = rows_for(groups, algorithm("distill"))
-    teacher = [[iter_ if on else 0.0 for iter_, on in zip([0, 0, -0.2, -1.5], row.mask, strict=True)]]
-    found, _ = advantages(groups, algorithm("distill"), Scores(teacher=teacher, teacher_coef=2.0))
+    found, _ = advantages(groups, algorithm("distill"), {"teacher_coef": 2.0}, teacher=[-0.2, -1.5])
     assert found["t/0"] == pytest.approx([2 * 0.3, -2 * 1.0])
 
 
 def test_what_an_advantage_needs_and_nobody_gave_is_named():
-    for name in ("prime", "distill"):
-        with pytest.raises(ValueError, match=f"'{name}' needs what the"):
+    for name, needed in (("prime", "prm"), ("distill", "teacher"), ("gae", "values")):
+        with pytest.raises(ValueError, match=f"'{name}': sample 'a/0#0' has 4 tokens, but 0 {needed}"):
             advantages(example(), algorithm(name), reference=[0.0] * 14)
-    with pytest.raises(ValueError, match="tokens, but 0 values"):
-        advantages(example(), algorithm("gae"))
-    with pytest.raises(ValueError, match="one of group, rloo"):
+    with pytest.raises(ValueError, match="unknown advantage 'grpo'"):
         advantages(example(), algorithm("grpo"))
 
 
@@ -214,11 +216,11 @@ def test_the_kl_in_the_reward_counts_for_turns_too():
 
 
 def test_whitening_counts_the_tokens_in_the_loss():
-    found, rows = advantages(example(), algorithm("group", std_level="none", whiten=True))
+    found, samples = advantages(example(), algorithm("group", std_level="none", whiten=True))
     # The same numbers as REINFORCE++-baseline, whose baseline and whitening are these.
     expected = [0.929802, -0.516557, -0.516557, 0.929802, 1.652982, -1.239736]
     assert firsts(found) == pytest.approx(expected, **NEAR)
-    assert mean_and_spread(rows) == pytest.approx((0.0, math.sqrt(13 / 14)), abs=1e-5)
+    assert mean_and_spread(samples) == pytest.approx((0.0, math.sqrt(13 / 14)), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -228,8 +230,8 @@ def test_an_episode_that_is_not_in_the_loss_is_in_the_baseline_and_not_in_the_wh
     def with_cut(size):
         groups = [group("a", [[(2, 1.0)], [(4, 0.0)]])]
         groups[0].trajectories.append(episode("a", 2, [(size, 0.0)], end="max_turns"))
-        found, rows = advantages(groups, algorithm(name, overlong={"mask": True}, **changes))
-        assert mean_and_spread([r for r in rows if r.trajectory != "a/2"]) == pytest.approx(
+        found, samples = advantages(groups, algorithm(name, overlong={"mask": True}, **changes))
+        assert mean_and_spread([s for s in samples if s.trajectory != "a/2"]) == pytest.approx(
             (0.0, math.sqrt(5 / 6)), abs=1e-5
         )
         return firsts(found)[:2]
@@ -275,14 +277,14 @@ def test_the_penalty_for_length_comes_with_the_last_turn():
     assert found["a/1"] == pytest.approx([0.75] * 2)
 
 
-def test_rows_that_do_not_fit_the_trajectories_are_refused():
+def test_samples_that_do_not_fit_the_trajectories_are_refused():
     settings = algorithm()
-    picked, rows = rows_for(example(), settings)
-    with pytest.raises(ValueError, match=r"a/0: its rows have 0 turns, its rewards 1"):
-        set_advantages(settings, picked.groups, rows[1:], picked.outcomes)
-    stranger = rows_for([group("c", [[(2, 1.0)], [(2, 0.0)]])], settings)[1]
-    with pytest.raises(ValueError, match=r"rows of 'c/0', which takes no part"):
-        set_advantages(settings, picked.groups, rows + stranger, picked.outcomes)
+    kept, samples = samples_for(example(), settings)
+    with pytest.raises(ValueError, match=r"sample 'a/0#0': 1 turns and 0 rewards"):
+        advantage_inputs(settings, kept, [dataclasses.replace(samples[0], rewards=[]), *samples[1:]])
+    stranger = samples_for([group("c", [[(2, 1.0)], [(2, 0.0)]])], settings)[1]
+    with pytest.raises(ValueError, match=r"samples of 'c/0', which takes no part"):
+        advantage_inputs(settings, kept, samples + stranger)
 
 
 def test_maxrl_refuses_rewards_below_nought():
@@ -303,29 +305,56 @@ TURNS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.5, 1.0])),
 def test_the_order_of_groups_and_of_other_trajectories_rows_changes_nothing(name, groups, seed, fan_out):
     rng = random.Random(seed)
     made = [
-        Group(f"g{g}", [episode(f"g{g}", k, turns, rows=fan_out) for k, turns in enumerate(group)])
+        Group(f"g{g}", [episode(f"g{g}", k, turns, samples=fan_out) for k, turns in enumerate(group)])
         for g, group in enumerate(groups)
     ]
-    scores = Scores(greedy={group.task_id: 0.25 for group in made})
+    greedy = {group.task_id: 0.25 for group in made}
     chosen = algorithm(name, gamma=0.9, lam=0.8)
-    picked, rows = rows_for(made, chosen)
-    for row in rows:
-        row.values = [rng.random() for _ in row.ids]
-    set_advantages(chosen, picked.groups, rows, picked.outcomes, scores)
-    before = {id(row): (row.advantages, row.targets) for row in rows}
+    kept, samples = samples_for(made, chosen)
+    samples = [dataclasses.replace(sample, values=[rng.random() for _ in sample.ids]) for sample in samples]
+    before = with_advantages(advantage_inputs(chosen, kept, samples, greedy), samples)
     queues = {}
-    for row in rows:
-        queues.setdefault(row.trajectory, []).append(row)
+    for sample in samples:
+        queues.setdefault(sample.trajectory, []).append(sample)
     mixed = []
     while queues:
         name_of = rng.choice(sorted(queues))
         mixed.append(queues[name_of].pop(0))
         if not queues[name_of]:
             del queues[name_of]
-    shuffled = list(picked.groups)
+    shuffled = list(kept)
     rng.shuffle(shuffled)
-    set_advantages(chosen, shuffled, mixed, picked.outcomes, scores)
-    for row in rows:
-        assert row.advantages == pytest.approx(before[id(row)][0], abs=1e-6)
-        assert row.targets == pytest.approx(before[id(row)][1], abs=1e-6)
-        assert all(math.isfinite(a) for a in row.advantages)
+    after = by_id(with_advantages(advantage_inputs(chosen, shuffled, mixed, greedy), mixed))
+    for sample in before:
+        assert after[sample.id].advantages == pytest.approx(sample.advantages, abs=1e-6)
+        assert after[sample.id].targets == pytest.approx(sample.targets, abs=1e-6)
+        assert all(math.isfinite(a) for a in sample.advantages)
+
+
+def above_the_worst(inputs):
+    """An advantage as a user writes it: the reward less the worst of its group."""
+    return inputs.on_tokens([[reward - min(rewards) for reward in rewards] for rewards in inputs.rewards])
+
+
+def by_trajectory(inputs):
+    """A mistake: one number for each trajectory, not for each token."""
+    return torch.ones(len(inputs.trajectories))
+
+
+def test_a_users_own_function_is_an_advantage_by_its_path():
+    found, _ = advantages(example(), algorithm(f"{__name__}:above_the_worst"))
+    assert firsts(found) == [1.0, 0.0, 0.0, 1.0, 2.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("no_such_module:f", "cannot be imported: No module named 'no_such_module'"),
+        (f"{__name__}:nothing", "cannot be imported"),
+        (f"{__name__}:NEAR", "is a dict, not a function"),
+        (f"{__name__}:by_trajectory", r"returns \(6,\), not one number for each of 26 tokens"),
+    ],
+)
+def test_a_users_own_function_that_is_no_advantage_is_refused(path, problem):
+    with pytest.raises(ValueError, match=problem):
+        advantages(example(), algorithm(path))

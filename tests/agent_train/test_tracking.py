@@ -39,7 +39,7 @@ def test_laps_of_a_clock_add_up():
 def test_a_step_in_numbers():
     failed = episode("b", 2, error="RuntimeError: the server is gone")
     groups = [group("a", [1.0, 0.0]), Group("b", [*group("b", [1.0, 1.0]).trajectories, failed])]
-    step = step_metrics(7, groups, learned(), clock(), checksum=42)
+    step = step_metrics(7, groups, clock(), 42, **learned())
     assert (step.step, step.episodes, step.failed, step.weights_checksum) == (7, 4, 1, 42)
     assert step.reward == step.success == 0.75, "a failed episode is no reward of 0"
     assert step.reward_std == pytest.approx(math.sqrt(0.1875))
@@ -67,7 +67,7 @@ def test_every_measurement_is_on_disk_at_once(run):
     track, _ = tracker(run)
     track.sft_step(1, 2, loss=3.0, tokens=100)
     track.evaluation(0, [episode("t", reward=0.0)])
-    track.train_step(1, [group("a", [1.0, 0.0])], learned(entropy=0.5), clock(), checksum=7)
+    track.train_step(step_metrics(1, [group("a", [1.0, 0.0])], clock(), 7, **learned(entropy=0.5)))
     records = read_metrics(run.metrics)  # the tracker is still open
     assert [(r["kind"], r["step"]) for r in records] == [("sft", 1), ("eval", 0), ("train", 1)]
     assert records[0]["loss"] == 3.0
@@ -80,7 +80,7 @@ def test_every_measurement_is_on_disk_at_once(run):
 
 def test_numbers_that_are_not_finite_are_null(run):
     track, _ = tracker(run)
-    track.train_step(1, [group("a", [1.0])], learned(grad_norm=math.inf, loss=math.nan), clock(), checksum=0)
+    track.train_step(step_metrics(1, [group("a", [1.0])], clock(), 0, **learned(grad_norm=math.inf, loss=math.nan)))
     track.close()
     text = run.metrics.read_text()
     assert "NaN" not in text
@@ -112,7 +112,7 @@ def test_off_a_terminal_each_step_is_one_line(run):
         track.phase("starting vLLM", "2 s: [INFO] loading")
         track.evaluation(0, [episode("t")])
         for step in (1, 2):
-            track.train_step(step, [group("a", [1.0, 0.0])], learned(), clock(), checksum=0)
+            track.train_step(step_metrics(step, [group("a", [1.0, 0.0])], clock(), 0, **learned()))
     lines = screen.getvalue().splitlines()
     assert len(lines) == 4, "a phase is not printed again for every new detail"
     assert "starting vLLM: 1 s: [INFO] loading" in lines[0]
@@ -138,7 +138,7 @@ def test_a_failed_episode_is_told_with_its_error(run):
     failed = episode("a", 1, error="Traceback\nRuntimeError: no such [table]")
     for one in (episode("a"), failed):
         track.episode_ended(one)
-    track.train_step(1, [Group("a", [episode("a"), failed])], learned(), clock(), checksum=0)
+    track.train_step(step_metrics(1, [Group("a", [episode("a"), failed])], clock(), 0, **learned()))
     track.close()
     assert (
         "step 1: 1 of 2 episodes failed and were left out; the last error: RuntimeError: no such [table]"
@@ -152,7 +152,8 @@ def test_an_episode_that_was_run_again_is_counted_and_told(run):
     again.metadata["errors"] = ["frozen_lake at http://there:8000: the session is lost"]
     for one in (episode("a"), again):
         track.episode_ended(one)
-    step = track.train_step(1, [Group("a", [episode("a"), again])], learned(), clock(), checksum=0)
+    step = step_metrics(1, [Group("a", [episode("a"), again])], clock(), 0, **learned())
+    track.train_step(step)
     track.episode_ended(again)
     track.evaluation(1, [again])
     track.close()
@@ -178,7 +179,7 @@ def test_a_run_of_before_is_resumed_without_a_count_of_those_run_again(run):
 def test_on_a_terminal_a_table_of_the_last_steps_lives(run, width):
     track, screen = tracker(run, terminal=True, width=width)
     with track:
-        track.train_step(1, [group("a", [1.0, 0.0])], learned(), clock(), checksum=0)
+        track.train_step(step_metrics(1, [group("a", [1.0, 0.0])], clock(), 0, **learned()))
         track.evaluation(1, [episode("t")])
         track.phase("rollout")
         track.episode_ended(episode("a"))
@@ -205,7 +206,7 @@ def test_the_closing_table_and_the_summary(run):
     with track:
         for step, rewards in ((0, [1.0, 0.0]), (2, [1.0, 1.0]), (3, [1.0, 1.0, 1.0, 0.0])):
             track.evaluation(step, [episode(f"t{i}", reward=r) for i, r in enumerate(rewards)])
-        track.train_step(1, [group("a", [1.0, 0.0])], learned(), clock(), checksum=0)
+        track.train_step(step_metrics(1, [group("a", [1.0, 0.0])], clock(), 0, **learned()))
         (run.checkpoints / "step-000001").mkdir()
         (run.checkpoints / "latest").write_text("step-000001\n")
         summary = track.finish("interrupted")

@@ -3,6 +3,7 @@
 import pytest
 from recipe_cases import settings_of
 
+from agent_train.algorithms.registry import advantages
 from agent_train.config import combinations, trial
 from agent_train.config.compose import choices
 from agent_train.config.trial import wrong_formulas
@@ -18,7 +19,7 @@ def test_every_recipe_computes(name):
     assert problems(f"algorithm={name}") == []
 
 
-@pytest.mark.parametrize("name", [name for name in combinations.ADVANTAGES if name != "maxrl"])
+@pytest.mark.parametrize("name", [name for name in advantages if name != "maxrl"])
 def test_every_advantage_computes_with_the_kl_in_the_reward(name):
     assert problems(f"algorithm.advantage.name={name}", "algorithm.kl.coef=0.1", "algorithm.kl.place=reward") == []
 
@@ -86,3 +87,15 @@ def test_advantages_of_both_signs_meet_ratios_on_both_sides(monkeypatch):
     monkeypatch.setattr(trial.PolicyObjective, "terms", told)
     assert problems() == []
     assert seen == {(positive, side) for positive in (True, False) for side in (-1.0, 0.0, 1.0)}
+
+
+def above_the_worst(inputs):
+    """An advantage as a user writes it: the reward less the worst of its group."""
+    return inputs.on_tokens([[reward - min(rewards) for reward in rewards] for rewards in inputs.rewards])
+
+
+def test_a_users_own_advantage_is_tried_and_one_that_cannot_be_imported_is_refused():
+    assert problems(f"algorithm.advantage.name={__name__}:above_the_worst") == []
+    (problem,) = problems("algorithm.advantage.name=no_such_module:f")
+    assert problem.startswith("algorithm.advantage.name=no_such_module:f: advantage")
+    assert "cannot be imported" in problem

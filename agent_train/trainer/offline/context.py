@@ -17,9 +17,9 @@ from agent_train.learner.tiny import build_tiny
 from agent_train.learner.vocabulary import check_folder
 from agent_train.report.tracking import Tracker
 from agent_train.trainer.checkpoint import Checkpoint, Checkpoints
-from agent_train.trainer.offline.objectives import Objective, objective_of, refer
+from agent_train.trainer.offline.objectives import Objective, objective_of, with_reference
 from agent_train.trainer.offline.records import DataError, Example, form_of, read_examples
-from agent_train.trainer.offline.samples import Sample, samples_of, texts_of
+from agent_train.trainer.offline.samples import TokenizedExample, texts_of, tokenize_examples
 from agent_train.trainer.offline.validation import longest_row
 from agent_train.trainer.progress import Progress
 from agent_train.trainer.run_folder import RunFolder
@@ -36,8 +36,8 @@ class FileJob:
 
     learner: Learner
     objective: Objective
-    train: list[Sample]
-    test: list[Sample]
+    train: list[TokenizedExample]
+    test: list[TokenizedExample]
     checkpoints: Checkpoints
     resumed: Progress | None = None
 
@@ -70,11 +70,11 @@ async def open_file_job(
         await start_ray(own_ray_cpus(config), stack)
         objective = objective_of(config, train)
         if objective.needs_reference and config.reference.path:
-            await _ask_other_reference(config, [*train, *test], tracker)
+            train, test = await _ask_other_reference(config, train, test, tracker)
         tracker.phase("starting the learner")
         learner = await _learner(config, model_dir, stack)
         if objective.needs_reference and not config.reference.path:
-            await _refer(config, learner, [*train, *test], tracker)
+            train, test = await _ask_reference(config, learner, train, test, tracker)
         if checkpoint is not None:
             # After the reference was asked, which is the policy as the run began.
             tracker.phase("loading the checkpoint", checkpoint.path.name)
@@ -95,30 +95,39 @@ async def _learner(config: Config, model_dir: Path, stack: AsyncExitStack) -> Le
     return learner
 
 
-async def _ask_other_reference(config: Config, samples: list[Sample], tracker: Tracker) -> None:
-    """Load `reference.path`, have it score the samples, and let it go before the policy comes."""
+Examples = list[TokenizedExample]
+
+
+async def _ask_other_reference(
+    config: Config, train: Examples, test: Examples, tracker: Tracker
+) -> tuple[Examples, Examples]:
+    """Load `reference.path`, have it score the examples, and close it before the policy is loaded."""
     from agent_train.learner.actor_group import Learner
 
     tracker.phase("starting the reference", str(config.reference.path))
     reference = await Learner.start(start_of(config, "reference", ""), config, "reference")
     try:
-        await _refer(config, reference, samples, tracker)
+        return await _ask_reference(config, reference, train, test, tracker)
     finally:
         reference.close()
 
 
-async def _refer(config: Config, learner: Learner, samples: list[Sample], tracker: Tracker) -> None:
-    total = sum(len(sample.rows) for sample in samples)
+async def _ask_reference(
+    config: Config, learner: Learner, train: Examples, test: Examples, tracker: Tracker
+) -> tuple[Examples, Examples]:
+    both = [*train, *test]
+    total = sum(len(example.training_samples) for example in both)
     tracker.phase("asking the reference")
-    await refer(
+    scored = await with_reference(
         learner,
-        samples,
+        both,
         config.data.batch_rows,
-        lambda done: tracker.phase("asking the reference", f"{done:,} of {total:,} rows"),
+        lambda done: tracker.phase("asking the reference", f"{done:,} of {total:,} samples"),
     )
+    return scored[: len(train)], scored[len(train) :]
 
 
-def _read(config: Config, folder: RunFolder, tracker: Tracker) -> tuple[list[Sample], list[Sample], Path]:
+def _read(config: Config, folder: RunFolder, tracker: Tracker) -> tuple[Examples, Examples, Path]:
     """The samples to train on and those held out, and the model's folder."""
     from transformers.utils.logging import disable_progress_bar
 
@@ -138,7 +147,7 @@ def _read(config: Config, folder: RunFolder, tracker: Tracker) -> tuple[list[Sam
     for name, path, read in (("data.train", data.train, examples), ("data.test", data.test, held_out)):
         if read:
             tracker.phase("writing rows", f"{len(read):,} examples of {path}")
-        samples = samples_of(read, renderer, longest, mismatched=form == "kto")
+        samples = tokenize_examples(read, renderer, longest, mismatched=form == "kto", split=name)
         left = len(read) - len(samples)
         if read and not samples:
             raise DataError(f"{name}={path}: every example is longer than {longest} tokens: raise data.max_tokens")

@@ -8,7 +8,7 @@ from agent_train.config.schema import Config
 from agent_train.report.tracking import Tracker
 from agent_train.trainer.offline.context import FileJob
 from agent_train.trainer.offline.metrics import KINDS, FileStep, HeldOut
-from agent_train.trainer.offline.objectives import judge, learn
+from agent_train.trainer.offline.objectives import learn, loss_of
 from agent_train.trainer.offline.schedule import batch_of_step, learning_rate, step_count
 from agent_train.trainer.progress import Progress
 
@@ -56,5 +56,5 @@ async def train_on_files(config: Config, job: FileJob, tracker: Tracker) -> None
 async def measure(config: Config, job: FileJob, tracker: Tracker, step: int) -> None:
     """The loss of the held-out samples with the present weights; nothing where there are none."""
     if job.test:
-        judged = await judge(job.learner, job.objective, job.test, config.data.batch_rows)
+        judged = await loss_of(job.learner, job.objective, job.test, config.data.batch_rows)
         tracker.held_out(HeldOut(step, judged.loss, judged.measures, len(job.test)))

@@ -18,7 +18,7 @@ from agent_train.learner.preference_objective import (
     of_scores,
 )
 from agent_train.trainer.offline.records import form_of
-from agent_train.trainer.offline.samples import Sample
+from agent_train.trainer.offline.samples import TokenizedExample
 
 T = TypeVar("T")
 
@@ -26,20 +26,20 @@ T = TypeVar("T")
 class FileLearner(Protocol):
     """What the modes need of a learner."""
 
-    async def sft(self, rows: Sequence[TrainingSample], lr: float) -> SftUpdate:
+    async def sft(self, samples: Sequence[TrainingSample], lr: float) -> SftUpdate:
         """One supervised step."""
         ...
 
-    async def logprobs(self, rows: Sequence[TrainingSample]) -> list[list[float]]:
-        """Log-probabilities of each row's sampled tokens."""
+    async def logprobs(self, samples: Sequence[TrainingSample]) -> list[list[float]]:
+        """Log-probabilities of each sample's sampled tokens."""
         ...
 
-    async def scores(self, rows: Sequence[TrainingSample]) -> list[float]:
-        """The reward model's score of each row."""
+    async def scores(self, samples: Sequence[TrainingSample]) -> list[float]:
+        """The reward model's score of each sample."""
         ...
 
     async def apply_loss_gradients(
-        self, rows: Sequence[TrainingSample], derivatives: Sequence[Sequence[float]], lr: float
+        self, samples: Sequence[TrainingSample], derivatives: Sequence[Sequence[float]], lr: float
     ) -> StepResult:
         """One optimizer step along derivatives."""
         ...
@@ -68,106 +68,113 @@ class Objective:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether rows need log-probabilities under the policy as the run starts."""
+        """Whether samples need log-probabilities under the policy as the run starts."""
         return self.form in ("dpo", "kto")
 
 
-def objective_of(config: Config, samples: Sequence[Sample]) -> Objective:
+def objective_of(config: Config, examples: Sequence[TokenizedExample]) -> Objective:
     """The objective of a run, given what it is trained on: the rarer of liked and disliked answers counts for as much."""
-    liked = sum(bool(sample.label) for sample in samples)
-    disliked = len(samples) - liked
+    liked = sum(bool(example.label) for example in examples)
+    disliked = len(examples) - liked
     most = max(liked, disliked)
     form = form_of(config)
     balanced = (most / liked, most / disliked) if form == "kto" and liked and disliked else (1.0, 1.0)
     return Objective(form, config.data.loss, config.data.beta, balanced)
 
 
-async def refer(
-    learner: FileLearner, samples: Sequence[Sample], batch_rows: int, said: Callable[[int], None] = lambda _: None
-) -> None:
-    """Give all rows the log-probabilities of the policy as it is now, which is the reference if it has not learned yet."""
-    rows = [row for sample in samples for row in sample.rows]
-    for row, logprobs in zip(rows, await _in_parts(learner.logprobs, rows, batch_rows, said), strict=True):
-        row.reference = logprobs
+async def with_reference(
+    learner: FileLearner,
+    examples: Sequence[TokenizedExample],
+    batch_rows: int,
+    said: Callable[[int], None] = lambda _: None,
+) -> list[TokenizedExample]:
+    """The examples with log-probabilities under the learner's present policy, which is the reference before the first step."""
+    samples = [sample for example in examples for sample in example.training_samples]
+    logprobs = iter(await _in_parts(learner.logprobs, samples, batch_rows, said))
+
+    def scored(own: Sequence[TrainingSample]) -> list[TrainingSample]:
+        return [replace(sample, reference=next(logprobs)) for sample in own]
+
+    return [replace(each, answers=tuple(map(scored, each.answers)), other=scored(each.other)) for each in examples]
 
 
-async def judge(
-    learner: FileLearner, objective: Objective, samples: Sequence[Sample], batch_rows: int | None = None
+async def loss_of(
+    learner: FileLearner, objective: Objective, examples: Sequence[TokenizedExample], batch_rows: int | None = None
 ) -> Judged:
-    """The loss of the samples with the present weights, its derivatives, and what there is to see.
+    """The loss of the examples with the present weights, its derivatives, and what is measured.
 
     Args:
         learner: whose weights.
         objective: of the run.
-        samples: the mean is over all of them.
-        batch_rows: most rows that one call of the learner scores; None: all.
+        examples: the mean is over all of them.
+        batch_rows: most samples that one call of the learner scores; None: all.
     """
     if objective.form == "rm":
-        return await _judge_scores(learner, samples, batch_rows)
-    columns = list(zip(*(sample.answers for sample in samples), strict=True))
-    answers = [rows for column in columns for rows in column]
-    others = [sample.other for sample in samples if objective.form == "kto"]
-    rows = [row for of_answer in [*answers, *others] for row in of_answer]
-    logprobs = await _in_parts(learner.logprobs, rows, batch_rows)
+        return await _loss_of_scores(learner, examples, batch_rows)
+    columns = list(zip(*(example.answers for example in examples), strict=True))
+    answers = [own for column in columns for own in column]
+    others = [example.other for example in examples if objective.form == "kto"]
+    samples = [sample for own in [*answers, *others] for sample in own]
+    logprobs = await _in_parts(learner.logprobs, samples, batch_rows)
     if objective.form == "sft":
-        return _likelihood(rows, logprobs)
+        return _likelihood(samples, logprobs)
     if objective.form == "dpo":
         return of_pairs(objective.loss, objective.beta, columns[0], columns[1], logprobs)
-    own = sum(len(rows) for rows in answers)
-    liked = [bool(sample.label) for sample in samples]
-    return of_liked(objective.beta, answers, liked, logprobs[:own], others, logprobs[own:], objective.weights)
+    count = sum(len(own) for own in answers)
+    liked = [bool(example.label) for example in examples]
+    return of_liked(objective.beta, answers, liked, logprobs[:count], others, logprobs[count:], objective.weights)
 
 
-async def learn(learner: FileLearner, objective: Objective, samples: Sequence[Sample], lr: float) -> Learned:
-    """One optimizer step on these samples."""
+async def learn(learner: FileLearner, objective: Objective, examples: Sequence[TokenizedExample], lr: float) -> Learned:
+    """One optimizer step on these examples."""
     if objective.form == "sft":
-        said = await learner.sft([row for sample in samples for row in sample.rows], lr)
+        said = await learner.sft([sample for each in examples for sample in each.training_samples], lr)
         return Learned(said.loss, {}, said.grad_norm, said.tokens, said.lr, said.skipped)
-    judged = await judge(learner, objective, samples)
-    answers = [rows for column in zip(*(s.answers for s in samples), strict=True) for rows in column]
-    rows = _scored_rows(answers) if objective.form == "rm" else [row for of_answer in answers for row in of_answer]
-    done = await learner.apply_loss_gradients(rows, judged.derivatives, lr)
-    tokens = sum(row.sampled for row in rows)
+    judged = await loss_of(learner, objective, examples)
+    answers = [own for column in zip(*(e.answers for e in examples), strict=True) for own in column]
+    samples = _scored_samples(answers) if objective.form == "rm" else [sample for own in answers for sample in own]
+    done = await learner.apply_loss_gradients(samples, judged.derivatives, lr)
+    tokens = sum(sample.sampled for sample in samples)
     return Learned(judged.loss, judged.measures, done.grad_norm, tokens, done.lr, not done.applied)
 
 
-async def _judge_scores(learner: FileLearner, samples: Sequence[Sample], batch_rows: int | None) -> Judged:
-    answers = [rows for column in zip(*(s.answers for s in samples), strict=True) for rows in column]
-    rows = _scored_rows(answers)
-    scores = await _in_parts(learner.scores, rows, batch_rows)
-    wanted = [sample.score for sample in samples if sample.score is not None]
+async def _loss_of_scores(learner: FileLearner, examples: Sequence[TokenizedExample], batch_rows: int | None) -> Judged:
+    answers = [own for column in zip(*(e.answers for e in examples), strict=True) for own in column]
+    samples = _scored_samples(answers)
+    scores = await _in_parts(learner.scores, samples, batch_rows)
+    wanted = [example.score for example in examples if example.score is not None]
     judged = of_scores(scores, wanted) if wanted else of_scored_pairs(scores)
-    spread = [row.spread(0.0) for row in rows]
-    for row, derivatives, (derivative,) in zip(rows, spread, judged.derivatives, strict=True):
-        derivatives[_last_sampled(row)] = derivative
+    spread = [sample.spread(0.0) for sample in samples]
+    for sample, derivatives, (derivative,) in zip(samples, spread, judged.derivatives, strict=True):
+        derivatives[_last_sampled(sample)] = derivative
     return replace(judged, derivatives=spread)
 
 
-def _scored_rows(answers: Sequence[list[TrainingSample]]) -> list[TrainingSample]:
-    """The row that holds the whole conversation as the template writes it at its end."""
-    return [rows[-1] for rows in answers]
+def _scored_samples(answers: Sequence[list[TrainingSample]]) -> list[TrainingSample]:
+    """The sample that holds the whole conversation as the template writes it at its end."""
+    return [own[-1] for own in answers]
 
 
-def _last_sampled(row: TrainingSample) -> int:
-    return len(row.mask) - 1 - row.mask[::-1].index(True)
+def _last_sampled(sample: TrainingSample) -> int:
+    return len(sample.mask) - 1 - sample.mask[::-1].index(True)
 
 
-def _likelihood(rows: Sequence[TrainingSample], logprobs: Sequence[Sequence[float]]) -> Judged:
+def _likelihood(samples: Sequence[TrainingSample], logprobs: Sequence[Sequence[float]]) -> Judged:
     """The mean negative log-likelihood of the sampled tokens."""
-    tokens = sum(row.sampled for row in rows)
+    tokens = sum(sample.sampled for sample in samples)
     loss = -math.fsum(value for own in logprobs for value in own) / tokens
-    return Judged(loss, [row.spread(-1.0 / tokens) for row in rows], {})
+    return Judged(loss, [sample.spread(-1.0 / tokens) for sample in samples], {})
 
 
 async def _in_parts(
     call: Callable[[Sequence[TrainingSample]], Awaitable[list[T]]],
-    rows: Sequence[TrainingSample],
+    samples: Sequence[TrainingSample],
     size: int | None,
     said: Callable[[int], None] = lambda _: None,
 ) -> list[T]:
-    """`call` on the rows, `size` at a time, so that no call takes longer than it may; `said` gets how many are done."""
+    """`call` on the samples, `size` at a time, so that no call takes longer than it may; `said` gets how many are done."""
     found: list[T] = []
-    for start in range(0, len(rows), size or len(rows)):
-        found += await call(rows[start : start + (size or len(rows))])
+    for start in range(0, len(samples), size or len(samples)):
+        found += await call(samples[start : start + (size or len(samples))])
         said(len(found))
     return found

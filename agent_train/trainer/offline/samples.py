@@ -1,28 +1,28 @@
-"""From the records of a data file to rows: written by the chat template, token for token as sampling would have left them."""
+"""Training samples of the records of a data file: the chat template writes them, token for token as sampling would leave them."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_train.data.samples import TrainingSample
 from agent_train.rollout.renderer import Renderer, RendererError
 from agent_train.trainer.offline.records import Conversation, DataError, Example
-from agent_train.trainer.warm_start import sft_rows
+from agent_train.trainer.warm_start import sft_samples
 from agentgym.core.registration import make
 from agentgym.core.trajectory import Trajectory, Turn
 
 
 @dataclass(frozen=True)
-class Sample:
-    """An example as rows. A conversation is one row, or several where the template writes its past anew.
+class TokenizedExample:
+    """An example as training samples. A conversation is one sample, or several where the template rewrites its past.
 
     Attributes:
-        answers: the rows of the answer; of a pair those of the better one, then of the other.
+        answers: the samples of the answer; of a pair those of the preferred one, then of the other.
         label, score: as in `Example`.
-        other: of kto, the rows of another example's answer under this one's prompt.
+        other: for kto, the samples of another example's answer under this one's prompt.
     """
 
     answers: tuple[list[TrainingSample], ...]
@@ -31,34 +31,43 @@ class Sample:
     other: list[TrainingSample] = field(default_factory=list)
 
     @property
-    def rows(self) -> list[TrainingSample]:
+    def training_samples(self) -> list[TrainingSample]:
         """All of them."""
-        return [row for rows in (*self.answers, self.other) for row in rows]
+        return [sample for own in (*self.answers, self.other) for sample in own]
 
 
-def samples_of(
-    examples: Sequence[Example], renderer: Renderer, longest: int | None = None, *, mismatched: bool = False
-) -> list[Sample]:
-    """The samples of the examples, in their order, without those that are too long.
+def tokenize_examples(
+    examples: Sequence[Example],
+    renderer: Renderer,
+    longest: int | None = None,
+    *,
+    mismatched: bool = False,
+    split: str = "train",
+) -> list[TokenizedExample]:
+    """The examples as samples, in their order, without those that are too long.
 
     Args:
-        examples: what `read_examples` found.
+        examples: from `read_examples`.
         renderer: of the policy's tokenizer.
-        longest: most tokens of a row; None: any number.
+        longest: most tokens of a sample; None for no limit.
         mismatched: whether each gets `other`, the answer of the example after it, as KTO needs.
+        split: begins the ids of the samples, which are unique in a run.
 
     Raises:
         DataError: the template cannot write a conversation, or an environment whose tools it needs cannot be made.
     """
     samples = []
     for number, example in enumerate(examples):
-        answers = tuple(_rows(renderer, answer) for answer in example.answers)
+        name = f"{split}:{number}"
+        answers = tuple(_samples(renderer, answer, f"{name}/{k}") for k, answer in enumerate(example.answers))
         other: list[TrainingSample] = []
         if mismatched:
             own, next_one = example.answers[0], examples[(number + 1) % len(examples)].answers[0]
-            other = _rows(renderer, Conversation(own.id, own.prompt, next_one.said, own.tools, own.env))
-        sample = Sample(answers, example.label, example.score, other)
-        if longest is None or max(len(row.ids) for row in sample.rows) <= longest:
+            other = _samples(
+                renderer, Conversation(own.id, own.prompt, next_one.said, own.tools, own.env), f"{name}/other"
+            )
+        sample = TokenizedExample(answers, example.label, example.score, other)
+        if longest is None or max(len(each.ids) for each in sample.training_samples) <= longest:
             samples.append(sample)
     return samples
 
@@ -69,7 +78,7 @@ def texts_of(examples: Sequence[Example]) -> list[str]:
     return [message["content"] for message in messages if isinstance(message.get("content"), str)]
 
 
-def _rows(renderer: Renderer, conversation: Conversation) -> list[TrainingSample]:
+def _samples(renderer: Renderer, conversation: Conversation, name: str) -> list[TrainingSample]:
     turns: list[Turn] = []
     observation = list(conversation.prompt)
     for message in conversation.said:
@@ -80,9 +89,10 @@ def _rows(renderer: Renderer, conversation: Conversation) -> list[TrainingSample
             observation.append(message)
     tools = conversation.tools or _tools_of(conversation)
     try:
-        return sft_rows([Trajectory(conversation.id, "", conversation.id, turns=turns)], renderer, tools)
+        samples = sft_samples([Trajectory(conversation.id, "", conversation.id, turns=turns)], renderer, tools)
     except (RendererError, ValueError) as error:
         raise DataError(f"{conversation.id}: {error}") from error
+    return [replace(sample, id=f"{name}#{k}") for k, sample in enumerate(samples)]
 
 
 def _tools_of(conversation: Conversation) -> list[dict[str, Any]]:

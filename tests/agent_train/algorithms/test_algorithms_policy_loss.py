@@ -58,7 +58,7 @@ def test_at_the_old_policy_every_loss_has_the_policy_gradient(name):
     # RAFT++ drops what has a negative advantage, which is its point.
     expected = [-1.0, -1.0, 0.0, 0.0] if name == "raft_pp" else [-1.0, -1.0, 2.0, 2.0]
     assert gradient(loss(at), at).tolist() == pytest.approx(expected, abs=1e-6)
-    assert loss.with_held(at)[1].any() == (name == "raft_pp")
+    assert loss.with_clip_mask(at)[1].any() == (name == "raft_pp")
 
 
 @pytest.mark.parametrize("name", ["ppo", "gspo", "gspo_token", "gmpo"])
@@ -66,7 +66,7 @@ def test_at_the_old_policy_the_loss_is_minus_the_advantage_and_nothing_is_clippe
     at = inputs([-1.0, -0.2, -3.0, -2.0], [-1.0, -0.2, -3.0, -2.0], [1.0, 1.0, -2.0, -2.0], [True] * 4, [2, 2])
     loss = policy_loss(name)
     assert loss(at).tolist() == [-1.0, -1.0, 2.0, 2.0]
-    assert not loss.with_held(at)[1].any()
+    assert not loss.with_clip_mask(at)[1].any()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -74,7 +74,7 @@ def test_no_advantage_no_gradient_at_the_old_policy(name):
     at = inputs([-1.0, -2.0], [-1.0, -2.0], [0.0, 0.0], [True, True], [2])
     loss = policy_loss(name)
     assert gradient(loss(at), at).tolist() == [0.0, 0.0]
-    assert not loss.with_held(at)[1].any()
+    assert not loss.with_clip_mask(at)[1].any()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,13 +96,13 @@ def test_held_is_what_the_clip_of_ppo_holds_back(tokens, dual):
     at = inputs([o + d for o, d in zip(old, drift, strict=True)], old, advantages, [True] * len(old), [len(old)])
     loss = policy_loss("ppo", {"dual_clip": dual})
     expected = clipped(at.logprobs_T, at.old_T, at.advantages_T, 0.2, 0.28, dual)
-    assert loss.with_held(at)[1].tolist() == expected.tolist()
+    assert loss.with_clip_mask(at)[1].tolist() == expected.tolist()
 
 
 def test_held_comes_with_the_loss_and_leaves_its_graph_whole_and_no_gradient_behind():
     at = inputs([-0.1, -1.5], [-1.0, -1.0], [1.0, 1.0], [True, True], [2])
-    loss_T, held_T = policy_loss("ppo").with_held(at)
-    assert held_T.tolist() == [True, False]
+    loss_T, clip_mask_T = policy_loss("ppo").with_clip_mask(at)
+    assert clip_mask_T.tolist() == [True, False]
     assert at.logprobs_T.grad is None
     assert loss_T.tolist() == policy_loss("ppo")(at).tolist()
     assert gradient(loss_T, at).tolist() == pytest.approx([0.0, -math.exp(-0.5)])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent_train.algorithms.distillation import distillation_advantages
 from agent_train.algorithms.preferences import dpo, ipo, kto, kto_reference, margins, reward_model
-from agent_train.algorithms.values import held_values, value_loss
+from agent_train.algorithms.values import value_clip_mask, value_loss
 
 NUMBERS = st.floats(-5.0, 5.0)
 ONE_T = torch.tensor([True])
@@ -41,8 +41,8 @@ def test_a_value_is_held_back_where_it_runs_ahead_and_still_pays_for_being_wrong
     assert loss_T.item() == pytest.approx(loss, abs=1e-6)
     assert slope(loss_T, value_T) == pytest.approx(gradient, abs=1e-6)
     if clip is not None:
-        held_T = held_values(value_T, torch.tensor([old]), torch.tensor([target]), ONE_T, clip)
-        assert held_T.item() == (gradient == 0.0)
+        clip_mask_T = value_clip_mask(value_T, torch.tensor([old]), torch.tensor([target]), ONE_T, clip)
+        assert clip_mask_T.item() == (gradient == 0.0)
 
 
 @given(NUMBERS, NUMBERS, NUMBERS, st.floats(0.01, 2.0))

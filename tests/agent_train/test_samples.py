@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_tokenizers import renderer
 
-from agent_train.data.samples import rows_of
+from agent_train.data.samples import samples_of
 from agentgym.core.messages import user
 from agentgym.core.trajectory import Tokens, Trajectory, Turn
 
@@ -39,7 +39,7 @@ def said(name: str, text: str) -> list[int]:
 
 
 def test_turns_that_extend_one_another_are_one_row():
-    (row,) = rows_of(trajectory(tokens([1, 2], [3, 4], version=5), tokens([1, 2, 3, 4, 9], [6], version=7)), 0.7)
+    (row,) = samples_of(trajectory(tokens([1, 2], [3, 4], version=5), tokens([1, 2, 3, 4, 9], [6], version=7)), 0.7)
     assert row.ids == [1, 2, 3, 4, 9, 6]
     assert row.mask == [False, False, True, True, False, True]
     assert row.logprobs == [0.0, 0.0, -0.5, -1.5, 0.0, -0.5]
@@ -50,7 +50,7 @@ def test_turns_that_extend_one_another_are_one_row():
 
 @pytest.mark.parametrize("second", [[1, 2, 3], [1, 2, 3, 5, 9], [7, 2, 3, 4, 9], [9]])
 def test_a_prompt_that_does_not_extend_begins_a_row(second):
-    rows = rows_of(trajectory(tokens([1, 2], [3, 4]), tokens(second, [6])))
+    rows = samples_of(trajectory(tokens([1, 2], [3, 4]), tokens(second, [6])))
     assert [row.ids for row in rows] == [[1, 2, 3, 4], [*second, 6]]
     assert [row.mask for row in rows] == [[False] * 2 + [True] * 2, [False] * len(second) + [True]]
 
@@ -65,7 +65,7 @@ def test_every_sampled_id_is_trained_once_and_nothing_else(data):
         turn = tokens(prompt, data.draw(st.lists(st.integers(0, 3), max_size=4)), version=number)
         turns.append(turn)
         context = prompt + turn.completion_ids
-    rows = rows_of(trajectory(*turns))
+    rows = samples_of(trajectory(*turns))
     for name, field in (("ids", "completion_ids"), ("logprobs", "logprobs"), ("versions", "versions")):
         trained = [value for row in rows for value, masked in zip(getattr(row, name), row.mask, strict=True) if masked]
         assert trained == [value for turn in turns for value in getattr(turn, field)]
@@ -75,14 +75,14 @@ def test_every_sampled_id_is_trained_once_and_nothing_else(data):
 
 def test_a_template_that_forgets_thoughts_gives_two_rows_of_one_weight():
     said_twice = [said("forgetful", "<think>hole</think>right"), said("forgetful", "<think>goal</think>up")]
-    rows = rows_of(conversation("forgetful", said_twice))
+    rows = samples_of(conversation("forgetful", said_twice))
     assert [[i for i, m in zip(row.ids, row.mask, strict=True) if m] for row in rows] == said_twice
-    assert len(rows_of(conversation("tiny", said_twice))) == 1
+    assert len(samples_of(conversation("tiny", said_twice))) == 1
 
 
 @pytest.mark.parametrize("name", ["tiny", "many_encodings", "tekken"])
 def test_the_stop_token_is_trained_and_the_bridge_is_not(name):
-    (row,) = rows_of(conversation(name, [said(name, "right"), renderer(name).encode("up")]))
+    (row,) = samples_of(conversation(name, [said(name, "right"), renderer(name).encode("up")]))
     stop = renderer(name).stop_token_ids[0]
     assert row.ids[row.turn_ends[0] - 1] == stop
     assert row.mask[row.turn_ends[0] - 1]
@@ -93,7 +93,7 @@ def test_the_stop_token_is_trained_and_the_bridge_is_not(name):
 
 def test_a_cut_turn_is_followed_by_an_end_that_is_not_trained():
     cut = renderer("tiny").encode("right")
-    (row,) = rows_of(conversation("tiny", [cut, cut]))
+    (row,) = samples_of(conversation("tiny", [cut, cut]))
     assert row.ids[row.turn_ends[0]] == renderer("tiny").stop_token_ids[0]
     assert sum(row.mask) == 2 * len(cut)
 
@@ -101,25 +101,25 @@ def test_a_cut_turn_is_followed_by_an_end_that_is_not_trained():
 def test_an_encoding_of_the_engine_s_own_goes_into_the_row():
     one = renderer("many_encodings").encode("a")
     sampled = one * 8 + [renderer("many_encodings").stop_token_ids[0]]
-    (row,) = rows_of(conversation("many_encodings", [sampled, sampled]))
+    (row,) = samples_of(conversation("many_encodings", [sampled, sampled]))
     assert [i for i, m in zip(row.ids, row.mask, strict=True) if m] == sampled * 2
     assert renderer("many_encodings").encode("a" * 8) != one * 8
 
 
 def test_a_trajectory_that_sampled_nothing_gives_no_rows():
-    assert rows_of(trajectory()) == []
-    assert rows_of(trajectory(None)) == []
-    assert rows_of(trajectory(tokens([1, 2], []))) == []
+    assert samples_of(trajectory()) == []
+    assert samples_of(trajectory(None)) == []
+    assert samples_of(trajectory(tokens([1, 2], []))) == []
 
 
 def test_an_empty_turn_between_others_leaves_them_one_row():
-    (row,) = rows_of(trajectory(tokens([1], [2]), tokens([1, 2, 8], []), tokens([1, 2, 8, 9], [3])))
+    (row,) = samples_of(trajectory(tokens([1], [2]), tokens([1, 2, 8], []), tokens([1, 2, 8, 9], [3])))
     assert row.ids == [1, 2, 8, 9, 3]
     assert row.mask == [False, True, False, False, True]
 
 
 def test_tokens_that_do_not_fit_together_are_refused():
     with pytest.raises(ValueError, match="t/0, turn 1: 2 sampled ids, 1 log-probabilities"):
-        rows_of(trajectory(tokens([1], [2]), Tokens([1, 2], [3, 4], [0.0], [0, 0])))
+        samples_of(trajectory(tokens([1], [2]), Tokens([1, 2], [3, 4], [0.0], [0, 0])))
     with pytest.raises(ValueError, match="prompt is empty"):
-        rows_of(trajectory(tokens([], [2])))
+        samples_of(trajectory(tokens([], [2])))

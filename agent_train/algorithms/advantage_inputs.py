@@ -1,0 +1,200 @@
+"""What an advantage reads: the samples of one training step, by trajectory and group.
+
+A return, a discount or a process reward runs from one sample of a trajectory into the next, so the samples of a trajectory lie one
+after another.
+
+Legend: T tokens of all samples of the step, S trajectories, K turns with sampled tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from agent_train.algorithms.kl import kl_rewards, kl_scores
+from agent_train.algorithms.turn_rewards import place, turn_segments
+from agent_train.config.schema import AdvantageConfig, AlgorithmConfig
+from agent_train.data.samples import TrainingSample
+from agentgym.core.trajectory import Group, Trajectory
+
+X = TypeVar("X")
+
+
+@dataclass(frozen=True)
+class AdvantageInputs:
+    """The trajectories of a step that take part in advantages. Make one with `advantage_inputs`.
+
+    Attributes:
+        algorithm: the settings.
+        groups: the trajectories that take part, by group.
+        samples: the samples of the first trajectory of the first group, then those of the next one, and so on.
+        greedy: of remax, the reward of each task's greedy episode by the task's id; None where it failed.
+        teacher_coef: of distill, the weight of a nat of difference.
+        kl_coef: the present coefficient of the KL; read where `algorithm.kl.place` is reward.
+    """
+
+    algorithm: AlgorithmConfig
+    groups: list[list[Trajectory]]
+    samples: list[TrainingSample]
+    greedy: Mapping[str, float | None] = field(default_factory=dict)
+    teacher_coef: float = 1.0
+    kl_coef: float = 0.0
+
+    @property
+    def settings(self) -> AdvantageConfig:
+        """The settings of the advantage."""
+        return self.algorithm.advantage
+
+    @property
+    def std(self) -> str:
+        """The deviation of formulas with a single one: "sample", "population" or "none"."""
+        return "none" if self.settings.std_level == "none" else self.settings.std
+
+    @cached_property
+    def trajectories(self) -> list[Trajectory]:
+        """All trajectories, group by group."""
+        return list(chain.from_iterable(self.groups))
+
+    @cached_property
+    def turn_rewards(self) -> list[list[list[float]]]:
+        """The rewards of each trajectory's turns, by group, less the KL of their tokens where the reward includes it."""
+        rewards_K = chain.from_iterable(sample.rewards for sample in self.samples)
+        rest = iter(self._paid_K.tolist() if self._kl_in_reward else rewards_K)
+        turns = dict.fromkeys((trajectory.id for trajectory in self.trajectories), 0)
+        for sample in self.samples:
+            turns[sample.trajectory] += len(sample.rewards)
+        return self.grouped([[next(rest) for _ in range(turns[t.id])] for t in self.trajectories])
+
+    @property
+    def rewards(self) -> list[list[float]]:
+        """The reward of each trajectory, by group."""
+        return [[math.fsum(turns) for turns in group] for group in self.turn_rewards]
+
+    @cached_property
+    def rewards_T(self) -> Tensor:
+        """The rewards on tokens: each turn's on its last sampled one, less the KL of each token where the reward includes it."""
+        if self._kl_in_reward:
+            return kl_rewards(self._rewards_K, *self._kl_tokens, self.kl_coef, self.algorithm.kl.value)
+        return place(self._rewards_K, self.mask_T, self.turn_T)
+
+    @property
+    def lengths(self) -> list[list[int]]:
+        """Sampled tokens of each trajectory, by group."""
+        lengths = dict.fromkeys((trajectory.id for trajectory in self.trajectories), 0)
+        for sample in self.samples:
+            lengths[sample.trajectory] += sample.sampled
+        return self.grouped(list(lengths.values()))
+
+    @property
+    def in_loss(self) -> list[list[bool]]:
+        """Whether each trajectory is in the loss, by group. One that is not still counts in its group's baseline."""
+        in_loss = {sample.trajectory: sample.in_loss for sample in self.samples}
+        return [[in_loss[trajectory.id] for trajectory in group] for group in self.groups]
+
+    @cached_property
+    def mask_T(self) -> Tensor:
+        """True on sampled tokens."""
+        return self.tokens("mask").bool()
+
+    @cached_property
+    def segment_T(self) -> Tensor:
+        """The number of each token's trajectory, int64."""
+        numbers = {trajectory.id: number for number, trajectory in enumerate(self.trajectories)}
+        segments = torch.tensor([numbers[sample.trajectory] for sample in self.samples], dtype=torch.int64)
+        return segments.repeat_interleave(torch.tensor([len(sample.ids) for sample in self.samples]))
+
+    @cached_property
+    def turn_T(self) -> Tensor:
+        """The number of each token's turn, over all trajectories, int64."""
+        return turn_segments(
+            [len(sample.ids) for sample in self.samples], [sample.turn_ends for sample in self.samples]
+        )
+
+    @cached_property
+    def trained_T(self) -> Tensor:
+        """True on the sampled tokens that are in the loss."""
+        return self.mask_T & torch.tensor(list(chain.from_iterable(self.in_loss)))[self.segment_T]
+
+    def tokens(self, name: str) -> Tensor:
+        """One of the lists of every sample, such as "values", on all tokens; fp64.
+
+        Raises:
+            ValueError: a sample has not as many numbers as tokens.
+        """
+        for sample in self.samples:
+            if len(getattr(sample, name)) != len(sample.ids):
+                raise ValueError(
+                    f"advantage {self.settings.name!r}: sample {sample.id!r} has {len(sample.ids)} tokens, "
+                    f"but {len(getattr(sample, name))} {name}"
+                )
+        return torch.tensor([x for sample in self.samples for x in getattr(sample, name)], dtype=torch.float64)
+
+    def grouped(self, values: Sequence[X]) -> list[list[X]]:
+        """A value for each trajectory, by group."""
+        rest = iter(values)
+        return [[next(rest) for _ in group] for group in self.groups]
+
+    def on_tokens(self, values: Sequence[Sequence[float]]) -> Tensor:
+        """A number for each trajectory, by group, on all of its sampled tokens; fp64."""
+        return self._spread(list(chain.from_iterable(values)), self.segment_T)
+
+    def on_turns(self, values: Sequence[Sequence[Sequence[float]]]) -> Tensor:
+        """Numbers for the turns of each trajectory, by group, on the sampled tokens of each turn; fp64."""
+        turns = chain.from_iterable(values)
+        return self._spread(list(chain.from_iterable(turns)), self.turn_T)
+
+    def by_sample(self, values_T: Tensor) -> dict[str, list[float]]:
+        """The numbers of all tokens as a list for each sample, by its id."""
+        parts = values_T.split([len(sample.ids) for sample in self.samples])
+        return {sample.id: part.tolist() for sample, part in zip(self.samples, parts, strict=True)}
+
+    @property
+    def _kl_in_reward(self) -> bool:
+        return self.algorithm.kl.place == "reward" and bool(self.kl_coef)
+
+    @property
+    def _kl_tokens(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.tokens("logprobs"), self.tokens("reference"), self.mask_T, self.turn_T
+
+    @property
+    def _rewards_K(self) -> Tensor:
+        return torch.tensor([reward for sample in self.samples for reward in sample.rewards], dtype=torch.float64)
+
+    @property
+    def _paid_K(self) -> Tensor:
+        return kl_scores(self._rewards_K, *self._kl_tokens, self.kl_coef, self.algorithm.kl.value)
+
+    def _spread(self, values: Sequence[float], index_T: Tensor) -> Tensor:
+        return torch.where(self.mask_T, torch.tensor(values, dtype=torch.float64)[index_T], 0.0)
+
+
+def advantage_inputs(
+    algorithm: AlgorithmConfig,
+    groups: Sequence[Group],
+    samples: Sequence[TrainingSample],
+    greedy: Mapping[str, float | None] | None = None,
+    teacher_coef: float = 1.0,
+    kl_coef: float = 0.0,
+) -> AdvantageInputs:
+    """Order the samples of a step by group and trajectory. Those of a trajectory must be in the order of its turns.
+
+    Raises:
+        ValueError: a sample is of no trajectory of the groups, or has not as many rewards as turns.
+    """
+    of_trajectory: dict[str, list[TrainingSample]] = {}
+    for sample in samples:
+        if len(sample.rewards) != len(sample.turn_ends):
+            raise ValueError(f"sample {sample.id!r}: {len(sample.turn_ends)} turns and {len(sample.rewards)} rewards")
+        of_trajectory.setdefault(sample.trajectory, []).append(sample)
+    parts = [[t for t in group.trajectories if t.id in of_trajectory] for group in groups]
+    ordered = [sample for part in parts for t in part for sample in of_trajectory.pop(t.id)]
+    if of_trajectory:
+        raise ValueError(f"samples of {sorted(of_trajectory)[0]!r}, which takes no part in this step")
+    return AdvantageInputs(algorithm, parts, ordered, greedy or {}, teacher_coef, kl_coef)
