@@ -9,7 +9,6 @@ Legend: T tokens of one packed micro-batch.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from agent_train.algorithms.losses import keep, single
-from agent_train.algorithms.registry import loss_path
+from agent_train.config.extensions import losses
 
 
 @dataclass(frozen=True)
@@ -120,15 +119,14 @@ def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyL
     """The loss of this name with these settings, tried on a few tokens.
 
     Args:
-        name: of `registry.losses`, or `"package.module:function"`.
+        name: of `agent_train.config.extensions.losses`, or `"package.module:function"`.
         settings: what the function takes besides inputs; those that have a default may be left out.
 
     Raises:
         ValueError: no such loss or setting; a setting without a value, or of the wrong kind; the function fails on the few tokens,
             or gives them another shape, a number that is not finite, or no gradient.
     """
-    path = loss_path(name)
-    function = _function(name, path)
+    function = losses.load(name)
     parameters = inspect.signature(function).parameters
     _check_parameters(name, parameters)
     known = {key: p for key, p in parameters.items() if key not in INPUTS}
@@ -141,17 +139,6 @@ def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyL
     loss = PolicyLoss(name, function, frozenset(parameters) & frozenset(INPUTS), chosen)
     _try(loss)
     return loss
-
-
-def _function(name: str, path: str) -> Callable[..., Tensor]:
-    module, _, attribute = path.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"policy loss {name!r} cannot be imported: {error}") from error
-    if not callable(function):
-        raise ValueError(f"policy loss {name!r} is a {type(function).__name__}, not a function")
-    return function  # type: ignore[no-any-return]
 
 
 def _check_parameters(name: str, parameters: Mapping[str, inspect.Parameter]) -> None:

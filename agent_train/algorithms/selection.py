@@ -9,12 +9,12 @@ Legend: an episode is *cut* where a limit ended it, of turns, tokens or time, or
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent_train.algorithms.filters import most_uncertain, reward_spread, top_p
 from agent_train.algorithms.shaping import informative, mask_truncated, overlong_penalty, sample_again
 from agent_train.algorithms.turn_rewards import fold_silent_turns
+from agent_train.config.extensions import filters, reward_shaping
 from agent_train.config.schema import AlgorithmConfig, FilterConfig, OverlongConfig
 from agentgym.core.trajectory import Group, Trajectory
 
@@ -110,38 +110,35 @@ def choose(played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, rou
     outcomes = {
         t.id: outcome
         for group in groups
-        for t, outcome in zip(group.trajectories, outcomes_of(group, algorithm.overlong), strict=True)
+        for t, outcome in zip(
+            group.trajectories, outcomes_of(group, algorithm.overlong, algorithm.reward_shaping), strict=True
+        )
     }
     return Chosen(groups, outcomes, _counted(played, groups, outcomes, algorithm.overlong, rounds, short))
 
 
 def kept_groups(groups: Sequence[Group], settings: FilterConfig, overlong: OverlongConfig) -> list[int]:
-    """Indices of the groups that the filter keeps, ascending; none where no group has what it asks for.
+    """Indices of the groups that the filter keeps, ascending; none if no group has what it asks for.
 
     Raises:
-        ValueError: an unknown filter.
+        ValueError: an unknown filter, or it returns something else than ascending indices.
     """
-    if settings.name == "none":
-        return list(range(len(groups)))
-    if settings.name == "spread":
-        return [index for index, group in enumerate(groups) if _informative(group, overlong)]
-    spreads = [reward_spread(_rewards(group, overlong)) for group in groups]
-    if settings.name == "uncertain":
-        return most_uncertain(spreads, settings.share)
-    if settings.name == "top_p":
-        return top_p(spreads, settings.share)
-    raise ValueError(f"filter must be one of none, spread, uncertain, top_p, not {settings.name!r}")
+    kept = list(filters.load(settings.name)([_rewards(group, overlong) for group in groups], settings.share))
+    if kept != sorted(set(kept)) or not all(0 <= index < len(groups) for index in kept):
+        raise ValueError(f"filter {settings.name!r} returns {kept}, not ascending indices of {len(groups)} groups")
+    return kept
 
 
-def outcomes_of(group: Group, overlong: OverlongConfig) -> list[Outcome]:
-    """What each trajectory of a group counts for."""
+def outcomes_of(group: Group, overlong: OverlongConfig, shaping: str | None = None) -> list[Outcome]:
+    """What each trajectory of a group counts for. `shaping` names a function of `algorithm.reward_shaping`."""
+    shape = rewards_of_turns if shaping is None else reward_shaping.load(shaping)
     masked = mask_truncated(
         [float(t.reward) if _took_part(t) else None for t in group.trajectories],
         [overlong.mask and cut(t) for t in group.trajectories],
         overlong.baseline,
     )
     return [
-        Outcome(None if reward is None else _turn_rewards(trajectory, overlong), trained and reward is not None)
+        Outcome(None if reward is None else _turn_rewards(trajectory, overlong, shape), trained and reward is not None)
         for trajectory, reward, trained in zip(group.trajectories, masked.rewards, masked.in_loss, strict=True)
     ]
 
@@ -163,10 +160,24 @@ def penalty(trajectory: Trajectory, overlong: OverlongConfig) -> float:
     return overlong_penalty(trajectory.sampled_tokens, overlong.length, overlong.buffer, overlong.factor)
 
 
-def _turn_rewards(trajectory: Trajectory, overlong: OverlongConfig) -> tuple[float, ...]:
-    """Of the turns with sampled tokens; the penalty comes with the last."""
+def rewards_of_turns(trajectory: Trajectory) -> list[float]:
+    """The rewards of an episode's turns as the environment gave them: no shaping."""
+    return [turn.reward for turn in trajectory.turns]
+
+
+def _turn_rewards(
+    trajectory: Trajectory, overlong: OverlongConfig, shape: Callable[[Trajectory], Sequence[float]]
+) -> tuple[float, ...]:
+    """Of the turns with sampled tokens; the penalty comes with the last.
+
+    Raises:
+        ValueError: the shaping returns something else than a finite number for each turn.
+    """
     sampled = [len(turn.tokens.completion_ids) if turn.tokens else 0 for turn in trajectory.turns]
-    rewards = fold_silent_turns([turn.reward for turn in trajectory.turns], sampled)
+    shaped = [float(reward) for reward in shape(trajectory)]
+    if len(shaped) != len(sampled) or not all(math.isfinite(reward) for reward in shaped):
+        raise ValueError(f"reward shaping returns {shaped}, not a finite number for each of {len(sampled)} turns")
+    rewards = fold_silent_turns(shaped, sampled)
     rewards[-1] += penalty(trajectory, overlong)
     return tuple(rewards)
 

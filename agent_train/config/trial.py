@@ -60,7 +60,7 @@ def _rows(config: Config) -> list[TrainingSample]:
     episodes = [t for group in groups for t in group.trajectories]
     outcomes: dict[str, Outcome] = {}
     for group in groups:
-        made = outcomes_of(group, algorithm.overlong)
+        made = outcomes_of(group, algorithm.overlong, algorithm.reward_shaping)
         outcomes |= {t.id: outcome for t, outcome in zip(group.trajectories, made, strict=True)}
     rows = [row for episode in episodes for row in rows_of(episode)]
     for row in rows:

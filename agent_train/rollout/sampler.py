@@ -19,7 +19,7 @@ from agent_train.trainer.seeds import derive_seed
 from agentgym.core.env import Env
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.core.trajectory import Group, Trajectory
-from agentgym.rollout.episode import Episode, Limits, run_many
+from agentgym.rollout.episode import Episode, Limits, Rollout, run_episode, run_many
 
 OnEnd = Callable[[Trajectory], None]
 
@@ -87,6 +87,7 @@ async def collect(
     concurrency: int = 64,
     limits: Limits = Limits(),  # noqa: B008 - frozen
     on_end: OnEnd | None = None,
+    play: Rollout = run_episode,
     before: Sequence[Task] = (),
 ) -> list[Group]:
     """Play each task `group_size` times with the present weights.
@@ -103,6 +104,7 @@ async def collect(
         concurrency: most episodes at a time.
         limits: of turns and seconds of an episode.
         on_end: called with each trajectory as it ends, in the order in which they end.
+        play: runs one episode; see `run_many`.
         before: tasks that the step has played already; positions and samples count on from theirs.
 
     Returns:
@@ -120,7 +122,7 @@ async def collect(
             sample = met[task.id] * group_size + k
             episodes.append(Episode(task, sample, derive_seed(seed, "train", step, position, k)))
         met[task.id] += 1
-    trajectories = await _play(make_env, engine, renderer, episodes, sampling, at_once, limits, on_end)
+    trajectories = await _play(make_env, engine, renderer, episodes, sampling, at_once, limits, on_end, play)
     groups = [trajectories[start : start + group_size] for start in range(0, batch, group_size)]
     return [Group(task.id, group) for task, group in zip(tasks, groups, strict=True)]
 
@@ -137,11 +139,12 @@ async def play_greedily(
     concurrency: int = 64,
     limits: Limits = Limits(),  # noqa: B008 - frozen
     on_end: OnEnd | None = None,
+    play: Rollout = run_episode,
 ) -> list[Trajectory]:
     """Play each task once at temperature 0, in the order of `tasks`: ReMax's baseline (arXiv 2310.10505). Nothing trains on it."""
     greedy = replace(sampling, temperature=0.0)
     episodes = [Episode(task, 0, derive_seed(seed, "greedy", step, position)) for position, task in enumerate(tasks)]
-    return await _play(make_env, engine, renderer, episodes, greedy, concurrency, limits, on_end)
+    return await _play(make_env, engine, renderer, episodes, greedy, concurrency, limits, on_end, play)
 
 
 async def evaluate_policy(
@@ -155,13 +158,14 @@ async def evaluate_policy(
     concurrency: int = 64,
     limits: Limits = Limits(),  # noqa: B008 - frozen
     on_end: OnEnd | None = None,
+    play: Rollout = run_episode,
 ) -> list[Trajectory]:
     """Play each held-out task once; the same path as `collect`, in the order of `tasks`.
 
     The seeds are the same in every evaluation of a run, so that two differ by the weights alone.
     """
     episodes = [Episode(task, 0, derive_seed(seed, "eval", position)) for position, task in enumerate(tasks)]
-    return await _play(make_env, engine, renderer, episodes, sampling, concurrency, limits, on_end)
+    return await _play(make_env, engine, renderer, episodes, sampling, concurrency, limits, on_end, play)
 
 
 async def _play(
@@ -173,6 +177,7 @@ async def _play(
     concurrency: int,
     limits: Limits,
     on_end: OnEnd | None,
+    play: Rollout,
 ) -> list[Trajectory]:
     """Run the episodes; the engine knows at any time how many of them may still ask it (its sessions)."""
     left = len(episodes)
@@ -192,6 +197,8 @@ async def _play(
 
     engine.open_session(sessions)
     try:
-        return await run_many(make_env, make_policy, episodes, concurrency=concurrency, limits=limits, on_end=ended)
+        return await run_many(
+            make_env, make_policy, episodes, concurrency=concurrency, limits=limits, on_end=ended, play=play
+        )
     finally:
         engine.close_session(sessions)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from agent_train.cluster.placement import own_ray_cpus
 from agent_train.cluster.ray_cluster import start_ray
+from agent_train.config.extensions import rollouts
 from agent_train.config.schema import Config
 from agent_train.config.validation import env_spec, env_spec_of_run, sandbox_choice
 from agent_train.data.samples import TrainingSample
@@ -91,6 +92,7 @@ class TrainerContext:
             concurrency=self._concurrency,
             limits=self._limits,
             on_end=on_end,
+            play=rollouts.load(self.config.env.rollout),
             before=before,
         )
         await self._look_at_engine([t for group in groups for t in group.trajectories])
@@ -109,6 +111,7 @@ class TrainerContext:
             concurrency=self._concurrency,
             limits=self._limits,
             on_end=on_end,
+            play=rollouts.load(self.config.env.rollout),
         )
         await self._look_at_engine(trajectories)
         return trajectories
@@ -125,6 +128,7 @@ class TrainerContext:
             concurrency=self._concurrency,
             limits=self._limits,
             on_end=on_end,
+            play=rollouts.load(self.config.env.rollout),
         )
         await self._look_at_engine(trajectories)
         return trajectories

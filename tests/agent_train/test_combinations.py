@@ -7,17 +7,18 @@ import sys
 import pytest
 from recipe_cases import settings_of
 
-from agent_train.algorithms import corrections, kl, policy_loss, reductions, registry
+from agent_train.algorithms import corrections, kl, policy_loss, reductions
 from agent_train.algorithms import step_advantages as advantages
-from agent_train.config import combinations
+from agent_train.config import combinations, extensions
 from agent_train.config.combinations import loss_parameters, wrong_combinations, wrong_learner
 from agent_train.config.compose import choices
-from agent_train.config.validation import CHOICES
+from agent_train.config.keys import settings
+from agent_train.config.validation import wrong_values
 
 
 def problems(*overrides):
     config = settings_of(*overrides)
-    return [*wrong_combinations(config), *wrong_learner(config)]
+    return [*wrong_values(config), *wrong_combinations(config), *wrong_learner(config)]
 
 
 @pytest.mark.parametrize("name", choices("algorithm"))
@@ -92,7 +93,7 @@ def test_what_does_not_go_together_is_refused_with_what_to_do(overrides, words):
 DIFFERING = ("gae", "bilevel_gae", "turn", "gigpo", "prime", "distill", "remax", "reinforce_pp")
 
 
-@pytest.mark.parametrize("loss", sorted(registry.of_whole_rows))
+@pytest.mark.parametrize("loss", sorted(extensions.WHOLE_SAMPLE_LOSSES))
 @pytest.mark.parametrize("name", [*DIFFERING, *combinations.OF_EPISODES])
 def test_a_loss_of_whole_rows_takes_one_advantage_for_an_episode(loss, name):
     told = [text for text in problems(f"algorithm={loss}", f"algorithm.advantage.name={name}") if "credit" in text]
@@ -107,15 +108,19 @@ def test_every_advantage_is_said_to_be_of_episodes_or_not():
 def test_the_names_are_those_of_the_formulas():
     """Validation imports no torch, so it names them once more."""
     assert set(combinations.ADVANTAGES) == set(advantages.ADVANTAGES)
-    assert set(combinations.REDUCTIONS) == set(reductions.MODES)
+    assert choices("algorithm.reduction") == set(reductions.MODES)
     assert combinations.INPUTS == policy_loss.INPUTS
-    assert {*combinations.CAPPED, *combinations.BANDED} == set(corrections.NAMED)
-    assert CHOICES["algorithm.kl.value"] == tuple(kl.ESTIMATORS)
-    assert CHOICES["algorithm.kl.importance"] == kl.IMPORTANCE
-    assert CHOICES["algorithm.proximal"] == corrections.PROXIMAL
+    assert {*combinations.CAPPED, *combinations.BANDED} == set(extensions.corrections.shipped)
+    assert choices("algorithm.kl.value") == set(kl.ESTIMATORS)
+    assert choices("algorithm.kl.importance") == set(kl.IMPORTANCE)
+    assert choices("algorithm.proximal") == set(corrections.PROXIMAL)
 
 
-@pytest.mark.parametrize("name", sorted(registry.losses))
+def choices(key):
+    return set(settings()[key].setting.choices)
+
+
+@pytest.mark.parametrize("name", sorted(extensions.losses.shipped))
 def test_the_parameters_of_a_loss_are_read_from_its_source(name):
     function = policy_loss.policy_loss(name).function
     assert loss_parameters(name) == list(inspect.signature(function).parameters)

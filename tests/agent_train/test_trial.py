@@ -5,8 +5,8 @@ from recipe_cases import settings_of
 
 from agent_train.config import combinations, trial
 from agent_train.config.compose import choices
+from agent_train.config.keys import settings
 from agent_train.config.trial import wrong_formulas
-from agent_train.config.validation import CHOICES
 
 
 def problems(*overrides):
@@ -31,8 +31,8 @@ def test_every_correction_computes(name, proximal):
     assert problems(*given) == []
 
 
-@pytest.mark.parametrize("value", CHOICES["algorithm.kl.value"])
-@pytest.mark.parametrize("importance", CHOICES["algorithm.kl.importance"])
+@pytest.mark.parametrize("value", settings()["algorithm.kl.value"].setting.choices)
+@pytest.mark.parametrize("importance", settings()["algorithm.kl.importance"].setting.choices)
 def test_every_kl_computes(value, importance):
     assert (
         problems("algorithm.kl.coef=0.1", f"algorithm.kl.value={value}", f"algorithm.kl.importance={importance}") == []

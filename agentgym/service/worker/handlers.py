@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
+
+from agentgym.core.extensions import import_path
 
 WIRES = {
     "agentgym/1": "agentgym.service.worker.agentgym_handler:AgentgymWire",
@@ -18,5 +19,4 @@ def wire_class(name: str) -> Any:
     Raises:
         KeyError: there is none of this name.
     """
-    module, _, attribute = WIRES[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return import_path(WIRES[name])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from agent_train.algorithms.losses import clipped, ppo_clip
 from agent_train.algorithms.policy_loss import INPUTS, LossInputs, PolicyLoss, policy_loss
-from agent_train.algorithms.registry import loss_path, losses
+from agent_train.config.extensions import losses
 
-NAMES = sorted(losses)
+NAMES = sorted(losses.shipped)
 WIDE = {name: {"clip_low": 0.2, "clip_high": 0.28} for name in ("gspo", "gspo_token", "gmpo")}
 
 
@@ -210,6 +210,6 @@ def test_what_a_micro_batch_lacks_is_named():
 
 
 def test_names_are_known_without_torch():
-    code = "import sys; from agent_train.algorithms.registry import loss_path; loss_path('gspo'); sys.exit('torch' in sys.modules)"
+    code = "import sys; from agent_train.config.extensions import losses; losses.path('gspo'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
-    assert loss_path("ppo") == f"{ppo_clip.__module__}:{ppo_clip.__name__}"
+    assert losses.path("ppo") == f"{ppo_clip.__module__}:{ppo_clip.__name__}"
