@@ -76,14 +76,16 @@ def _wrong_for_episodes(config: Config) -> Iterator[str]:
 
 def _wrong_for_files(config: Config) -> Iterator[str]:
     """Of the modes that play nothing: no engine starts, whatever its settings say."""
-    yield from wrong_values(config)
+    wrong = list(wrong_values(config))
+    yield from wrong
     yield from _wrong_tiny(config.model)
     yield from _wrong_model_folder(config)
     yield from _wrong_machine(dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="embedded")))
     yield from _wrong_cluster()
     yield from _wrong_run_folder(config)
     yield from wrong_learner(config)
-    yield from wrong_files(config)
+    if not wrong:
+        yield from wrong_files(config)
 
 
 def wrong_values(config: Config) -> Iterator[str]:
@@ -92,11 +94,6 @@ def wrong_values(config: Config) -> Iterator[str]:
         value = get(config, key)
         if problem := _wrong_number(value, known) or _wrong_choice(value, known) or _wrong_needs(config, value, known):
             yield f"{key}={value}: {problem}"
-    if config.sandbox not in ("auto", "remote"):
-        try:
-            check_backend(config.sandbox)
-        except ValueError as error:
-            yield str(error)
 
 
 def _wrong_number(value: Any, known: Key) -> str | None:
@@ -306,6 +303,11 @@ def _wrong_env(config: Config) -> Iterator[str]:
 
 
 def _wrong_sandbox(config: Config) -> Iterator[str]:
+    try:
+        check_backend(config.sandbox)
+    except ValueError as error:
+        yield str(error)
+        return
     if config.sandbox != "auto" and not _takes_sandbox(_named_spec(config)):
         yield f"sandbox={config.sandbox}: {config.env.id} has no sandbox: leave it out"
         return

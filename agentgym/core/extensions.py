@@ -62,9 +62,10 @@ class ExtensionPoint:
             return self.names[name]
         if _PATH.fullmatch(name):
             return name
-        near = difflib.get_close_matches(name, self.names, n=3, cutoff=0.5) or sorted(self.names)
-        known = f"known are {', '.join(near)}; " if near else ""
-        raise ValueError(f"unknown {self.noun} {name!r}: {known}your own is named as package.module:function")
+        near = difflib.get_close_matches(name, self.names, n=1, cutoff=0.5)
+        meant = f"did you mean {near[0]}? " if near else ""
+        known = f"Known are {', '.join(self.names)}; your own" if self.names else "Yours"
+        raise ValueError(f"unknown {self.noun} {name!r}: {meant}{known} is named as package.module:function")
 
     def load(self, name: str) -> Any:
         """Import the implementation.

@@ -193,7 +193,10 @@ def test_every_shipped_implementation_can_be_imported(name):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("topp", "unknown filter 'topp': known are top_p; your own is named as package.module:function"),
+        (
+            "topp",
+            r"unknown filter 'topp': did you mean top_p\? Known are none, spread, uncertain, top_p; your own is named as",
+        ),
         ("no.such:filter", "filter 'no.such:filter': cannot import module 'no.such'"),
         (f"{__name__}:missing", "has no 'missing'"),
         (f"{__name__}:__name__", "is a str, not a function"),

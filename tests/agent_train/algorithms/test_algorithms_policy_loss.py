@@ -178,7 +178,7 @@ def test_a_loss_of_ones_own_need_not_know_of_masks_or_of_half_precision():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("gsop", {}, "unknown policy loss 'gsop': known are gspo"),
+        ("gsop", {}, r"unknown policy loss 'gsop': did you mean gspo\?"),
         ("no_such_module:loss", {}, "cannot be imported: No module named 'no_such_module'"),
         (f"{HERE}:nothing_here", {}, "cannot be imported: .* has no attribute 'nothing_here'"),
         (f"{HERE}:constant", {}, "is a int, not a function"),
