@@ -1,6 +1,7 @@
 """What README and docs say is so: settings and fields are all there, links lead somewhere, names are right."""
 
 import dataclasses
+import pkgutil
 import re
 import subprocess
 from pathlib import Path
@@ -95,6 +96,23 @@ def test_files_that_are_named_exist(page):
     folders = "agentgym|agentgym_envs|agent_train|configs|examples|benchmarks|tests|docs|scripts"
     for name in re.findall(rf"`((?:{folders})/[\w./-]*)`", page.read_text(encoding="utf-8")):
         assert (ROOT / name).exists() or name in ("agent_train/configs", *MADE_BY_RUNS), f"{page.name}: {name}"
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_python_names_that_are_told_can_be_imported(page):
+    for name in re.findall(r"`((?:agentgym|agentgym_envs|agent_train)(?:\.\w+){2,})", page.read_text(encoding="utf-8")):
+        assert resolves(name), f"{page.name}: {name}"
+
+
+def resolves(name):
+    """Whether a dotted name is a module, or leads from one to an attribute."""
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 def test_nobody_is_told_to_install_the_other_project_that_the_index_calls_agentgym():

@@ -205,8 +205,11 @@ def test_scripts_exist(words):
     if words[0] == "-c":
         compile(words[1], "-c", "exec")
         return
-    path = words[1].replace(".", "/") + ".py" if words[0] == "-m" else words[0]
-    assert (ROOT / path).is_file()
+    paths = [words[0]]
+    if words[0] == "-m":
+        module = words[1].replace(".", "/")
+        paths = [f"{module}.py", f"{module}/__main__.py"]
+    assert any((ROOT / path).is_file() for path in paths)
 
 
 def test_there_are_commands_of_every_kind():

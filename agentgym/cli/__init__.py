@@ -39,7 +39,7 @@ Every command has --help, and --json for programs. Nothing is ever uploaded anyw
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors in one line, which name the nearest thing that there is. Options are not abbreviated."""
+    """A parser whose errors are one line and suggest the nearest name. Options are not abbreviated."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse, but what it does not know is refused here, by the command whose options were meant."""
-        words = sys.argv[1:] if args is None else list(args)
+        words = sys.argv[1:] if args is None else [*args]  # `list` is the command's module here once that is imported
         if not self._has_commands:  # before anything else: a misspelt option is often also a missing one
             self._refuse([word for word in words[: _end_of_options(words)] if self._unknown(word)])
         found, rest = super().parse_known_args(words, namespace)
@@ -98,7 +98,7 @@ def _end_of_options(words: Sequence[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns its exit code."""
-    words = sys.argv[1:] if argv is None else list(argv)
+    words = sys.argv[1:] if argv is None else [*argv]
     if not words:
         print(parser().format_help(), file=sys.stderr, end="")
         return 2

@@ -67,7 +67,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _examined(spec: EnvSpec, timeout: float) -> tuple[list[Finding], str]:
-    """What was found; and the user's mistake, if it cannot be looked at here: a package is missing, or a name."""
+    """The findings, and the user's mistake if the environment cannot be examined here: a missing package, a wrong name."""
     from agentgym.checks.check_env import examine
     from agentgym.checks.findings import Finding
     from agentgym.core.registration import UnknownEnvError

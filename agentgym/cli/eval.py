@@ -62,7 +62,7 @@ def _eval(args: argparse.Namespace) -> int:
 
 
 def _prepared(suite: Suite, agents: list[AgentSpec], args: argparse.Namespace) -> list[str]:
-    """What people should know, after everything that can be wrong was tried."""
+    """Try everything that can be wrong; returns the warnings."""
     from agentgym.evaluate.prepare import check_agents, check_endpoints, check_envs, check_prices
 
     if args.no_store and (args.out or args.resume):

@@ -1,4 +1,4 @@
-"""What `agentgym eval` is told: its options, and the suite that they describe."""
+"""The options of `agentgym eval`, and the suite made of them."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _record(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _over(record: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """A suite with what the command line says in place of its own."""
+    """A suite with the command line's values in place of its own."""
     given = {name: getattr(args, name) for name in _EXTENT if getattr(args, name) is not None}
     if agents := list(_agents(args)):
         given["agents"] = agents

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Need:
-    """What an environment takes.
+    """A requirement of an environment.
 
     Attributes:
         what: "sandbox IMAGE", or what `pip install` is told.

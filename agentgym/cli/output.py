@@ -1,4 +1,4 @@
-"""What commands print: JSON for programs, tables for people, on standard output."""
+"""Output of commands: JSON for programs, tables for people, on standard output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _kept: list[TextIO | None] = []  # standard output, while only `print_json` may 
 
 @contextlib.contextmanager
 def json_alone() -> Iterator[None]:
-    """Whatever else is printed, by an environment or an agent of the user's, goes to standard error for as long as this lasts."""
+    """Send everything that environments and agents print to standard error within this context."""
     _kept.append(sys.stdout)
     try:
         with contextlib.redirect_stdout(sys.stderr):

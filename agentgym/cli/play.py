@@ -79,7 +79,7 @@ def _play(args: argparse.Namespace) -> int:
 
 
 def _agent(args: argparse.Namespace) -> AgentSpec | None:
-    """What plays; None for a person."""
+    """The policy that plays; None for a person."""
     from agentgym.evaluate import agents
 
     chosen = [option for option in ("model", "agent") if getattr(args, option)]

@@ -1,4 +1,4 @@
-"""What `agentgym serve` is told: its options, and the settings that they mean."""
+"""The options of `agentgym serve`, and the settings made of them."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _size(text: str) -> int:
 
 
 def settings_of(args: argparse.Namespace) -> ServeSettings:
-    """What the command line means.
+    """The settings that a command line asks for.
 
     Raises:
         UsageError: something in it cannot be.

@@ -42,7 +42,7 @@ def add_options(add: Callable[..., Any]) -> None:
 
 
 def sandbox_settings(args: argparse.Namespace) -> dict[str, Any] | None:
-    """What `ServeSettings.sandbox` is; None: no sandboxes are served.
+    """The value of `ServeSettings.sandbox`; None: no sandboxes are served.
 
     Raises:
         UsageError: an option cannot be, or no sandbox can be started here.

@@ -50,7 +50,7 @@ def spec_of(id: str) -> EnvSpec:
 
 
 def _not_installed(id: str) -> str:
-    """Where a package of that name lies here: how to install it, so that it is found."""
+    """A hint to install the package of that name which lies in this folder."""
     project = "." if (Path(id) / "__init__.py").is_file() and Path("pyproject.toml").is_file() else id
     if not (Path(project) / "pyproject.toml").is_file():
         return ""

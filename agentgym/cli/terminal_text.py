@@ -35,7 +35,7 @@ def plain(text: str) -> str:
 
 
 class Screen:
-    """Where an episode is shown.
+    """The terminal on which an episode is shown.
 
     Args:
         console: of the terminal.
@@ -66,7 +66,7 @@ class Screen:
         self.say(f"turn {number}: reward {reward:+g}", "bold")
 
     def end(self, trajectory: Trajectory, seen: int) -> None:
-        """How the episode ended, after those of its messages that were not seen yet."""
+        """Show the messages that were not shown yet, and how the episode ended."""
         for message in trajectory.messages()[seen:]:
             self.message(message)
         if trajectory.turns and trajectory.turns[-1].reward and len(trajectory.turns) > 1:
@@ -157,7 +157,7 @@ class ShownPolicy:
 
 
 class RewardedSteps(Wrapper):
-    """Collects the reward of each step of an episode in `rewards`, for whoever shows it."""
+    """Collects the reward of each step of an episode in `rewards`."""
 
     def __init__(self, env: Env):
         super().__init__(env)

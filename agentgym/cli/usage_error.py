@@ -20,7 +20,7 @@ def nearest(word: object, known: Iterable[object]) -> str:
 
 
 def instead(word: object, known: Iterable[object]) -> str:
-    """What is there instead of a word: ": did you mean X? There are X, Y", or "; there are X, Y"."""
+    """Suggestions in place of an unknown word: ": did you mean X? There are X, Y", or "; there are X, Y"."""
     names = [str(name) for name in known]
     near = nearest(word, names)
     return f"{near} There are {', '.join(names)}" if near else f"; there are {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Finding real task data: a folder of the user's, then Hugging Face, then the tasks that an environment ships with.
+"""Finds task data: in the user's folder, then on Hugging Face, then among the tasks that an environment ships with.
 
 The environment variable `AGENTGYM_DATA` names the folder; in it lie files such as `gsm8k/test.jsonl`. Where it is not set, the
 folder is `~/.cache/agentgym/data`, which `agentgym data get` fills; where it is empty, there is none. Hugging Face is asked
@@ -57,7 +57,7 @@ def folder() -> Path | None:
 
 
 def missing(name: str, path: str) -> str:
-    """What to tell a user who asked for a data set whose file is not there."""
+    """The message for a data set whose file is missing."""
     where = folder() or f"no folder ({FOLDER_VARIABLE} is empty)"
     return (
         f'{name}: there is no {path} in {where}: run "agentgym data get {name}", or set {FOLDER_VARIABLE} to a folder that'
@@ -200,7 +200,7 @@ def download(hub: HubData, split: str, seconds: float = DOWNLOAD_SECONDS) -> lis
 
 
 def no_hub() -> str | None:
-    """Why the hub cannot be asked, and what to do about it; None if it can. Takes `PROBE_SECONDS` at most, once per process."""
+    """The reason why the hub cannot be reached, and the cure; None if it can. Takes at most `PROBE_SECONDS`, once per process."""
     if not _installed():
         return 'the package "datasets" is not installed: pip install "agentgym-toolkit[data]"'
     if _offline():
@@ -224,7 +224,7 @@ def _endpoint() -> str:
 
 
 def _cache_folder() -> Path:
-    """Where `datasets` keeps what it prepared; told from its variables, without the second that its import takes."""
+    """The cache folder of `datasets`, from its variables, without the second that its import takes."""
     home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
     return Path(os.environ.get("HF_DATASETS_CACHE") or str(Path(home) / "datasets")).expanduser()
 
@@ -248,7 +248,7 @@ def _hub_answers(endpoint: str) -> bool:
 
 
 def _within(seconds: float, work: Callable[[], T], name: str) -> T:
-    """Run work in a thread of its own and give up on it after a time: a name lookup has no timeout of its own.
+    """Run work in a thread and give up on it after a time: a name lookup has no timeout.
 
     Raises:
         TimeoutError: it took longer. The thread is left behind and does not keep the process alive.

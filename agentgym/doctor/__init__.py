@@ -1,4 +1,4 @@
-"""What this machine has for agentgym, what it lacks, and what to do about it: `agentgym doctor`.
+"""`agentgym doctor`: what this machine has for agentgym, what it lacks, and how to mend it.
 
 Every part is looked at by a function of its own that gives findings. All look at once, each in a thread with a time limit, and
 what may crash or hang an interpreter (torch, a driver's program) runs in a process of its own. Nothing is contacted but the

@@ -1,4 +1,4 @@
-"""What is found, and how looking for it ends in time."""
+"""Findings, and probes that end in time."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def examine(probes: Sequence[Probe]) -> dict[str, list[Finding]]:
 
 
 def output_of(command: Sequence[str], seconds: float) -> str:
-    """What a program prints.
+    """The output of a program.
 
     Raises:
         RuntimeError: it cannot be started, fails, or takes too long; says which, in one line.

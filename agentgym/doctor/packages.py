@@ -77,7 +77,7 @@ def _install_here(place: Path) -> str:
 
 
 def requirements() -> dict[str, str] | None:
-    """What agentgym cannot do without: distribution to module; None where agentgym is not installed."""
+    """Required packages, distribution to module; None where agentgym is not installed."""
     try:
         lines = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:

@@ -35,7 +35,7 @@ def docker() -> list[Finding]:
 
 
 def _lacking(backend: str) -> State:
-    """What it means that a back end is not there: "broken" only where the user has asked for it."""
+    """The state of a missing back end: "broken" only where the user asked for it."""
     asked = os.environ.get("AGENTGYM_SANDBOX") == backend or (backend == "docker" and "DOCKER_HOST" in os.environ)
     return "broken" if asked else "missing"
 
@@ -67,7 +67,7 @@ def bubblewrap() -> list[Finding]:
 
 
 def _limits(title: str, backend: str, image: str) -> list[Finding]:
-    """What a sandbox cannot keep its programs from here; nothing where it keeps them from all that it can elsewhere."""
+    """Limits that sandboxes cannot keep on this machine."""
     from agentgym.sandbox import SandboxError, SandboxSpec
     from agentgym.sandbox.backends import select as backends
 
@@ -88,7 +88,7 @@ def _limits(title: str, backend: str, image: str) -> list[Finding]:
 
 
 def _namespaces() -> str:
-    """What to change so that the kernel gives namespaces."""
+    """The settings to change so that the kernel allows namespaces."""
     switches = {
         "kernel.unprivileged_userns_clone": ("0", "1"),
         "user.max_user_namespaces": ("0", "10000"),

@@ -112,7 +112,7 @@ def python(target: str, kwargs: Mapping[str, Any] | None = None, name: str | Non
 
 
 def policy_maker(agent: AgentSpec) -> MakePolicy:
-    """What makes the policy of each episode.
+    """The function that makes the policy of each episode.
 
     Raises:
         ValueError: the spec cannot play: an unknown kind or setting, a bad URL, a target that is not there or takes other
@@ -189,7 +189,7 @@ def _random_maker() -> MakePolicy:
 
 
 def _generator(episode: Episode) -> random.Random:
-    """A seed of its own for every episode, or random play would repeat itself."""
+    """A generator seeded for this episode, or random play would repeat itself."""
     return random.Random(f"{(episode.seed or 0) - episode.sample} {episode.task.id} {episode.sample}")
 
 

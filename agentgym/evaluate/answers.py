@@ -1,4 +1,4 @@
-"""What agents of other people's making return, as a `Reply`: told by its form, so that no package of theirs is needed."""
+"""Answers of foreign agents as a `Reply`: recognised by their form, so that no other package is needed."""
 
 from __future__ import annotations
 

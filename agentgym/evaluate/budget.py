@@ -1,4 +1,4 @@
-"""What a whole run may use, and what it has used so far."""
+"""The budget of a run, and its usage so far."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class Budget:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """The limits that there are."""
+        """The limits that are set."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass
 class Spent:
-    """What stored episodes used."""
+    """The usage of stored episodes."""
 
     episodes: int = 0
     tokens: int = 0
@@ -85,7 +85,7 @@ class Spent:
 
 @dataclass
 class UsageCounter:
-    """What this start of a run has played so far; a display reads it while the run goes on.
+    """The usage of this start of a run; a display reads it while the run continues.
 
     Attributes:
         episodes: that ended, those that failed included.
@@ -138,7 +138,7 @@ def _stored_tokens(turn: dict[str, Any]) -> int:
 
 
 def calls_of(tries: Iterable[Policy]) -> EndpointUsage | None:
-    """What the tries of one episode asked of endpoints, in all; None where no policy of them asks any."""
+    """The endpoint usage of all tries of one episode; None where no policy asks an endpoint."""
     total = None
     for policy in tries:
         calls = getattr(policy, "calls", None)

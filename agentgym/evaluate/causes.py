@@ -1,4 +1,4 @@
-"""Why an episode went wrong, as results and the viewer count it: causes of errors, and answers that were cut."""
+"""Causes of errors and of cut answers, as results and the viewer count them."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def _most_changed(a: ComparedCell, b: ComparedCell, both: Sequence[str]) -> list
 
 
 def _notes(a: ComparedCell, b: ComparedCell, both: Sequence[str]) -> list[str]:
-    """What a reader must know before believing the differences."""
+    """Warnings about the differences: other settings, other tasks, few episodes."""
     notes = [
         f"{name} differs: {_short(a.settings[name])} and {_short(b.settings[name])}"
         for name in a.settings

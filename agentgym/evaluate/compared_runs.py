@@ -1,4 +1,4 @@
-"""What a comparison reads of a run: the means of every task, cell by cell. Of an evaluation, a training run, or one file."""
+"""Runs as a comparison reads them: the means of every task, cell by cell, of an evaluation, a training run, or one file."""
 
 from __future__ import annotations
 

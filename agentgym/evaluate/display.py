@@ -1,4 +1,4 @@
-"""What a person sees while an evaluation runs: a live picture on a terminal, a plain line now and then elsewhere."""
+"""The display of a running evaluation: a live table on a terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class LiveDisplay:
         return self._by_cell[cell.name]
 
     def picture(self) -> RenderableType:
-        """What a terminal shows now."""
+        """The live table of this moment."""
         now = self._clock()
         over = [progress for progress in self._cells if progress.finished is not None]
         parts: list[RenderableType] = []

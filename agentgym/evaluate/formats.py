@@ -1,4 +1,4 @@
-"""How numbers and names are written for people: in the tables, the live display and the report."""
+"""Formats of numbers and names in tables, the live display and the report."""
 
 from __future__ import annotations
 

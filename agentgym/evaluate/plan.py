@@ -1,4 +1,4 @@
-"""What an evaluation plays: cells, each one agent on one environment. A cell is a row of the results table."""
+"""The plan of an evaluation: cells, each one agent on one environment. A cell is a row of the results table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentgym.core.tasks import TaskSet
 
 @dataclass(frozen=True)
 class AgentSpec:
-    """What plays, as plain JSON values: it stands in the run's folder, and makes policies (`agents.policy_maker`).
+    """An agent as plain JSON values: stored in the run's folder; `agents.policy_maker` makes policies of it.
 
     Attributes:
         name: how tables and files call it: the model's name, "expert", "random", the user's own.

@@ -1,4 +1,4 @@
-"""What tokens cost, by the user's own table. There are no prices built in: they go stale.
+"""Prices of tokens, from the user's table. None are built in: they go stale.
 
 my-model: {input: 0.15, output: 0.60, cached_input: 0.075}      # US dollars per million tokens
 "provider/*": {input: 3, output: 15}

@@ -1,4 +1,4 @@
-"""Whether an endpoint can play at all: asked once, before anything is played."""
+"""A probe of each endpoint before anything is played."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def probe(base_url: str, models: Sequence[str], api_key: str | None = None
 
 
 def _judged(base_url: str, status: int, body: bytes) -> str | None:
-    """What a status says by itself: None to go on asking.
+    """The verdict of a status alone; None to ask on.
 
     Raises:
         ValueError: the key is refused.

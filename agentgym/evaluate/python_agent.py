@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class AgentError(RuntimeError):
-    """What the user's agent raised, and where in their files; or what is wrong with its answer."""
+    """The user's agent raised, or its answer is unusable. Names the line in the user's files."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class PythonAgent:
         return cls(target, found, dict(kwargs), with_tools, str(Path(module.__file__ or ".").resolve().parent))
 
     def policy(self) -> PythonPolicy:
-        """What plays one episode."""
+        """A policy for one episode."""
         return PythonPolicy(self)
 
 
 class PythonPolicy:
-    """One episode of the user's agent. Its `calls` are those of the user's object, where it counts them and is the episode's own."""
+    """One episode of the user's agent. `calls` are those that the user's object counts, if it is made for each episode."""
 
     def __init__(self, agent: PythonAgent):
         self._agent = agent
@@ -90,7 +90,7 @@ class PythonPolicy:
 
     @property
     def calls(self) -> EndpointUsage | None:
-        """What the user's object counted of its own requests; None where one object plays all episodes."""
+        """The requests that the user's object counted; None where one object plays all episodes."""
         found = getattr(self._player, "calls", None)
         return found if isinstance(found, EndpointUsage) and inspect.isclass(self._agent.found) else None
 
@@ -184,7 +184,7 @@ def _module(target: str) -> ModuleType:
 
 
 def _entry(found: Any) -> Any:
-    """What is called for each turn, unbound where `found` is a class."""
+    """The function called for each turn, unbound where `found` is a class."""
     return getattr(found, "act", None) or (getattr(found, "__call__", None) if inspect.isclass(found) else found)  # noqa: B004
 
 

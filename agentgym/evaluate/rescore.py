@@ -25,7 +25,7 @@ _BY_ENV = ("terminated", "truncated")
 
 @dataclass
 class Rescored:
-    """What came of one cell. Means are over the episodes that were graded both times.
+    """One cell graded again. Means are over the episodes that were graded both times.
 
     Attributes:
         cell: its name.
@@ -68,7 +68,7 @@ async def rescore(
     command: Sequence[str] = (),
     on_end: Callable[[Cell, Trajectory], None] = lambda cell, trajectory: None,
 ) -> tuple[list[Rescored], Results]:
-    """Grade every episode of a run again, into a run folder of its own. Started again it goes on.
+    """Grade every episode of a run again, into a new run folder. Started again, it continues.
 
     Args:
         run: the folder of an evaluation.
@@ -107,7 +107,7 @@ async def rescore(
 
 
 def _kwargs_of(id: str, kwargs: Mapping[str, Any], ids: Collection[str]) -> dict[str, Any]:
-    """What is given for all environments, and for this one."""
+    """The arguments given for all environments and for this one."""
     own = kwargs.get(id, {})
     if not isinstance(own, Mapping):
         raise ValueError(f"the kwargs of {id!r} alone must be an object, not {own!r}")

@@ -1,4 +1,4 @@
-"""What an evaluation found: the numbers of each cell, and of the whole run. Made from trajectories, of which only numbers stay."""
+"""Results of an evaluation: the numbers of each cell and of the whole run. Of trajectories, only numbers stay in memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NO_DIFFICULTY = ""
 
 @dataclass(frozen=True, slots=True)
 class EpisodeNumbers:
-    """What the statistics need of one episode: some hundred bytes, so that 50,000 are nothing.
+    """The numbers of one episode that the statistics need: some hundred bytes.
 
     Attributes:
         usage: tokens by kind, of all tries; `prompt_tokens` and `completion_tokens` where anybody counted.
@@ -145,7 +145,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many episodes had which reward.
+    """Counts of episodes by reward.
 
     Attributes:
         low, high: of all rewards.
@@ -159,7 +159,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class CellResult:
-    """What was found of one agent on one environment. Episodes that failed are counted in `errors` and are in no mean.
+    """The results of one agent on one environment. Failed episodes are counted in `errors` and are in no mean.
 
     Attributes:
         env, agent, split: what was played, and by whom.
@@ -244,7 +244,7 @@ class CellResult:
 
     @property
     def cut_words(self) -> str:
-        """What was cut, and how often: "12 x length, 1 x context"."""
+        """Cut answers by cause: "12 x length, 1 x context"."""
         return ", ".join(f"{self.finish_reasons[why]:,} x {why}" for why in CUT if why in self.finish_reasons)
 
     @property
@@ -274,7 +274,7 @@ class CellResult:
 
 @dataclass(frozen=True)
 class Results:
-    """What a whole run found: `results.json`.
+    """The results of a whole run: `results.json`.
 
     Attributes:
         name: of the run.
@@ -442,7 +442,7 @@ def _by_difficulty(numbers: Iterable[EpisodeNumbers]) -> dict[str, list[EpisodeN
 
 
 def _difficulty_names(values: Sequence[str | float]) -> Callable[[Any], str]:
-    """What each difficulty is called: itself, or the range of numbers that it lies in, with about as many values in each."""
+    """The label of each difficulty: itself, or the range of numbers that it lies in, with about equal counts."""
     if len(values) <= MOST_DIFFICULTIES or any(isinstance(v, str) for v in values):
         return lambda value: f"{value:g}" if isinstance(value, float) else str(value)
     ordered = sorted(v for v in values if not isinstance(v, str))

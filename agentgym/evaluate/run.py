@@ -43,7 +43,7 @@ _COUNTED = frozenset({"prompt_tokens", "completion_tokens"})
 
 
 class EvalObserver(Protocol):
-    """What looks on while cells are played. Several are played at a time, each begins and ends once."""
+    """Observes an evaluation. Several cells are played at a time; each begins and ends once."""
 
     def started(self, cell: Cell, total: int, done_before: int) -> None:
         """A cell begins: its episodes, and how many of them an earlier start has played."""
@@ -226,7 +226,7 @@ class _Part:
 
 @dataclass
 class _Evaluation:
-    """What all cells of a run share, and what it has used so far. `problem`: why it makes no sense to go on."""
+    """State that all cells of a run share, with its usage so far. `problem`: the reason to stop."""
 
     concurrency: int
     limits: Limits
@@ -465,7 +465,7 @@ def _mark(tasks: Mapping[str, Task]) -> str:
 
 
 def _labels(task: Task) -> dict[str, Any]:
-    """What results are grouped by, and the expected answer: of a long one (tests of a program) the start of its JSON."""
+    """The labels that results are grouped by, and the expected answer; of a long one, the start of its JSON."""
     labels = {
         name: task.metadata[name] for name in ("tags", "difficulty") if task.metadata.get(name) not in (None, [], ())
     }

@@ -1,4 +1,4 @@
-"""What numbers say: clustered means and their intervals, pass@k, pass^k, paired differences. Plain functions of numbers."""
+"""Statistics: clustered means and their intervals, pass@k, pass^k, paired differences. Plain functions of numbers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ClusteredMean:
 
     @property
     def tasks(self) -> int:
-        """How many tasks there are."""
+        """The number of tasks."""
         return len(self._tasks)
 
     @property
@@ -200,7 +200,7 @@ def pass_intervals(
 
 @dataclass(frozen=True)
 class Difference:
-    """What changed from `a` to `b` on the tasks that both have, each task's episodes averaged first.
+    """The difference from `a` to `b` on the tasks that both have, each task's episodes averaged first.
 
     Attributes:
         tasks: how many tasks are compared.

@@ -45,7 +45,7 @@ class StoreError(OSError):
 
 @dataclass
 class Stored:
-    """What a cell's file holds.
+    """The content of a cell's file.
 
     Attributes:
         done: episodes with a line that did not fail.
@@ -201,7 +201,7 @@ def cells_of(path: Path, record: Mapping[str, Any]) -> list[tuple[Cell, Path]]:
 
 
 def scan(path: Path) -> Stored:
-    """What a file of episodes holds, read once from end to end; only keys and sums stay in memory. No file: nothing.
+    """Read a file of episodes once from end to end; only keys and sums stay in memory. No file: nothing.
 
     Raises:
         ValueError: a line other than the last is broken.
@@ -277,7 +277,7 @@ def _records(path: Path, read: Callable[[bytes], Any] = json.loads) -> Iterator[
 
 
 def _folders(plan: Sequence[Planned]) -> Iterator[str]:
-    """Where modules of environments are that were named by value: another process may not find them by itself."""
+    """The folders of environment modules that were named by value: another process may not find them by itself."""
     for planned in plan:
         env = planned.cell.env
         module, _, name = str(env.entry_point).partition(":")
@@ -339,7 +339,7 @@ def _file_for(cell: Cell, taken: set[str]) -> str:
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs of that which is measured: "seed was 0, is now 1"."""
+    """Differences in what is measured: "seed was 0, is now 1"."""
     measured = {
         name: (old.get(name), new.get(name))
         for name in ("split", "seed", "max_turns", "ids", "shuffle")
@@ -362,7 +362,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _compared(name: str, old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """What differs between two values, by the names of keys where both are objects."""
+    """Differences between two values, by key where both are objects."""
     if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
         return {} if old == new else {name: (old, new)}
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]

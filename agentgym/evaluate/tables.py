@@ -62,7 +62,7 @@ def results_table(results: Results, parts: bool = False) -> RenderableType:
 
 
 def _smaller_splits(cells: Cells) -> list[str]:
-    """Which environments have fewer tasks than were asked for."""
+    """Lines that name the environments with fewer tasks than were asked for."""
     told = {
         f"{_name_lines(cell)[0]}: {cell.planned // cell.samples:,} of {cell.asked:,} tasks asked: the split has no more": None
         for cell in cells
@@ -192,7 +192,7 @@ def _two(lines: Sequence[str]) -> Text:
 
 
 def _cut(cells: Cells) -> list[RenderableType]:
-    """How many answers were cut, by why; a warning where these are many."""
+    """The number of cut answers by cause; a warning where these are many."""
     lines = []
     for cell in cells:
         if cell.cut:
@@ -204,7 +204,7 @@ def _cut(cells: Cells) -> list[RenderableType]:
 
 
 def _by_cause(title: str, cells: Cells, counts: Sequence[Mapping[str, int]]) -> list[RenderableType]:
-    """What went wrong in each cell, by cause, the commonest first."""
+    """The errors of each cell by cause, the most common first."""
     several = len(cells) > 1
     lines = [
         f"{f'{one_line(cell.name)}: ' if several else ''}{times:,} x {one_line(text)}"

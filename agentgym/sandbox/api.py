@@ -1,4 +1,4 @@
-"""What a sandbox is: its settings, its verbs, what a command leaves behind, and what may go wrong.
+"""The contract of a sandbox: settings, methods, results of commands, errors.
 
 Two back ends keep this contract, under the same tests: `docker` and `bubblewrap`. Inside each, the first process is the
 guest (`guest.py`), which starts the programs, ends them when their time is up, and speaks with the host over its standard
@@ -43,7 +43,7 @@ class SandboxSpoiled(SandboxError):
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """What a sandbox is made of, and what its programs may use.
+    """The settings of a sandbox: its image, and the limits of its programs.
 
     Attributes:
         image: name of a folder of `sandboxes/`, or a Docker reference, which only the docker back end has.
@@ -72,7 +72,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True)
 class ExecResult:
-    """What a command left behind.
+    """The result of a command.
 
     Attributes:
         exit_code: 0 to 255; 128 + the signal's number where a signal ended it; None where it goes on (a session's step).
@@ -97,7 +97,7 @@ class ExecResult:
 
     @property
     def ok(self) -> bool:
-        """Whether it ended by itself with 0, or is a session's step that came to its end."""
+        """True if the command ended by itself with 0, or if a session's step completed."""
         return self.exit_code in (0, None) and not self.timed_out
 
 

@@ -14,7 +14,7 @@ from agentgym.sandbox.discovery import Found
 
 @dataclass(frozen=True)
 class Survey:
-    """What was found, and for each back end that could not be asked, why."""
+    """The sandboxes found, and the reason for each back end that could not be asked."""
 
     found: list[Found] = field(default_factory=list)
     unasked: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Sandboxes found on this machine, whoever made them, and whether the process that made each is still there.
+"""All sandboxes on this machine, and whether the process that made each still runs.
 
 A back end keeps the `marks` of this process with whatever it makes, and reads them back with `found`. A host is told apart by
 its name, its boot and its process namespace, and a process by its id and its birth, so that no mark is taken for another's.
@@ -39,7 +39,7 @@ class Found:
 
 
 def marks(run: str) -> dict[str, str]:
-    """What to keep with a sandbox that this process makes now: run, pid, born, host, started."""
+    """The record of a sandbox that this process makes now: run, pid, born, host, started."""
     pid = os.getpid()
     return {
         "run": run,

@@ -1,4 +1,4 @@
-"""Whether a back end is up: asked when a sandbox is lost in which an agent's programs had run."""
+"""Health of a back end: asked when a sandbox is lost after an agent's programs ran in it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Health:
         self._asked = -KEPT_SECONDS
 
     def up_since(self, then: float) -> bool:
-        """Whether it is up now, and was never down since a moment: a fresh sandbox starts and runs `true`."""
+        """True if the back end was up since a moment and is up now: a fresh sandbox starts and runs `true`."""
         if not self._unbroken_since(then):
             return False
         with self._asking:

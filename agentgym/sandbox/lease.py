@@ -32,13 +32,13 @@ _begun: dict[int, tuple[float, Up]] = {}  # by thread: when it last began a prog
 
 
 def program_since(thread: int | None, then: float) -> Up | None:
-    """How to ask whether the back end is up in which a thread began a program since `then` (`time.monotonic`); None: it did not."""
+    """The health question for the back end in which this thread began a program since `then`; None if it began none."""
     begun, up = _begun.get(thread or 0, (0.0, None))
     return up if up is not None and begun >= then else None
 
 
 class Lease:
-    """What `SandboxPool.acquire` returns. After `close` the sandbox belongs to others, and every call raises SandboxError.
+    """A sandbox lent by `SandboxPool.acquire`. After `close` every call raises SandboxError.
 
     Args:
         box: the sandbox.

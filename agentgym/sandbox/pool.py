@@ -29,7 +29,7 @@ _log = logging.getLogger("agentgym.sandbox")
 
 
 class Pooled(Sandbox, Protocol):
-    """What a pool holds: a sandbox that can be asked whether it still answers."""
+    """A sandbox in a pool. It can be asked whether it still answers."""
 
     def ping(self, timeout: float = 10.0) -> None:
         """Wait for a sign of life. SandboxError if there is none."""
@@ -37,7 +37,7 @@ class Pooled(Sandbox, Protocol):
 
 
 class Places:
-    """How many sandboxes there may be at a time, over all the pools that share it.
+    """The limit on sandboxes that exist at a time, over all pools that share it.
 
     A pool that needs a place while an idle sandbox of another holds one has that one closed.
 
@@ -203,7 +203,7 @@ class SandboxPool:
     # What follows, up to the threads' own, is called with the lock held.
 
     def retire(self) -> list[Pooled]:
-        """Stop lending; whoever waits is told so. Returns the sandboxes, which the caller closes."""
+        """Stop lending and refuse the callers that wait. Returns the sandboxes, which the caller closes."""
         boxes = [*(box for box, _ in self._idle), *self._dirty, *self._lent.values()]
         for held in (self._idle, self._dirty, self._lent):
             held.clear()  # type: ignore[attr-defined]
@@ -238,12 +238,12 @@ class SandboxPool:
             waiter.served.set()
 
     def _missing(self) -> int:
-        """How many have to be made, beyond those on their way."""
+        """The number of sandboxes to make, beyond those on their way."""
         coming = self._creating + self._resetting + len(self._dirty)
         return max(len(self._waiters) + self._owed - coming, 0)
 
     def _may_create(self) -> int:
-        """How many more may be in the making: after a failure one at a time."""
+        """The number of sandboxes that may be started now. After a failure, one at a time."""
         return (1 if self._failures.count else self._at_once) - self._creating
 
     def _next_job(self) -> Callable[[], None] | None:
@@ -275,19 +275,19 @@ class SandboxPool:
         return lambda: self._end(box)
 
     def _claims(self) -> int:
-        """How many places it would take now if there were any number."""
+        """The number of places that this pool would take now if there were no limit."""
         if self._failures.retry_at > time.monotonic():
             return 0
         return max(min(self._missing(), self._may_create()), 0)
 
     def _claims_before(self) -> int:
-        """How many places belong to others: to those in which somebody has waited longer than anybody has waited here."""
+        """The number of places that belong to other pools: those where a caller has waited longer than any caller here."""
         mine = self._waiters[0].since if self._waiters else time.monotonic()
         others = [p for p in self._places.pools if p is not self and p._waiters and p._waiters[0].since < mine]
         return sum(pool._claims() for pool in others)
 
     def _claimed_by_others(self) -> bool:
-        """Whether a sandbox has to make room for one of another pool."""
+        """True if a sandbox must make room for one of another pool."""
         return self._places.taken >= self._places.limit and self._claims_before() > self._places.ending
 
     def _pause(self) -> float | None:

@@ -28,7 +28,7 @@ _sweeping = threading.Lock()
 
 @dataclass(frozen=True)
 class Most:
-    """What a server gives one sandbox at most; see `SandboxSpec`."""
+    """The most that a server gives one sandbox; see `SandboxSpec`."""
 
     cpus: float = 4.0
     memory: int = 4096 * MEGABYTE
@@ -40,7 +40,7 @@ class Most:
 
 @dataclass(frozen=True)
 class Total:
-    """What all sandboxes of a server may have together: processors, bytes of memory, their number; 0: no limit."""
+    """The limits of all sandboxes of a server together: processors, bytes of memory, count. 0: no limit."""
 
     cpus: float = 0.0
     memory: int = 0
@@ -76,7 +76,7 @@ class ServedSandbox:
         return cls(kwargs.get("backend"), Most(**kwargs.get("most", {})), Total(**kwargs.get("total", {})))
 
     def spec_of(self, record: Mapping[str, Any], longest_start: float) -> SandboxSpec:
-        """What a client asks for.
+        """The `SandboxSpec` that a client asks for.
 
         Raises:
             ValueError: it is no `SandboxSpec`, or more than this server gives.
@@ -131,8 +131,7 @@ class ServedSandbox:
 
 
 def _let_go() -> None:
-    """Take back what keeps a worker within bounds: bubblewrap's guest would inherit it. It has limits of its own, and when memory
-    runs out its programs are to go first."""
+    """Lift the worker's own limits, which bubblewrap's guest would inherit: it has others, and its programs are killed first."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("0")
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -164,7 +163,7 @@ def built(backend: str | None) -> list[str]:
 
 
 def told(settings: Mapping[str, Any], image: str | None) -> dict[str, Any]:
-    """What is served, for those who ask before they open a session; with `image`, the back end that has it.
+    """What `GET /sandboxes` answers; with `image`, the back end that has it.
 
     What killed processes left here is removed on the way.
 

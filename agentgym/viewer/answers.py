@@ -1,4 +1,4 @@
-"""What the addresses of the page answer, as JSON values: the API that the package describes. Each may take a moment."""
+"""The answers of the page's API as JSON values; `agentgym.viewer` describes them. Each may take a moment."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def episode(runs: Runs, id: str, key: str) -> dict[str, Any]:
 
 
 def growth(runs: Runs, id: str) -> dict[str, Any]:
-    """What an event says of a run: how much there is, and whether more may come."""
+    """The event of a run's growth: how much there is, and whether more may come."""
     run = runs.get(id)
     run.advance(PATIENCE)
     count = sum(file.episodes for file in run.files.values())
@@ -84,7 +84,7 @@ def growth(runs: Runs, id: str) -> dict[str, Any]:
 
 
 def compare(runs: Runs, given: Mapping[str, str]) -> dict[str, Any]:
-    """What `agentgym compare --json` prints for two runs, from their rows where these are evaluations."""
+    """The output of `agentgym compare --json` for two runs, from their rows where these are evaluations."""
     first, second = (runs.get(given.get(name, "")) for name in ("a", "b"))
     for run in (first, second):
         run.advance(COMPARE_PATIENCE)

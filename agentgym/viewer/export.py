@@ -36,7 +36,7 @@ _FETCHED = re.compile(r"""@import|url\((?!['"]?(?:data:|#))""", re.IGNORECASE)
 
 @dataclass
 class Exported:
-    """What an export wrote.
+    """A written export.
 
     Attributes:
         path: the file.
@@ -110,7 +110,7 @@ _ONLY_DETAILS = frozenset({"cells", "steps", "results", "config", "versions", "p
 
 
 def _read(run: Run) -> None:
-    """Read all that there is of a run, however long that takes."""
+    """Read all of a run, however long that takes."""
     run.advance(0.0)
     while run.indexing < 1.0:
         run.advance(1.0)

@@ -64,12 +64,12 @@ class EpisodeFile:
 
     @property
     def share(self) -> float:
-        """How much of the file was read, 0 to 1."""
+        """The share of the file that was read, 0 to 1."""
         return 1.0 if self._done else min(self.read_to / self.size, 0.9999) if self.size else 0.0
 
     @property
     def episodes(self) -> int:
-        """How many there are, without the superseded."""
+        """The number of episodes, without superseded ones."""
         return len(self.rows) - self.superseded
 
     def row_at(self, start: int) -> Row | None:

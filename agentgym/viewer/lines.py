@@ -25,7 +25,7 @@ class GrowingLines:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def update(self) -> list[dict[str, Any]]:
-        """All records, with what was appended. A file that is not there has none."""
+        """Read what was appended; returns all records. A missing file has none."""
         with self._lock:
             try:
                 found = self.path.stat()

@@ -1,4 +1,4 @@
-"""Whether a run is being written now."""
+"""Detects whether a run is being written now."""
 
 from __future__ import annotations
 

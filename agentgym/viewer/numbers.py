@@ -47,7 +47,7 @@ def result_of(rows: Sequence[Row], env: str, agent: str, split: str, samples: in
 
 
 def task_means(rows: Sequence[Row]) -> dict[str, TaskMeans]:
-    """What a comparison needs of each task: as `agentgym compare` makes it from the episodes themselves."""
+    """The means of each task, equal to those that `agentgym compare` makes from the episodes."""
     tasks: dict[str, TaskMeans] = {}
     for row in rows:
         if not row.superseded:

@@ -1,4 +1,4 @@
-"""What the reports share: one HTML file that asks no other host for anything, in light and dark, on wide and narrow screens."""
+"""The page of all reports: one HTML file that contacts no host, in light and dark, on wide and narrow screens."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Found = tuple[EpisodeFile, Row]
 
 @dataclass(frozen=True)
 class Query:
-    """Which episodes a list shows. None, and "" for texts: no matter."""
+    """A filter of the list of episodes. None, and "" for texts, match all."""
 
     cell: str = ""
     outcome: str = ""

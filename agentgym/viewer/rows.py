@@ -1,4 +1,4 @@
-"""What a list shows of an episode: a row. It stays in memory, the episode does not."""
+"""A row of the list of episodes. It stays in memory, the episode does not."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Run:
 
     @property
     def problems(self) -> list[str]:
-        """What cannot be read of it, one line each."""
+        """Parts of the run that cannot be read, one line each."""
         found = [self.manifest_problem] if self.manifest_problem else []
         for file in self.files.values():
             if file.problem:
@@ -108,7 +108,7 @@ class Run:
 
     @property
     def indexing(self) -> float:
-        """How much of all files was read, 0 to 1."""
+        """The share of all files that was read, 0 to 1."""
         files = list(self.files.values())
         total = sum(file.size for file in files) or 1
         return 1.0 if all(f.share == 1.0 for f in files) else min(0.9999, sum(f.read_to for f in files) / total)
@@ -127,7 +127,7 @@ class Run:
         thread.join(seconds)
 
     def listed(self, query: Query, seconds: float) -> tuple[list[Found], float]:
-        """What a query finds, and the share of the rows in which its text was looked for."""
+        """The rows that a query finds, and the share of rows in which its text was searched."""
         files = list(self.files.values())
         planned = {str(cell.get("name", "")) for cell in self.cells}
         if query.cell and query.cell not in planned | {file.name for file in files}:
@@ -187,7 +187,7 @@ class Run:
         }
 
     def agent_of(self, file: EpisodeFile) -> str:
-        """Who plays in a file's episodes: of a training run the policy itself."""
+        """The agent of a file's episodes; in a training run, the policy."""
         if self.kind == "training":
             return "policy"
         cell = next((c for c in self.cells if c.get("name") == file.name), {})
@@ -220,7 +220,7 @@ def is_inside(path: Path, folder: Path) -> bool:
 
 
 def small_file(path: Path, folder: Path) -> bytes:
-    """What a file in a folder holds.
+    """The content of a small file.
 
     Raises:
         OSError: it cannot be read, is too large, or lies elsewhere.

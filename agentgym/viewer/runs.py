@@ -1,4 +1,4 @@
-"""Which runs there are under the folders that were named. Nothing outside them is ever looked at."""
+"""Finds the runs under the named folders. Nothing outside them is read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Runs:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def look(self) -> list[Run]:
-        """The runs that there are now; looked for at most once a second."""
+        """The current runs; searched for at most once a second."""
         with self._lock:
             if time.monotonic() - self._looked > LOOK_SECONDS or not self._looked:
                 now = dict(run_folders(self.roots))
@@ -144,7 +144,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def kind_of(folder: Path) -> Kind | None:
-    """What kind of run a folder is; None if it is none."""
+    """The kind of run that a folder holds; None if it holds none."""
     try:
         if (folder / "run.json").is_file() and _is_evaluation(folder):
             return "evaluation"

@@ -17,7 +17,7 @@ _Key = tuple[str, int]
 
 @dataclass
 class Search:
-    """Where a text stands, without case: places of lines by file. Goes on when the files grow.
+    """A case-insensitive search: places of lines by file. It continues when the files grow.
 
     Attributes:
         text: what is looked for.
@@ -36,7 +36,7 @@ class Search:
         return start in self.found.get(_key(file), ())
 
     def share(self, files: Sequence[EpisodeFile]) -> float:
-        """How much of the rows that there are was looked through, 0 to 1."""
+        """The share of the rows that was searched, 0 to 1."""
         total = sum(len(file.rows) for file in files)
         looked = sum(min(self._looked.get(_key(file), 0), len(file.rows)) for file in files)
         return looked / total if total else 1.0

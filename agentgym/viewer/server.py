@@ -121,7 +121,7 @@ def _add_routes(app: web.Application, prefix: str, runs: Runs, closing: asyncio.
 
 
 def guarded(has_token: bool) -> Any:
-    """What every request passes: the check of its Host, errors as JSON, and the headers of every answer."""
+    """Middleware: checks the Host, writes errors as JSON, and sets the headers of every answer."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Answer) -> web.StreamResponse:

@@ -20,7 +20,7 @@ _ENV_ID = re.compile(r"^env:\s*\n(?:[ \t]+.*\n)*?[ \t]+id:[ \t]*(.+?)[ \t]*$", r
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """What a list shows of a run: RUN."""
+    """The summary of a run in the list: RUN."""
     records = run.metrics.update() if run.kind == "training" else []
     read = 1.0 if run.kind == "training" else run.indexing  # these numbers are of its metrics, which are read whole
     common = {"id": run.id, "name": run.path.name, "path": str(run.path), "kind": run.kind, "indexing": read}
@@ -155,7 +155,7 @@ def _cell(run: Run, name: str, stem: str) -> dict[str, Any]:
 
 
 def _result(run: Run, stem: str, file: EpisodeFile | None, cell: dict[str, Any], samples: int) -> dict[str, Any] | None:
-    """What `results.json` would say of a cell now; None while its file is being read, or where it has no episode.
+    """The entry of `results.json` for a cell as of now; None while its file is being read, or without episodes.
 
     Of a live run with thousands of episodes it may be of up to 2% fewer than there are: to make it takes up to a second.
     """

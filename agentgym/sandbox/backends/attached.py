@@ -26,7 +26,7 @@ class Demultiplexer:
         self._left = 0
 
     def feed(self, data: bytes) -> bytes:
-        """What of `data` is stdout."""
+        """Take frames of the stream; returns their bytes of stdout."""
         out, position = [], 0
         while position < len(data):
             if self._left == 0:

@@ -66,7 +66,7 @@ def open_bubblewrap(spec: SandboxSpec, run: str, rootfs: Path | None = None) -> 
 
 
 def usable() -> str:
-    """Why this machine cannot start such a sandbox; empty if it can. Starts one to know."""
+    """The reason why this machine cannot start a bubblewrap sandbox; empty if it can. Starts one to know."""
     try:
         open_bubblewrap(SandboxSpec(start_timeout=20.0), run="probe").close()
     except SandboxError as error:
@@ -180,7 +180,7 @@ class Embedded:
         fresh.replace(self.record)
 
     def reason(self) -> str:
-        """What is known about a sandbox that has ended."""
+        """The reason why a sandbox has ended, as far as it is known."""
         known = []
         if self.process is not None:
             try:
@@ -229,7 +229,7 @@ def _children(pid: int) -> list[int]:
 
 @cache
 def _own_terminals() -> bool:
-    """Whether sandboxes can have pseudo-terminals of their own here, to which a limit applies."""
+    """True if each sandbox can have its own limited set of pseudo-terminals here."""
     if os.getuid() != 0:
         return False
     try:
@@ -248,7 +248,7 @@ def _warn_once(text: str) -> None:
 
 
 def records() -> Path:
-    """Where sandboxes of this user are written down while they live."""
+    """The folder of records of this user's running sandboxes."""
     folder = Path(tempfile.gettempdir(), f"agentgym-bubblewrap-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()

@@ -1,4 +1,4 @@
-"""What a bubblewrap sandbox is made of, as bwrap's arguments: namespaces, a read-only root, folders that lie in memory."""
+"""The arguments of `bwrap` for a sandbox: namespaces, a read-only root, folders in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentgym.processes.cgroups import Group
 from agentgym.sandbox.api import GROUP_ID, SandboxSpec
 from agentgym.sandbox.backends import seccomp
 from agentgym.sandbox.backends.host_root import cover, folder_option, host_root, same
-from agentgym.sandbox.images.project_files import project_files
+from agentgym.sandbox.guest.project_files import project_files
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MEMORY_PLACE = "/sys/fs/cgroup/memory"  # of the programs' group, inside
@@ -92,7 +92,7 @@ def _image_root(rootfs: Path, network: bool) -> list[str]:
 
 @cache
 def _project(rootfs: Path) -> list[str]:
-    """What covers this project, where an image holds it."""
+    """Arguments that cover this project's files, where an image holds them."""
     return [
         option
         for path in project_files(str(rootfs))

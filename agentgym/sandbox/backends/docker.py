@@ -100,7 +100,7 @@ def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandb
 
 
 def _masked(image: str, run: str) -> Sequence[str]:
-    """What to cover in a sandbox of a foreign image: nothing of this project may be seen there, as its tasks hold their answers."""
+    """The paths to cover in a foreign image, so that programs see no file of this project: its tasks hold answers."""
     if not images.is_reference(image):
         return ()
     api = engine.client()
@@ -220,20 +220,20 @@ def _cores(api: APIClient) -> float:
 
 @cache
 def _few_users(api: APIClient) -> bool:
-    """Whether the engine's containers are in a user namespace, which has fewer user ids."""
+    """True if the engine's containers are in a user namespace, which has fewer user ids."""
     options = api.info().get("SecurityOptions") or []
     return any(name in option for option in options for name in ("name=userns", "name=rootless"))
 
 
 def _path(api: APIClient, image: str) -> str | None:
-    """Where an image looks for programs."""
+    """The PATH of an image."""
     with engine.failures(f"looking for the image {image}"):
         settings = (api.inspect_image(image)["Config"] or {}).get("Env") or []
     return next((text.removeprefix("PATH=") for text in settings if text.startswith("PATH=")), None)
 
 
 def _reason(name: str, stream: AttachedStream) -> str:
-    """What is known about a guest that is gone."""
+    """The reason why a guest has ended, as far as it is known."""
     said = stream.demultiplexer.stderr.decode(errors="replace").strip()
     if said:
         return f"it wrote: {said}"
@@ -281,7 +281,7 @@ def _remove(id: str) -> None:
 
 
 def docker_sandboxes() -> list[Found]:
-    """All containers that are sandboxes, whoever made them. SandboxError if the engine does not answer."""
+    """All containers that are sandboxes, of any process. SandboxError if the engine does not answer."""
     api = engine.client(engine.PROBE_TIMEOUT)
     with engine.failures("listing sandboxes"):
         containers = api.containers(all=True, filters={"label": f"{LABEL}run"})
@@ -297,7 +297,7 @@ def docker_sandboxes() -> list[Found]:
 
 
 def _is_gone(id: str) -> bool:
-    """Whether the engine knows nothing of a container."""
+    """True if the engine does not know the container."""
     from docker.errors import NotFound
 
     with engine.failures(f"looking at the container {id}"):

@@ -44,7 +44,7 @@ def _settings() -> dict[str, Any]:
 
 
 def address() -> str:
-    """Where the engine is looked for, as a URL."""
+    """The URL of the engine, by DOCKER_HOST or the default socket."""
     return _settings().get("base_url") or "unix:///var/run/docker.sock"
 
 
@@ -71,7 +71,7 @@ def client(timeout: float = CALL_TIMEOUT) -> APIClient:
 
 
 def unavailable() -> str | None:
-    """Why there is no engine to use, in one line; None if one answers."""
+    """The reason why no engine can be used, in one line; None if one answers."""
     try:
         probe = client(PROBE_TIMEOUT)
         with failures("connecting"):
@@ -119,7 +119,7 @@ def hold() -> None:
 
 
 def unbroken_since(then: float) -> bool:
-    """Whether the engine answers, and has not been restarted since a moment of `time.monotonic`."""
+    """True if the engine answers and was not restarted since a moment of `time.monotonic`."""
     held = _held
     return held is not None and held.since <= then and unavailable() is None and not held.broken
 
@@ -148,7 +148,7 @@ def _failed(what: str, how: str, error: BaseException) -> SandboxError:
 
 
 def _root(error: BaseException) -> str:
-    """What began it, without the layers of text that each library adds."""
+    """The first cause of an error, without the text that each library adds."""
     seen: BaseException = error
     while (below := seen.__cause__ or seen.__context__) is not None:
         seen = below

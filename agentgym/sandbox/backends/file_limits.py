@@ -23,7 +23,7 @@ PATIENCE = 20.0  # seconds
 
 
 def files_of(disk: int) -> int:
-    """How many files a folder of so many bytes may hold."""
+    """The number of files that a folder of so many bytes may hold."""
     return disk // BLOCK + 1024
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from agentgym.sandbox.images.project_files import PACKAGES, project_files
+from agentgym.sandbox.guest.project_files import PACKAGES, project_files
 
 _USR = ("bin", "sbin", "libexec", "share")  # and lib, lib64 and the like; /usr/local and /usr/src are nobody's business
 _ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types")
@@ -106,7 +106,7 @@ def _installed(folder: Path) -> list[str]:
 
 
 def _secrets() -> tuple[Path, ...]:
-    """Where this project, its data and what was downloaded for it lie on this machine."""
+    """The paths of this project, its data and its downloads on this machine."""
     home = os.path.expanduser("~")
     cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     places = [os.path.join(cache_home, name) for name in ("agentgym", "huggingface")]

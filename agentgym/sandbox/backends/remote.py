@@ -44,7 +44,7 @@ def _address(urls: str, what: str = "sandbox") -> Address:
 
 
 def why_not(urls: str, image: str) -> str | None:
-    """Why no server of these has an image, in a line; None: one has. Others may be down: `open_remote` passes over them."""
+    """The reason why no server has an image, in one line; None if one has it. `open_remote` passes over servers that are down."""
     reasons = []
     for server in _address(urls).servers:
         try:
@@ -90,7 +90,7 @@ def _opened(channel: RemoteChannel, spec: SandboxSpec, run: str) -> GuestSandbox
 
 
 def _asked(urls: str, server: str, path: str) -> dict[str, object]:
-    """What a server answers to a GET. SandboxError: nothing, or a refusal."""
+    """The answer of a server to a GET. SandboxError if there is none, or a refusal."""
     try:
         address = _address(urls)
         headers, tls = address.headers(), address.tls()

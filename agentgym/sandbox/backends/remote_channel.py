@@ -1,4 +1,4 @@
-"""Calls to the guest of a sandbox on a server: what `Channel` is to one here. See `agentgym/service/protocol/sandbox_frames.py`.
+"""Calls to the guest of a sandbox on a server, as `Channel` makes them to a local one. See `agentgym/service/protocol/sandbox_frames.py`.
 
 A connection that drops is opened again, and the request whose answer did not arrive is sent again with its id: the server runs
 it once.

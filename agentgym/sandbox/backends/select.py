@@ -1,4 +1,4 @@
-"""Which back end a sandbox comes from, and the pools that all environments of a process share.
+"""`acquire`: the choice of a back end, and the pools that all environments of a process share.
 
 `acquire` is what environments call. "auto" takes docker where an engine answers and has the image, else bubblewrap where it
 works; the choice is made once for each image, logged with its reason, and kept for the life of the process.
@@ -52,7 +52,7 @@ class Choice:
 
 @dataclass
 class _Process:
-    """What a process holds. A fork starts with none."""
+    """The pools of this process. A fork starts with none."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     choices: dict[tuple[str | None, str, str], Choice] = field(default_factory=dict)
@@ -145,7 +145,7 @@ def close_pools(timeout: float = 3.0) -> None:
 
 
 def run_label() -> str:
-    """What sandboxes of this process are marked with: AGENTGYM_RUN, else its process id and the time."""
+    """The label of this process's sandboxes: AGENTGYM_RUN, else its process id and the time."""
     return os.environ.get("AGENTGYM_RUN") or f"{os.getpid()}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
@@ -213,7 +213,7 @@ def _docker_todo(image: str) -> str:
 
 
 def _is_url(name: str) -> bool:
-    """Whether a back end is one of servers."""
+    """True if a back end is the URL of a server."""
     return name.startswith(("http://", "https://"))
 
 
@@ -256,7 +256,7 @@ def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
 
 
 def opener(name: str) -> Callable[[SandboxSpec, str], GuestSandbox]:
-    """What opens a sandbox of a back end, given what it is made of and its run's label."""
+    """The function that opens a sandbox on a back end, from its settings and the run's label."""
     if _is_url(name):
         from agentgym.sandbox.backends.remote import open_remote
 

@@ -23,6 +23,6 @@ def own_user(few: bool) -> int:
 
 
 def few_users() -> bool:
-    """Whether this process is in a user namespace without the ids that nobody else has."""
+    """True if this process is in a user namespace with too few user ids."""
     ranges = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
     return not any(begin <= FIRST and begin + count > LAST for begin, _, count in ranges)

@@ -41,7 +41,7 @@ class Stream(Protocol):
 
 
 class GuestRpc(Protocol):
-    """How a guest is spoken with: one call at a time, each with its answers. After a failure it is closed."""
+    """Remote procedure calls to a guest: one at a time, each with its answers. A failure closes the channel."""
 
     alive: bool
 

@@ -176,7 +176,7 @@ class Guest:
             self.loop.turn(time.monotonic() + 0.02)
 
     def launch(self, argv: list[str], env: dict[str, str], cwd: str, stdin: bytes, form: str, tag: int) -> Process:
-        """Start a program with pipes of its own."""
+        """Start a program with its own pipes."""
         made = pipes(4 if form else 3)
         ours = [write if not number else read for number, (read, write) in enumerate(made)]
         theirs = [read if not number else write for number, (read, write) in enumerate(made)]
@@ -245,7 +245,7 @@ class Guest:
             self.kill_all()
 
     def oom_kills(self) -> int:
-        """How many programs the kernel has killed for want of memory."""
+        """The number of programs that the kernel killed for lack of memory."""
         if not self.counter:
             return 0
         with open(self.counter, "rb") as file:
@@ -332,7 +332,7 @@ class Guest:
             process.close()
 
     def interrupt(self, process: Process) -> None:
-        """What Control-C does in a terminal."""
+        """Interrupt the program, as Control-C does in a terminal."""
         try:
             with AsProgram():
                 os.killpg(process.pid, signal.SIGINT)

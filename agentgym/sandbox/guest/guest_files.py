@@ -1,4 +1,4 @@
-"""What the guest does to files: read and write them for the host, whatever programs have made of the place, and empty folders.
+"""Files in the guest: read and write them for the host, whatever programs left in the way, and empty folders.
 
 Sent into the sandbox together with `guest.py`; the standard library only.
 """
@@ -20,7 +20,7 @@ HOSTS_OWN = (errno.ENAMETOOLONG, errno.EINVAL)  # the host chose a name that can
 
 
 class GuestPath:
-    """Where the host wants a file or folder.
+    """A path that the host asks for, opened folder by folder so that no link is followed.
 
     Attributes:
         path: the whole path.
@@ -41,7 +41,7 @@ class GuestPath:
         self.forced = ran and (self.root != "/private" or not TWO_USERS)
 
     def failed(self, error: OSError) -> Exception:
-        """What to raise for an error: the programs' doing, where they have run."""
+        """The exception to raise for an error: `Spoiled` once programs have run."""
         if not self.forced or error.errno in HOSTS_OWN:
             return error
         return Spoiled(f"{self.path} cannot be written where programs have run: {error.strerror or error}")
@@ -167,7 +167,7 @@ def enter_folder(name: str, fd: int) -> int:
 
 
 def is_folder(name: str, fd: int) -> bool:
-    """Whether a folder, and no link to one, has this name in another."""
+    """True if a name in a folder is a folder and not a link to one."""
     try:
         return stat.S_ISDIR(os.lstat(name, dir_fd=fd).st_mode)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the guest does to programs: start one as the unprivileged user, hold its pipes, tell whose it is.
+"""Programs in the guest: start one as the unprivileged user, hold its pipes, tell whose child it is.
 
 Sent into the sandbox together with `guest.py`; the standard library only.
 """
@@ -78,7 +78,7 @@ def pipes(number: int) -> list[tuple[int, int]]:
 
 
 class Loop:
-    """What to call when a descriptor is ready."""
+    """An event loop: functions that are called when their descriptor is ready."""
 
     def __init__(self) -> None:
         self.poll = select.poll()
@@ -120,7 +120,7 @@ class Pipe:
 
 
 class Output(Pipe):
-    """What a program writes: the first and the last bytes, `limit` in all, so that an endless stream takes no memory."""
+    """The output of a program: its first and last bytes, `limit` in all, so that an endless stream takes no memory."""
 
     def __init__(self, loop: Loop, fd: int, limit: int) -> None:
         super().__init__(loop, fd)
@@ -166,7 +166,7 @@ class Output(Pipe):
 
 
 class Replies(Output):
-    """What a session answers on descriptor 3: a length and as many bytes ("frame"), or bytes and a zero byte ("zero")."""
+    """The answers of a session on descriptor 3: a length and as many bytes ("frame"), or bytes and a zero byte ("zero")."""
 
     def __init__(self, loop: Loop, fd: int, form: str) -> None:
         self.form = form
@@ -409,7 +409,7 @@ def keep_out_of_proc(rules: int) -> None:
 
 
 def scores_are_final() -> bool:
-    """Whether what this process writes to `oom_score_adj` cannot be lowered again by who inherits it."""
+    """True if a child cannot lower the `oom_score_adj` that it inherits."""
     with open("/proc/self/status") as file:
         effective = next(line for line in file if line.startswith("CapEff:"))
     return bool(int(effective.split()[1], 16) >> CAP_SYS_RESOURCE & 1)
@@ -470,7 +470,7 @@ def remove_shared_memory() -> None:
 
 
 def shared_memory() -> list[str]:
-    """What of that kind is there."""
+    """The System V shared memory, semaphores and queues of this namespace."""
     left = []
     for kind in ("shm", "sem", "msg"):
         try:

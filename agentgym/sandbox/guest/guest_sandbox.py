@@ -38,7 +38,7 @@ def guest_source() -> bytes:
     return (
         "import sys, types\n"
         f"for name, text in {[(name, source(name)) for name in ('guest_programs', 'guest_files')]!r}:\n"
-        "    module = sys.modules['agentgym.sandbox.' + name] = types.ModuleType(name)\n"
+        "    module = sys.modules['agentgym.sandbox.guest.' + name] = types.ModuleType(name)\n"
         "    exec(compile(text, name + '.py', 'exec'), module.__dict__)\n"
         f"exec(compile({source('guest')!r}, 'guest.py', 'exec'))\n"
     ).encode()
@@ -105,7 +105,7 @@ class GuestSandbox:
 
     @classmethod
     def greeted(cls, channel: GuestRpc, spec: SandboxSpec, id: str, facts: Header) -> GuestSandbox:
-        """One whose guest has its settings already, from whoever started it. `facts` is what it said to them."""
+        """A sandbox whose guest already has its settings. `facts` is the guest's answer to them."""
         made = cls.__new__(cls)
         made.id, made.spec, made.facts = id, spec, facts
         made._channel, made._on_close = channel, None
@@ -113,7 +113,7 @@ class GuestSandbox:
 
     @property
     def channel(self) -> GuestRpc:
-        """Where the guest is spoken with."""
+        """The channel to the guest."""
         return self._channel
 
     @property
@@ -305,7 +305,7 @@ class GuestSession:
 
 
 def result_of(header: Header, payload: bytes) -> tuple[ExecResult, bytes]:
-    """What a command left behind, and the bytes of a session's reply."""
+    """The result of a command, and the bytes of a session's reply."""
     parts, begin = [], 0
     for size in header["sizes"]:
         parts.append(payload[begin : begin + size])

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from agentgym.sandbox.api import SandboxError
 from agentgym.sandbox.backends import engine
+from agentgym.sandbox.guest.project_files import project_files
 from agentgym.sandbox.images import debian, engine_images
-from agentgym.sandbox.images.project_files import project_files
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -68,7 +68,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Built:
-    """What `build` leaves: `tag` is None where no Docker Engine had to have it, `fresh` False if all was there already."""
+    """A built image. `tag` is None where it was not built for Docker; `fresh` is False if nothing had to be built."""
 
     name: str
     way: str
@@ -89,12 +89,12 @@ def image_folder() -> Path:
 
 
 def image_names() -> list[str]:
-    """The images that there are, sorted."""
+    """The names of all images, sorted."""
     return sorted(p.name for p in image_folder().iterdir() if (p / "packages.txt").is_file())
 
 
 def is_reference(image: str) -> bool:
-    """Whether it names an image of Docker's and no folder of `sandboxes/`."""
+    """True if the name is a Docker image's and not a folder's of `sandboxes/`."""
     return "/" in image or ":" in image
 
 
@@ -126,7 +126,7 @@ def rootfs(name: str) -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Where root folders lie: `agentgym/sandboxes` in XDG_CACHE_HOME, or in ~/.cache."""
+    """The folder of root file systems: `agentgym/sandboxes` in XDG_CACHE_HOME, or in ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "agentgym" / "sandboxes"
 

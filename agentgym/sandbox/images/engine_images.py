@@ -22,7 +22,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def way_of(api: APIClient, tag: str) -> str | None:
-    """How the image of this tag was built, or None where the engine has none."""
+    """The record of how the image of this tag was built; None where the engine has no such image."""
     from docker.errors import ImageNotFound
 
     with engine.failures(f"looking for the image {tag}"):
@@ -43,7 +43,7 @@ def base_of(dockerfile: Path) -> str:
 
 
 def unreachable(base: str) -> str | None:
-    """Why the engine cannot get an image, in one line, or None if it has it or its registry shows it. A few seconds."""
+    """The reason why the engine cannot get an image, in one line; None if it can. Takes a few seconds."""
     try:
         probe = engine.client(engine.PROBE_TIMEOUT)
         if way_of(probe, base) is not None:

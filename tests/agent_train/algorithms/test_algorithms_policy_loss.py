@@ -179,8 +179,8 @@ def test_a_loss_of_ones_own_need_not_know_of_masks_or_of_half_precision():
     ("name", "options", "message"),
     [
         ("gsop", {}, r"unknown policy loss 'gsop': did you mean gspo\?"),
-        ("no_such_module:loss", {}, "cannot be imported: No module named 'no_such_module'"),
-        (f"{HERE}:nothing_here", {}, "cannot be imported: .* has no attribute 'nothing_here'"),
+        ("no_such_module:loss", {}, "cannot import module 'no_such_module'"),
+        (f"{HERE}:nothing_here", {}, "has no 'nothing_here'"),
         (f"{HERE}:constant", {}, "is a int, not a function"),
         (f"{HERE}:own", {}, "no value for must"),
         (f"{HERE}:own", {"must": 1.0, "widht": 2.0}, "no setting 'widht'; it has must, width"),

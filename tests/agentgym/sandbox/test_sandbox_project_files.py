@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from agentgym.sandbox import SandboxSpec
+from agentgym.sandbox.guest.project_files import project_files
 from agentgym.sandbox.images import build as images
-from agentgym.sandbox.images.project_files import project_files
 
 REPOSITORY = Path(__file__).parents[3]
 SITE = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"

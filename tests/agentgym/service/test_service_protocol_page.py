@@ -137,7 +137,7 @@ def test_there_are_examples_of_every_kind_of_message():
 
 def test_every_code_is_there_with_its_meaning_and_the_number_of_its_close():
     expected = [[f"`{code}`", str(number or ""), what] for code, (what, number) in CODES.items()]
-    assert rows("1000 is an end in good order, from either side.") == expected, "\n".join(
+    assert rows("Either side ends a session normally with 1000.") == expected, "\n".join(
         f"| {' | '.join(row)} |" for row in expected
     )
 

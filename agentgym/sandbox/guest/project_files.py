@@ -1,4 +1,4 @@
-"""Where files of this project lie in a tree: its packages hold tasks with hidden tests and answers, which no program may see.
+"""Find the files of this project in a tree. Its packages hold hidden tests and answers, which no program may see.
 
 Also sent into a container as a program, where it looks through the image; the standard library only.
 """
