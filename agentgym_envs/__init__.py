@@ -1,10 +1,10 @@
-"""The environments that come with agentgym. `register_all` gives them their ids; nothing is imported before it is made."""
+"""The environments that come with agentgym; modules are imported when an environment is made."""
 
 from __future__ import annotations
 
 
 def register_all() -> None:
-    """Register every environment: the entry point of this package in the group `agentgym.envs`."""
+    """Register all environments. This is the package's entry point in the group `agentgym.envs`."""
     from agentgym.datasets.catalogue import register_data
     from agentgym_envs.adapters import register_adapters
     from agentgym_envs.code import register_code

@@ -1,4 +1,4 @@
-"""The data sets that the environments of this package can use, and how their files are made of the hub's rows."""
+"""The data sets that these environments use, and how their files are made from Hugging Face rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFOG = ("restaurants", "scholar", "academic", "advising", "atis", "geography", 
 
 
 def data_sets() -> list[DataSet]:
-    """Every data set of this package."""
+    """All data sets of this package."""
     return [*_math(), *_code(), *_search(), *_by_hand()]
 
 
@@ -123,7 +123,7 @@ def _search() -> list[DataSet]:
 
 
 def _by_hand() -> list[DataSet]:
-    """What the hub does not have in the form that the environments read."""
+    """Data sets that Hugging Face does not offer in the form the environments read."""
     databases = tuple(f"text2sql/defog/db/{name}.sqlite" for name in DEFOG)
     return [
         DataSet(
@@ -154,7 +154,7 @@ def _by_hand() -> list[DataSet]:
 
 
 def _one_file_each(*paths: str, keys: Sequence[str]) -> Callable[[Sequence[Rows]], dict[str, bytes]]:
-    """Writes each part to a file of its own, whole rows that have at least these keys."""
+    """Write each part to one file, as whole rows that have at least these keys."""
 
     def write(parts: Sequence[Rows]) -> dict[str, bytes]:
         for rows in parts:
@@ -167,14 +167,14 @@ def _one_file_each(*paths: str, keys: Sequence[str]) -> Callable[[Sequence[Rows]
 
 
 def _lines(rows: Rows, keys: str) -> bytes:
-    """Rows as JSON Lines, with these keys only."""
+    """Rows as JSON Lines, reduced to these keys."""
     if not rows:
         raise ValueError("no rows")
     return "".join(line_of({key: row[key] for key in keys.split()}) for row in rows).encode()
 
 
 def _xquad(questions: Rows, squad: Rows) -> bytes:
-    """XQuAD in its official form: articles of paragraphs of questions, all in the order of the rows."""
+    """XQuAD in its official form: articles, paragraphs and questions in the order of the rows."""
     titles = {row["id"]: row["title"] for row in squad}
     articles: dict[str, dict[str, list[Any]]] = {}
     for row in questions:

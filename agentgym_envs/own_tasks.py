@@ -1,4 +1,4 @@
-"""The tasks that the package ships: records in JSON Lines files beside the environments, each with the split that it is in."""
+"""Tasks shipped with the package: JSON Lines files beside the environments, each record with its split."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Train and test tasks that share no content.
+"""Train and test splits that share no content.
 
-A seed alone does not keep splits apart: two seeds can make the same level. Here a hash of the level's content says to
-which split the level belongs, and a seed's generator draws until it has a level of the split it was asked for. What is
-hashed is the part of a level that play cannot change (the map, not where the player stands), so no position that a
-policy meets in training is a position of a held-out level.
+Seeds alone do not separate splits: two seeds can make the same level. So a hash of a level's content decides its split,
+and a seed's generator draws until it finds a level of the requested split. The hash covers only what play cannot change
+(the map, not the player's position), so no state met in training belongs to a held-out level.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ SEEDS = {"train": range(100_000), "test": range(1_000_000, 1_001_000)}
 HELD_OUT = 8  # one level in this many belongs to the test split
 IsTaken = Callable[[str], bool]
 MAX_TRIES = 20_000
-MAX_REPEATS = 200  # draws of levels that the split has already, after which it is taken to have all
+MAX_REPEATS = 200  # draws of taken levels after which the split counts as complete
 
 
 def split_of(content: str) -> str:
-    """The split that content belongs to, "train" or "test": the same in every process and version of Python."""
+    """ "train" or "test", by a hash of the content; the same in every process and Python version."""
     digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest()
     return "test" if int.from_bytes(digest[:8], "big") % HELD_OUT == 0 else "train"
 
 
 def never(level: str) -> bool:
-    """No level is taken."""
+    """Accept every level: none is taken."""
     return False
 
 
@@ -40,19 +39,19 @@ def draw(
     accept: Callable[[str], bool] = lambda level: True,
     is_taken: IsTaken = never,
 ) -> str:
-    """The level of a seed: the first proposal that belongs to `split`, is not taken, and is accepted.
+    """The level of a seed: the first proposal of `split` that is not taken and is accepted.
 
     Args:
         seed: seeds the proposals.
         split: "train" or "test".
-        propose: draws a level, or None where the draw came to nothing.
-        content: what of a level is hashed; see the module.
-        accept: the costly check, asked last.
-        is_taken: whether the split has such a level already. One is given again where `MAX_REPEATS` draws or all of
-            `MAX_TRIES` find no other: small levels may be fewer than the tasks of a split.
+        propose: draws a level, or None if the draw failed.
+        content: the part of a level that is hashed; see the module.
+        accept: the expensive check, called last.
+        is_taken: says if the split already has this level. If `MAX_REPEATS` draws or all `MAX_TRIES` find no new level,
+            a taken one is returned: a split may have more tasks than there are small levels.
 
     Raises:
-        ValueError: no such level in `MAX_TRIES` proposals: the settings leave none.
+        ValueError: `MAX_TRIES` proposals contain no such level.
     """
     rng = random.Random(seed)
     repeats, again = 0, None
@@ -77,7 +76,7 @@ def draw(
 
 
 def check_split(name: str, split: str, splits: Iterable[str] = SEEDS) -> None:
-    """Refuse a split that an environment does not have.
+    """Raise if an environment does not have this split.
 
     Raises:
         ValueError: no such split.
@@ -103,16 +102,16 @@ def generated_tasks(
     identity: Callable[[str], str],
     rate: Callable[[str], int] | None = None,
 ) -> TaskSet:
-    """100,000 train or 1,000 test tasks, each made when it is asked for; `metadata["level"]` holds the level.
+    """100,000 train or 1,000 test tasks, generated on access; `metadata["level"]` holds the level.
 
-    No test level comes twice, so that of a task depends on those before it, which are made first.
+    Test levels are distinct, so a test task depends on all earlier ones, which are generated first.
 
     Args:
-        game: for ids and names.
+        game: prefix of ids and names.
         split: "train" or "test".
-        make_level: the level of a seed, given `is_taken` of `draw`.
-        identity: what two levels have in common that are the same, turned or mirrored, say.
-        rate: what `metadata["difficulty"]` says of a level; default: there is none.
+        make_level: makes the level of a seed, given `is_taken` (see `draw`).
+        identity: maps equal levels (for example mirrored ones) to the same text.
+        rate: computes `metadata["difficulty"]` from a level; default: no difficulty.
 
     Raises:
         ValueError: no such split.
@@ -131,16 +130,16 @@ def generated_tasks(
 def without_repeats(
     seeds: range, make: Callable[[int, IsTaken], str], identity: Callable[[str], str]
 ) -> Callable[[int], str]:
-    """A function from a seed to its level, in which no two seeds have the same level by `identity`, while there are others."""
+    """A function from seed to level that returns distinct levels (by `identity`) while there are any left."""
     known: dict[int, tuple[str, str]] = {}
 
     def level(seed: int) -> str:
-        # No lock: threads that make a level at once make the same one, and sets of tasks can be sent to other processes.
+        # No lock: concurrent threads make the same level, and task sets must stay picklable.
         if seed not in known:
             taken: set[str] = set()
             for earlier in range(seeds.start, seed + 1):
                 if earlier not in known:
-                    all_known = len(taken) < earlier - seeds.start  # one has come twice: do not look for others again
+                    all_known = len(taken) < earlier - seeds.start  # a level has repeated: there are no others
                     found = make(earlier, never if all_known else lambda level: identity(level) in taken)
                     known[earlier] = found, identity(found)
                 taken.add(known[earlier][1])
@@ -150,7 +149,7 @@ def without_repeats(
 
 
 def level_of(task: Task, game: str) -> str:
-    """The level that a task carries.
+    """The level of a task.
 
     Raises:
         ValueError: the task carries none.

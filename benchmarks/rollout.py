@@ -22,7 +22,7 @@ from pathlib import Path
 from agentgym import Env, Task, make, run_many
 from agentgym.policies.base import ScriptedPolicy
 from agentgym.rollout.episode import Episode
-from agentgym_envs.games.directions import DIRECTIONS
+from agentgym_envs.games.grid import DIRECTIONS
 
 Played = list[tuple[int, float]]  # turns and reward of each episode, in order
 

@@ -37,9 +37,12 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 BOOT_SECONDS = 60.0
 SIDES = (
     *("agentgym+openenv", "agentgym+agentgym", "agentgym+raw"),
+    *("shared+openenv", "shared+agentgym", "shared+raw"),
     *("openenv+openenv", "openenv+agentgym", "openenv+raw"),
     *("bare+openenv", "bare+raw"),
 )
+# Our server gives each session a process of its own, or lets many share one.
+OURS = {"agentgym": [], "shared": ["--sessions-per-worker", "256"]}
 GOALS = {1: 10_000, 32: 13_000}  # steps/s of our server with OpenEnv's client
 GOAL_MEGABYTES = 60.0
 GOAL_TIMES = 3.0
@@ -114,15 +117,15 @@ def free_port() -> int:
 def serving(name: str, sessions: int) -> Iterator[Server]:
     """A server with room for so many sessions; it is ended afterwards."""
     port = free_port()
-    if name == "agentgym":
+    if name in OURS:
         command = [sys.executable, "-m", "agentgym.cli", "serve", "echo:Echo", "--port", str(port)]
-        command += ["--max-sessions", str(sessions), "--drain-timeout", "1"]
+        command += ["--max-sessions", str(sessions), "--drain-timeout", "1", "--workers", "2", *OURS[name]]
     elif name == "openenv":
         command = [str(openenv_python()), str(SERVING / "serve_openenv.py"), str(port), str(sessions)]
     else:
         command = [sys.executable, str(SERVING / "serve_bare.py"), str(port)]
     url, began = f"http://127.0.0.1:{port}", time.perf_counter()
-    env = environ(PYTHONPATH=os.pathsep.join([str(SERVING), str(HERE.parent)]) if name == "agentgym" else str(SERVING))
+    env = environ(PYTHONPATH=os.pathsep.join([str(SERVING), str(HERE.parent)]) if name in OURS else str(SERVING))
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=env)
     try:
         while not is_healthy(url):
@@ -153,7 +156,7 @@ def player(client: str, server: Server) -> tuple[list[str], dict[str, str]]:
         return [sys.executable, str(SERVING / "play_raw.py"), server.url], environ(PYTHONPATH=str(SERVING))
     if client == "openenv":
         return [str(openenv_python()), str(SERVING / "play_openenv.py"), server.url], environ(PYTHONPATH=str(SERVING))
-    url = f"{server.url}/Echo" if server.name == "agentgym" else f"openenv:{server.url}"
+    url = f"{server.url}/Echo" if server.name in OURS else f"openenv:{server.url}"
     paths = os.pathsep.join([str(SERVING), str(HERE.parent)])
     return [sys.executable, str(SERVING / "play_agentgym.py"), url], environ(PYTHONPATH=paths)
 
@@ -284,9 +287,10 @@ def judge(idle: dict[str, dict[str, float]], rows: list[dict[str, Any]]) -> None
         if (server, client) == ("agentgym", "openenv") and sessions in GOALS:
             line(f"steps/s at {sessions}, OpenEnv's client", got, GOALS[sessions], got >= GOALS[sessions])
         theirs = by_side.get(("openenv", client, sessions))
-        if server == "agentgym" and theirs:
+        if server in OURS and theirs:
             times = got / theirs["steps_per_second"]
             what = f"times the steps/s of OpenEnv's server, {client} client, {sessions} sessions"
+            what = f"{what}, a shared process" if server == "shared" else what
             line(what, times, GOAL_TIMES, times >= GOAL_TIMES)
     if "agentgym" in idle:
         megabytes = idle["agentgym"]["idle_megabytes"]
@@ -308,7 +312,7 @@ def main() -> None:
     sides = args.sides.split(",")
     if unknown := set(sides) - set(SIDES):
         parser.error(f"--sides: no {min(unknown)}; there are {', '.join(SIDES)}")
-    names = [name for name in ("agentgym", "openenv") if any(side.startswith(f"{name}+") for side in sides)]
+    names = [name for name in ("agentgym", "shared", "openenv") if any(side.startswith(f"{name}+") for side in sides)]
     idle = {name: boots(name, room_for(args.sessions), args.rounds) for name in names}
     rows = measured(args, sides)
     show(idle, rows)

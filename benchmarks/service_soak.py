@@ -101,9 +101,9 @@ class Watched:
     """
 
     def __init__(self, pid: int):
-        [keeper] = _children(pid)
-        [zygote] = _children(keeper)
-        self._pids = {"front": pid, "keeper": keeper, "zygote": zygote}
+        [supervisor] = _children(pid)
+        [zygote] = _children(supervisor)
+        self._pids = {"server": pid, "supervisor": supervisor, "zygote": zygote}
 
     def read(self, part: str, episodes: int, rate: float) -> Reading:
         memory = {name: _memory(pid) for name, pid in self._pids.items()}
@@ -192,7 +192,7 @@ def growth(readings: list[Reading]) -> list[str]:
     for part in ("sessions", "episodes"):
         rows = [row for row in readings if row.part == part]
         late = [row for row in rows if row.episodes >= WARM * rows[-1].episodes]
-        for name in ("front", "keeper", "zygote", "workers"):
+        for name in ("server", "supervisor", "zygote", "workers"):
             if part == "sessions" and name == "workers":
                 continue  # those that wait, which are new each time
             slope = _slope([(row.episodes, row.own[name]) for row in late])
@@ -211,14 +211,14 @@ def _slope(points: list[tuple[float, float]]) -> float:
     return above / sum((x - middle[0]) ** 2 for x, _ in points)
 
 
-HEAD = f"{'part':>8} {'episodes':>9} {'per s':>7}   front USS/PSS fds   zygote USS/PSS fds   keeper USS   each worker USS/PSS"
+HEAD = f"{'part':>8} {'episodes':>9} {'per s':>7}   server USS/PSS fds   zygote USS/PSS fds   supervisor USS   each worker USS/PSS"
 
 
 def _line(row: Reading) -> str:
-    front = f"{row.own['front']:7.1f}/{row.shared['front']:5.1f} {row.files['front']:3}"
+    server = f"{row.own['server']:7.1f}/{row.shared['server']:5.1f} {row.files['server']:3}"
     zygote = f"{row.own['zygote']:8.1f}/{row.shared['zygote']:5.1f} {row.files['zygote']:3}"
-    rest = f"{row.own['keeper']:10.1f}   {row.own['workers']:12.2f}/{row.shared['workers']:5.2f}"
-    return f"{row.part:>8} {row.episodes:9,} {row.rate:7.0f}   {front}   {zygote}   {rest}"
+    rest = f"{row.own['supervisor']:10.1f}   {row.own['workers']:12.2f}/{row.shared['workers']:5.2f}"
+    return f"{row.part:>8} {row.episodes:9,} {row.rate:7.0f}   {server}   {zygote}   {rest}"
 
 
 def main() -> int:

@@ -169,13 +169,13 @@ def test_probes_and_metrics_are_what_a_server_answers():
     assert rule["seriesQuery"].startswith(name + "{")
     assert re.fullmatch(rule["name"]["matches"], name)
     monitor = read(DEPLOY / "kubernetes" / "monitoring" / "pod-monitor.yaml")["spec"]["podMetricsEndpoints"][0]
-    with served("frozen_lake", tokens={"trainer": TOKEN}) as front:
+    with served("frozen_lake", tokens={"trainer": TOKEN}) as server:
         for probe in ("startup", "liveness", "readiness"):
             path = CONTAINER[f"{probe}Probe"]["httpGet"]["path"]
-            assert urllib.request.urlopen(front.url + path, timeout=30).status == 200
+            assert urllib.request.urlopen(server.url + path, timeout=30).status == 200
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(front.url + monitor["path"], timeout=30)
-        asked = urllib.request.Request(front.url + monitor["path"], headers={"Authorization": f"Bearer {TOKEN}"})
+            urllib.request.urlopen(server.url + monitor["path"], timeout=30)
+        asked = urllib.request.Request(server.url + monitor["path"], headers={"Authorization": f"Bearer {TOKEN}"})
         told = urllib.request.urlopen(asked, timeout=30).read().decode()
     assert re.search(rf"^{name} 0(\.0)?$", told, re.MULTILINE)
     known = set(re.findall(r"^# TYPE (\w+)", told, re.MULTILINE))

@@ -30,7 +30,7 @@ from agentgym.core.registration import EnvSpec, UnknownEnvError, parameters, spe
 from agentgym.sandbox import SandboxError, describe
 from agentgym.sandbox.backends.select import check_backend
 from agentgym.service.client.address import is_url
-from agentgym.service.server.lookup import held
+from agentgym.service.client.lookup import held
 
 CLUSTER_SECONDS = 5.0
 SERVED = "remote"  # the file of `configs/env` for any environment that is served

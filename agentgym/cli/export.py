@@ -10,7 +10,7 @@ from pathlib import Path
 from agentgym.cli.json_object import json_object
 from agentgym.cli.output import print_json
 from agentgym.cli.spec_of import ENVS, spec_of
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 
 
 def add(commands: argparse._SubParsersAction) -> None:

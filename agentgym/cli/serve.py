@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from agentgym.cli.output import print_json
 from agentgym.cli.serve_options import add_options, settings_of
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 
 if TYPE_CHECKING:
     from agentgym.service.server.env_server import EnvServer, ServeSettings
@@ -66,7 +66,7 @@ async def _served(settings: ServeSettings, json: bool) -> int:
         await asyncio.wait({starting})
         return 0
     try:
-        front = starting.result()
+        server = starting.result()
     except ZygoteFailed as error:
         raise UsageError(f"the environments cannot be served: {error}") from error
     except ssl.SSLError as error:
@@ -76,13 +76,13 @@ async def _served(settings: ServeSettings, json: bool) -> int:
         raise UsageError(f"cannot listen at {settings.host}, port {settings.port}: {why}") from error
     try:
         settle_memory()
-        _say(front, json)
-        looking = asyncio.ensure_future(_warn(front))
+        _say(server, json)
+        looking = asyncio.ensure_future(_warn(server))
         await leaving
         looking.cancel()
-        await _drained(front, asyncio.ensure_future(asked.get()))
+        await _drained(server, asyncio.ensure_future(asked.get()))
     finally:
-        await front.close()
+        await server.close()
     return 0
 
 
@@ -94,35 +94,35 @@ def _of_tls(settings: ServeSettings, error: ssl.SSLError) -> str:
     return f"--tls-cert {settings.cert} and --tls-key {settings.key}: they are no PEM certificate with its key"
 
 
-async def _warn(front: EnvServer) -> None:
-    """Say which environments cannot be made: they may be at another time, and the others are served."""
-    for id in front.settings.envs:
+async def _warn(server: EnvServer) -> None:
+    """Warn about environments that cannot be made now. They stay served: what they lack may be there later."""
+    for id in server.settings.envs:
         try:
-            told = await front.listing.ask({"env": id, "about": True})
+            told = await server.listing.ask({"env": id, "about": True})
         except (LookupError, OSError) as error:
             told = {"error": str(error)}
         if "error" in told:
             print(f"agentgym serve: {id} cannot be made now: {told['error']}", file=sys.stderr, flush=True)
-    await front.listing.rest()
+    await server.listing.rest()
 
 
-async def _drained(front: EnvServer, again: asyncio.Future[None]) -> None:
-    """Let sessions end by themselves, until the user asks again."""
-    if front.sessions.open:
-        waits = f"waiting for {len(front.sessions.open)} sessions to end, at most {front.settings.drain_seconds:g} s"
+async def _drained(server: EnvServer, again: asyncio.Future[None]) -> None:
+    """Wait for sessions to end, until a second signal."""
+    if server.sessions.open:
+        waits = f"waiting for {len(server.sessions.open)} sessions to end, at most {server.settings.drain_seconds:g} s"
         print(f"agentgym serve: {waits}; once more ends them at once", file=sys.stderr, flush=True)
-    drained = asyncio.ensure_future(front.drain())
+    drained = asyncio.ensure_future(server.drain())
     await asyncio.wait({again, drained}, return_when=asyncio.FIRST_COMPLETED)
     again.cancel()
     drained.cancel()
 
 
-def _say(front: EnvServer, json: bool) -> None:
-    ids, sandboxes = list(front.settings.envs), front.settings.sandbox is not None
+def _say(server: EnvServer, json: bool) -> None:
+    ids, sandboxes = list(server.settings.envs), server.settings.sandbox is not None
     if json:
-        told = {"url": front.url, "port": front.port, "envs": ids, "sandboxes": sandboxes}
-        print_json({**told, "max_sessions": front.settings.max_sessions})
+        told = {"url": server.url, "port": server.port, "envs": ids, "sandboxes": sandboxes}
+        print_json({**told, "max_sessions": server.settings.max_sessions})
     else:
-        print(f"{', '.join(ids + ['sandboxes'] * sandboxes)} at {front.url} (Ctrl-C ends it)", flush=True)
-    if front.settings.tokens and not front.settings.cert:
+        print(f"{', '.join(ids + ['sandboxes'] * sandboxes)} at {server.url} (Ctrl-C ends it)", flush=True)
+    if server.settings.tokens and not server.settings.cert:
         print("agentgym serve: without --tls-cert, tokens can be read on the way", file=sys.stderr, flush=True)

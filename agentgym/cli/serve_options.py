@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from agentgym.cli import serve_sandboxes
 from agentgym.cli.json_object import json_object
 from agentgym.cli.spec_of import ENVS, spec_of
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 from agentgym.hosts import host_name
 from agentgym.processes.subprocess_query import told_apart
 from agentgym.service.protocol.frames import ServiceLimits
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
 _SIZES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 # Options of limits: name, the limit it sets, and its help.
 _LIMITS = (
-    ("--init-timeout", "init_seconds", "of making an environment, and of one init"),
-    ("--reset-timeout", "reset_seconds", "of one reset"),
-    ("--step-timeout", "step_seconds", "of one step; a process that takes longer is killed"),
+    ("--init-timeout", "init_seconds", "for making an environment, and for one init"),
+    ("--reset-timeout", "reset_seconds", "for one reset"),
+    ("--step-timeout", "step_seconds", "for one step; a process that takes longer is killed"),
     ("--idle-timeout", "idle_seconds", "without a request, after which a session ends"),
     ("--resume-timeout", "resume_seconds", "for a client to come back after its connection dropped"),
     ("--message-timeout", "message_seconds", "for a message to arrive whole, and for an answer to be taken"),
@@ -45,41 +44,59 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_served(add: Callable[..., Any]) -> None:
-    add("envs", nargs="*", metavar="ENV", help=f"what to serve: {ENVS}")
+    add("envs", nargs="*", metavar="ENV", help=f"environments to serve: {ENVS}")
     add(
         "--kwargs",
         default="{}",
         metavar="JSON",
-        help="what the environments are made with; of one alone: {ENV: {...}}",
+        help="arguments of the environments; of one alone: {ENV: {...}}",
     )
-    add("--port", type=int, default=8000, help="where to listen; 0 takes a free one (default: 8000)")
-    add("--host", default="127.0.0.1", help="where to listen; any but this machine's own address takes --token-file")
+    add("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: 8000)")
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; any but this machine's own address needs --token-file",
+    )
     add(
         "--workers",
         type=int,
         default=2,
         metavar="N",
-        help="processes that are forked ahead and kept ready, so that opening a session waits for no fork (default: 2)",
+        help="processes forked in advance, so that a new session waits for no fork (default: 2)",
     )
-    add("--max-sessions", type=int, default=256, metavar="N", help="open at a time (default: 256)")
-    add("--max-sessions-per-token", type=int, metavar="N", help="open at a time for one token (default: no limit)")
+    add(
+        "--sessions-per-worker",
+        type=int,
+        default=1,
+        metavar="N",
+        help="sessions that share a process, each in a thread: they open faster and need less memory. For environments"
+        " that you trust: a call that exceeds its time limit ends all of them. Sandboxes, and environments that run programs in"
+        " them, keep one process a session; a process may use N times --session-memory and --session-pids (default: 1)",
+    )
+    add("--max-sessions", type=int, default=256, metavar="N", help="sessions open at a time (default: 256)")
+    add(
+        "--max-sessions-per-token",
+        type=int,
+        metavar="N",
+        help="sessions open at a time for one token (default: no limit)",
+    )
     add(
         "--token-file",
         type=Path,
         metavar="FILE",
-        help="bearer tokens that are let in, one a line: TOKEN, NAME TOKEN, or NAME TOKEN SCOPES, which are of metrics, play"
-        " and sandboxes, joined by commas (default: all); read again when it changes",
+        help="accepted bearer tokens, one a line: TOKEN, NAME TOKEN, or NAME TOKEN SCOPES, with scopes out of metrics, play"
+        " and sandboxes, joined by commas (default: all); the file is read again when it changes",
     )
     add(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="a name beside localhost by which a server without tokens may be asked (a proxy's, say); may be repeated."
-        " Requests with another Host header are refused",
+        help="accept this Host name on a server without tokens, such as a proxy's; may be repeated."
+        " localhost is always accepted, other names are refused",
     )
     add("--tls-cert", type=Path, metavar="FILE", help="serve over TLS with this certificate chain (PEM)")
-    add("--tls-key", type=Path, metavar="FILE", help="its key, if that is in a file of its own")
+    add("--tls-key", type=Path, metavar="FILE", help="the certificate's key, if it is in another file")
 
 
 def _add_limits(add: Callable[..., Any]) -> None:
@@ -92,7 +109,7 @@ def _add_limits(add: Callable[..., Any]) -> None:
         type=int,
         default=defaults.message_bytes,
         metavar="BYTES",
-        help=f"of one message from a client (default: {defaults.message_bytes})",
+        help=f"largest message from a client (default: {defaults.message_bytes})",
     )
     add(
         "--drain-timeout",
@@ -106,8 +123,8 @@ def _add_limits(add: Callable[..., Any]) -> None:
         type=_size,
         default=0,
         metavar="SIZE",
-        help="that a session may take above what all share, with shared memory and what it starts, as 512MiB or 2GiB; one that"
-        " wants more is ended, and no other (default: no limit)",
+        help="memory of a session beyond what all sessions share, child processes included, as 512MiB or 2GiB; a session"
+        " that needs more is ended alone (default: no limit)",
     )
     add(
         "--session-pids",
@@ -164,6 +181,7 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
             max_sessions=args.max_sessions,
             max_sessions_per_token=args.max_sessions_per_token,
             workers=args.workers,
+            sessions_per_worker=args.sessions_per_worker,
             tokens=_tokens(args.token_file),
             token_file=args.token_file,
             allowed_hosts=_allowed_hosts(args.allow_host),
@@ -199,6 +217,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
         "--max-sessions": 1,
         "--max-sessions-per-token": 1,
         "--workers": 0,
+        "--sessions-per-worker": 1,
         "--session-pids": 0,
         "--max-message": 1,
         "--drain-timeout": 0,
@@ -213,7 +232,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
 
 
 def _specs_apart(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSpec]:
-    """What `_specs_of` returns, with nothing imported here: the front runs as long as the server, and runs no environment."""
+    """`_specs_of` in a subprocess, so that the server process imports no environment."""
     from agentgym.core.registration import EnvSpec
 
     def ask() -> dict[str, Any]:
@@ -228,7 +247,7 @@ def _specs_apart(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, En
 
 
 def _specs_of(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSpec]:
-    """The environments by the names that their addresses have.
+    """The environments by the ids in their URLs.
 
     Raises:
         UsageError: there is no such one, it is named twice, or it does not take what it is given.
@@ -260,14 +279,14 @@ def _specs_of(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSp
 
 
 def _check_values(id: str, spec: EnvSpec) -> None:
-    """Make the environment once: a value that it does not take would otherwise fail every session.
+    """Make the environment once: a bad value would otherwise fail every session.
 
     Raises:
         UsageError: it cannot be made with its arguments.
     """
     try:
         env: Any = spec.make()
-        if not inspect.iscoroutinefunction(env.unwrapped.close):
+        if "close" not in env.get_wrapper_attr("async_methods"):
             env.close()
     except (ValueError, TypeError) as error:
         raise UsageError(f"--kwargs: {id!r} cannot be made with {dict(spec.kwargs)}: {error}") from error

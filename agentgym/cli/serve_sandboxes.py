@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 
 
 def add_options(add: Callable[..., Any]) -> None:
-    """Add them to a parser, whose `add_argument` this is."""
+    """Add the options to a parser by its `add_argument`."""
     add(
         "--sandbox",
         action="store_true",
@@ -21,14 +21,14 @@ def add_options(add: Callable[..., Any]) -> None:
         "--sandbox-backend",
         choices=("auto", "docker", "bubblewrap"),
         default="auto",
-        help="what sandboxes are made by (default: auto)",
+        help="sandbox back end (default: auto)",
     )
     add(
         "--sandbox-most",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="what a client may ask for one sandbox: cpus (4), memory and disk in bytes (4 GiB, 1 GiB), pids (1024), output"
+        help="limits of one sandbox that a client may ask for: cpus (4), memory and disk in bytes (4 GiB, 1 GiB), pids (1024), output"
         " in bytes (8 MiB), network=true (false); may be given several times",
     )
     add(
@@ -36,7 +36,7 @@ def add_options(add: Callable[..., Any]) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="what all sandboxes here may have together: cpus, memory in bytes, count; a client that asks for more is told"
+        help="limits of all sandboxes together: cpus, memory in bytes, count; a client that asks for more is told"
         " that the server is full, and waits or goes elsewhere; may be given several times (default: no limit)",
     )
 

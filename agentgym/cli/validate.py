@@ -13,7 +13,7 @@ from agentgym.cli.check import print_findings
 from agentgym.cli.json_object import json_object
 from agentgym.cli.output import print_json, print_table
 from agentgym.cli.spec_of import ENVS, spec_of
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 
 if TYPE_CHECKING:
     from agentgym.checks.validate import Validation

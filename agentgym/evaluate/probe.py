@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentgym.cli.usage_error import nearest
+from agentgym.core.usage_error import nearest
 from agentgym.policies.chat import url_of
 
 if TYPE_CHECKING:

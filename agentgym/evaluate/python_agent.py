@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Message
-from agentgym.core.raised import place_of
+from agentgym.core.tracebacks import place_of
 from agentgym.evaluate.answers import reply_of_answer
 from agentgym.policies.base import EndEpisode, EndpointUsage, Reply
 

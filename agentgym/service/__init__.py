@@ -1,4 +1,5 @@
-"""Environments as services: one process a session, spoken to over WebSockets.
+"""Environments as services over WebSockets and HTTP; each session has a process, or shares one with others.
 
-`server.py` is the front, `worker.py` the process of one session, `frames.py` what is said between client and server.
+`server/` is the server, `worker/` the process of sessions, `client/` what `agentgym.make(URL)` uses, `protocol/` the messages,
+`openenv/` OpenEnv's protocol on both sides.
 """

@@ -1,11 +1,10 @@
-"""Environments of other packages, by the ids `gymnasium:NAME`, `openenv:URL`, `reasoning_gym:NAME`, `skyrl_gym:NAME` and
-`verifiers:NAME`."""
+"""Environments of other packages, under ids such as `gymnasium:NAME` or `openenv:URL`."""
 
 from __future__ import annotations
 
 
 def register_adapters() -> None:
-    """Register the prefix of every adapter. Neither the adapters nor the other packages are imported before they are used."""
+    """Register the prefix of each adapter, importing neither adapters nor packages."""
     from agentgym.core.registration import Adapter, register_adapter
 
     here = "agentgym_envs.adapters"
@@ -22,7 +21,7 @@ def register_adapters() -> None:
         Adapter(
             "openenv",
             "agentgym.service.openenv.client:OpenEnvEnv",
-            install="aiohttp",  # nothing of OpenEnv's: its wire protocol is spoken here
+            install="aiohttp",  # no OpenEnv package: agentgym implements its wire protocol
             description="environments on OpenEnv servers",
             example="http://127.0.0.1:8000",
         )

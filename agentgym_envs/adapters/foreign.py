@@ -1,4 +1,4 @@
-"""What all adapters need: the other package or a hint how to get it, near names, and plain JSON values."""
+"""Shared by all adapters: importing the other package, suggesting names, and converting values to JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def imported(prefix: str, module: str | None = None) -> Any:
     """A module of the package behind a prefix.
 
     Raises:
-        ImportError: it is not installed; says what to install.
+        ImportError: it is not installed; the message says what to install.
     """
     try:
         return importlib.import_module(module or prefix)
@@ -30,10 +30,10 @@ def imported(prefix: str, module: str | None = None) -> Any:
 
 
 def check_name(prefix: str, name: str, names: Iterable[str]) -> None:
-    """Refuse a name that the package does not have.
+    """Raise if the package does not have this name.
 
     Raises:
-        UnknownEnvError: names the nearest.
+        UnknownEnvError: the message suggests similar names.
     """
     known = sorted(names)
     if name in known:
@@ -45,7 +45,7 @@ def check_name(prefix: str, name: str, names: Iterable[str]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON carries it: arrays and tuples as lists, keys as texts, NaN and infinities as texts, else its text."""
+    """A value as JSON: arrays and tuples become lists; keys, NaN, infinities and other objects become texts."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if value is None or isinstance(value, bool | int | str):
@@ -60,16 +60,16 @@ def plain(value: Any) -> Any:
 
 
 def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
-    """An environment's info as agentgym wants it: plain values, and `success`, where it is given, true or false."""
+    """An environment's info as JSON values, with `success`, if given, as a bool."""
     made = {str(key): plain(value) for key, value in info.items()}
     return {**made, "success": bool(made["success"])} if "success" in made else made
 
 
 def settings_key(settings: Mapping[str, Any]) -> str:
-    """Settings as a text to look up by.
+    """Settings as a text to use as a key.
 
     Raises:
-        TypeError: they are not plain JSON, so that they could not reach another process.
+        TypeError: they are not JSON, so they could not be sent to another process.
     """
     try:
         return json.dumps(dict(settings), sort_keys=True)

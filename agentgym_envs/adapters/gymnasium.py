@@ -27,7 +27,7 @@ from agentgym_envs.adapters.spaces import (
 )
 from agentgym_envs.splits import seeds_of
 
-MOST_TURNS = 100  # where the environment itself has no limit
+MOST_TURNS = 100  # if the environment has no limit
 LONGEST_DESCRIPTION = 4_000  # characters
 _TOLD = ("description", "action space", "observation space", "reward", "rewards", "episode end")
 _COLOURED = re.compile(r"\x1b\[(\d+(?:;\d+)*)m(.*?)\x1b\[0m", re.DOTALL)
@@ -37,22 +37,22 @@ _COLOURS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white"
 class GymnasiumEnv(Env):
     """An environment of Gymnasium, or of any package that registers with it.
 
-    A reply is an action, as the environment's opening message says: a number or a JSON list, alone or in
-    `<action>...</action>`. A reply that is none is answered with what is wrong, and a random action is taken in its place. Its
-    reward counts where it is a cost and is 0 otherwise, so that silence earns no more than random play, and wins nothing.
+    A reply is an action: a number or a JSON list, alone or in `<action>...</action>`, as the opening message says. An
+    invalid reply is answered with the reason, and a random action is taken in its place. That step earns its reward
+    only if it is negative, else 0, and is never a success: invalid replies earn no more than random play.
 
     Args:
-        name: the id, "FrozenLake-v1", or "module:Name-v0" where a module has to be imported first.
-        settings: what `gymnasium.make` is given besides, plain JSON.
-        actions: names for the actions of a `Discrete` space, in their order; a reply may use them in place of numbers.
-            Default: what the environment's own `get_action_meanings` says, if it has that.
-        instruction: what the agent is told about the environment. Default: the parts of its docstring that say so.
-        max_turns: default: the environment's own limit of steps, which `settings={"max_episode_steps": N}` changes, or 100.
-        tasks: see `agentgym.Env`. A task's seed is what the environment is reset with.
+        name: the id, "FrozenLake-v1", or "module:Name-v0" to import a module first.
+        settings: keyword arguments for `gymnasium.make`, plain JSON.
+        actions: names for the actions of a `Discrete` space, in order; replies may use them in place of numbers.
+            Default: the environment's `get_action_meanings()`, if it has one.
+        instruction: description of the environment for the agent. Default: the relevant parts of its docstring.
+        max_turns: default: the environment's step limit (change it with `settings={"max_episode_steps": N}`), or 100.
+        tasks: see `agentgym.Env`. The environment is reset with the task's seed.
 
     Raises:
-        UnknownEnvError: Gymnasium knows no such name; it names the nearest.
-        ImportError: the module that the name begins with cannot be imported.
+        UnknownEnvError: Gymnasium does not know the name; the message suggests similar ones.
+        ImportError: the module in front of the name cannot be imported.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class GymnasiumEnv(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", name: str = "") -> TaskSet:
-        """100,000 train and 1,000 test seeds. Whether two seeds pose different problems is the environment's matter.
+        """100,000 train and 1,000 test seeds. Two seeds may pose the same problem; that depends on the environment.
 
         Raises:
             ValueError: no such split.
@@ -91,7 +91,7 @@ class GymnasiumEnv(Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start an episode: the environment is reset with the task's seed, or with `seed` where the task has none.
+        """Reset the environment with the task's seed, or with `seed` if the task has none.
 
         Raises:
             TypeError: its observations or actions cannot be text.
@@ -107,9 +107,9 @@ class GymnasiumEnv(Env):
         return [user(text.strip())], plain_info(info)
 
     def step(self, action: Action) -> Step:
-        """Take an action. `info` is the environment's own, with `invalid` true where the reply was no action.
+        """Take an action. `info` is the environment's, with `invalid` true if the reply was not an action.
 
-        The random action taken in place of such a reply follows from the task, the reset's seed and the replies before it.
+        The random action that replaces an invalid reply depends on the task, the reset's seed and the earlier replies.
         """
         text = self.read(action)
         inner = self._opened()
@@ -131,7 +131,7 @@ class GymnasiumEnv(Env):
         return shown, reward, terminated, truncated, info
 
     def random_action(self, rng: random.Random) -> str:
-        """A random action; where the environment tells which are possible, one of those."""
+        """A random action, among the valid ones if the environment masks actions."""
         value = self._sampled(rng)
         return value if isinstance(value, str) else written(value)
 
@@ -143,7 +143,7 @@ class GymnasiumEnv(Env):
             self._inner = None
 
     def _sampled(self, rng: random.Random) -> Any:
-        """A value of the action space; where the environment tells which are possible, one of those."""
+        """A value of the action space, among the valid ones if the environment masks actions."""
         space = self._opened().action_space
         space.seed(rng.getrandbits(31))
         masked = isinstance(space, spaces.Discrete) and self._mask is not None
@@ -200,7 +200,7 @@ def _spec(name: str) -> Any:
 
 
 def description_of(docstring: str) -> str:
-    """What a docstring in Gymnasium's form tells a player: its beginning, and its sections on play."""
+    """The introduction of a docstring in Gymnasium's form and its sections about play."""
     text = re.sub(r"</?[a-z][^>]*>", "", inspect.cleandoc(docstring))
     begin, *sections = re.split(r"^ *## +", text, flags=re.MULTILINE)
     told = [begin.strip()]
@@ -212,7 +212,7 @@ def description_of(docstring: str) -> str:
 
 
 def uncoloured(picture: str) -> str:
-    """A picture made of letters without its terminal colours; what was coloured is listed below it."""
+    """Text art without terminal colours; coloured parts are listed below it."""
     marks: list[str] = []
     out = ""
     end = 0

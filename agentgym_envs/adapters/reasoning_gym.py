@@ -24,20 +24,20 @@ _lock = threading.Lock()
 
 
 class ReasoningGymEnv(Env):
-    """A puzzle of one of Reasoning Gym's data sets, answered in one message.
+    """A puzzle from a Reasoning Gym data set, answered in one message.
 
-    The reward is what the data set's own `score_answer` gives, from 0 to 1; `success` means 1. It runs in another process, since
-    some data sets compute with what the agent has written.
+    The reward is the data set's own `score_answer`, from 0 to 1; `success` means 1. Scoring runs in another process,
+    because some data sets evaluate the answer.
 
     Args:
-        name: of a data set, "chain_sum".
+        name: a data set, "chain_sum".
         settings: of the data set, plain JSON: {"min_terms": 2, "max_terms": 3}.
-        seed: of the train split; the test split has another.
+        seed: of the train split; the test split uses another.
         size: tasks in each split.
-        score_timeout: seconds that scoring may take. An answer that takes longer scores 0, with `timed_out` in the info;
-            one that the data set cannot read scores 0 too, with `unreadable`.
+        score_timeout: seconds for scoring. A slower answer scores 0, with `timed_out` in the info; an answer that the
+            data set cannot parse scores 0, with `unreadable`.
         tasks: see `agentgym.Env`; made by `default_tasks` with the same settings.
-        max_turns: one: an answer ends the episode.
+        max_turns: 1: an answer ends the episode.
 
     Raises:
         ImportError: Reasoning Gym is not installed.
@@ -73,10 +73,10 @@ class ReasoningGymEnv(Env):
         seed: int = 0,
         size: int = 1_000,
     ) -> TaskSet:
-        """The entries of the data set with this seed, size and settings; each is made when it is asked for.
+        """The data set's entries with this seed, size and settings, generated on access.
 
         Raises:
-            ValueError: no such split, or settings that the data set refuses.
+            ValueError: no such split, or the data set refuses the settings.
             ImportError, UnknownEnvError: see `ReasoningGymEnv`.
         """
         check_split(f"reasoning_gym:{name}", split)
@@ -87,21 +87,21 @@ class ReasoningGymEnv(Env):
         return TaskSet(functools.partial(_task, where, split), name=f"{name}/{split}", source="generated", size=size)
 
     def init(self, task: Task) -> None:
-        """Make the task's entry again, as scoring needs all of it.
+        """Regenerate the task's entry, which scoring needs.
 
         Raises:
-            ValueError: the task is of another data set, or Reasoning Gym makes another puzzle of it here.
+            ValueError: the task is from another data set, or regenerating it gives a different puzzle.
         """
         where, index = task.metadata.get("dataset"), task.metadata.get("index")
         if not isinstance(where, Mapping) or not isinstance(index, int):
-            raise ValueError(f"task {task.id!r} is of no data set of reasoning_gym: take tasks from default_tasks")
+            raise ValueError(f"task {task.id!r} is not from a reasoning_gym data set: take tasks from default_tasks")
         if where.get("name") != self.name:
             raise ValueError(f"task {task.id!r} is of {where.get('name')!r}, not of {self.name!r}")
         entry = _entry(where, index)
         if [str(entry["question"])] != [message["content"] for message in task.messages]:
             raise ValueError(
-                f"task {task.id!r}: reasoning_gym makes another puzzle of it here: make the tasks anew, or, if it is this"
-                " version that made it, set PYTHONHASHSEED alike in all processes"
+                f"task {task.id!r}: reasoning_gym regenerates a different puzzle: make the tasks again, or, if this version made"
+                " them, set the same PYTHONHASHSEED in all processes"
             )
         self._entry = entry
         super().init(task)
@@ -114,7 +114,7 @@ class ReasoningGymEnv(Env):
         return [user(f"{self._entry['question']}\n\n{INSTRUCTION}")], {}
 
     def step(self, action: Action) -> Step:
-        """Score the answer: what stands in the last `<answer>` tag, or all after the last thought."""
+        """Score the answer: the content of the last `<answer>` tag, or all text after the last thought."""
         answer = answer_of(self.read(action))
         where = dict(self.current_task.metadata["dataset"])
         try:
@@ -128,16 +128,16 @@ class ReasoningGymEnv(Env):
         return self.outcome([], score, terminated=True, success=score >= 1.0)
 
     def expert_action(self) -> str:
-        """The data set's own answer. A few data sets have none, and are won by any answer that fits."""
+        """The data set's own answer. A few data sets have none and accept any valid answer."""
         return f"<answer>{self._entry['answer']}</answer>"
 
     def random_action(self, rng: random.Random) -> str:
-        """A well-formed answer, almost surely a wrong one."""
+        """A well-formed answer that is almost surely wrong."""
         return f"<answer>{rng.randint(-1000, 1000)}</answer>"
 
 
 def answer_of(text: str) -> str:
-    """The answer in a reply: in its tag, or all that is said; "" where the tag is not whole."""
+    """The answer in a reply: the content of its tag, or all spoken text; "" if the tag is not closed."""
     found = answer_in(text)
     return spoken(text).strip() if found is None else found.text
 
@@ -157,7 +157,7 @@ def _task(where: Mapping[str, Any], split: str, index: int) -> Task:
 
 
 def _entry(where: Mapping[str, Any], index: int) -> dict[str, Any]:
-    with _lock:  # some data sets keep what they draw from in themselves
+    with _lock:  # some data sets keep mutable state
         return dict(_data(settings_key(where))[index])
 
 

@@ -1,4 +1,4 @@
-"""Scoring of Reasoning Gym's answers, for another process: it imports the package before the clock of a call starts."""
+"""Scores Reasoning Gym answers in another process; its import loads the package before the timeout starts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ imported("reasoning_gym")
 
 
 def score(where: Mapping[str, Any], entry: dict[str, Any], answer: str) -> float | None:
-    """What the data set's `score_answer` gives for an answer to one of its entries; None where it cannot read the answer.
+    """The data set's `score_answer` for an answer to one of its entries; None if it cannot parse the answer.
 
-    A few of them raise for that: as the entry is good, what a value of the wrong form leads to is the answer's doing.
+    Some data sets raise instead. The entry is valid, so such an exception is due to the answer.
     """
     try:
         return float(_data(settings_key(where)).score_answer(answer, entry))

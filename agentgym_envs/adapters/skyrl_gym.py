@@ -17,20 +17,20 @@ MOST_TURNS = 100
 
 
 class SkyRLGymEnv(Env):
-    """An environment of SkyRL-Gym: made by `skyrl_gym.make` for each episode, then its `init` and `step`.
+    """An environment of SkyRL-Gym: each episode calls `skyrl_gym.make`, then `init` and `step`.
 
-    The rewards are those of its steps. Its `metadata` and, at the end, `get_metrics()` become `info`. SkyRL-Gym itself puts an
-    action that the environment has shortened into the conversation in place of the agent's own; here it is in the info, as
-    `postprocessed_action`, and the agent's own stays.
+    Rewards are those of its steps. Its `metadata` and, at the end, `get_metrics()` become `info`. If the environment
+    shortens an action, SkyRL-Gym replaces the agent's message; here the message stays, and the short form is
+    `info["postprocessed_action"]`.
 
     Args:
         name: a registered id, "gsm8k".
         settings: the environment's configuration (`env_config`), plain JSON: {"db_path": "..."}.
-        data: a file of tasks in SkyRL's form, JSON Lines or Parquet: each row has `prompt`, and everything else in it is given
-            to the environment as its `extras`. `{split}` in it is replaced by the split.
-        max_turns: steps after which an episode is cut off; given to the environment as well, unless the task's extras say it.
-        tasks: see `agentgym.Env`. `metadata["extras"]` goes to the environment; without it, the answer as
-            `reward_spec` and `reward_model`.
+        data: a file of tasks in SkyRL's form, JSON Lines or Parquet. Each row has `prompt`; its other fields become the
+            environment's `extras`. `{split}` in the path is replaced by the split.
+        max_turns: step limit; also passed to the environment unless the task's extras set it.
+        tasks: see `agentgym.Env`. `metadata["extras"]` is passed to the environment; without it, the answer is passed
+            as `reward_spec` and `reward_model`.
 
     Raises:
         ImportError: SkyRL-Gym is not installed.
@@ -57,10 +57,10 @@ class SkyRLGymEnv(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", name: str = "", data: str | None = None) -> TaskSet:
-        """The tasks of `data`, or for gsm8k agentgym's own word problems in SkyRL's form.
+        """The tasks of `data`; for gsm8k, agentgym's word problems in SkyRL's form.
 
         Raises:
-            ValueError: no such split, or an environment that needs `data`.
+            ValueError: no such split, or the environment needs `data`.
         """
         if data is not None:
             path = Path(data.replace("{split}", split))
@@ -83,7 +83,7 @@ class SkyRLGymEnv(Env):
 
     @property
     def tasks(self) -> TaskSet:
-        """The set that `reset()` draws from."""
+        """The tasks that `reset()` draws from."""
         if self._tasks is None:
             self._tasks = self.default_tasks("train", self.name, self._data)
         return self._tasks
@@ -91,7 +91,7 @@ class SkyRLGymEnv(Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Make the environment for the task, and show its prompt.
+        """Make the environment for the task and return its prompt.
 
         Raises:
             ValueError: SkyRL-Gym refuses the task.
@@ -111,7 +111,7 @@ class SkyRLGymEnv(Env):
         return [dict(message) for message in prompt], plain_info(info or {})
 
     def step(self, action: Action) -> Step:
-        """Hand the reply's text to the environment."""
+        """Pass the reply's text to the environment."""
         text = self.read(action)
         answer = self._inner.step(text)
         info = plain_info(answer.get("metadata") or {})

@@ -1,4 +1,4 @@
-"""Gymnasium spaces as text: how a value is written, what to tell an agent about it, and how its answer is read."""
+"""Gymnasium spaces as text: writing values, describing actions to an agent, and parsing its reply."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gymnasium import Space, spaces
 from agentgym.tools.text_forms import spoken
 from agentgym_envs.adapters.foreign import plain
 
-MOST_NUMBERS = 256  # that an observation or an action may have to be read as text
+MOST_NUMBERS = 256  # in an observation or action that is shown as text
 
 
 class Unreadable(ValueError):
-    """An answer that is no action; the message says what one looks like."""
+    """A reply that is not an action; the message describes a valid one."""
 
 
 def numbers_in(space: Space[Any]) -> int:
-    """How many numbers a value has; 0 where that is not known beforehand."""
+    """How many numbers a value of the space has; 0 if unknown."""
     if isinstance(space, spaces.Tuple):
         return sum(numbers_in(part) for part in space.spaces)
     if isinstance(space, spaces.Dict):
@@ -29,20 +29,20 @@ def numbers_in(space: Space[Any]) -> int:
 
 
 def check_observations(space: Space[Any], of: str) -> None:
-    """Refuse observations that are no text.
+    """Raise if observations cannot be shown as text.
 
     Raises:
-        TypeError: they have too many numbers, as images have.
+        TypeError: they have too many numbers, as images do.
     """
     if numbers_in(space) > MOST_NUMBERS:
         raise TypeError(f"{of}: observations of {numbers_in(space)} numbers ({space}) cannot be shown as text")
 
 
 def check_actions(space: Space[Any], of: str) -> None:
-    """Refuse actions that cannot be written.
+    """Raise if actions cannot be written as text.
 
     Raises:
-        TypeError: the kind of space is not known here, or has too many numbers.
+        TypeError: the kind of space is not supported, or it has too many numbers.
     """
     parts: Sequence[Space[Any]] = ()
     if isinstance(space, spaces.Tuple):
@@ -58,7 +58,7 @@ def check_actions(space: Space[Any], of: str) -> None:
 
 
 def written(value: Any) -> str:
-    """A value as JSON, numbers short."""
+    """A value as JSON, numbers rounded to six digits."""
     return json.dumps(_rounded(plain(value)), ensure_ascii=False)
 
 
@@ -71,7 +71,7 @@ def _rounded(value: Any) -> Any:
 
 
 def form_of(space: Space[Any], names: Sequence[str] = ()) -> str:
-    """What an action looks like, for an agent to read."""
+    """Describes an action to the agent."""
     if isinstance(space, spaces.Discrete):
         low, high = int(space.start), int(space.start + space.n - 1)
         if names:
@@ -102,7 +102,7 @@ def _shaped(space: Space[Any]) -> str:
 
 
 def said_action(text: str) -> str:
-    """The part of a reply that is the action: what stands in the last `<action>` tag, or all after the last thought."""
+    """The action in a reply: the content of the last `<action>` tag, or all text after the last thought."""
     said = spoken(text)
     end = said.rfind("</action>")
     start = said.rfind("<action>", 0, max(end, 0))
@@ -110,10 +110,10 @@ def said_action(text: str) -> str:
 
 
 def action_of(space: Space[Any], text: str, names: Sequence[str] = ()) -> Any:
-    """The value that a reply means.
+    """The action of a reply.
 
     Raises:
-        Unreadable: it means none.
+        Unreadable: the reply is not a valid action.
     """
     said = said_action(text)
     if isinstance(space, spaces.Discrete) and names:
@@ -140,7 +140,7 @@ def _refuse(constant: str) -> None:
 
 
 def _value(space: Space[Any], given: Any) -> Any:
-    """A value of the space from JSON; ValueError or TypeError where there is none."""
+    """A value of the space from JSON; raises ValueError or TypeError if it is not one."""
     if isinstance(space, spaces.Tuple):
         if not isinstance(given, list) or len(given) != len(space.spaces):
             raise ValueError(f"a list of {len(space.spaces)} is needed")
@@ -171,7 +171,7 @@ def _array(space: Space[Any], given: Any) -> Any:
         raise ValueError(f"shape {list(space.shape or ())} is needed, not {list(numbers.shape)}")
     value = numbers.astype(space.dtype)
     if isinstance(space, spaces.Box):
-        # Before the cast: a number just beyond a limit may be rounded onto it, or a great one wrap around.
+        # Checked on the uncast numbers: a cast may round onto a limit or wrap around.
         if (numbers < space.low).any() or (numbers > space.high).any():
             raise ValueError("out of range")
     elif (value != numbers).any():

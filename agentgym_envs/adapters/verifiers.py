@@ -13,26 +13,26 @@ from agentgym_envs.adapters.foreign import plain, plain_info
 from agentgym_envs.adapters.verifiers_host import Ask, Ended, Host, Rollout, host_of
 
 MOST_TURNS = 1_000
-# Ways in which a rollout of theirs ends that are a limit, and not the end of what there was to do.
+# Stop conditions that are limits (truncation), not the end of the task.
 _LIMITS = ("max_turns_reached", "prompt_too_long", "timeout_reached", "max_total_completion_tokens_reached")
 
 
 class VerifiersEnv(Env):
-    """An environment that `verifiers.load_environment` makes, of the packages before 0.4.
+    """An environment made by `verifiers.load_environment`, for verifiers before 0.4.
 
-    Its own rollout runs, unchanged, with a client that hands its requests to the agent: what it asks a model is the observation,
-    the reply is the model's answer. So its `setup_state`, `env_response`, tools, stop conditions and rubric do here what they do
-    there. The reward comes at the end, from its rubric, whose metrics become `info`.
+    Its own rollout runs unchanged, with a client that forwards model requests to the agent: the request is the
+    observation, and the reply is the model's answer. So its `setup_state`, `env_response`, tools, stop conditions and
+    rubric work as usual. Its rubric gives the reward at the end, and its metrics become `info`.
 
     Args:
-        name: what `load_environment` takes, "wordle" or "owner/wordle"; its package must be installed.
-        settings: arguments of that environment's `load_environment`, plain JSON.
-        max_turns: steps after which an episode is cut off without being scored; a limit of the environment's own goes into
+        name: argument of `load_environment`, "wordle" or "owner/wordle"; its package must be installed.
+        settings: keyword arguments of that environment's `load_environment`, plain JSON.
+        max_turns: steps after which an episode is truncated without a score; set the environment's own limit in
             `settings`.
         tasks: see `agentgym.Env`; a task is a row of the environment's data set.
 
     Raises:
-        ImportError: verifiers, or the environment's package, is not installed.
+        ImportError: verifiers or the environment's package is not installed.
     """
 
     def __init__(
@@ -67,28 +67,28 @@ class VerifiersEnv(Env):
 
     @property
     def tasks(self) -> TaskSet:
-        """The set that `reset()` draws from."""
+        """The tasks that `reset()` draws from."""
         if self._tasks is None:
             self._tasks = self.default_tasks("train", self.name, self._settings)
         return self._tasks
 
     @property
     def tools(self) -> list[dict[str, Any]]:  # type: ignore[override]  # a class variable where they are always the same
-        """OpenAI schemas of the tools of this episode."""
+        """OpenAI schemas of this episode's tools."""
         return self._offered
 
     def init(self, task: Task) -> None:
-        """Bind a task, and load the environment where this process has not done so yet."""
+        """Bind a task, and load the environment if this process has not done so."""
         super().init(task)
         self._host  # noqa: B018 - loading takes its time here, not in the first reset
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin a rollout of the task.
+        """Start a rollout of the task.
 
         Raises:
-            RuntimeError: it failed, or ended before it asked anything.
+            RuntimeError: it failed, or ended before its first request.
         """
         super().reset(seed=seed, options=options)
         self._stop()
@@ -97,12 +97,12 @@ class VerifiersEnv(Env):
         event = self._next()
         if isinstance(event, Ended):
             raise RuntimeError(
-                f"verifiers:{self.name}, task {self.current_task.id!r}: the rollout ended before its first question"
+                f"verifiers:{self.name}, task {self.current_task.id!r}: the rollout ended before its first request"
             )
         return self._seen(event), {}
 
     def step(self, action: Action) -> Step:
-        """Answer what the rollout asked."""
+        """Answer the rollout's request."""
         self.read(action)
         if self._rollout is None:
             raise RuntimeError("VerifiersEnv: no episode is running; call reset() before step()")
@@ -122,7 +122,7 @@ class VerifiersEnv(Env):
         return messages, reward, terminated, truncated or cut, info
 
     def close(self) -> None:
-        """End a rollout that is still running."""
+        """Cancel a running rollout."""
         super().close()
         self._stop()
 
@@ -131,10 +131,10 @@ class VerifiersEnv(Env):
         return host_of(self.name, self._settings)
 
     def _next(self) -> Ask | Ended:
-        """The rollout's next question, or its end.
+        """The rollout's next request, or its end.
 
         Raises:
-            RuntimeError: it failed; names the environment and the task.
+            RuntimeError: it failed; the message names the environment and the task.
         """
         task_id = self.task.id if self.task is not None else ""
         if self._rollout is None:
@@ -144,7 +144,7 @@ class VerifiersEnv(Env):
         except queue.Empty:
             self._stop()
             raise RuntimeError(
-                f"verifiers:{self.name}, task {task_id!r}: the rollout said nothing for too long"
+                f"verifiers:{self.name}, task {task_id!r}: the rollout sent no request in time"
             ) from None
         if isinstance(event, Exception):
             self._rollout = None
@@ -155,10 +155,10 @@ class VerifiersEnv(Env):
         return event
 
     def _seen(self, ask: Ask) -> Observation:
-        """What is new in the messages that the rollout asks with.
+        """The new messages of a request.
 
         Raises:
-            RuntimeError: it has rewritten what was said before, which the conversation here cannot follow.
+            RuntimeError: the rollout has rewritten earlier messages, which is not supported.
         """
         before = len(self._shown)
         same = len(ask.messages) >= before and all(
@@ -181,7 +181,7 @@ class VerifiersEnv(Env):
 
 
 def _same(theirs: Message, ours: Message) -> bool:
-    """Whether two messages are one; a reply need only be a reply, since theirs is made of the agent's own."""
+    """True if two messages are the same. Assistant messages always match: theirs are made from the agent's replies."""
     return theirs["role"] == "assistant" if ours["role"] == "assistant" else theirs == ours
 
 
@@ -194,12 +194,12 @@ def task_of_row(row: Mapping[str, Any], id: str) -> Task:
 
 
 def row_of_task(task: Task) -> dict[str, Any]:
-    """What a rollout is started with."""
+    """The row that a rollout starts with."""
     row = {"prompt": [dict(message) for message in task.messages], "example_id": 0}
     answer = {} if task.answer is None else {"answer": task.answer}
     return {**row, **answer, **dict(task.metadata.get("row") or {})}
 
 
 def _message(given: Mapping[str, Any]) -> Message:
-    """A message without the fields that a table fills with nothing."""
+    """A message without the empty fields that a table adds."""
     return {key: plain(value) for key, value in given.items() if value is not None or key == "content"}

@@ -1,7 +1,7 @@
-"""Where environments of verifiers live: each in a thread with an event loop of its own, which all episodes share.
+"""Runs environments of verifiers, each in one thread whose event loop serves all its episodes.
 
-verifiers makes an environment once and runs many rollouts of it on one event loop; so it is here. A rollout asks its client for
-a model's answer: the client puts the question into the episode's queue and waits for the reply.
+verifiers makes an environment once and runs many rollouts on one event loop, and so does this module. When a rollout
+requests a model's answer, its client puts the request into the episode's queue and waits for the reply.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 from agentgym.core.messages import Message, text_of
 from agentgym_envs.adapters.foreign import imported, settings_key
 
-WAIT_SECONDS = 600.0  # for the next question of a rollout; the agent loop's own limits are shorter
+WAIT_SECONDS = 600.0  # for a rollout's next request; the agent loop's limits are shorter
 _loading = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A rollout asks a model: the whole conversation, and OpenAI schemas of the tools."""
+    """A rollout's request to a model: the whole conversation, and OpenAI schemas of the tools."""
 
     messages: list[Message]
     tools: list[dict[str, Any]]
@@ -37,7 +37,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Ended:
-    """A rollout is over and scored; `said` is what the environment said after the last reply."""
+    """A finished and scored rollout; `said` are the environment's messages after the last reply."""
 
     reward: float
     metrics: Mapping[str, Any]
@@ -46,7 +46,7 @@ class Ended:
 
 
 class Rollout:
-    """One rollout, seen from the episode's thread."""
+    """One rollout, as the episode's thread sees it."""
 
     def __init__(self, host: Host, row: dict[str, Any]):
         self._loop = host.loop
@@ -55,23 +55,23 @@ class Rollout:
         self._running = asyncio.run_coroutine_threadsafe(self._run(host, row), self._loop)
 
     def next(self) -> Ask | Ended | Exception:
-        """What comes next: a question, the end, or what went wrong.
+        """The next request, the end, or the exception that ended the rollout.
 
         Raises:
-            queue.Empty: nothing for `WAIT_SECONDS`.
+            queue.Empty: nothing came for `WAIT_SECONDS`.
         """
         return self._events.get(timeout=WAIT_SECONDS)
 
     def answer(self, reply: Message) -> None:
-        """Answer the question asked last."""
+        """Answer the last request."""
         self._loop.call_soon_threadsafe(self._take, reply)
 
     def cancel(self) -> None:
-        """End it; what it set up is cleaned up by its own handlers."""
+        """Cancel the rollout; its own handlers clean up."""
         self._running.cancel()
 
     async def ask(self, messages: list[Message], tools: list[dict[str, Any]]) -> Message:
-        """Called on the loop by the client."""
+        """Forward a request to the agent; the client calls it on the event loop."""
         self._reply = self._loop.create_future()
         self._events.put(Ask(messages, tools))
         return await self._reply
@@ -88,7 +88,7 @@ class Rollout:
 
 
 class Host:
-    """A loaded environment and the event loop that its rollouts run on."""
+    """A loaded environment and its event loop."""
 
     def __init__(self, name: str, settings: Mapping[str, Any]):
         self.env = _loaded(name, settings)
@@ -98,14 +98,14 @@ class Host:
 
     @property
     def most_turns(self) -> int:
-        """The environment's own limit; -1 where it has none."""
+        """The environment's own turn limit; -1 without one."""
         return int(getattr(self.env, "max_turns", -1))
 
     def rows(self, split: str) -> Any:
         """The data set of a split.
 
         Raises:
-            ValueError: there is none.
+            ValueError: no such split.
         """
         build = {"train": self.env.build_dataset, "test": self.env.build_eval_dataset}.get(split)
         rows = None if build is None else build()
@@ -121,7 +121,7 @@ class Host:
 
 
 def host_of(name: str, settings: Mapping[str, Any]) -> Host:
-    """This process's host of an environment with these settings, made when it is first asked for."""
+    """This process's host of an environment with these settings, created on first use."""
     with _loading:
         return _host(name, settings_key(settings), os.getpid())
 
@@ -132,10 +132,10 @@ def _host(name: str, key: str, pid: int) -> Host:
 
 
 def _loaded(name: str, settings: Mapping[str, Any]) -> Any:
-    """What `load_environment` makes.
+    """The environment that `load_environment` makes.
 
     Raises:
-        ImportError: verifiers is missing or of another kind, or the environment's package is not installed.
+        ImportError: verifiers is missing or incompatible, or the environment's package is not installed.
     """
     verifiers = imported("verifiers")
     if not hasattr(verifiers, "load_environment") or not hasattr(verifiers, "Client"):
@@ -157,7 +157,7 @@ def _loaded(name: str, settings: Mapping[str, Any]) -> Any:
 
 
 def _leave_signals(environment: type) -> None:
-    """Keep a loaded environment from taking this process's signal handlers, which also only the main thread could do."""
+    """Keep an environment from replacing this process's signal handlers, which only the main thread may do."""
     module: Any = sys.modules[environment.__module__]
     if getattr(module, "signal", None) is signal:
         module.signal = types.SimpleNamespace(
@@ -166,7 +166,7 @@ def _leave_signals(environment: type) -> None:
 
 
 def _client(rollout: Rollout) -> Any:
-    """A client of verifiers whose answers come from the agent."""
+    """A verifiers client that gets its answers from the agent."""
     kinds: Any = imported("verifiers", "verifiers.types")
     chat: Any = imported("verifiers", "verifiers.clients").OpenAIChatCompletionsClient
 
@@ -181,7 +181,7 @@ def _client(rollout: Rollout) -> Any:
 
 
 def _response(kinds: Any, reply: Message, model: str) -> Any:
-    """A reply as the response of a model. It is given also where it is empty: that is the agent's fault, not a failure."""
+    """A reply as a model's response. Empty replies are passed on: they are the agent's fault, not a failure."""
     calls = [
         kinds.ToolCall(
             id=str(c.get("id") or f"call_{i}"), name=str(f.get("name", "")), arguments=_text(f.get("arguments"))
@@ -204,10 +204,10 @@ def _text(arguments: Any) -> str:
 
 
 def _ended(output: Mapping[str, Any]) -> Ended:
-    """The end of a rollout from its record.
+    """The end of a rollout, from its record.
 
     Raises:
-        RuntimeError: it ended with an error, and so has no reward.
+        RuntimeError: it ended with an error, so it has no reward.
     """
     if output.get("error") is not None:
         raise RuntimeError(f"{output['error']}")

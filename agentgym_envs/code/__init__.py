@@ -1,10 +1,10 @@
-"""Program synthesis: the agent writes Python, sees what it does, and submits it to hidden tests."""
+"""Program synthesis: the agent writes Python, sees the result, and submits it to hidden tests."""
 
 from __future__ import annotations
 
 
 def register_code() -> None:
-    """Register every environment of this package. Entry points are text: none is imported before it is made."""
+    """Register all environments of this package without importing them."""
     from agentgym.core.registration import register
 
     code = "agentgym_envs.code"

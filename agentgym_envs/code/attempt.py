@@ -1,4 +1,4 @@
-"""One episode's code: what the agent runs, what it submits, and the words that tell it what came of it."""
+"""One episode's code: runs and submissions, and the feedback on them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ HINT = (
     " to submit it."
 )
 _FENCED = dict.fromkeys(("python", "python3", "py", ""), "run")
-_PRINTED = 1500  # characters of a program's output that the agent is shown
+_PRINTED = 1500  # characters shown of a program's output
 
 
 def tools_for(take: Callable[[str, str], str]) -> ToolSet:
-    """The tools of an attempt, which call `take(verb, code)`. A block of Python is a call of `run`."""
+    """The tools of an attempt; both call `take(verb, code)`. A Python block counts as a call of `run`."""
 
     def run(code: str) -> str:
         """Run Python code against the public tests: shows which of them fail, and what the code prints.
@@ -43,16 +43,16 @@ def tools_for(take: Callable[[str, str], str]) -> ToolSet:
 
 
 class Attempt:
-    """An agent's work at one problem.
+    """An agent's attempts at one problem.
 
     Args:
         problem: what to solve.
         grade: `grade(problem, code, tests)`.
 
     Attributes:
-        code: the code that was run or submitted last; None before there was any.
-        report: on the submitted code; None before it is submitted.
-        last: whether this is the agent's last reply, so that code which it would run counts as submitted.
+        code: the code run or submitted last; None before the first.
+        report: on the submission; None before it.
+        last: True on the agent's last reply; `run` then submits.
     """
 
     def __init__(self, problem: Problem, grade: Callable[[Problem, str, tuple[str, ...]], Report]):
@@ -61,14 +61,14 @@ class Attempt:
         self.report: Report | None = None
         self.last = False
         self._grade = grade
-        self._busy = False  # whether this reply had its call
+        self._busy = False  # True once this reply has made its call
         self._tools = tools_for(self.take)
 
     def take(self, verb: str, code: str) -> str:
-        """Run or submit code, and say what came of it.
+        """Run or submit code and describe the result.
 
         Raises:
-            ToolError: this reply had its call already.
+            ToolError: the reply has made another call already.
         """
         if self._busy:
             raise ToolError("not done: one call in a reply, please")
@@ -81,11 +81,11 @@ class Attempt:
         return _told(self._grade(self.problem, code, public or ("pass",)), bool(public))
 
     def answer(self, message: Message, last: bool) -> Observation:
-        """Do what a reply asks for.
+        """Process a reply.
 
         Args:
-            message: the assistant's.
-            last: whether it is the last one; then the code there is counts as submitted.
+            message: the assistant's message.
+            last: True for the last reply: the latest code is then submitted.
         """
         self.last, self._busy = last, False
         observation = self._tools.answer(message) if message.get("tool_calls") else [user(self._answer_text(message))]
@@ -95,7 +95,7 @@ class Attempt:
         return observation
 
     def _answer_text(self, message: Message) -> str:
-        """Of the calls and blocks in a text, the last one counts."""
+        """Process a text reply; the last of its calls and blocks counts."""
         calls = self._tools.calls_of(message)
         if isinstance(calls, str):
             return f"Error: {calls}"
@@ -106,19 +106,19 @@ class Attempt:
 
 
 def says_submit(text: str) -> bool:
-    """Whether the first or the last line of what a text says, blank ones aside, is the word that submits."""
+    """True if the first or last non-blank spoken line is the word that submits."""
     lines = [line.strip() for line in spoken(text).splitlines() if line.strip()]
     return bool(lines) and SUBMIT in (lines[0], lines[-1])
 
 
 def fenced(code: str) -> str:
-    """Code as a block of Python, with a fence that is longer than any in the code."""
+    """Code as a Python block, with a fence longer than any in the code."""
     fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", code)), default=0))
     return f"{fence}python\n{code.strip(chr(10))}\n{fence}"
 
 
 def judged(report: Report) -> str:
-    """The verdict on a submission, in words; of the hidden tests it tells only how many passed."""
+    """The verdict on a submission as text; of the hidden tests it reveals only how many passed."""
     if report.success:
         return f"Correct: {report.passed} of {report.total} hidden tests passed."
     return f"Wrong: {report.passed} of {report.total} hidden tests passed." + (
@@ -127,7 +127,7 @@ def judged(report: Report) -> str:
 
 
 def _told(report: Report, has_public: bool) -> str:
-    """What came of running code against the public tests, in words."""
+    """The result of running code against the public tests, as text."""
     if report.error:
         parts = [f"The code does not run.\n{report.error}" if report.verdict != "ended" else report.error]
     elif has_public:

@@ -1,4 +1,4 @@
-"""Multi-turn program synthesis: the part that `code_mbpp` and `code_humaneval` share."""
+"""Multi-turn program synthesis, the base of `code_mbpp` and `code_humaneval`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ block: hidden tests judge it, and you are done. You have {{turns}}; after the la
 
 
 class CodeEnv(Env):
-    """A programming problem over several turns: write code, see what it does, submit it.
+    """A programming problem over several turns: write code, see the result, submit it.
 
-    A reply with a block of Python has it run against the public tests. With `SUBMIT` as its first or last line it is
-    submitted, and hidden tests judge it: reward 1.0 if all pass, else 0.0. Code may also come as a call of the tools `run` and
-    `submit`. On the last turn the latest code counts as submitted.
+    A Python block in a reply is run against the public tests. With `SUBMIT` as its first or last line the reply is a
+    submission, which hidden tests judge: reward 1.0 if all pass, else 0.0. The tools `run` and `submit` do the same. On
+    the last turn the latest code is submitted.
 
     Args:
-        reward: "all", or "fraction": the part of the hidden assertions that hold.
-        timeout: seconds that one call of the code may take; all calls of one run may take twice that.
-        data: which tasks: "auto", the published ones where they are found; or "own", the project's.
-        sandbox: where code runs; see `agentgym.sandbox.acquire`.
-        tasks: see `agentgym.Env`; the answer of each is a problem, see `agentgym_envs.code.problems`.
-        max_turns: replies that the agent has, 5 by default.
+        reward: "all", or "fraction": the share of hidden assertions that hold.
+        timeout: seconds for one call of the code; all calls of a run have twice that.
+        data: "auto" (published tasks if available) or "own" (the shipped tasks).
+        sandbox: the sandbox's back end; see `agentgym.sandbox.acquire`.
+        tasks: see `agentgym.Env`; each answer is a problem, see `agentgym_envs.code.problems`.
+        max_turns: replies, 5 by default.
         render_mode: unused, as in every text environment.
     """
 
@@ -59,10 +59,10 @@ class CodeEnv(Env):
         self._attempt: Attempt | None = None
 
     def init(self, task: Task) -> None:
-        """Bind a problem. No sandbox is taken before there is code to run.
+        """Bind a problem. A sandbox is acquired only when code runs.
 
         Raises:
-            ValueError: the task's answer is no problem.
+            ValueError: the task's answer is not a problem.
         """
         problem_of(task)
         super().init(task)
@@ -77,10 +77,10 @@ class CodeEnv(Env):
         return instructed(self.current_task.messages, INSTRUCTION.replace("{turns}", turns)), {}
 
     def step(self, action: Action) -> Step:
-        """Run or judge code. `info`: `success`; at the end also `verdict` and how many assertions `passed`, of how many.
+        """Run or judge code. `info`: `success`; at the end also `verdict`, and assertions `passed` of `total`.
 
         Raises:
-            agentgym.sandbox.SandboxError: two sandboxes failed in a row, and their back end is down.
+            agentgym.sandbox.SandboxError: two sandboxes failed in a row and their back end is down.
         """
         self.read(action)
         attempt = self._attempt
@@ -106,7 +106,7 @@ class CodeEnv(Env):
         return grading.grade(problem, code, tests, backend=self.sandbox, limits=self.limits)
 
     def expert_action(self) -> str:
-        """The gold solution, submitted.
+        """Submits the gold solution.
 
         Raises:
             ValueError: the task has none.
@@ -117,7 +117,7 @@ class CodeEnv(Env):
         return f"{fenced(solution)}\n{SUBMIT}"
 
     def random_action(self, rng: random.Random) -> str:
-        """Functions that give a random number whatever they are given; half of the time submitted."""
+        """Functions that return a random constant; submitted half of the time."""
         names = problem_of(self.current_task).names
         code = "\n\n".join(f"def {name}(*args, **kwargs):\n    return {rng.randint(10**6, 10**9)}" for name in names)
         return fenced(code) + (f"\n{SUBMIT}" if rng.random() < 0.5 else "")

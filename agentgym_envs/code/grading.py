@@ -1,6 +1,6 @@
-"""Grading a submission in a sandbox: the grader's own files go in as text, the tests and the code over its stdin.
+"""Grades a submission in a sandbox; the grader's modules, the tests and the code are passed as text.
 
-A program that does its worst in there can make its own grading fail, and nothing else: see `inside/grader.py`.
+A malicious submission can make its own grading fail, but nothing else: see `inside/grader.py`.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from agentgym_envs.code.problems import Problem
 log = logging.getLogger(__name__)
 
 SPEC = SandboxSpec(image="python")
-MEMORY = 320 * MEGABYTE  # address space of a submission; an interpreter begins with about 30 MiB
+MEMORY = 320 * MEGABYTE  # address space of a submission; a bare interpreter has about 30 MiB
 LONGEST_CODE = 100_000  # characters
-WAIT = 30.0  # seconds for a sandbox: it is taken within a step
+WAIT = 30.0  # seconds to acquire a sandbox, within a step
 
 _PACKAGE = "agentgym_envs.code.inside"
 _MODULES = ("values", "candidate", "link", "grader")  # each imports only those before it
-_MARGIN = 10.0  # seconds to start, on a busy machine, beside what the submission may take
+_MARGIN = 10.0  # seconds to start on a busy machine, on top of the submission's time
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @dataclass(frozen=True)
 class Report:
-    """What grading came to.
+    """The result of grading.
 
     Attributes:
         verdict: "passed"; "wrong" (an assertion failed); "error" (the code does not load); "timeout"; "ended" (the
-            submission ended a process of its own grading); "none" (there was no code).
+            submission killed a process of its grading); "none" (no code).
         passed: assertions that held.
-        total: assertions that there are; those not reached count as failed.
+        total: all assertions; those not reached count as failed.
         error: why the code does not load, for the agent.
-        failures: the first failed assertions: `test`, and `what` was there instead.
+        failures: the first failed assertions: `test`, and `what` was found instead.
         output: what the code printed, cut at 4,000 bytes.
     """
 
@@ -56,13 +56,13 @@ class Report:
 
     @property
     def success(self) -> bool:
-        """Whether every assertion held."""
+        """True if every assertion held."""
         return self.verdict == "passed"
 
 
 @dataclass(frozen=True)
 class GradingLimits:
-    """How long a submission may take, in seconds: one call of it, and all of them together."""
+    """Seconds that one call of a submission may take, and all of them together."""
 
     call: float = 5.0
     total: float = 10.0
@@ -82,20 +82,20 @@ def grade(
     backend: str | None = None,
     limits: GradingLimits = GradingLimits(),
 ) -> Report:
-    """Run code against some of a problem's tests, in a sandbox that nothing else is in.
+    """Run code against some of a problem's tests, in its own sandbox.
 
-    Nothing of it stays in the sandbox, so a sandbox that fails is replaced by a fresh one, once. Where that fails too and the back
-    end is up, it is the code's doing; see `agentgym.core.agent_failure`.
+    Grading leaves no state, so a failed sandbox is replaced once. If the second one fails too and the back end is up,
+    the code is to blame; see `agentgym.core.agent_failure`.
 
     Args:
         problem: what the code is to solve.
         code: the whole program, or the rest of `problem.prompt`.
-        tests: statements; those of `problem.public` or of `problem.tests`.
+        tests: statements, from `problem.public` or `problem.tests`.
         backend: see `agentgym.sandbox.acquire`.
-        limits: of seconds.
+        limits: time limits.
 
     Raises:
-        SandboxError: two sandboxes failed in a row, or there was none.
+        SandboxError: two sandboxes failed in a row, or none was available.
     """
     if len(code) > LONGEST_CODE:
         return Report("error", total=len(tests), error=f"The code is longer than {LONGEST_CODE:,} characters.")
@@ -123,8 +123,8 @@ def grade(
 
 
 def _run(box: Sandbox, request: str, tests: int, limits: GradingLimits) -> Report | None:
-    """One grading in one sandbox; None where the grader was ended from outside, by the submission or for want of memory."""
-    command = ["python3", "-s", "-S", "-c", _program(), str(MEMORY)]
+    """Grade once in one sandbox; None if the grader was killed, by the submission or by lack of memory."""
+    command = ["python3", "-s", "-S", "-c", grader_program(), str(MEMORY)]
     result = box.exec(command, stdin=request, timeout=limits.total + _MARGIN, env=_ENVIRONMENT)
     if result.timed_out:
         return Report("timeout", total=tests, error="The tests were not done in time.")
@@ -146,8 +146,8 @@ def _run(box: Sandbox, request: str, tests: int, limits: GradingLimits) -> Repor
 
 
 @functools.cache
-def _program() -> str:
-    """The grader as one text for `python3 -c`: its modules by name, then a call of `main`."""
+def grader_program() -> str:
+    """The grader as one text for `python3 -c`: its modules, then a call of `main`."""
     folder = resources.files(_PACKAGE)
     sources = [(f"{_PACKAGE}.{name}", folder.joinpath(f"{name}.py").read_text(encoding="utf-8")) for name in _MODULES]
     return (

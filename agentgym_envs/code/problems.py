@@ -1,4 +1,4 @@
-"""Programming problems: what a submission is put to, and how tasks hold it."""
+"""Programming problems: tests for a submission, and their form in a task."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agentgym.core.syntax import expression, program
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.own_tasks import own_tasks
+from agentgym_envs.syntax import expression, program
 
 OWN_SOURCE = "the project's own programming tasks"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A programming problem. A task holds one as its answer: a JSON object with these fields, `names` and `tests` at least.
+    """A programming problem: a task's answer, as a JSON object with these fields, at least `names` and `tests`.
 
     Attributes:
-        names: the functions, classes and values that the tests take from the submission.
-        tests: Python statements that put a submission to the test after it was submitted; usually one `assert` each.
-        public: likewise, run whenever the agent asks; the agent sees them.
-        prompt: code that the submission follows: imports, helpers, the head of a function. "" where there is none.
+        names: functions, classes and values that the tests use of the submission.
+        tests: Python statements that test a submission; usually one `assert` each.
+        public: tests that the agent sees and can run.
+        prompt: code that the submission continues: imports, helpers, a function's signature; or "".
         setup: code that runs once before the tests: imports, helpers, values.
-        solution: code that passes all tests. "" where none is known.
+        solution: code that passes all tests, or "".
     """
 
     names: tuple[str, ...]
@@ -36,15 +36,15 @@ class Problem:
     solution: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The problem as a task's answer, without the fields that are empty."""
+        """The problem as a task's answer, without empty fields."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items() if v}
 
 
 def problem_of(task: Task) -> Problem:
-    """The problem that a task poses.
+    """The problem of a task.
 
     Raises:
-        ValueError: it has no messages, or its answer is no problem.
+        ValueError: the task has no messages, or its answer is not a problem.
     """
     if not task.messages:
         raise ValueError(f"task {task.id!r} has no messages: the problem's text is missing")
@@ -75,10 +75,10 @@ def _check_python(text: str, field: str, task_id: str) -> None:
 
 
 def names_between(solution: str, tests: Iterable[str]) -> tuple[str, ...]:
-    """What tests take from a submission: the names of a solution's top level that they use, functions that they call first.
+    """The top-level names of a solution that the tests use, last defined first.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there are none.
     """
     defined: list[str] = []
     for node in program(solution).body:
@@ -94,7 +94,7 @@ def names_between(solution: str, tests: Iterable[str]) -> tuple[str, ...]:
 
 
 def imports_for(solution: str, tests: Iterable[str]) -> str:
-    """The import statements of a solution whose names the tests use too."""
+    """The solution's import statements whose names the tests use."""
     used = _used(tests)
     lines = [
         ast.unparse(node)
@@ -110,9 +110,9 @@ def _used(tests: Iterable[str]) -> set[str]:
 
 
 def doctests(prompt: str, name: str) -> tuple[str, ...]:
-    """The examples of a function's docstring as assertions: `>>> f(1)` with a line `2` after it is `assert f(1) == 2`.
+    """A docstring's examples as assertions: `>>> f(1)` followed by a line `2` gives `assert f(1) == 2`.
 
-    Examples of another form are left out.
+    Examples in another form are skipped.
     """
     for node in program(prompt).body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
@@ -133,7 +133,7 @@ def _example(call: str, result: str) -> str:
 
 
 def check_data(data: str) -> None:
-    """Refuse a kind of data that there is not.
+    """Raise for an unknown choice of data.
 
     Raises:
         ValueError: it is neither "auto" nor "own".
@@ -143,14 +143,14 @@ def check_data(data: str) -> None:
 
 
 def own_problems(env_id: str, split: str, make: Callable[[dict[str, Any], str], Task]) -> TaskSet:
-    """The tasks that the package ships, 28 to train on and 12 to test with.
+    """The shipped tasks, 28 train and 12 test.
 
     Args:
         env_id: the environment.
         split: "train" or "test".
-        make: makes a task of an id and a record with `name`, `head`, `text`, `public`, `tests`, `solution` and `split`.
+        make: makes a task from a record (`name`, `head`, `text`, `public`, `tests`, `solution`, `split`) and an id.
 
     Raises:
-        ValueError: they have no such split.
+        ValueError: no such split.
     """
     return own_tasks("agentgym_envs.code", "tasks.jsonl", split, make, name=env_id, source=OWN_SOURCE)

@@ -1,10 +1,10 @@
-"""Games for one text player: procedural levels, several turns, a scripted expert. Each has a folder and a README."""
+"""Single-player text games with procedural levels and a scripted expert; each folder has a README."""
 
 from __future__ import annotations
 
 
 def register_games() -> None:
-    """Register every game. Imports no game: an entry point is text until somebody makes the environment."""
+    """Register all games without importing them."""
     from agentgym.core.registration import register
 
     games = "agentgym_envs.games"

@@ -1,10 +1,10 @@
-"""Mathematics: word problems alone, with a calculator or with Python; harder problems with Python; Countdown."""
+"""Mathematics: word problems (alone, with a calculator, with Python), harder problems with Python, Countdown."""
 
 from __future__ import annotations
 
 
 def register_math() -> None:
-    """Register every environment of this package. Entry points are text: none is imported before it is made."""
+    """Register all environments of this package without importing them."""
     from agentgym.core.registration import register
 
     math = "agentgym_envs.math"

@@ -1,11 +1,12 @@
-r"""The answer in a model's text, and whether two answers are the same number.
+r"""Finds the answer in a model's text, and compares numbers.
 
-The answer is the number right behind the last mark (`####`, `\boxed{}`, "answer is", "answer:"), or the last number where there is no
-mark, in what follows the last correction ("wait,", "actually,", "I mean") that has a number; one that is denied, only bounded, or goes on
-as an alternative, a list, a range, a time or an unfinished calculation is no answer.
+The answer is the number right after the last mark (`####`, `\boxed{}`, "answer is", "answer:"), or the last number if
+there is no mark. Text before the last correction ("wait,", "actually,", "I mean") is ignored if a number follows it. A
+number that is denied, only bounded, or continues as an alternative, a list, a range, a time or an unfinished
+calculation is not an answer.
 
-Numbers are compared exactly, as fractions: 0.5, 1/2, .50 and \frac{1}{2} are one number, 0.33 and 1/3 are two. Units, currency
-and percent signs around a number are left out, so "$1,200 a month" is 1200 and "50%" is 50; "2 million" is 2000000.
+Numbers are compared exactly, as fractions: 0.5, 1/2, .50 and \frac{1}{2} are equal, 0.33 and 1/3 are not. Units,
+currency and percent signs are ignored, so "$1,200 a month" is 1200 and "50%" is 50; "2 million" is 2000000.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Literal
 
 from agentgym.tools.text_forms import spoken
 
-LONGEST_NUMBER = 300  # characters, and the largest power of ten: longer ones are nobody's answer and slow to compare
-LONGEST_ANSWER = 500  # characters of a stated answer that are read
+LONGEST_NUMBER = 300  # characters, and the largest power of ten; longer ones are slow to compare
+LONGEST_ANSWER = 500  # characters read of a stated answer
 
 # ---- numbers: 18  1,200  0.5  .5  -3  -$3  3/4  1 3/4  1.5e3  1.5 x 10^3
 _WHOLE = r"(?:\d{1,3}(?:,\d{2,3})*,\d{3}(?!\d)|\d+)"
@@ -28,14 +29,14 @@ _UNSIGNED = (
     rf"(?:(?:(?P<whole>{_WHOLE})\s{{1,3}}(?:and\s)?)?(?P<top>{_DECIMAL})\s?/\s?(?P<bottom>{_DECIMAL})(?![\d/]|\.\d)"
     rf"|(?P<plain>{_DECIMAL}){_POWER}?)"
 )
-# In running text the minus of "10 - 3" and of "- 3 apples" in a list is no sign; in front of a stated answer it is one.
+# In running text the minus of "10 - 3" or of the list item "- 3 apples" is not a sign; before a stated answer it is.
 _ANYWHERE = re.compile(rf"(?<![A-Za-z\d])(?:(?<![\d)%])(?<![\d)%]\s)(?P<sign>[-+])[$€£¥]?)?(?<![A-Za-z]){_UNSIGNED}")
 _LEADING = re.compile(rf"[^A-Za-z\d.\n]*?(?:(?P<sign>[-+])\s*(?:[$€£¥]\s*)?)?{_UNSIGNED}")
 _UNIT = (
     r"(?:hours?|hrs?|h|minutes?|mins?|min|feet|foot|ft|inch(?:es)?|in|pounds?|lbs?|ounces?|oz|dollars?|cents?|weeks?|days?|years?"
     r"|months?|kg|grams?|g|km|meters?|m|cm|yards?|')"
 )
-# What makes a number only the beginning of something else: "3 * 4", "12-15", "3:30", "10,5", "5 6", "5 or 6", "5x", "5 feet 6".
+# A number continues as something else: "3 * 4", "12-15", "3:30", "10,5", "5 6", "5 or 6", "5x", "5 feet 6".
 _GOES_ON = re.compile(
     r"\s*%?\s*[-+*/^:xX=]\s*[$(]?\.?\d|,\s*\d| \d|\.{1,3}\d|_\d|\)?\(\d|[xX]\b|\s*[+²³⁰¹⁴-⁹π√±;|]|\s*(?:pi|sqrt|if|\+-|pm)\b"
     r"|[^\n.!]{0,20}?(?:\bor\b|,\s*(?:maybe|perhaps|possibly)\b)|\s*(?:to|and|through)\s+[$]?\d"
@@ -65,13 +66,13 @@ _BOUNDED = re.compile(
     re.IGNORECASE,
 )
 _LABEL = re.compile(r"[A-Za-z ]+[:=]\s*")  # "Total: 5"
-# What makes the last number of a text one of several: "5 or 6", "5 to 6", "between 5 and 6", "4, 5, 6", "4 5 6", "3:30".
+# The last number of a text is one of several: "5 or 6", "5 to 6", "between 5 and 6", "4, 5, 6", "4 5 6", "3:30".
 _AFTER_OTHERS = re.compile(
     r"\d[^\n.\d]{0,25}\bor\b[^\n.\d]{0,25}$|\d\s+to\s+[$]?$|\b(?:between|from)\s[^\n]{1,20}(?:and|to)\s+[$]?$|\d[:/._]$"
     r"|\d(?:,\s*|\s+)\d[\d.,]*(?:,\s*|\s+)(?:and\s+|or\s+)?[$]?$",
     re.IGNORECASE,
 )
-_BEFORE = 60  # characters before a number that may say what it is
+_BEFORE = 60  # characters of context before a number
 
 # ---- other ways of writing the same characters
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
@@ -84,29 +85,23 @@ _NEGATIVE = re.compile(r"(?<![\d)%])(?<![\d)%]\s)\b(?:minus|negative)\s+(?=[$]?\
 _CURRENCY_CODE = re.compile(r"\b(?:US\$|USD|EUR|GBP|Rs\b\.?)(?=\s?\d)")
 
 
-def same_number(one: str, other: str) -> bool:
-    """Whether two answers are the same number. A text that is no number is the same as nothing."""
-    value = number_of(one)
-    return value is not None and value == number_of(other)
-
-
 def number_of(answer: str) -> Fraction | None:
     """The number that an answer states, or None.
 
-    The answer must begin with its number, apart from signs and currency: of "18 dollars in 5 days" it is 18, of "about 18"
-    nothing. Of "9 * 2 = 18" and "x = 18" it is what follows the last equals sign.
+    The answer must begin with its number, apart from signs and currency: "18 dollars in 5 days" is 18, "about 18" is
+    None. In "9 * 2 = 18" and "x = 18" the number follows the last equals sign.
     """
     return _number_of(_plain(answer))
 
 
 def stated_answer(text: str) -> Fraction | None:
-    """The number that a text marks as its answer, or None; see the module. What is thought and not said is not read (`spoken`)."""
+    """The number that a text marks as its answer, or None; see the module. Thoughts are ignored (`spoken`)."""
     stated = _stated(_last_said(_plain(spoken(text))))
     return stated if isinstance(stated, Fraction) else None
 
 
 def final_answer(text: str) -> Fraction | None:
-    """The number that a text marks as its answer (`stated_answer`), else the last number in it, else None."""
+    """The number that a text marks as its answer (`stated_answer`), else its last number, else None."""
     text = _last_said(_plain(spoken(text)))
     stated = _stated(text)
     if stated is not None:
@@ -118,20 +113,20 @@ def final_answer(text: str) -> Fraction | None:
 
 
 def hashes_answer(text: str) -> bool:
-    """Whether a text gives its answer in the form that the prompts ask for: `#### x`, with x a number."""
+    """True if a text gives its answer in the requested form, `#### x` with x a number."""
     found = _HASHES.findall(_plain(spoken(text)))
     return bool(found) and _number_of(found[-1]) is not None
 
 
 def _last_said(text: str) -> str:
-    """What follows the last correction behind which there is a number, else the whole text."""
+    """The text after the last correction that is followed by a number, else the whole text."""
     last_digit = next((place for place in range(len(text) - 1, -1, -1) if text[place].isdigit()), -1)
     corrections = [found.end() for found in _CORRECTION.finditer(text) if found.end() <= last_digit]
     return text[corrections[-1] :] if corrections else text
 
 
 def _stated(text: str) -> Fraction | Literal[False] | None:
-    """The number behind the last mark; False where it is no answer, None where no mark has a number; text is plain."""
+    """The number after the last mark of a plain text; False if it is not an answer, None if no mark has a number."""
     end, denied, last_line = len(text), False, text.rstrip().rfind("\n")
     for mark in reversed(list(_MARK.finditer(text))):
         start, end_of_mark = mark.start(), mark.end()
@@ -150,12 +145,12 @@ def _stated(text: str) -> Fraction | Literal[False] | None:
 
 
 def _line(text: str) -> str:
-    """The first line that is not blank."""
+    """The first non-blank line."""
     return text.lstrip().partition("\n")[0][:LONGEST_ANSWER]
 
 
 def _marked(content: str) -> Fraction | Literal[False] | None:
-    """The number that a mark is followed by, perhaps with a label; None where it is followed by something else."""
+    """The number that follows a mark, perhaps after a label; None if something else follows."""
     label = _LABEL.match(content)
     content = content[label.end() :] if label else content
     if _leading(content) is None:
@@ -165,7 +160,7 @@ def _marked(content: str) -> Fraction | Literal[False] | None:
 
 
 def _said(content: str) -> Fraction | Literal[False] | None:
-    """The first number of a sentence that is not denied; None where it has none."""
+    """The first number of a sentence that is not denied; None without a number."""
     if _leading(content):
         return _marked(content)
     for number in _ANYWHERE.finditer(content):
@@ -180,7 +175,7 @@ def _said(content: str) -> Fraction | Literal[False] | None:
 
 
 def _one_of_several(text: str, number: re.Match[str]) -> bool:
-    """Whether a number in running text is bounded, an alternative, or a part of something longer."""
+    """True if a number in running text is bounded, an alternative, or part of something longer."""
     before = _before(text, number.start())
     return bool(_BOUNDED.search(before) or _AFTER_OTHERS.search(before) or re.search(r"\beither\b[^\n.]*$", before))
 
@@ -190,7 +185,7 @@ def _before(text: str, place: int) -> str:
 
 
 def _boxed(text: str) -> str:
-    r"""What stands up to the brace that closes a `\boxed{`, with the braces inside it balanced; "" if there is none."""
+    r"""The content of `\boxed{` up to its closing brace, with inner braces balanced; "" if it is not closed."""
     depth = 1
     for end in range(min(len(text), LONGEST_ANSWER)):
         depth += {"{": 1, "}": -1}.get(text[end], 0)
@@ -200,7 +195,7 @@ def _boxed(text: str) -> str:
 
 
 def _leading(answer: str) -> re.Match[str] | None:
-    """The number at the beginning of an answer in plain characters, or after its last equals sign."""
+    """The number at the beginning of a plain answer, or after its last equals sign."""
     answer = answer[:LONGEST_ANSWER]
     while match := _UP_TO_EQUALS.match(answer):
         answer = answer[match.end() :]
@@ -220,7 +215,7 @@ def _number_of(answer: str) -> Fraction | None:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    """The exact value of a number that was found; None where it is out of bounds or divides by zero."""
+    """The exact value of a match; None if it is out of bounds or divides by zero."""
     if len(match[0]) > LONGEST_NUMBER:
         return None
     if match["plain"] is not None:
@@ -241,7 +236,7 @@ def _fraction(digits: str) -> Fraction:
 
 
 def _plain(text: str) -> str:
-    """The text with LaTeX, the digits of other scripts and vulgar fractions in ASCII."""
+    """The text with LaTeX, digits of other scripts and vulgar fractions converted to ASCII."""
     if not text.isascii():
         text = _NOT_ASCII.sub(_plain_character, text).translate(_CHARACTERS)
     text = _NEGATIVE.sub("-", _CURRENCY_CODE.sub("$", _THIN_SPACE.sub("", text)))
@@ -265,6 +260,6 @@ def _plain_character(found: re.Match[str]) -> str:
 
 
 def _gap(fraction: re.Match[str]) -> str:
-    """A space where a fraction follows a digit, so that 1½ is one and a half and not eleven halves."""
+    """A space if a fraction follows a digit, so 1½ is one and a half, not eleven halves."""
     start = fraction.start()
     return " " if start and fraction.string[start - 1].isdecimal() else ""

@@ -1,7 +1,6 @@
-"""Arithmetic expressions that a model wrote: read with `ast`, never run as code, computed exactly in fractions.
+"""Arithmetic expressions written by a model: parsed with `ast`, never executed, computed exactly as fractions.
 
-Whatever the text, reading and computing it takes under a millisecond or so: its length, the size of every number on the way
-and the exponents are bounded.
+Length, exponents and the size of every intermediate number are bounded, so any text takes at most about a millisecond.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
-from agentgym.core import syntax
+from agentgym_envs import syntax
 
 MOST_CHARACTERS = 300
 MOST_BITS = 1024  # of any numerator or denominator on the way: about 300 digits
@@ -40,20 +39,20 @@ _ALLOWED = re.compile(r"(?:[0-9.+\-*/%() ]|(?<=[0-9.])[eE](?=[-+0-9]))*")
 
 
 class ArithmeticProblem(ValueError):
-    """An expression cannot be read or computed; the message says why."""
+    """An expression cannot be parsed or computed; the message says why."""
 
 
 def parse(expression: str, operators: frozenset[str] = ALL_OPERATORS) -> ast.expr:
-    """Read an expression of numbers, operators and parentheses.
+    """Parse an expression of numbers, operators and parentheses.
 
-    Thousands separators, currency signs and the spellings × ÷ − ^ are understood, `20%` as 20 / 100.
+    Thousands separators, currency signs and the spellings × ÷ − ^ are accepted; `20%` is 20 / 100.
 
     Args:
         expression: the text.
-        operators: those allowed, out of `+ - * / // % **`. A sign before a number is no operator.
+        operators: the allowed ones of `+ - * / // % **`. A sign before a number is not an operator.
 
     Raises:
-        ArithmeticProblem: it is something else, or too long.
+        ArithmeticProblem: it is not such an expression, or too long.
     """
     text = expression.strip()
     if not text:
@@ -76,7 +75,7 @@ def parse(expression: str, operators: frozenset[str] = ALL_OPERATORS) -> ast.exp
 
 
 def compute(node: ast.expr) -> Fraction:
-    """The exact value of an expression that `parse` read.
+    """The exact value of an expression from `parse`.
 
     Raises:
         ArithmeticProblem: a division by zero, or a number out of bounds.
@@ -97,12 +96,12 @@ def compute(node: ast.expr) -> Fraction:
 
 
 def numbers_of(node: ast.expr) -> Iterator[Fraction]:
-    """The numbers that an expression uses, each as often as it is written."""
+    """The numbers in an expression, with repetitions."""
     return (_literal(part) for part in ast.walk(node) if isinstance(part, ast.Constant))
 
 
 def written(value: Fraction) -> str:
-    """A value as a decimal, exact where that takes few digits, else rounded to `SHOWN_DIGITS` significant ones."""
+    """A value as a decimal: exact if short, else rounded to `SHOWN_DIGITS` significant digits."""
     if value.denominator == 1:
         return str(value.numerator)
     for digits in range(1, SHOWN_DIGITS + 1):
@@ -131,7 +130,7 @@ def _check(part: ast.AST, operators: frozenset[str]) -> None:
 
 
 def _literal(node: ast.Constant) -> Fraction:
-    """The number of a literal. A decimal is taken as written: 0.1 is one tenth, not the nearest float."""
+    """The number of a literal, as written: 0.1 is one tenth, not the nearest float."""
     if type(node.value) not in (int, float):
         raise ArithmeticProblem(f"{node.value!r} is not a number")
     try:
@@ -141,7 +140,7 @@ def _literal(node: ast.Constant) -> Fraction:
 
 
 def _check_power(base: Fraction, exponent: Fraction) -> None:
-    """Refuse a power before it is computed, since computing it is what could take for ever."""
+    """Refuse a large power before computing it, which could take forever."""
     if exponent.denominator != 1:
         raise ArithmeticProblem("an exponent must be a whole number")
     if abs(exponent) > MOST_EXPONENT or _bits(base) * abs(exponent) > MOST_BITS:

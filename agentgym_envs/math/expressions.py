@@ -1,8 +1,8 @@
-"""Whether two expressions are equal: exactly where they are rational numbers, else to 70 digits, at many values of their variables.
+"""Tests if two expressions are equal: exactly if rational, else to 70 digits at many values of their variables.
 
-Variables are real, and an expression has a value only where every root and logarithm in it is real, unless `i` is in one of the
-two. Two expressions are equal if they agree wherever both have a value. Nothing here takes long: powers, factorials and
-arguments are bounded.
+Variables are real, and an expression has a value only where each root and logarithm is real, unless one of the two
+contains `i`. Two expressions are equal if they agree wherever both have a value. Powers, factorials and arguments are
+bounded, so nothing here takes long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LARGEST_FACTORIAL = 2_000
 LARGEST_ARGUMENT = mp.mpf(10) ** 20
 LARGEST_POWER = 10**7  # bits
 
-ROUNDED_PLACES = 6  # fewest decimal places with which a decimal may stand for a value that has no end
+ROUNDED_PLACES = 6  # minimum decimal places of a decimal that may approximate an infinite one
 _TEXT_ARITHMETIC = (
     "number symbol constant add negative multiply divide power root call factorial binomial percent degrees either"
 )
@@ -31,11 +31,11 @@ ARITHMETIC = frozenset(_TEXT_ARITHMETIC.split())
 
 
 class Undefined(ArithmeticError):
-    """An expression has no value, or one that is out of bounds."""
+    """An expression has no value, or one out of bounds."""
 
 
 def is_expression(node: Node) -> bool:
-    """Whether a node is a number or formula, and no relation, list, set or point."""
+    """True for a number or formula; False for a relation, list, set or point."""
     return (
         node.op in ARITHMETIC
         and all(map(is_expression, node.args))
@@ -44,13 +44,13 @@ def is_expression(node: Node) -> bool:
 
 
 def symbols(node: Node) -> frozenset[str]:
-    """The variables in it."""
+    """The variables of an expression."""
     own = frozenset((node.name,)) if node.op == "symbol" else frozenset()
     return own.union(*map(symbols, node.args))
 
 
 def equal(one: Node, other: Node) -> bool:
-    """Whether two expressions are equal."""
+    """True if two expressions are equal."""
     exact = exact_value(one), exact_value(other)
     if None not in exact:
         return exact[0] == exact[1]
@@ -58,7 +58,7 @@ def equal(one: Node, other: Node) -> bool:
 
 
 def ratio_at_points(one: Node, other: Node, agree: Callable[[Any, Any], bool]) -> bool:
-    """Whether the values of two expressions agree at every point where both have one, which must be three at least."""
+    """True if two expressions agree at every point where both have a value, at least three (one without variables)."""
     names = sorted(symbols(one) | symbols(other))
     imaginary = has_i(one) or has_i(other)
     with mp.workdps(DIGITS):
@@ -75,12 +75,12 @@ def ratio_at_points(one: Node, other: Node, agree: Callable[[Any, Any], bool]) -
 
 
 def close(a: Any, b: Any) -> bool:
-    """Whether two values are equal to 70 digits."""
+    """True if two values are equal to 70 digits."""
     return bool(abs(a - b) <= TOLERANCE * max(1, abs(a), abs(b)))
 
 
 def has_i(node: Node) -> bool:
-    """Whether the imaginary unit is in it."""
+    """True if it contains the imaginary unit."""
     return (
         (node.op == "constant" and node.name == "i")
         or (node.op == "call" and node.name == "cis")
@@ -89,7 +89,7 @@ def has_i(node: Node) -> bool:
 
 
 def _points(names: list[str]) -> Iterator[dict[str, Any]]:
-    """Values for the variables: some positive, some of both signs, some small, some whole."""
+    """Values of the variables: some positive, some of both signs, some small, some whole."""
     if not names:
         yield {}
         return
@@ -108,7 +108,7 @@ def _points(names: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def exact_value(node: Node) -> Fraction | None:
-    """The value of an expression of rational numbers, None where it is none or is out of bounds."""
+    """The rational value of an expression; None if it has none or is out of bounds."""
     try:
         return _exact(node)
     except (Undefined, ZeroDivisionError):
@@ -167,15 +167,15 @@ _EXACT: dict[str, Callable[..., Fraction]] = {
 
 
 def value(node: Node, point: dict[str, Any], imaginary: bool = False) -> Any:
-    """The value of an expression, to the precision that is set.
+    """The value of an expression at mpmath's current precision.
 
     Args:
         node: the expression.
-        point: the variables' values.
-        imaginary: whether roots and logarithms may be complex.
+        point: values of the variables.
+        imaginary: allow complex roots and logarithms.
 
     Raises:
-        Undefined: it has none.
+        Undefined: it has no value.
     """
     found = _value(node, point, imaginary)
     if mp.isnan(found) or mp.isinf(found):
@@ -219,7 +219,7 @@ def _undefined() -> Any:
 
 
 def _power(base: Any, power: Any, exponent: Fraction | None, imaginary: bool) -> Any:
-    """Where values are real, a negative number has the roots of odd degree."""
+    """For real values, a negative base has roots of odd degree."""
     if base == 0:
         real = mp.re(power)
         return mp.mpf(0) if real > 0 else _undefined()

@@ -1,6 +1,7 @@
-r"""An answer in LaTeX, in Unicode or as typed, cut into tokens.
+r"""Tokenizes an answer in LaTeX, Unicode or plain text.
 
-Spacing, sizes and dollar signs are dropped; 1{,}000 and 1\,000 are one number; × and \cdot, ² and ^2, \dfrac and \frac are one sign.
+Spacing, sizes and dollar signs are dropped. Spellings are unified: 1{,}000 and 1\,000, × and \cdot, ² and ^2, \dfrac
+and \frac.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ LONGEST_NUMBER = 400  # characters; and the largest power of ten in one
 
 
 class Unreadable(ValueError):
-    """A text that is no mathematics that can be compared."""
+    """The text is not mathematics that can be compared."""
 
 
 @dataclass(frozen=True)
 class Token:
-    """One sign.
+    """One token.
 
     Attributes:
-        kind: "number", "letter" (a variable, with its subscript), "command", "sign", "words" or "end".
-        text: what it says, a command without its backslash; a number as it was written.
+        kind: "number", "letter" (a variable with its subscript), "command", "sign", "words" or "end".
+        text: its text; a command without backslash, a number as written.
         value: of a number.
-        spaced: whether space stands before it.
+        spaced: True if space precedes it.
     """
 
     kind: str
@@ -84,7 +85,7 @@ SHORT_WORDS = frozenset(_TEXT_SHORT_WORDS.split())
 
 
 def characters(text: str) -> str:
-    """The text with every sign in the form that LaTeX has for it in ASCII, as far as it has one."""
+    """The text with Unicode signs replaced by their LaTeX form, where they have one."""
     if text.isascii():
         return text
     text = _RAISED.sub(lambda m: "^{" + "".join(_SUPERSCRIPTS[c] for c in m[0]) + "}", text)
@@ -113,10 +114,10 @@ def _character(c: str) -> str:
 
 
 def tokens(text: str) -> list[Token]:
-    """The tokens of an answer, the last of which is its end.
+    """The tokens of an answer, with an "end" token.
 
     Raises:
-        Unreadable: a number is too long, or a sign is none of mathematics.
+        Unreadable: a number is too long, or a character is not mathematics.
     """
     text = _spaced(characters(text))
     found: list[Token] = []
@@ -131,13 +132,13 @@ def tokens(text: str) -> list[Token]:
 
 
 def _spaced(text: str) -> str:
-    """The text without what only spaces and sizes it, and with numbers in one piece."""
+    """The text without trailing dots of numbers, and with the digit groups of numbers joined."""
     text = _GROUPED.sub(lambda m: m[0] if _is_list(m) else m[1] + re.sub(r"\D", "", m[2]), text)
     return _TRAILING_DOT.sub(" ", text).replace("**", "^")
 
 
 def _is_list(group: re.Match[str]) -> bool:
-    """Whether the commas of "12,102" stand between the numbers of a point, an interval or a set, as in (12,102)."""
+    """True if the commas of "12,102" separate numbers of a point, interval or set, as in (12,102)."""
     if not re.fullmatch(r"(?:,\d{3})+", group[2]):
         return False
     before = group.string[: group.start()]
@@ -147,7 +148,7 @@ def _is_list(group: re.Match[str]) -> bool:
 
 
 def _read(text: str, place: int, spaced: bool, found: list[Token]) -> int:
-    """Append the token at a place; returns where it ends."""
+    """Append the token at a position; returns its end."""
     c = text[place]
     if match := _REPEATING.match(text, place):
         found.append(Token("number", match[0], _repeating(match), spaced))
@@ -204,7 +205,7 @@ _GREEK_NAMES = frozenset(_TEXT_GREEK_NAMES.split())
 
 
 def _words(content: str, bold: bool) -> list[Token]:
-    """What a box of text holds: a name or a number is mathematics, all else words."""
+    """The tokens of a text box: mathematics if it holds a name or a number, else words."""
     content = " ".join(_spaced(content).split())
     if re.fullmatch(r"[-\d.,/ ]+", content) or (re.fullmatch("[A-Za-z]", content) and (bold or not content.islower())):
         return [token for token in tokens(content) if token.kind != "end"]
@@ -214,7 +215,7 @@ def _words(content: str, bold: bool) -> list[Token]:
 
 
 def _read_letters(text: str, match: re.Match[str], spaced: bool, found: list[Token]) -> int:
-    """A run of letters: a function, a word, or variables that are multiplied."""
+    """Append a run of letters: a function, a word, or variables that are multiplied."""
     run = match[0]
     if run.lower() in ("infinity", "inf") and len(run) > 3:
         found.append(Token("command", "infty", spaced=spaced))
@@ -239,7 +240,7 @@ def _read_letters(text: str, match: re.Match[str], spaced: bool, found: list[Tok
 
 
 def _read_variable(text: str, place: int, name: str, spaced: bool, found: list[Token]) -> int:
-    """A variable, whose subscript belongs to its name."""
+    """Append a variable with its subscript."""
     if subscript := _SUBSCRIPT.match(text, place):
         name += "_" + re.sub(r"\s", "", subscript[1] or subscript[2] or "")
         place = subscript.end()

@@ -1,9 +1,9 @@
-r"""The tree of an answer: sums and products below, then relations, then lists, so that "x = 1 or x = 2" is a list of two relations.
+r"""Parses an answer into a tree. "x = 1 or x = 2" is a list of two relations.
 
-list      a relation, or several between commas, "and", "or"
-relation  unions with = < \le \ne \in \approx : between them
-union     sums with \cup \cap \setminus between them
-sum       products with + - \pm between them
+list      relations separated by commas, "and", "or"
+relation  unions separated by = < \le \ne \in \approx :
+union     sums separated by \cup \cap \setminus
+sum       products separated by + - \pm
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ DEEPEST = 40  # brackets within brackets
 
 @dataclass(frozen=True)
 class Node:
-    """A part of an answer.
+    """A node of the tree.
 
     Attributes:
-        op: what it is: "number", "symbol", "constant", "add", "multiply", "divide", "power", "call", "list", "relation", ...
-        args: its parts.
-        name: of a symbol or function; the signs of a relation, split by spaces; the brackets of a row; the text of a number.
+        op: "number", "symbol", "constant", "add", "multiply", "divide", "power", "call", "list", "relation", ...
+        args: its children.
+        name: of a symbol or function; a relation's signs, separated by spaces; a row's brackets; a number's text.
         value: of a number.
     """
 
@@ -58,7 +58,7 @@ def tree(text: str) -> Node:
     """The tree of an answer.
 
     Raises:
-        Unreadable: it is none.
+        Unreadable: it cannot be parsed.
     """
     reader = _Reader(tokens(text))
     found = reader.listed()
@@ -68,7 +68,7 @@ def tree(text: str) -> Node:
 
 
 class _Reader:
-    """A descent through the tokens; `place` is the next one."""
+    """A recursive descent parser; `place` is the index of the next token."""
 
     def __init__(self, found: list[Token]):
         self.tokens, self.place, self.depth, self.bars = found, 0, 0, 0
@@ -78,7 +78,7 @@ class _Reader:
         return self.tokens[self.place]
 
     def at(self, *texts: str) -> bool:
-        """Whether the next token is one of these signs or commands, or the end."""
+        """True if the next token is one of these signs or commands, or the end."""
         token = self.now
         return (token.kind in ("sign", "command") and token.text in texts) or (token.kind == "end" and "end" in texts)
 
@@ -97,7 +97,7 @@ class _Reader:
     # ---- lists and relations
 
     def listed(self) -> Node:
-        """One relation, or several as a "list" whose name is what joins them."""
+        """One relation, or several as a "list" named by what separates them."""
         items, joint = [self.relation()], ","
         while self.joint():
             while word := self.joint():
@@ -107,7 +107,7 @@ class _Reader:
         return items[0] if len(items) == 1 else Node("list", tuple(items), joint)
 
     def joint(self) -> str:
-        """The comma, "and" or "or" that comes next, else ""."""
+        """The next token if it is a comma, "and" or "or", else ""."""
         if self.at(",", ";"):
             return ","
         return self.now.text if self.now.kind == "words" and self.now.text in ("and", "or") else ""
@@ -128,7 +128,7 @@ class _Reader:
     # ---- sums and products
 
     def measured(self) -> Node:
-        """A sum, and the unit behind it."""
+        """A sum and its unit."""
         found = self.sum()
         words: list[str] = []
         while self.now.kind == "words" and not self.joint():
@@ -158,7 +158,7 @@ class _Reader:
         return found
 
     def product(self) -> Node:
-        """Factors with * or / or nothing between them; a fraction right behind a whole number is added to it."""
+        """Factors with *, / or nothing between them; a fraction right after a whole number is added to it."""
         found, before = self.factor(), self.tokens[self.place - 1]
         while True:
             if self.at("*", "cdot"):
@@ -174,7 +174,7 @@ class _Reader:
             before = self.tokens[self.place - 1]
 
     def _beside(self, found: Node, before: Token) -> Node:
-        """The product of what stands side by side, or a mixed number."""
+        """The product of adjacent factors, or a mixed number."""
         whole = found.op == "number" and found.value.denominator == 1 and before.kind == "number"
         fraction = self.at("frac")
         factor = self.factor()
@@ -204,7 +204,7 @@ class _Reader:
         )
 
     def signed(self) -> Node:
-        """A factor that may have a minus."""
+        """A factor with an optional minus."""
         if self.at("-"):
             self.place += 1
             return Node("negative", (self.factor(),))
@@ -235,7 +235,7 @@ class _Reader:
         return Node("power", (base, self._raised()))
 
     def _circle(self) -> bool:
-        """Step over ^\circ, ^{\circ}."""
+        r"""Skip ^\circ or ^{\circ}."""
         for form in (("^", "circ"), ("^", "{", "circ", "}")):
             ahead = self.tokens[self.place : self.place + len(form)]
             if tuple(token.text for token in ahead) == form:
@@ -244,7 +244,7 @@ class _Reader:
         return False
 
     def _raised(self) -> Node:
-        """What stands behind ^."""
+        """The exponent after ^."""
         self.need("^")
         if self.at("-"):
             self.place += 1
@@ -256,7 +256,7 @@ class _Reader:
         return self._power(found) if self.at("^") else found
 
     def _based(self, number: Node) -> Node:
-        """A number in a base: 101_2, which is told from all others by digits and base."""
+        """A number in a base, 101_2; it equals only the same digits in the same base."""
         self.need("_")
         braced = self.at("{")
         self.place += braced
@@ -340,7 +340,7 @@ class _Reader:
         return inside
 
     def _braced(self) -> Node:
-        """What LaTeX groups; {n \\choose k} too."""
+        """A group in braces; also {n \\choose k}."""
         self.need("{")
         bars, self.bars = self.bars, 0
         inside = self.listed()
@@ -378,7 +378,7 @@ class _Reader:
         return Node("root", (self._argument(split=False), degree))
 
     def _function(self, name: str) -> Node:
-        """A function with its power and base before its argument: \sin^2 x, \log_2 8."""
+        r"""A function with power and base before its argument: \sin^2 x, \log_2 8."""
         base: tuple[Node, ...] = ()
         power: Node | None = None
         while self.at("^", "_"):
@@ -398,14 +398,14 @@ class _Reader:
         return call if power is None else Node("power", (call, power))
 
     def _bare_argument(self) -> Node:
-        """2x in \sin 2x\cos x: the factors side by side, up to the next function or bracket."""
+        """An argument without brackets: adjacent factors up to the next function or bracket."""
         found = self.factor()
         while self._is_factor() and not self.at(*FUNCTIONS - {"sqrt"}, "(", "[", "begin"):
             found = Node("multiply", (found, self.factor()))
         return found
 
     def _argument(self, split: bool = True) -> Node:
-        """What follows a command, in braces or one sign; \frac12 is a half."""
+        r"""A command's argument, in braces or a single sign: \frac12 is a half."""
         token = self.now
         if token.kind == "number" and split and len(token.text) > 1 and token.text.isdigit():
             self.tokens[self.place] = Token("number", token.text[1:], Fraction(token.text[1:]))

@@ -1,4 +1,4 @@
-"""What the environments that pose a problem of mathematics share: the task is checked, and put before the agent."""
+"""The base of environments that pose a problem of mathematics."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from agentgym_envs.math.word_problems import check_task, load_word_problems
 
 
 class ProblemEnv(Env):
-    """Poses a task's messages and, at the end of the last, the class's `instruction`.
+    """Poses a task's messages, with the class's `instruction` at the end of the last.
 
-    The tasks are school word problems, whose answers are numbers; a subclass with others says so in `default_tasks` and
+    Tasks are school word problems with numbers as answers; subclasses with other tasks override `default_tasks` and
     `check`.
     """
 
@@ -21,15 +21,15 @@ class ProblemEnv(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train") -> TaskSet:
-        """GSM8K's "train" (7,473) or "test" (1,319), or the project's own problems (30 and 10) where it is not found."""
+        """GSM8K's "train" (7,473) or "test" (1,319); the shipped problems (30 and 10) without it."""
         return load_word_problems(split)
 
     @staticmethod
     def check(task: Task) -> None:
-        """Refuse a task that poses no such problem.
+        """Raise if the task is not such a problem.
 
         Raises:
-            ValueError: the task has no question, or its answer is no number.
+            ValueError: the task has no question, or its answer is not a number.
         """
         check_task(task)
 

@@ -1,4 +1,4 @@
-"""A problem of mathematics over several turns, with a Python session in a sandbox for the agent to compute with."""
+"""A problem of mathematics over several turns, with a Python session in a sandbox."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ _PARAMETERS = {
     "required": ["code"],
     "additionalProperties": False,
 }
-RESET_SECONDS = 50.0  # to wait for a sandbox in `reset`: a little less than `Limits` gives it
+RESET_SECONDS = 50.0  # to acquire a sandbox in `reset`; a little less than its limit in `Limits`
 
 
 class PythonEnv(ProblemEnv):
-    """A problem, with Python to compute with on the way; the base of `MathPython` and `GSM8KPython`.
+    """A problem with a Python session; the base of `MathPython` and `GSM8KPython`.
 
-    A reply may call the tool `python`, natively (`tool_calls`) or in its text (`<tool_call>...</tool_call>`, or fenced blocks
-    of Python), and is answered with what the code printed. A reply without a call that states an answer ends the episode:
-    reward 1.0 for the right one, 0.0 otherwise. Any other reply gets a hint. Every reply takes a turn.
+    A reply may call the tool `python`, natively (`tool_calls`) or in its text (`<tool_call>...</tool_call>`, or fenced
+    Python blocks), and gets the printed output. A reply without a call that states an answer ends the episode: reward
+    1.0 for the right one, else 0.0. Any other reply gets a hint. Every reply takes a turn.
 
-    Code runs in one Python process for the whole episode, in a sandbox that `init` takes (or `reset`, for the episodes after
-    the first) and that is given back at the episode's end. Where the first code of an episode meets a sandbox that fails, a fresh one
-    is tried once. Otherwise the loss of the sandbox ends the episode: as the agent's failure, reward 0.0, where the back end is up,
-    else with `SandboxError`.
+    One Python process runs the code of an episode, in a sandbox that `init` acquires (`reset` for later episodes) and
+    the end of the episode releases. If the sandbox fails on the first code of an episode, a fresh one is tried once. A
+    later failure ends the
+    episode: as the agent's failure with reward 0.0 if the back end is up, else with `SandboxError`.
 
     Args:
         tasks: see `agentgym.Env`.
-        max_turns: replies that the agent has, 8 by default.
-        sandbox: "docker", "bubblewrap" or "auto"; None for what `AGENTGYM_SANDBOX` says, else "auto".
+        max_turns: replies, 8 by default.
+        sandbox: "docker", "bubblewrap" or "auto"; None: what `AGENTGYM_SANDBOX` says, else "auto".
         image: of the sandbox.
-        timeout: seconds for one call. Calls that come when the earlier ones of their reply took twice that are not run.
-        max_output: characters that one call returns of each of stdout and stderr.
+        timeout: seconds for one call. The calls of one reply have twice that; later ones are skipped.
+        max_output: characters returned of stdout and of stderr per call.
         render_mode: unused, as in every text environment.
     """
 
@@ -83,11 +83,11 @@ class PythonEnv(ProblemEnv):
 
     @abstractmethod
     def judge(self, answer: str) -> bool:
-        """Whether an answer is right."""
+        """True if an answer is right."""
 
     @abstractmethod
     def expert_program(self) -> str:
-        """Code that computes the answer, "" where there is none."""
+        """Code that computes the answer, or ""."""
 
     @abstractmethod
     def expert_answer(self) -> str:
@@ -95,14 +95,14 @@ class PythonEnv(ProblemEnv):
 
     @abstractmethod
     def random_answer(self, rng: random.Random) -> str:
-        """A well-formed final reply, almost surely a wrong one."""
+        """A well-formed final reply that is almost surely wrong."""
 
     def init(self, task: Task) -> None:
-        """Bind a problem and take a sandbox.
+        """Bind a problem and acquire a sandbox.
 
         Raises:
-            ValueError: the task poses no such problem.
-            SandboxError: there is no sandbox.
+            ValueError: the task is not such a problem.
+            SandboxError: no sandbox is available.
         """
         super().init(task)
         self._session.open()
@@ -111,14 +111,14 @@ class PythonEnv(ProblemEnv):
         """Pose the problem; see `agentgym.Env.reset`.
 
         Raises:
-            SandboxError: there is no sandbox.
+            SandboxError: no sandbox is available.
         """
         opened = super().reset(seed=seed, options=options)
         self._session.open(RESET_SECONDS)
         return opened
 
     def step(self, action: Action) -> Step:
-        """Run the calls, or judge the answer. `info`: `success`; after an answer also the texts `answer` and `expected`.
+        """Run the calls, or judge the answer. `info`: `success`; after an answer also `answer` and `expected`.
 
         Raises:
             SandboxError: the sandboxes' back end failed; see the class.
@@ -129,7 +129,7 @@ class PythonEnv(ProblemEnv):
         return result
 
     def close(self) -> None:
-        """Give the sandbox back."""
+        """Release the sandbox."""
         self._session.close()
         super().close()
 
@@ -153,14 +153,14 @@ class PythonEnv(ProblemEnv):
         )
 
     def expert_action(self) -> str:
-        """The gold program as a fenced block, and on the next turn, or where there is only one, the answer."""
+        """The gold program as a fenced block, then the answer; the answer at once if there is one turn."""
         program = self.expert_program()
         if not program or self.turn > 0 or self.max_turns == 1:
             return self.expert_answer()
         return f"```python\n{program}\n```"
 
     def random_action(self, rng: random.Random) -> str:
-        """A calculation with two random numbers, or an answer, almost surely a wrong one."""
+        """A calculation with two random numbers, or an answer that is almost surely wrong."""
         if rng.random() < 0.5:
             return self.random_answer(rng)
         return f"```python\nprint({rng.randint(0, 100)} {rng.choice('+-*')} {rng.randint(0, 100)})\n```"

@@ -1,4 +1,4 @@
-"""A Python session in a sandbox, as a tool: code in, what it printed out, in words that an agent can act on."""
+"""A Python session in a sandbox as a tool: runs code and describes the output to an agent."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import replace
 from agentgym.sandbox import ExecResult, Sandbox, SandboxError, SandboxSpec, Session
 from agentgym.tools.toolset import shortened
 
-# The order of a set of texts, and so what code prints, must not differ from run to run.
+# The order of a set of strings, and so the output of code, must not change from run to run.
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 _ENDED = (
     "Note: the Python process had ended since the last call; this code ran in a new one, without the old variables."
 )
-RETRY_SECONDS = 30.0  # to wait for a sandbox in the middle of a step
+RETRY_SECONDS = 30.0  # to acquire a sandbox within a step
 
 
 class PythonSession:
-    """Runs pieces of code in one Python process, in a sandbox that `open` takes and `close` gives back.
+    """Runs code in one Python process, in a sandbox that `open` acquires and `close` releases.
 
     Args:
         backend: of the sandbox: "docker", "bubblewrap", "auto", or None for what `AGENTGYM_SANDBOX` says.
         image: of the sandbox.
-        timeout: seconds for one piece of code.
-        max_output: characters of what a piece prints that are returned; the middle of more is left out.
+        timeout: seconds for one call.
+        max_output: characters returned of each output stream; the middle of longer output is left out.
     """
 
     def __init__(self, backend: str | None, image: str, timeout: float, max_output: int):
@@ -30,16 +30,16 @@ class PythonSession:
         self.spec = SandboxSpec(image=image, env=ENVIRONMENT)
         self._sandbox: Sandbox | None = None
         self._session: Session | None = None
-        self._used = False  # whether code has run in it: if it fails, there is state that is lost
+        self._used = False  # True once code has run: a failure then loses state
 
     def open(self, timeout: float = 110.0) -> None:
-        """Begin anew, with no variables. A sandbox in which nothing has run is kept, else one is taken.
+        """Start a new session without variables. An unused sandbox is kept, else a new one is acquired.
 
         Args:
             timeout: seconds to wait for a sandbox.
 
         Raises:
-            SandboxError: there is none.
+            SandboxError: none is available.
         """
         from agentgym.sandbox import acquire
 
@@ -48,11 +48,11 @@ class PythonSession:
             self._sandbox = acquire(self.spec, backend=self.backend, timeout=timeout)
 
     def run(self, code: str) -> str:
-        """What the code printed, its traceback, and what became of the session if it did not survive.
+        """The code's output, its traceback, and a note if the session was lost.
 
         Raises:
-            SandboxError: the sandbox failed, and either code had run in it before or a fresh one failed too.
-            OSError, ValueError: what had run in it leaves no process for the code.
+            SandboxError: the sandbox failed after it had run code, or a fresh one failed too.
+            OSError, ValueError: earlier code leaves no process for this one.
         """
         try:
             try:
@@ -64,12 +64,12 @@ class PythonSession:
                 self.open(RETRY_SECONDS)
                 result = self._run(code)
         except (SandboxError, OSError, ValueError):
-            self.close()  # nobody can use it any more
+            self.close()  # it is unusable
             raise
         return self._told(result)
 
     def close(self) -> None:
-        """Give the sandbox back, and with it the session's state. May be called twice."""
+        """Release the sandbox and lose the session's state. May be called twice."""
         sandbox, self._sandbox, self._session, self._used = self._sandbox, None, None, False
         if sandbox is not None:
             sandbox.close()
@@ -81,7 +81,7 @@ class PythonSession:
             self._session = self._sandbox.session("python")
         try:
             result = self._session.run(code, timeout=self.timeout)
-        except ValueError:  # ended since its last answer, by something that its own code had left to run
+        except ValueError:  # its own background code ended it since the last call
             self._session = self._sandbox.session("python")
             result = self._session.run(code, timeout=self.timeout)
             result = replace(result, stderr=f"{result.stderr}\n{_ENDED}")

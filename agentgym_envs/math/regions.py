@@ -1,6 +1,7 @@
-r"""Parts of the real line: (1, 2] and 1 < x \le 2 and \mathbb{R} \setminus \{0\} as sets that can be compared.
+r"""Subsets of the real line: (1, 2], 1 < x \le 2 and \mathbb{R} \setminus \{0\} as sets that can be compared.
 
-A region is a list of pieces between two cuts. A cut lies just before or just after a number, so that (1, 2] goes from after 1 to after 2.
+A region is a list of pieces between two cuts. A cut lies just before or just after a number: (1, 2] goes from after 1
+to after 2.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _INEQUALITIES = frozenset(("<", ">", "le", "ge", "ne"))
 
 @dataclass(frozen=True)
 class Region:
-    """A part of the real line, and the variable that lies in it, "" where none is named."""
+    """A subset of the real line, and the variable that lies in it, or ""."""
 
     pieces: tuple[tuple[Cut, Cut], ...]
     name: str = ""
 
 
 def is_region(node: Node) -> bool:
-    """Whether a node is written as an interval, an inequality or a set, or several of them joined."""
+    """True if a node is an interval, an inequality, a set, or a combination of them."""
     if node.op in ("union", "intersection", "without", "row", "set", "domain"):
         return True
     if node.op == "relation":
@@ -38,7 +39,7 @@ def is_region(node: Node) -> bool:
 
 
 def same_region(one: Node, other: Node) -> bool:
-    """Whether two nodes are the same part of the real line, of the same variable where both name one."""
+    """True if two nodes are the same subset of the real line, of the same variable if both name one."""
     with mp.workdps(DIGITS):
         try:
             first, second = _region(one), _region(other)
@@ -49,7 +50,7 @@ def same_region(one: Node, other: Node) -> bool:
 
 
 def _region(node: Node) -> Region:
-    """The region of a node; Undefined where it is none."""
+    """The region of a node; raises Undefined if it is not one."""
     if node.op == "domain" and node.name == "R":
         return Region(((_START, _END),))
     if node.op == "row":
@@ -94,7 +95,7 @@ def _interval(node: Node) -> Region:
 
 
 def _number(node: Node) -> Any:
-    """A constant, rounded to what can be compared; infinities too."""
+    """A constant or infinity, rounded for comparison."""
     if node.op == "negative":
         return -_number(node.args[0])
     if node.op == "constant" and node.name == "infty":
@@ -109,7 +110,7 @@ def _rounded(x: Any) -> Any:
 
 
 def _related(node: Node) -> Region:
-    """What a chain of inequalities leaves of its variable."""
+    """The region of a chain of inequalities."""
     signs = node.name.split()
     names = symbols(node)
     if signs == ["in"]:
@@ -132,7 +133,7 @@ def _finite_or_infinite(node: Node) -> bool:
 
 
 def _solved(left: Node, sign: str, right: Node, name: str) -> tuple[tuple[Cut, Cut], ...]:
-    """The solutions of one inequality that is linear, or an absolute value of something linear."""
+    """The solutions of an inequality that is linear, or an absolute value of something linear."""
     for side in (left, right):
         bare = side.args[0] if side.op == "negative" else side
         if bare.op == "constant" and bare.name == "infty":
@@ -171,7 +172,7 @@ def _refuse() -> Any:
 
 
 def _tidy(pieces: list[tuple[Cut, Cut]]) -> tuple[tuple[Cut, Cut], ...]:
-    """The pieces in order, those that touch as one."""
+    """The pieces in order, with touching ones merged."""
     merged: list[tuple[Cut, Cut]] = []
     for start, end in sorted(pieces):
         if start >= end:

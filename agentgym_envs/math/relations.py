@@ -1,4 +1,4 @@
-"""Equations and inequalities as answers: which of them state a value, and which say the same."""
+"""Equations and inequalities as answers: which of them state a value, and which are equivalent."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _TURNED = {"<": ">", "le": "ge", ">": "<", "ge": "le"}
 
 
 def same_relation(gold: Node, answer: Node, same: Same) -> bool:
-    """Whether an answer is the gold one, where at least one of them is a relation.
+    """True if an answer matches the gold one, where at least one of them is a relation.
 
-    A gold value may be answered by an equation that gives it a name ("x = 5", "AB = 5"), and a gold equation that names a value
-    by the value; any other gold equation only by an equation with the same solutions, whose sides differ by a constant factor.
+    An equation that names a value ("x = 5", "AB = 5") matches that value, in both directions. Any other gold equation
+    needs an equation
+    with the same solutions: the sides differ by a constant factor.
     """
     if gold.op != "relation":
         return any(same(gold, found) for found in resolved(answer))
@@ -40,12 +41,12 @@ def same_relation(gold: Node, answer: Node, same: Same) -> bool:
     if stated and given and stated[0] == given[0] and (not symbols(stated[1]) or same(stated[1], given[1])):
         return same(stated[1], given[1])
     if stated and not symbols(stated[1]) and stated[0].op == "symbol":
-        return False  # x = 5 is asked for: 2x = 10 and y = 5 are something else
+        return False  # gold x = 5 matches neither 2x = 10 nor y = 5
     return _equivalent(gold, answer)
 
 
 def is_name(node: Node) -> bool:
-    """Whether a node only names something: x, AB, f(x), f(2), (x, y), sin A."""
+    """True if a node only names something: x, AB, f(x), f(2), (x, y), sin A."""
     if node.op == "symbol":
         return True
     if node.op in ("row", "list"):
@@ -59,7 +60,7 @@ def is_name(node: Node) -> bool:
 
 
 def named(relation: Node) -> tuple[Node, Node] | None:
-    """The name and the value of "name = value" or "value = name"; None for another relation."""
+    """Name and value of "name = value" or "value = name"; None for another relation."""
     if relation.op != "relation" or relation.name != "=":
         return None
     left, right = relation.args
@@ -69,9 +70,9 @@ def named(relation: Node) -> tuple[Node, Node] | None:
 
 
 def resolved(relation: Node) -> list[Node]:
-    """The value that a chain of equations gives a name, or that all its sides have; [] where they differ.
+    """The value that a chain of equations gives a name, or the common value of its sides; [] if they differ.
 
-    Behind it stand the decimals that the chain says it is about, if they are rounded rightly.
+    Approximate decimals of the chain follow, if they are rounded correctly.
     """
     signs = relation.name.split()
     if signs == ["in"] and is_name(relation.args[0]):
@@ -97,7 +98,7 @@ def _equal_sides(one: Node, other: Node) -> bool:
 
 
 def _is_about(exact: Node, decimal: Node) -> bool:
-    """Whether a decimal is a value, rounded or cut at its last place."""
+    """True if a decimal is a value rounded or cut at its last digit."""
     bare = decimal.args[0] if decimal.op == "unit" else decimal
     bare = bare.args[0] if bare.op == "negative" else bare
     if bare.op != "number" or not is_expression(exact) or symbols(exact):
@@ -111,7 +112,7 @@ def _is_about(exact: Node, decimal: Node) -> bool:
 
 
 def _equivalent(gold: Node, answer: Node) -> bool:
-    """Whether two equations or inequalities have sides that differ by a constant factor, a positive one for inequalities."""
+    """True if two relations have sides that differ by a constant factor, positive for inequalities."""
     if len(gold.args) != 2 or len(answer.args) != 2 or not all(map(is_expression, (*gold.args, *answer.args))):
         return False
     if symbols(gold) != symbols(answer):

@@ -1,7 +1,8 @@
-r"""Whether an answer in LaTeX is the gold one: 0.5 for \frac12, 1 < x \le 2 for (1,2], 2, 1 for \{1,2\}, and not 25 for x^2+y^2=25.
+r"""Compares an answer in LaTeX with the gold one.
 
-A text that a model chose may take long whatever the bounds, so the comparison runs in another process (`agentgym.processes.isolate`), which
-imports `agentgym_envs.math.symbolic_worker`.
+0.5 matches \frac12, 1 < x \le 2 matches (1,2], and 25 does not match x^2+y^2=25. A model's text may take long to
+compare despite all bounds, so the comparison runs in another process (`agentgym.processes.isolate`), which imports
+`agentgym_envs.math.symbolic_worker`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 
 from agentgym.processes.isolate import WorkerDied, call_isolated
 
-LONGEST_ANSWER = 500  # characters; a longer one is nobody's answer
+LONGEST_ANSWER = 500  # characters
 SECONDS = 5.0  # for one comparison
 
 _log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 
 
 def require_mpmath() -> None:
-    """Check that answers can be compared.
+    """Raise if answers cannot be compared.
 
     Raises:
         ModuleNotFoundError: the package `mpmath` is not installed.
@@ -31,10 +32,10 @@ def require_mpmath() -> None:
 
 
 def same_answer(gold: str, answer: str, seconds: float = SECONDS) -> bool:
-    """Whether an answer is the gold one, in any form that says the same; see `symbolic_worker`. Which is which matters.
+    """True if an answer is equivalent to the gold one; see `symbolic_worker`. The comparison is not symmetric.
 
-    An answer that is too long, that cannot be read, that takes longer than `seconds` to compare, or that crashes the comparison
-    is wrong.
+    An answer is wrong if it is too long, cannot be parsed, takes longer than `seconds` to compare, or crashes the
+    comparison.
 
     Raises:
         agentgym.processes.isolate.NoWorker: the comparison could not be started.
@@ -55,7 +56,7 @@ def same_answer(gold: str, answer: str, seconds: float = SECONDS) -> bool:
 
 
 def plain(answer: str) -> str:
-    """An answer without what stands around it: spaces, dollar signs, a full stop; Python's ** becomes ^."""
+    """An answer without surrounding spaces, dollar signs and full stop; Python's ** becomes ^."""
     answer = answer.strip()
     for opened, closed in _DELIMITERS:
         inner = answer[len(opened) : -len(closed)]

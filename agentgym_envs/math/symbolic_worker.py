@@ -1,6 +1,7 @@
-r"""Whether an answer is the gold one, by rules for each form that answers have; runs in a worker process, and imports `mpmath`.
+r"""Compares answers by rules for each form; runs in a worker process, and imports `mpmath`.
 
-The gold answer says what is asked for: a number, an expression, an equation, a point, an interval, a set, a matrix, a word.
+The form of the gold answer decides: a number, an expression, an equation, a point, an interval, a set, a matrix, a
+word.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _UNITS = {
 
 
 def same(gold: str, answer: str) -> bool:
-    """Whether an answer is the gold one. What cannot be read is the same only if its words are."""
+    """True if an answer matches the gold one. Texts that cannot be parsed match only if their words do."""
     try:
         wanted = _read(gold)
     except (Unreadable, RecursionError):
@@ -57,13 +58,13 @@ def same(gold: str, answer: str) -> bool:
         return True
     try:
         return _same(wanted, _read(answer))
-    except Exception as error:  # whatever a text that a model wrote brings about: it must not fail the episode
+    except Exception as error:  # a model's text must never fail the episode
         _log.debug("%r, %r: %s", gold, answer, error)
         return False
 
 
 def _read(text: str) -> Node:
-    """The tree of an answer; the words for no solution and for all numbers are sets."""
+    """The tree of an answer; "no solution" and "all real numbers" are sets."""
     words = _wording(text)
     if _NO_SOLUTION.fullmatch(words):
         return Node("set")
@@ -71,7 +72,7 @@ def _read(text: str) -> Node:
 
 
 def _wording(text: str) -> str:
-    """The words of an answer that is nothing but words, in small letters; "" for one with other commands or signs."""
+    """The words of an answer, in lower case; "" if it has other commands or signs."""
     plain = _BOX.sub(r" \1 ", characters(text)).replace("\\ ", " ").replace("$", " ")
     if "\\" in plain or re.search(r"[=<>^+*/{}|]", plain):
         return ""
@@ -100,7 +101,7 @@ def _same(gold: Node, answer: Node) -> bool:
 
 
 def _items(node: Node) -> list[Node]:
-    r"""The answers that a list, a set or a \pm gives; order does not count."""
+    r"""The answers in a list, a set or a \pm; order does not count."""
     if node.op == "list":
         if node.name != "," and any(part.op == "relation" and part.name != "=" for part in node.args):
             return [node]
@@ -114,7 +115,7 @@ def _items(node: Node) -> list[Node]:
 
 
 def _once_each(items: list[Node]) -> list[Node]:
-    """The items without repetitions: 3, 3, 5 is 3, 5."""
+    """The items without repetitions."""
     kept: list[Node] = []
     for item in items:
         if not any(_same_item(other, item) for other in kept):
@@ -129,7 +130,7 @@ def _bounded(items: list[Node]) -> list[Node]:
 
 
 def _signs(node: Node) -> list[Node]:
-    r"""The node with each \pm in it once as plus and once as minus."""
+    r"""The node with each \pm once as plus and once as minus."""
     if node.op == "either":
         return _bounded([signed for inner in _signs(node.args[0]) for signed in (inner, Node("negative", (inner,)))])
     if not node.args:
@@ -141,7 +142,7 @@ def _signs(node: Node) -> list[Node]:
 
 
 def _point(row: Node, items: list[Node]) -> tuple[Node, Node] | None:
-    """ "x = 1, y = 2" as a point beside the row that it is to be compared with; None where these are not such two."""
+    """ "x = 1, y = 2" as a point, and the row to compare it with; None for other forms."""
     bare = resolved(row)[:1] if row.op == "relation" else [row]
     if not bare or bare[0].op != "row" or bare[0].name != "()" or len(items) != len(bare[0].args):
         return None
@@ -157,13 +158,13 @@ def _point(row: Node, items: list[Node]) -> tuple[Node, Node] | None:
 
 
 def _variables(items: list[Node]) -> set[str]:
-    """The variables, without subscripts, that items of a list say they are the values of."""
+    """The variables, without subscripts, whose values the items state."""
     names = [named(item) for item in items if item.op == "relation"]
     return {found[0].name.partition("_")[0] for found in names if found}
 
 
 def _matched(golds: list[Node], answers: list[Node]) -> bool:
-    """Whether each answer can be paired with a gold one of its own. Equality is transitive, so any partner will do."""
+    """True if answers and gold answers can be paired. Equality is transitive, so greedy pairing suffices."""
     left = list(answers)
     for gold in golds:
         found = next((place for place, answer in enumerate(left) if _same_item(gold, answer)), None)
@@ -201,7 +202,7 @@ def _same_parts(golds: tuple[Node, ...] | list[Node], answers: tuple[Node, ...] 
 
 
 def _measured(node: Node) -> tuple[Node, Counter[str]]:
-    """A quantity without its unit, and the words of the unit; a "million" is no unit."""
+    """A quantity without its unit, and the unit's words; "million" is not a unit."""
     if node.op != "unit":
         return node, Counter()
     inner, words = node.args[0], node.name.replace("/", " per ").split()
@@ -217,7 +218,7 @@ def _measured(node: Node) -> tuple[Node, Counter[str]]:
 
 
 def _same_quantity(gold: Node, answer: Node) -> bool:
-    """Whether two expressions are equal, or say the same of a percentage or an angle whose sign one of them leaves out."""
+    """True if two expressions are equal, also if one of them omits a percent or degree sign."""
     if equal(gold, answer) or _rounds(gold, answer) or _rounds(answer, gold):
         return True
     for mark in ("percent", "degrees"):
@@ -227,14 +228,14 @@ def _same_quantity(gold: Node, answer: Node) -> bool:
         if bare_gold is not None:
             return equal(bare_gold, answer)
         wanted = exact_value(gold)
-        # 0.5 may be a share; whoever says 0.5% of it is wrong.
+        # 0.5 may be a share, so 0.5% is wrong.
         share = mark == "percent" and wanted is not None and abs(wanted) <= 1
         return bare_answer is not None and not share and equal(gold, bare_answer)
     return False
 
 
 def _without(node: Node, mark: str) -> Node | None:
-    """What a percent or degree sign stands behind, None where there is none."""
+    """The operand of a percent or degree sign; None without one."""
     if node.op == mark:
         return node.args[0]
     if node.op == "negative":
@@ -244,7 +245,7 @@ def _without(node: Node, mark: str) -> Node | None:
 
 
 def _rounds(exact: Node, decimal: Node) -> bool:
-    """Whether a decimal of six places or more is a value that has no end, cut or rounded there."""
+    """True if a decimal of six or more places is an infinite decimal, rounded or cut there."""
     bare = decimal.args[0] if decimal.op == "negative" else decimal
     places = len(bare.name.partition(".")[2]) if bare.op == "number" and bare.name.replace(".", "").isdigit() else 0
     if places < ROUNDED_PLACES or symbols(exact):
@@ -257,7 +258,7 @@ def _rounds(exact: Node, decimal: Node) -> bool:
 
 
 def _prime_factors(n: int) -> list[int]:
-    """2 and 5 as often as they divide n, and what is left of it."""
+    """The factors 2 and 5 of n, and the remaining cofactor."""
     found = []
     for p in (2, 5):
         while n % p == 0:
@@ -267,7 +268,7 @@ def _prime_factors(n: int) -> list[int]:
 
 
 def _below(one: Node, other: Node, bound: Fraction) -> bool:
-    """Whether two constants differ by less than a bound."""
+    """True if two constants differ by less than a bound."""
     with mp.workdps(DIGITS):
         try:
             difference = value(one, {}, has_i(one)) - value(other, {})

@@ -1,4 +1,4 @@
-"""School word problems as tasks: GSM8K where it can be found, else 40 problems of the project's own making."""
+"""School word problems as tasks: GSM8K if available, else 40 shipped problems; and SVAMP (arXiv 2103.07191)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from agentgym import datasets
 from agentgym.core.messages import user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.math.answers import number_of
+from agentgym_envs.math.arithmetic import compute, parse, written
 from agentgym_envs.own_tasks import own_tasks
-from agentgym_envs.splits import check_split
+from agentgym_envs.splits import check_split, split_of
 
 HUB = datasets.HubData("openai/gsm8k", "main")
+SVAMP = "svamp/svamp.jsonl"  # one-step problems with misleading numbers
 OWN_SOURCE = "the project's own word problems"
 
 _ANNOTATION = re.compile(r"<<([^<>]*)>>")  # GSM8K marks every calculation: 3 + 4 = <<3+4=7>>7
@@ -21,8 +23,8 @@ _ANNOTATION = re.compile(r"<<([^<>]*)>>")  # GSM8K marks every calculation: 3 + 
 def load_word_problems(split: str = "train") -> TaskSet:
     """The tasks of a split, from `AGENTGYM_DATA`, Hugging Face or the package; `source` says which.
 
-    Each task has the question as its message, the gold number (a text) as its answer and the worked solution, in GSM8K's form,
-    in `metadata["solution"]`. `metadata["difficulty"]` is the number of calculations in it, where they are marked.
+    A task has the question as its message, the gold number (text) as its answer and the worked solution in GSM8K's form
+    in `metadata["solution"]`. `metadata["difficulty"]` is the number of marked calculations in it, if any.
 
     Raises:
         ValueError: no such split.
@@ -44,7 +46,7 @@ def load_word_problems(split: str = "train") -> TaskSet:
 
 
 def own_word_problems(split: str) -> TaskSet:
-    """The problems that the package ships: 30 to train on and 10 to test with."""
+    """The shipped problems: 30 train, 10 test."""
     return own_tasks(
         "agentgym_envs.math",
         "problems.jsonl",
@@ -56,7 +58,7 @@ def own_word_problems(split: str) -> TaskSet:
 
 
 def _task(record: dict[str, Any], id: str, split: str) -> Task:
-    """A task from a record of GSM8K: `question`, and `answer` with the gold number after "####"."""
+    """A task from a GSM8K record: `question`, and `answer` with the gold number after "####"."""
     solution = record["answer"]
     gold = solution.rpartition("####")[2].strip()
     if number_of(gold) is None:
@@ -67,10 +69,10 @@ def _task(record: dict[str, Any], id: str, split: str) -> Task:
 
 
 def check_task(task: Task) -> None:
-    """Refuse a task that poses no word problem.
+    """Raise if a task is not a word problem.
 
     Raises:
-        ValueError: it has no messages, or its answer is no number.
+        ValueError: it has no messages, or its answer is not a number.
     """
     if not task.messages:
         raise ValueError(f"task {task.id!r} has no messages: the question is missing")
@@ -81,7 +83,7 @@ def check_task(task: Task) -> None:
 
 
 def solution_of(task: Task) -> str:
-    """A right reply to a task: its worked solution without the annotations, or the bare answer where it has none."""
+    """A right reply: the worked solution without annotations, or the bare answer without one."""
     solution = task.metadata.get("solution")
     if not isinstance(solution, str):
         return f"#### {task.answer}"
@@ -89,6 +91,32 @@ def solution_of(task: Task) -> str:
 
 
 def calculations_of(task: Task) -> list[str]:
-    """The expressions that the worked solution annotates, in order, without their results."""
+    """The expressions annotated in the worked solution, in order, without their results."""
     marks = _ANNOTATION.findall(str(task.metadata.get("solution", "")))
     return [mark.rpartition("=")[0] for mark in marks if "=" in mark]
+
+
+def load_svamp(split: str = "train") -> TaskSet:
+    """The problems of a split, by a hash of their text, from `svamp/svamp.jsonl` in the data folder.
+
+    Raises:
+        ValueError: no such split.
+        FileNotFoundError: the file is missing.
+    """
+    check_split("svamp", split)
+    file = datasets.require("svamp", SVAMP)
+    tasks = [task for task in TaskSet.from_jsonl(file, parse=_svamp_task, name="svamp") if _split(task) == split]
+    return TaskSet(tasks, name=f"svamp/{split}", source=str(file))
+
+
+def _svamp_task(record: dict[str, Any], place: int) -> Task:
+    """A task from a record: `Body`, `Question`, `Answer`, and `Equation`, an expression for the answer."""
+    body = record["Body"].strip()
+    question = f"{body}{'' if body.endswith(('.', ',', '?')) else ','} {record['Question'].strip()}"
+    answer, expression = written(compute(parse(str(record["Answer"])))), record["Equation"].strip()
+    solution = f"<<{expression}={answer}>>\n#### {answer}"
+    return Task(f"svamp-{place}", (user(question),), answer, metadata={"solution": solution})
+
+
+def _split(task: Task) -> str:
+    return split_of(str(task.messages[0]["content"]))

@@ -1,11 +1,11 @@
-"""A BM25 index over passages: this file is imported by the environment, and run by itself inside a sandbox.
+"""A BM25 index over passages. The environment imports this file, and a sandbox runs it as a program.
 
-It therefore knows only the standard library, numpy and bm25s. As a program it takes the path of a corpus (JSON Lines: `id`,
-`title`, `text`), reads framed requests from its standard input and answers each on file descriptor 3; see `answer`.
+So it uses only the standard library, numpy and bm25s. The program takes the path of a corpus (JSON Lines: `id`,
+`title`, `text`), reads framed requests from standard input and answers each on file descriptor 3; see `answer`.
 
-Scores are Lucene's BM25 with k1 = 1.5, b = 0.75: the sum over the query's words t of
-log(1 + (N - n_t + 0.5) / (n_t + 0.5)) * f / (f + k1 * (1 - b + b * length / mean length)), with N passages, n_t of them
-holding t, and t occurring f times in this one. Passages of equal score come in the order of their ids.
+Scores are Lucene's BM25 with k1 = 1.5, b = 0.75: the sum over the query's words t of log(1 + (N - n_t + 0.5) / (n_t +
+0.5)) * f / (f + k1 * (1 - b + b * length / mean length)), where n_t of N passages contain t, and f is t's frequency in
+the passage. Ties are ordered by id.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ STOP_WORDS = frozenset(_STOP_WORDS.split())
 
 
 def words_of(text: str) -> list[str]:
-    """The words that are indexed and looked for: runs of letters and digits in lower case, without stop words."""
+    """The indexed words of a text: runs of letters and digits in lower case, without stop words."""
     return [word for word in _WORD.findall(text.casefold()) if word not in STOP_WORDS]
 
 
 class Index:
-    """A BM25 index. Once built it only reads, so that many threads may search it.
+    """A BM25 index, read-only once built, so many threads may search it.
 
     Args:
         passages: each with `id`, `title` and `text`; both texts are indexed.
 
     Raises:
-        ValueError: no passages, or not one word in them.
+        ValueError: there are no words to index.
     """
 
     def __init__(self, passages: Sequence[Mapping[str, str]]):
         import bm25s  # imported here: it takes most of a second where numba is installed
 
-        # In the order of ids, so that of equal scores the lower position is the lower id.
+        # Sorted by id, so a stable sort orders equal scores by id.
         self.passages = sorted(passages, key=lambda passage: passage["id"])
         self._vocabulary: dict[str, int] = {}
         number = self._vocabulary.setdefault
@@ -53,12 +53,12 @@ class Index:
             for p in self.passages
         ]
         if not self._vocabulary:
-            raise ValueError(f"a corpus of {len(self.passages)} passages holds no word that could be indexed")
+            raise ValueError(f"a corpus of {len(self.passages)} passages has no words to index")
         self._bm25 = bm25s.BM25(k1=K1, b=B, method="lucene", backend="numpy")
         self._bm25.index((numbers, dict(self._vocabulary)), create_empty_token=False, show_progress=False)
 
     def search(self, query: str, topk: int) -> list[tuple[Mapping[str, str], float]]:
-        """The best passages that share a word with the query, at most `topk`, best first, with their scores (float32)."""
+        """At most `topk` passages that share a word with the query, best first, with their scores (float32)."""
         import numpy as np
 
         wanted = [self._vocabulary[word] for word in words_of(query) if word in self._vocabulary]
@@ -67,7 +67,7 @@ class Index:
         scores = self._bm25.get_scores_from_ids(wanted)
         found = np.flatnonzero(scores > 0)
         if len(found) > topk:
-            # Every passage that ties with the last one stays in, or the cut would choose among them by chance.
+            # Keep all passages that tie with the last one: a partition alone would choose among them arbitrarily.
             last = np.partition(scores[found], -topk)[-topk]
             found = found[scores[found] >= last]
         best = found[np.argsort(-scores[found], kind="stable")][:topk]
@@ -75,7 +75,7 @@ class Index:
 
 
 def answer(index: Index, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply to `{"queries": [...], "topk": k}`: for each query its passages as documents with scores."""
+    """The reply to `{"queries": [...], "topk": k}`: for each query its documents with scores."""
     return {
         "result": [
             [
@@ -102,7 +102,7 @@ def read_corpus(path: str) -> list[dict[str, str]]:
 
 
 def serve(index: Index, requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer framed requests (4 bytes of length, big endian, then JSON) until there are no more."""
+    """Answer framed requests (4 bytes of length, big endian, then JSON) until the input ends."""
     while header := requests.read(4):
         reply = json.dumps(answer(index, json.loads(requests.read(int.from_bytes(header, "big"))))).encode()
         replies.write(len(reply).to_bytes(4, "big") + reply)

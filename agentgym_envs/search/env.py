@@ -1,4 +1,4 @@
-"""Questions that take several searches: find passages, read them, search on, and answer."""
+"""Multi-hop questions: search passages, read them, search again, and answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from agentgym.core.messages import Action, Observation, assistant, instructed, t
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.tools.text_forms import answer_in, call_text
 from agentgym.tools.toolset import Tool, ToolError, ToolSet, tool
-from agentgym_envs.search.corpora import Passage, require_bm25s
+from agentgym_envs.search.corpora import require_bm25s
+from agentgym_envs.search.passages import Passage
 from agentgym_envs.search.questions import check_data, golds_of, load_questions, queries_of
 from agentgym_envs.search.retrievers import Retriever, check_kind, open_retriever
 from agentgym_envs.search.scoring import exact_match, f1
@@ -27,7 +28,6 @@ NOTHING = "No passage has a word of this query. Search with other words: names, 
 
 
 def _search_tool(run: Callable[[str], str]) -> Tool:
-    """The tool as the agent knows it, and what it runs."""
 
     def search(query: str) -> str:
         """Search the passages for words. Gives the best ones, each with its title and id.
@@ -41,27 +41,27 @@ def _search_tool(run: Callable[[str], str]) -> Tool:
 
 
 class Search(Env):
-    """A question whose answer takes one or more searches.
+    """A question that takes one or more searches to answer.
 
-    A reply may search, natively (`tool_calls`) or in its text (`<tool_call>...</tool_call>`), and is answered with passages.
-    A reply without a call that holds `<answer>...</answer>` ends the episode. Any other reply gets a hint. Every reply takes
-    a turn.
+    A reply may search, natively (`tool_calls`) or in its text (`<tool_call>...</tool_call>`), and gets passages. A
+    reply without a call that contains `<answer>...</answer>` ends the episode. Any other reply gets a hint. Every reply
+    takes a turn.
 
     Args:
         tasks: see `agentgym.Env`; each needs `messages`, and a gold answer or a list of them as `answer`.
-        max_turns: replies that the agent has, 6 by default.
-        data: which tasks and corpus: "own", "xquad", "hotpot_qa", or "auto", XQuAD if it is there.
-        retriever: "bm25" in this process, "sandbox" for the same in a sandbox, or the URL of a server.
-        corpus: a corpus's name or file, instead of the one that the task names; a server has its own.
-        topk: passages that a search gives at most.
-        passage_chars: characters of a passage that are shown.
-        reward: "em" for exact match, "f1" for the share of words.
-        timeout: seconds that one attempt of a search may take, at a server or in a sandbox.
-        sandbox: the sandbox's back end, "docker", "bubblewrap" or "auto"; None: the process's own choice.
+        max_turns: replies, 6 by default.
+        data: tasks and corpus: "own", "xquad", "hotpot_qa", or "auto": XQuAD if available, else own.
+        retriever: "bm25" in this process, "sandbox" for the same in a sandbox, or a server's URL.
+        corpus: name or file of a corpus, instead of the task's; servers have their own.
+        topk: maximum number of passages per search.
+        passage_chars: characters shown of a passage.
+        reward: "em" for exact match, "f1" for word overlap.
+        timeout: seconds for one attempt of a search, at a server or in a sandbox.
+        sandbox: the sandbox's back end, "docker", "bubblewrap" or "auto"; None: the process's choice.
         render_mode: unused, as in every text environment.
 
     Raises:
-        ValueError: a setting is none of these.
+        ValueError: a setting is invalid.
         ImportError: the retriever is "bm25", and bm25s is not installed.
     """
 
@@ -112,7 +112,7 @@ class Search(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", data: str = "auto") -> TaskSet:
-        """XQuAD's questions if they are there, else the project's own; see `questions.load_questions`."""
+        """XQuAD's questions if available, else the shipped ones; see `questions.load_questions`."""
         return load_questions(split, data)
 
     def init(self, task: Task) -> None:
@@ -120,8 +120,8 @@ class Search(Env):
 
         Raises:
             ValueError: the task has no question, no answer or no corpus.
-            FileNotFoundError: the corpus is not there.
-            SandboxError: there is no sandbox to search in.
+            FileNotFoundError: the corpus is missing.
+            SandboxError: no sandbox is available for the search.
         """
         self._golds = golds_of(task)
         named = task.metadata.get("corpus")
@@ -143,11 +143,11 @@ class Search(Env):
     def step(self, action: Action) -> Step:
         """Search, or judge the answer.
 
-        `info`: `success`, `searches`; after an answer also `em`, `f1`, `answer` and `expected`, the first gold answer. `em`
-        and `f1` are 0 until then.
+        `info`: `success`, `searches`, `em` and `f1` (0 before the answer); after it also `answer` and `expected`, the
+            first gold answer.
 
         Raises:
-            RetrieverError, SandboxError: a search failed; the episode has no result then.
+            RetrieverError, SandboxError: a search failed; the episode has no result.
         """
         text = self.read(action)
         self._searches_before = self._searches
@@ -172,12 +172,12 @@ class Search(Env):
         )
 
     def close(self) -> None:
-        """Leave the retriever. May be called twice."""
+        """Close the retriever. May be called twice."""
         self._leave()
         super().close()
 
     def expert_action(self) -> str:
-        """The next search of the task's chain, and on the last turn at the latest the answer."""
+        """The next search of the task's chain; the answer at its end or on the last turn."""
         queries = queries_of(self.current_task)[: self.max_turns - 1]
         return (
             call_text("search", query=queries[self.turn])
@@ -186,7 +186,7 @@ class Search(Env):
         )
 
     def random_action(self, rng: random.Random) -> str:
-        """A search for two words of the question, or one of its words as the answer."""
+        """Searches for two words of the question, or answers with one of them."""
         words = text_of(self.current_task.messages[-1]).split() or ["nothing"]
         if rng.random() < 0.5:
             return f"<answer>{rng.choice(words)}</answer>"
@@ -196,7 +196,6 @@ class Search(Env):
         return self.outcome(observation, success=False, em=0.0, f1=0.0, searches=self._searches)
 
     def _search(self, query: str) -> str:
-        """What the tool runs."""
         if not query.strip():
             raise ToolError("search: the query is empty: write what the passage should contain")
         if len(query) > LONGEST_QUERY:

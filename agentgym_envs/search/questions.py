@@ -1,8 +1,8 @@
-"""Questions as tasks: of XQuAD or HotpotQA where they can be found, or 52 of the project's own about an invented country.
+"""Questions as tasks: XQuAD or HotpotQA if available, or 52 shipped ones about an invented country.
 
 A task's `answer` is the list of its gold answers. `metadata["corpus"]` names the corpus that answers it, and
-`metadata["hops"]` the chain of searches that leads there: for each a query and the id of the passage that it is for.
-`metadata["difficulty"]` is the length of that chain.
+`metadata["hops"]` is a chain of searches that leads there: a query and the id of its passage each.
+`metadata["difficulty"]` is the chain's length.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ OWN_SOURCE = "the project's own questions"
 
 
 def load_questions(split: str = "train", data: str = "auto") -> TaskSet:
-    """The tasks of a split; `source` says where they are from.
+    """The tasks of a split; `source` says where they come from.
 
     Args:
         split: "train" or "test".
-        data: "own", "xquad", "hotpot_qa", or "auto": XQuAD if its file is in the data folder, else the project's own.
+        data: "own", "xquad", "hotpot_qa", or "auto": XQuAD if its file is in the data folder, else own.
 
     Raises:
-        ValueError: no such split, or no such data.
-        FileNotFoundError: the file of `data` is not there; the message says how to get it.
+        ValueError: no such split or data.
+        FileNotFoundError: the file of `data` is missing; the message says how to get it.
     """
     check_split("search", split)
     check_data(data)
@@ -44,15 +44,15 @@ def load_questions(split: str = "train", data: str = "auto") -> TaskSet:
 
 
 def own_questions(split: str) -> TaskSet:
-    """The questions that the package ships, of two and three searches: 38 to train on and 14 to test with."""
+    """The shipped questions, of two or three searches: 38 train, 14 test."""
     return own_tasks("agentgym_envs.search", "own/questions.jsonl", split, _own_task, name="search", source=OWN_SOURCE)
 
 
 def check_data(data: str) -> None:
-    """Refuse an unknown name.
+    """Raise for an unknown choice of data.
 
     Raises:
-        ValueError: it is none of `DATA`.
+        ValueError: it is not in `DATA`.
     """
     if data not in DATA:
         raise ValueError(f"data must be one of {', '.join(DATA)}, not {data!r}")
@@ -62,7 +62,7 @@ def golds_of(task: Task) -> list[str]:
     """The gold answers of a task.
 
     Raises:
-        ValueError: it has no question, or no text as an answer.
+        ValueError: it has no question, or its answer is not text.
     """
     if not task.messages:
         raise ValueError(f"task {task.id!r} has no messages: the question is missing")
@@ -75,7 +75,7 @@ def golds_of(task: Task) -> list[str]:
 
 
 def queries_of(task: Task) -> list[str]:
-    """The queries of the task's chain of searches; the question itself where it has none."""
+    """The queries of the task's chain of searches; the question itself without one."""
     hops: Any = task.metadata.get("hops")
     if hops:
         return [str(hop["query"]) for hop in hops]

@@ -1,4 +1,4 @@
-"""How good an answer is: exact match and F1 over words, with SQuAD's normalisation."""
+"""Scores an answer: exact match and word F1, with SQuAD's normalisation."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 
-_VERDICTS = frozenset(("yes", "no", "noanswer"))  # answers that are right or wrong, and never in part
+_VERDICTS = frozenset(("yes", "no", "noanswer"))  # answers without partial credit
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalised(answer: str) -> str:
-    """Lower case, without ASCII punctuation, the articles a, an, the, and needless spaces."""
+    """Lower case, without ASCII punctuation, the articles a, an, the, and extra spaces."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
 
 
@@ -23,15 +23,15 @@ def exact_match(answer: str, golds: Sequence[str]) -> float:
 
 
 def f1(answer: str, golds: Sequence[str]) -> float:
-    """The best F1 of the answer's words with those of a gold answer, from 0.0 to 1.0; 0.0 where there are no golds.
+    """The best word F1 of the answer with a gold answer, 0.0 to 1.0; 0.0 without gold answers.
 
-    Where the answer or a gold one is yes or no, they share all or nothing, as in HotpotQA: "yes no" is no answer.
+    If the answer or a gold answer is yes or no, the score is 0 or 1, as in HotpotQA.
     """
     return max((_f1(normalised(answer), normalised(gold)) for gold in golds), default=0.0)
 
 
 def _f1(answer: str, golden: str) -> float:
-    """2 * precision * recall / (precision + recall) of two bags of words; two empty ones are equal."""
+    """2 * precision * recall / (precision + recall) of two bags of words; two empty bags are equal."""
     words, gold = answer.split(), golden.split()
     if not words or not gold or not _VERDICTS.isdisjoint((answer, golden)):
         return float(words == gold)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def register_sql() -> None:
-    """Register the environment. Its entry point is text: nothing is imported before it is made."""
+    """Register the environment without importing it."""
     from agentgym.core.registration import register
 
     register(

@@ -1,4 +1,4 @@
-"""The databases that questions are asked about: files of the user's, and two that are drawn by code."""
+"""The databases of the questions: SQLite files, and two that are generated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHINOOK = "text2sql/chinook/Chinook_Sqlite.sqlite"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. `note` says what it holds, where that is known; `references` is `table.column` or empty."""
+    """A column; `note` describes its content if known, `references` is `table.column` or empty."""
 
     name: str
     type: str
@@ -28,7 +28,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table or a view."""
+    """A table or view."""
 
     name: str
     columns: tuple[Column, ...]
@@ -36,24 +36,24 @@ class Table:
 
 @dataclass(frozen=True)
 class Database:
-    """An SQLite database: its file's bytes and what its tables are."""
+    """An SQLite database: the file's bytes, and its tables."""
 
     name: str
     content: bytes
     tables: tuple[Table, ...]
 
     def schema(self, detail: str) -> str:
-        """The schema as text: with "names" the tables' names, with "full" also columns, types, keys and notes."""
+        """The schema as text: "names" lists the tables; "full" adds columns, types, keys and notes."""
         if detail == "names":
             return ", ".join(table.name for table in self.tables)
         return "\n".join(_described(table) for table in self.tables)
 
 
 def load_database(name: str) -> Database:
-    """A database by its name: "library", "railway", "chinook", "defog/NAME", or the path of an SQLite file.
+    """A database by name: "library", "railway", "chinook", "defog/NAME", or the path of an SQLite file.
 
     Raises:
-        ValueError: there is none, or the file is no SQLite database.
+        ValueError: no such database, or the file is not an SQLite database.
         FileNotFoundError: `AGENTGYM_DATA` names a folder that does not exist.
     """
     if name in OWN_NAMES:
@@ -89,7 +89,7 @@ def _own(name: str) -> Database:
 
 @functools.lru_cache(maxsize=64)
 def _of_file(name: str, path: Path, changed: int) -> Database:
-    """`changed` is the file's time of change: a file that was written anew is read anew."""
+    """A database from a file; `changed` (its modification time) makes the cache miss when the file changes."""
     db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     try:
         return Database(name, path.read_bytes(), _tables(db, _notes(path.with_suffix(".schema.json"))))
@@ -118,7 +118,7 @@ def _columns(db: sqlite3.Connection, table: str, notes: dict[tuple[str, str], st
 
 
 def _notes(path: Path) -> dict[tuple[str, str], str]:
-    """What the columns hold, from a file of defog's beside the database; empty where there is none."""
+    """Column descriptions from defog's file beside the database; empty without one."""
     if not path.is_file():
         return {}
     tables = json.loads(path.read_text(encoding="utf-8"))["table_metadata"]
@@ -130,7 +130,7 @@ def _notes(path: Path) -> dict[tuple[str, str], str]:
 
 
 def _described(table: Table) -> str:
-    """One line for a table; one for each column as well where a column has a note."""
+    """A table on one line, or one line per column if a column has a note."""
     key = [column.name for column in table.columns if column.key]
     alone = key[0] if len(key) == 1 else ""
     parts = [(_column(column, column.name == alone), column.note) for column in table.columns]

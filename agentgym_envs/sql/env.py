@@ -1,4 +1,4 @@
-"""Questions about a database: the agent looks around with a tool, then gives the query whose rows are the answer."""
+"""Questions about a database: the agent explores it with a tool, then answers with a query."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from agentgym.tools.text_forms import call_text, spoken
 from agentgym.tools.toolset import ToolSet
 from agentgym_envs.sql.database import Database, load_database
 from agentgym_envs.sql.gold import golds_of, judge
-from agentgym_envs.sql.queries import Bounds, Queries
+from agentgym_envs.sql.observation import observation_text
+from agentgym_envs.sql.queries import QueryLimits, QueryRunner
 from agentgym_envs.sql.query_program import NOW
-from agentgym_envs.sql.shown import shown
 from agentgym_envs.sql.tasks import check_data, load_questions
 
 SCHEMAS = ("full", "names")
@@ -67,20 +67,20 @@ def _tools(look: Callable[[str], str], settle: Callable[[str], str], seconds: fl
 class SQL(Env):
     """Text to SQL over a real SQLite database, with a tool to explore it and a final query.
 
-    A reply may call `sql`, natively or in its text, and is answered with the rows. Calling `answer`, or a reply with "Answer:"
-    and a fenced query, ends the episode: reward 1.0 if the query's rows are those of a gold query, 0.0 otherwise; see
-    `agentgym_envs.sql.results`. Any other reply gets a hint. Every reply takes a turn. Queries run in a sandbox, which the
-    first one acquires.
+    A reply may call `sql`, natively or in its text, and gets the rows. Calling `answer`, or replying "Answer:" and a
+    fenced query, ends
+    the episode: reward 1.0 if the query's rows equal those of a gold query, else 0.0; see `agentgym_envs.sql.results`.
+    Any other reply gets a hint. Every reply takes a turn. Queries run in a sandbox, acquired by the first query.
 
     Args:
-        data: what questions: "defog", "chinook", "own", or "auto": defog where its files are found, else own.
-        schema: "full" shows tables and columns, "names" the tables' names alone.
-        rows: rows of a result that are shown.
-        cell: characters of a value that are shown.
-        seconds: how long a query may take. Those that come when the earlier ones of their reply took four times that are not run.
+        data: "defog", "chinook", "own", or "auto": defog if its files are found, else own.
+        schema: "full" shows tables and columns, "names" only table names.
+        rows: rows shown of a result.
+        cell: characters shown of a value.
+        seconds: time limit of a query. The queries of one reply have four times that; later ones are skipped.
         sandbox: "docker", "bubblewrap" or "auto"; None: what AGENTGYM_SANDBOX says.
         tasks: see `agentgym.Env`; each needs `messages`, gold queries as `answer`, and `database` in its metadata.
-        max_turns: replies that the agent has, 8 by default.
+        max_turns: replies, 8 by default.
         render_mode: unused, as in every text environment.
     """
 
@@ -109,11 +109,11 @@ class SQL(Env):
                 raise ValueError(f"sql: {name} must be a number from 1 to 10000, not {value!r}")
         self.data = data
         self.schema = schema
-        self.bounds = Bounds(rows=int(rows), bytes=REPLY_BYTES, cell=int(cell), seconds=float(seconds))
+        self.limits = QueryLimits(rows=int(rows), bytes=REPLY_BYTES, cell=int(cell), seconds=float(seconds))
         self.sandbox = sandbox
-        self._toolset = _tools(self._look, self._settle, 4 * self.bounds.seconds)
+        self._toolset = _tools(self._look, self._settle, 4 * self.limits.seconds)
         self._database: Database | None = None
-        self._queries: Queries | None = None
+        self._queries: QueryRunner | None = None
         self._verdict: dict[str, Any] | None = None
 
     @classmethod
@@ -125,7 +125,7 @@ class SQL(Env):
         """Bind a question.
 
         Raises:
-            ValueError: the task has no question, no gold query, or no database that can be found.
+            ValueError: the task has no question, no gold query, or no available database.
         """
         if not task.messages:
             raise ValueError(f"task {task.id!r} has no messages: the question is missing")
@@ -145,7 +145,7 @@ class SQL(Env):
         super().reset(seed=seed, options=options)
         self._release()
         task, database = self.current_task, self._bound
-        self._queries = Queries(database, self.sandbox)
+        self._queries = QueryRunner(database, self.sandbox)
         *before, last = task.messages
         question = OPENING.format(
             question=text_of(last),
@@ -160,11 +160,11 @@ class SQL(Env):
     def step(self, action: Action) -> Step:
         """Answer calls, or judge the final query.
 
-        `info`: `success`; after an answer also the queries `answer` and `expected`, the first gold one, and `error`, why the
-        answer's rows could not be had.
+        `info`: `success`; after an answer also the queries `answer` and `expected` (the first gold one), and `error` if
+        the answer could not be run.
 
         Raises:
-            SandboxError: two sandboxes failed, and their back end is down; the step has no result.
+            SandboxError: two sandboxes failed and their back end is down; the step has no result.
             ValueError: a gold query of the task does not run.
         """
         text = self.read(action)
@@ -181,12 +181,12 @@ class SQL(Env):
         return step
 
     def close(self) -> None:
-        """Give the sandbox back."""
+        """Release the sandbox."""
         super().close()
         self._release()
 
     def expert_action(self) -> str:
-        """A look at a table the first gold query reads, then that query as the answer."""
+        """Looks at a table of the first gold query, then answers with that query."""
         task, database = self.current_task, self._bound
         gold = golds_of(task)[0]
         if self.turn == 0 and self.max_turns > 1:
@@ -195,7 +195,7 @@ class SQL(Env):
         return call_text("answer", query=gold)
 
     def random_action(self, rng: random.Random) -> str:
-        """Some rows of a random column, to look at or as the answer."""
+        """Some rows of a random column, with `sql` or as the answer."""
         table = rng.choice(self._bound.tables)
         column = rng.choice(table.columns)
         query = f'SELECT "{column.name}" FROM "{table.name}" LIMIT {rng.randint(1, 20)}'
@@ -203,27 +203,24 @@ class SQL(Env):
 
     @property
     def _bound(self) -> Database:
-        """The bound task's database."""
         if self._database is None:
             raise RuntimeError("SQL: no task is bound; call reset() first")
         return self._database
 
-    def _running_queries(self) -> Queries:
+    def _runner(self) -> QueryRunner:
         if self._queries is None:
             raise RuntimeError("SQL: no episode is running; call reset() before step()")
         return self._queries
 
     def _look(self, query: str) -> str:
-        """The tool `sql`."""
         if self._verdict is not None:
             return "Error: the answer is given, the episode is over"
-        return shown(self._running_queries().ask(query, self.bounds), query, self._bound, self.bounds.seconds)
+        return observation_text(self._runner().ask(query, self.limits), query, self._bound, self.limits.seconds)
 
     def _settle(self, query: str) -> str:
-        """The tool `answer`."""
         if self._verdict is not None:
             return "Error: the answer is given, the episode is over"
-        right, error = judge(self.current_task, query, self._running_queries(), self.bounds.seconds)
+        right, error = judge(self.current_task, query, self._runner(), self.limits.seconds)
         query = query.encode("utf-8", "replace").decode("utf-8")
         self._verdict = {"success": right, "answer": query, "expected": golds_of(self.current_task)[0]}
         if error:

@@ -1,22 +1,22 @@
-"""Judging a query: its rows against those of a task's gold queries."""
+"""Judges a query: compares its rows with those of a task's gold queries."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from agentgym.core.tasks import Task
-from agentgym_envs.sql.queries import Bounds, Found, Problem, Queries
+from agentgym_envs.sql.queries import QueryFailure, QueryLimits, QueryResult, QueryRunner
 from agentgym_envs.sql.ranking import has_order, ranking_of
 from agentgym_envs.sql.results import Segment, same_result
 
 GRADED_ROWS = 20_000
 GRADED_BYTES = 8 << 20
-GOLD_SECONDS = 20.0  # a gold query has more time than an agent's: a busy machine must not fail an episode
+GOLD_SECONDS = 20.0  # more than an agent's query: a busy machine must not fail an episode
 
 
 @dataclass(frozen=True)
 class Gold:
-    """What a gold query found: its rows in tied segments, how many columns, and whether the segments' order counts."""
+    """A gold query's result: rows in segments of ties, number of columns, and whether the segments' order counts."""
 
     segments: tuple[Segment, ...]
     columns: int
@@ -27,10 +27,10 @@ _known: dict[tuple[str, str, bool], Gold] = {}
 
 
 def golds_of(task: Task) -> list[str]:
-    """A task's gold queries: any of them is right.
+    """A task's gold queries, any of which is right.
 
     Raises:
-        ValueError: its answer is neither a query nor a list of some.
+        ValueError: its answer is neither a query nor a list of queries.
     """
     given = [task.answer] if isinstance(task.answer, str) else task.answer
     if not isinstance(given, list) or not given or not all(isinstance(q, str) and q.strip() for q in given):
@@ -41,19 +41,19 @@ def golds_of(task: Task) -> list[str]:
 
 
 def is_ordered(task: Task, gold: str) -> bool:
-    """Whether the rows' order counts: the task's flag says so, or without one the gold's outermost ORDER BY."""
+    """True if the order of rows counts: by the task's flag and the gold query's outermost ORDER BY."""
     return has_order(gold) and bool(task.metadata.get("ordered", True))
 
 
-def judge(task: Task, query: str, queries: Queries, seconds: float) -> tuple[bool, str]:
-    """Whether a query is right, and if its rows could not be had, why.
+def judge(task: Task, query: str, queries: QueryRunner, seconds: float) -> tuple[bool, str]:
+    """(True if the query is right, the error if it could not be run).
 
     Raises:
         ValueError: a gold query of the task does not run.
         SandboxError: two sandboxes failed.
     """
-    found = queries.ask(query, _bounds(seconds))
-    if isinstance(found, Problem):
+    found = queries.ask(query, _limits(seconds))
+    if isinstance(found, QueryFailure):
         return False, found.text
     if len(found.rows) < found.total:
         return False, f"the result has more than {GRADED_ROWS} rows"
@@ -65,15 +65,15 @@ def judge(task: Task, query: str, queries: Queries, seconds: float) -> tuple[boo
     return False, ""
 
 
-def gold_of(task: Task, gold: str, queries: Queries) -> Gold:
-    """What one of a task's gold queries found; run once in a process.
+def gold_of(task: Task, gold: str, queries: QueryRunner) -> Gold:
+    """The result of a gold query; run once per process.
 
     Raises:
-        ValueError: it does not run, or its ties cannot be told.
+        ValueError: it does not run, or its ties cannot be determined.
     """
     key = (str(task.metadata["database"]), gold, is_ordered(task, gold))
     if key not in _known:
-        queries.close()  # in a sandbox in which no query of the agent's has run
+        queries.close()  # gold queries run in a sandbox that has run no query of the agent
         try:
             _known[key] = _run(gold, key[2], queries)
         except ValueError as error:
@@ -81,7 +81,7 @@ def gold_of(task: Task, gold: str, queries: Queries) -> Gold:
     return _known[key]
 
 
-def _run(gold: str, ordered: bool, queries: Queries) -> Gold:
+def _run(gold: str, ordered: bool, queries: QueryRunner) -> Gold:
     found = _all_rows(gold, queries)
     ranking = ranking_of(gold, found.columns)
     columns = len(found.columns)
@@ -89,18 +89,18 @@ def _run(gold: str, ordered: bool, queries: Queries) -> Gold:
         return Gold((Segment(found.rows, len(found.rows)),), columns, False)
     segments = ranking.segments(_all_rows(ranking.query, queries).rows, columns)
     if not same_result(segments, found.rows, columns, True):
-        raise ValueError(f"the ties of the gold query were not understood: {gold}")
+        raise ValueError(f"the ties of the gold query could not be determined: {gold}")
     return Gold(tuple(segments), columns, ordered)
 
 
-def _all_rows(query: str, queries: Queries) -> Found:
-    found = queries.ask(query, _bounds(GOLD_SECONDS))
-    if isinstance(found, Problem):
+def _all_rows(query: str, queries: QueryRunner) -> QueryResult:
+    found = queries.ask(query, _limits(GOLD_SECONDS))
+    if isinstance(found, QueryFailure):
         raise ValueError(f"the gold query does not run ({found.kind}: {found.text}): {query}")
     if len(found.rows) < found.total:
         raise ValueError(f"the gold query has more than {GRADED_ROWS} rows: {query}")
     return found
 
 
-def _bounds(seconds: float) -> Bounds:
-    return Bounds(rows=GRADED_ROWS, bytes=GRADED_BYTES, cell=None, seconds=seconds)
+def _limits(seconds: float) -> QueryLimits:
+    return QueryLimits(rows=GRADED_ROWS, bytes=GRADED_BYTES, cell=None, seconds=seconds)

@@ -1,4 +1,4 @@
-"""Two databases of the project's own making, a library and a railway: drawn by code, the same rows on every machine."""
+"""The shipped databases, a library and a railway: generated, with the same rows on every machine."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ _TRAINS = _words("Comet Heron Lynx Meteor Otter Falcon Badger Swift Marten Kestr
 
 
 class _Draws:
-    """Random choices from `Random.random` alone, whose numbers no version of Python changes."""
+    """Random choices based on `Random.random` only, which is stable across Python versions."""
 
     def __init__(self, seed: int):
         self._next = random.Random(seed).random
 
     def number(self, low: int, high: int) -> int:
-        """A whole number from low to high, both included."""
+        """A whole number from low to high, inclusive."""
         return low + int(self._next() * (high - low + 1))
 
     def one(self, items: Sequence[T]) -> T:

@@ -1,4 +1,4 @@
-"""Queries on a database inside a sandbox: the host's side of `query_program.py`."""
+"""Runs queries on a database in a sandbox: the host's side of `query_program.py`."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ log = logging.getLogger(__name__)
 SPEC = SandboxSpec(image="sql", memory=256 << 20, pids=16, disk=16 << 20)
 FILE, PROGRAM = "/private/database.sqlite", "/private/query_program.py"
 COMMAND = ("python3", "-I", "-S", PROGRAM)
-WAIT = 45.0  # seconds for a sandbox; less than a step has, so that this error, which says why, comes first
-GRACE = 1.0  # seconds after which a query that did not stop by itself is stopped from outside
+WAIT = 45.0  # seconds to acquire a sandbox; less than a step's limit, so this clearer error comes first
+GRACE = 1.0  # seconds after its limit when a query is stopped from outside
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A value of which only the beginning was kept: what is shown, and how many characters or bytes were left out."""
+    """A shortened value: the part that is shown, and how many characters or bytes are left out."""
 
     shown: str | bytes
     left: int
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a query found.
+class QueryResult:
+    """The result of a query.
 
     Attributes:
         columns: their names.
-        rows: the first of its rows; with `cell` set, long values are `Cut`.
-        total: how many rows there are.
-        whole: False where counting was given up: there are `total` or more.
+        rows: the first rows; with `cell` set, long values are `Cut`.
+        total: number of rows.
+        whole: False if counting was stopped: there are `total` or more.
     """
 
     columns: tuple[str, ...]
@@ -47,16 +47,16 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Why a query found nothing: "sql" (SQLite's message), "refused", "time", "memory", "size" or "died"."""
+class QueryFailure:
+    """Why a query has no result: "sql" (SQLite's message), "refused", "time", "memory", "size" or "died"."""
 
     kind: str
     text: str
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """How much of a result is wanted: rows, bytes of JSON, characters of a value (None: all), and seconds."""
+class QueryLimits:
+    """Limits of a result: rows, bytes of JSON, characters of a value (None: no limit), and seconds."""
 
     rows: int
     bytes: int
@@ -64,14 +64,14 @@ class Bounds:
     seconds: float
 
 
-class Queries:
-    """Runs queries on one database, read only, each with nothing left of the one before.
+class QueryRunner:
+    """Runs read-only queries on one database; no query leaves state behind.
 
-    The sandbox is acquired by the first query. A query that kills the program there is answered with a `Problem`, and the
-    program is started again. A sandbox that fails is replaced once, since a query is safe to repeat.
+    The first query acquires the sandbox. A query that kills the program in it gets a `QueryFailure`, and the program is
+    restarted. A failed sandbox is replaced once, since a query can be repeated safely.
 
     Args:
-        database: which.
+        database: the database.
         backend: of the sandbox; see `agentgym.sandbox.acquire`.
     """
 
@@ -81,7 +81,7 @@ class Queries:
         self._box: Sandbox | None = None
         self._session: Session | None = None
 
-    def ask(self, query: str, bounds: Bounds) -> Found | Problem:
+    def ask(self, query: str, limits: QueryLimits) -> QueryResult | QueryFailure:
         """Run a query.
 
         Raises:
@@ -92,47 +92,47 @@ class Queries:
             {
                 "database": FILE,
                 "query": query.encode("utf-8", "replace").decode("utf-8"),
-                "rows": bounds.rows,
-                "bytes": bounds.bytes,
-                "cell": bounds.cell,
-                "seconds": bounds.seconds,
+                "rows": limits.rows,
+                "bytes": limits.bytes,
+                "cell": limits.cell,
+                "seconds": limits.seconds,
             }
         )
         try:
-            return self._once(request, bounds.seconds)
+            return self._once(request, limits.seconds)
         except SandboxError as error:
-            if self._box is None:  # none was to be had, and the time for waiting is used up
+            if self._box is None:  # none was available, and the waiting time is used up
                 raise
             log.warning("a sandbox failed in a query, trying a fresh one: %s", error)
             self.close()
         try:
-            return self._once(request, bounds.seconds)
+            return self._once(request, limits.seconds)
         except SandboxError:
             self.close()
             raise
 
     def close(self) -> None:
-        """Give the sandbox back. May be called twice; a later query acquires another."""
+        """Release the sandbox. May be called twice; a later query acquires another."""
         box, self._box, self._session = self._box, None, None
         if box is not None:
             box.close()
 
-    def _once(self, request: str, seconds: float) -> Found | Problem:
+    def _once(self, request: str, seconds: float) -> QueryResult | QueryFailure:
         result = self._run(request, seconds)
-        if _died(result):  # perhaps before the query came: the next time it will have been the query
+        if _died(result):  # perhaps before the query came; if it dies again, the query did it
             result = self._run(request, seconds)
         if result.timed_out:
-            return Problem("time", "interrupted")
+            return QueryFailure("time", "interrupted")
         if result.exit_code is not None:
             kind = "memory" if result.oom_killed else "died"
-            return Problem(kind, f"the database's program ended with exit code {result.exit_code}")
+            return QueryFailure(kind, f"the database's program ended with exit code {result.exit_code}")
         reply = json.loads(result.reply)
         if reply.get("problem") == "database":
             raise ValueError(f"database {self._database.name!r} cannot be opened: {reply['text']}")
         if "problem" in reply:
-            return Problem(reply["problem"], reply["text"])
+            return QueryFailure(reply["problem"], reply["text"])
         rows = [tuple(_value(cell) for cell in row) for row in reply["rows"]]
-        return Found(tuple(reply["columns"]), rows, reply["total"], reply["all"])
+        return QueryResult(tuple(reply["columns"]), rows, reply["total"], reply["all"])
 
     def _run(self, request: str, seconds: float) -> ExecResult:
         try:

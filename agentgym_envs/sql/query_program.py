@@ -1,12 +1,12 @@
-"""The program that runs queries inside the sandbox: the standard library alone, and nothing of a query outlives it.
+"""The program that runs queries in the sandbox. It uses only the standard library, and keeps no state of a query.
 
-It reads frames from its standard input and answers each on file descriptor 3 (see `agentgym.sandbox.Session`). A request is
-JSON: `database` (a path), `query`, `rows` and `bytes` (how much to return), `cell` (characters of a value that are kept, or
-null for all), `seconds`. The reply has `columns`, `rows`, `total` and `all` (whether every row was counted), or `problem`
+It reads frames from standard input and answers each on file descriptor 3 (see `agentgym.sandbox.Session`). A request is
+JSON: `database` (a path), `query`, `rows` and `bytes` (how much to return), `cell` (characters kept of a value, null
+for all), `seconds`. The reply has `columns`, `rows`, `total` and `all` (true if every row was counted), or `problem`
 (refused, time, memory, size or sql) with `text`.
 
-Each request opens the file anew, read only. What the query may do is decided by an authorizer, how long it may take by a
-progress handler, and how much memory by SQLite's own limit, so that this program outlives most of what a query may try.
+Each request opens the file anew, read only. An authorizer limits what the query may do, a progress handler its time,
+and SQLite's own limits its memory, so this program survives almost any query.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-NOW = "2025-01-01 00:00:00"  # the databases' clock stands still, so that a query gives the same rows on any day
+NOW = "2025-01-01 00:00:00"  # a fixed clock: a query gives the same rows on any day
 HEAP = 64 << 20
 COUNTED = 100_000  # rows after which counting stops
 LIMITS = {
@@ -44,7 +44,7 @@ WIDE = re.compile(
     r"%[^a-zA-Z%]*(?:\*|\d{5})"
 )  # a width that takes seconds to write, and SQLite asks no clock meanwhile
 CLOCKS = ("date", "time", "datetime", "julianday", "strftime", "unixepoch")
-OPCODES = 2_000  # of SQLite's machine between two looks at the clock; well under a millisecond
+OPCODES = 2_000  # of SQLite's VM between two looks at the clock; well under a millisecond
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Run the query of a request; never raises, whatever the query does."""
+    """Run the query of a request; never raises."""
     refused: list[str] = []
     end = time.monotonic() + request["seconds"]
     try:
@@ -71,7 +71,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return _run(db, request, end)
     except MemoryError:
         return {"problem": "memory", "text": "out of memory"}
-    except Exception as error:  # whatever the driver makes of a query is the query's problem
+    except Exception as error:  # any driver error is due to the query
         if refused:
             return {"problem": "refused", "text": refused[-1]}
         if "too big" in str(error):
@@ -100,7 +100,7 @@ def _open(path: str, refused: list[str], end: float) -> sqlite3.Connection:
 
 
 def _put_in_place(db: sqlite3.Connection, refused: list[str]) -> None:
-    """Make 'now' the same moment always and refuse formats that write forever; a connection beside does the work."""
+    """Fix the time of 'now' and refuse huge formats; a second connection computes the originals."""
     plain = sqlite3.connect(":memory:", isolation_level=None)
 
     def plainly(name: str, values: Sequence[Any]) -> Any:
@@ -129,7 +129,7 @@ def _put_in_place(db: sqlite3.Connection, refused: list[str]) -> None:
 def _permit(action: int, first: str | None, second: str | None, refused: list[str]) -> int:
     if action in READING:
         return sqlite3.SQLITE_OK
-    # What SQLite asks of itself when it sets up json_each or pragma_table_info; a query that tries it meets query_only.
+    # SQLite itself does this to set up json_each or pragma_table_info; query_only stops a query that tries it.
     if action == sqlite3.SQLITE_UPDATE and first == "sqlite_master":
         return sqlite3.SQLITE_OK
     if action == sqlite3.SQLITE_FUNCTION and str(second).lower() not in REFUSED_FUNCTIONS:
@@ -164,7 +164,7 @@ def _run(db: sqlite3.Connection, request: dict[str, Any], end: float) -> dict[st
                 whole = False
                 break
     except sqlite3.OperationalError as error:
-        # What was asked for is there: only the counting of the rest ran out of time.
+        # The requested rows are complete: only counting the rest ran out of time.
         if str(error) != "interrupted" or len(rows) < request["rows"]:
             raise
         whole = False
@@ -172,7 +172,7 @@ def _run(db: sqlite3.Connection, request: dict[str, Any], end: float) -> dict[st
 
 
 def _cell(value: Any, keep: int | None) -> Any:
-    """A value as JSON: bytes as `{"bytes": hex}`, and where it is cut also `left`, what was left out."""
+    """A value as JSON: bytes as `{"bytes": hex}`; shortened values have `left`, how much is missing."""
     if isinstance(value, bytes):
         kept = value if keep is None else value[: keep // 2]
         return {"bytes": kept.hex(), "left": len(value) - len(kept)}

@@ -1,8 +1,8 @@
 """Which rows a gold query leaves tied.
 
-`ORDER BY total DESC LIMIT 3` says nothing about the order of rows with equal totals, nor which of them LIMIT drops. To know
-them, the query is run again without its LIMIT and with its sort keys as further columns. The query is read as tokens: enough
-to find its outermost clauses, and a query that cannot be read so is refused, not guessed at.
+`ORDER BY total DESC LIMIT 3` does not define the order of rows with equal totals, nor which of them LIMIT drops. To
+find them, the query runs again without its LIMIT and with its sort keys as further columns. The query is only
+tokenized, enough to find its outermost clauses; a query that cannot be read this way is refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Token:
 
     @property
     def key(self) -> str:
-        """What it is compared by: SQL tells neither case nor the quotes of a name."""
+        """Text for comparison: SQL ignores case and the quotes of names."""
         if self.kind == "name":
             return self.text[1:-1].casefold()
         return self.text if self.kind == "text" else self.text.casefold()
@@ -43,13 +43,13 @@ class _Token:
 
 @dataclass(frozen=True)
 class Ranking:
-    """A query that shows how another sorts its rows.
+    """A query that shows how another one sorts its rows.
 
     Attributes:
-        query: the other one without LIMIT, its sort keys that are no columns appended.
-        keys: places of the sort keys in its rows.
-        offset: rows that the other leaves out at the start.
-        limit: rows that it has at most; None without a limit.
+        query: the original without LIMIT, with missing sort keys appended as columns.
+        keys: indices of the sort keys in its rows.
+        offset: rows that the original skips.
+        limit: its maximum number of rows, or None.
     """
 
     query: str
@@ -58,7 +58,7 @@ class Ranking:
     limit: int | None
 
     def segments(self, rows: Sequence[Row], columns: int) -> list[Segment]:
-        """The tied rows among those of `query`, as far as the window of LIMIT and OFFSET reaches, cut to `columns`."""
+        """Segments of tied rows within the window of LIMIT and OFFSET, cut to `columns`."""
         found = []
         place = 0
         end = len(rows) if self.limit is None else self.offset + self.limit
@@ -72,19 +72,19 @@ class Ranking:
 
 
 def has_order(query: str) -> bool:
-    """Whether a query's rows have an order: it has an outermost ORDER BY."""
+    """True if a query has an outermost ORDER BY."""
     return any(token.is_word("ORDER") for token in _tokens(query))
 
 
 def ranking_of(query: str, columns: Sequence[str]) -> Ranking | None:
-    """The query that shows the ties of another; None where that has no outermost ORDER BY.
+    """The query that shows another one's ties; None if that has no outermost ORDER BY.
 
     Args:
         query: a SELECT.
-        columns: the names of its columns, as SQLite gives them.
+        columns: its column names, as SQLite gives them.
 
     Raises:
-        ValueError: its sort keys or limits are written in a way that cannot be read here.
+        ValueError: its sort keys or limits cannot be read.
     """
     tokens = _tokens(query)
     places = [place for place, token in enumerate(tokens) if token.is_word("ORDER")]
@@ -124,7 +124,7 @@ def _tokens(query: str) -> list[_Token]:
 
 
 def _split(tokens: Sequence[_Token]) -> list[list[_Token]]:
-    """Parts between the outermost commas."""
+    """The parts between outermost commas."""
     parts: list[list[_Token]] = [[]]
     for token in tokens:
         if token.text == "," and token.depth == 0:
@@ -145,7 +145,7 @@ def _without_direction(term: list[_Token]) -> list[_Token]:
 
 
 def _column_of(term: list[_Token], columns: Sequence[str], before: Sequence[_Token]) -> int | None:
-    """The place of the column that a sort key names, as SQLite reads it: a number, an alias, or the same expression."""
+    """The column that a sort key refers to, as SQLite resolves it: a number, an alias, or the same expression."""
     if len(term) == 1 and term[0].kind == "number" and term[0].text.isdigit():
         return int(term[0].text) - 1
     names = [name.casefold() for name in columns]
@@ -161,7 +161,7 @@ def _column_of(term: list[_Token], columns: Sequence[str], before: Sequence[_Tok
 
 
 def _columns(tokens: Sequence[_Token]) -> list[_Token]:
-    """What stands between the outermost SELECT, the first of several, and its FROM."""
+    """The tokens between the first outermost SELECT and its FROM."""
     start = next(place for place, token in enumerate(tokens) if token.is_word("SELECT")) + 1
     if tokens[start].is_word("DISTINCT", "ALL"):
         start += 1
@@ -178,10 +178,10 @@ def _without_alias(item: list[_Token]) -> list[_Token]:
 
 
 def _end_of_columns(tokens: Sequence[_Token], query: str) -> int:
-    """Where a further column can be written.
+    """The position where a further column can be inserted.
 
     Raises:
-        ValueError: nowhere, since it would change which rows there are.
+        ValueError: a further column would change the rows.
     """
     if any(token.is_word("DISTINCT", *_COMPOUND) for token in tokens):
         raise ValueError(f"an ORDER BY of DISTINCT or UNION rows must name columns of the result: {query}")

@@ -1,8 +1,8 @@
-"""Whether two results of queries hold the same rows.
+"""Compares the rows of two query results.
 
-Rows are compared as multisets: duplicates count, and so does order where it was asked for. Some permutation of the columns
-must match; their names do not count. NULL equals NULL only. Numbers are equal by value: whole ones exactly, others within a
-relative 1e-6 (near zero, an absolute 1e-9). Text is compared exactly, so also its case, and '3' is not 3.
+Rows are compared as multisets: duplicates count, and order counts if requested. Some permutation of the columns must
+match; column names are ignored. NULL equals only NULL. Numbers are equal by value: integers exactly, others within a
+relative 1e-6 (near zero, an absolute 1e-9). Text is compared exactly, case included, and '3' is not 3.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ MAX_TRIES = (
 
 @dataclass(frozen=True)
 class Segment:
-    """Rows that the gold query leaves tied: they may come in any order.
+    """Rows that the gold query leaves tied, so they may come in any order.
 
     Attributes:
-        rows: all that are tied.
-        take: how many of them the result has; fewer where LIMIT or OFFSET cuts through the ties, and then any will do.
+        rows: all tied rows.
+        take: how many of them the result has; fewer if LIMIT or OFFSET cuts through the ties, and then any subset is
+            right.
     """
 
     rows: Sequence[Row]
@@ -35,13 +36,13 @@ class Segment:
 
 
 def same_result(segments: Sequence[Segment], found: Sequence[Row], columns: int, ordered: bool = False) -> bool:
-    """Whether a result is the one that the segments describe.
+    """True if a result matches the segments.
 
     Args:
-        segments: the gold's rows; one segment with all of them where the gold has no order.
+        segments: the gold rows; a single segment if the gold has no order.
         found: the rows to judge.
-        columns: how many columns they have; the gold's rows must have as many.
-        ordered: whether the segments must come in their order.
+        columns: number of columns.
+        ordered: True if the segments' order counts.
     """
     gold = [row for segment in segments for row in segment.rows]
     if len(found) != sum(segment.take for segment in segments):
@@ -56,13 +57,13 @@ def same_result(segments: Sequence[Segment], found: Sequence[Row], columns: int,
 
 
 def _lay(pairs: _Pairs, column: int, used: frozenset[int], gold: list[int], found: list[int], tries: list[int]) -> bool:
-    """Find a column of the result for each column of the gold from `column` on.
+    """Match each gold column from `column` on with a column of the result.
 
     Args:
-        used: columns of the result that are taken.
-        gold: for each row of the gold a number that stands for its cells so far; equal rows have equal numbers.
+        used: columns of the result that are matched already.
+        gold: for each gold row the number of its class by the columns so far; equal rows have equal numbers.
         found: likewise for the result.
-        tries: how many are left, in a list that all calls share.
+        tries: remaining tries, in a list that all calls share.
     """
     if column == len(pairs.gold):
         return True
@@ -70,7 +71,7 @@ def _lay(pairs: _Pairs, column: int, used: frozenset[int], gold: list[int], foun
     for other in pairs.candidates(column, used):
         if tries[0] <= 0:
             return False
-        if pairs.found[other] in failed:  # a column with the same cells fails the same way
+        if pairs.found[other] in failed:  # an equal column would fail too
             continue
         tries[0] -= 1
         ours, theirs = pairs.classes(column, other)
@@ -86,7 +87,7 @@ def _lay(pairs: _Pairs, column: int, used: frozenset[int], gold: list[int], foun
 
 
 class _Pairs:
-    """The columns of the gold and of the result, and which could be the same."""
+    """The columns of gold and result, and which of them can match."""
 
     def __init__(self, gold: list[tuple[Value, ...]], found: list[tuple[Value, ...]], shape: _Shape):
         self.gold, self.found, self.shape = gold, found, shape
@@ -94,14 +95,14 @@ class _Pairs:
         self._alike: dict[tuple[int, int], bool] = {}
 
     def classes(self, ours: int, theirs: int) -> tuple[list[Hashable], list[Hashable]]:
-        """For each cell of the two columns what it is equal to."""
+        """Equivalence classes of the cells of two columns."""
         key = (ours, theirs)
         if key not in self._classes:
             self._classes[key] = _classes(self.gold[ours], self.found[theirs])
         return self._classes[key]
 
     def candidates(self, column: int, used: frozenset[int]) -> Iterator[int]:
-        """Columns of the result that hold what a column of the gold holds; the one at the same place first."""
+        """Columns of the result with the content of a gold column; the one at the same position first."""
         for other in sorted(range(len(self.found)), key=lambda place: place != column):
             key = (column, other)
             if other in used:
@@ -113,13 +114,13 @@ class _Pairs:
 
 
 class _Shape:
-    """How the gold's rows are divided: (rows, taken) for each segment; and whether the segments' order counts."""
+    """The segments of the gold as (rows, taken), and whether their order counts."""
 
     def __init__(self, sizes: list[tuple[int, int]], ordered: bool):
         self.sizes, self.ordered = sizes, ordered
 
     def holds(self, gold: Sequence[Hashable], found: Sequence[Hashable]) -> bool:
-        """Whether found rows, each given as one value, can be taken from the gold's."""
+        """True if the found rows, each given as one value, can be drawn from the gold's segments."""
         place = at = 0
         cut: list[Counter[Hashable]] = []
         takes: list[int] = []
@@ -142,7 +143,7 @@ class _Shape:
 
 
 def _can_be_dealt(rest: Counter[Hashable], pools: list[Counter[Hashable]], takes: list[int]) -> bool:
-    """Whether rows can be dealt to the pools that LIMIT and OFFSET cut: two at most, one at each end."""
+    """True if rows can be drawn from the at most two segments that LIMIT and OFFSET cut."""
     if len(pools) < 2:
         return rest <= (pools[0] if pools else Counter())
     first, second = pools
@@ -167,7 +168,7 @@ def _classes(ours: Sequence[Value], theirs: Sequence[Value]) -> tuple[list[Hasha
 
 
 def _groups(numbers: set[int | float]) -> dict[int | float, Hashable]:
-    """Each number to the smallest of those it is too close to be told from, one after another."""
+    """Maps each number to the smallest of a chain of numbers within tolerance."""
     named: dict[int | float, Hashable] = {}
     last: int | float | None = None
     for number in sorted(numbers):

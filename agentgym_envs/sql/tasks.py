@@ -1,4 +1,4 @@
-"""Questions as tasks: defog's where they can be found, and the project's own over its own databases and Chinook."""
+"""Questions as tasks: defog's if available, and the shipped ones over the shipped databases and Chinook."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from agentgym_envs.sql.database import CHINOOK, DEFOG
 SOURCES = ("auto", "defog", "own", "chinook")
 DEFOG_QUESTIONS = "text2sql/defog/questions_gen_sqlite.csv"
 DEFOG_TEST = ("restaurants", "scholar")  # databases that no training question is about
-# Rows of the file, from 0. Their gold queries name a table that the database does not have ...
+# Rows of the file, from 0, whose gold queries use a missing table ...
 WITHOUT_TABLE = {137, 149, 154}
-# ... or find nothing in it but NULL, so that every query that finds nothing would be right.
+# ... or find only NULL, so any query that finds nothing would be right.
 FINDS_NOTHING = {168, 170, 171, 174, 177, 179, 180, 184, 186, 187}
-# In questions whose rows are to come in an order. A gold query often sorts where the question does not ask for it.
+# Words that ask for an order of rows. Gold queries often sort although the question does not ask for it.
 ORDER_WORDS = ("order", "ordered", "sort", "sorted", "alphabetically", "ascending", "descending", "starting")
 
 
 def load_questions(split: str = "train", data: str = "auto") -> TaskSet:
     """The questions of a split.
 
-    Each task has the question as its message, its gold queries as its answer (a list: any is right), and in its metadata
-    `database` and `ordered`, whether the rows' order counts.
+    A task has the question as its message, gold queries as its answer (a list, any is right), and in its metadata
+    `database` and `ordered`, true if the order of rows counts.
 
     Args:
         split: "train" or "test".
-        data: "defog", "chinook" or "own"; "auto" is defog where its files are found, else own, and says so.
+        data: "defog", "chinook" or "own"; "auto" is defog if its files are found, else own with a notice.
 
     Raises:
         ValueError: no such split or data.
@@ -54,17 +54,17 @@ def load_questions(split: str = "train", data: str = "auto") -> TaskSet:
 
 
 def check_data(data: str) -> None:
-    """Refuse an unknown name.
+    """Raise for an unknown choice of data.
 
     Raises:
-        ValueError: it is none of `SOURCES`.
+        ValueError: it is not in `SOURCES`.
     """
     if data not in SOURCES:
         raise ValueError(f"sql: data must be one of {', '.join(SOURCES)}, not {data!r}")
 
 
 def _written(split: str, databases: tuple[str, ...]) -> TaskSet:
-    """The questions that the package ships over some databases."""
+    """The shipped questions over some databases."""
     tasks = []
     for place, record in enumerate(own_records("agentgym_envs.sql", "questions.jsonl")):
         if record["split"] == split and record["database"] in databases:
@@ -76,9 +76,9 @@ def _written(split: str, databases: tuple[str, ...]) -> TaskSet:
 
 
 def _defog(path: Path, split: str) -> TaskSet:
-    """defog's questions over the databases that are at hand.
+    """defog's questions over the available databases.
 
-    A row of the file may hold several queries, each ended by a semicolon: the choices of columns that are right.
+    A row of the file may have several queries, separated by semicolons: alternative choices of columns.
     """
     with path.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))

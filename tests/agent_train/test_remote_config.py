@@ -16,7 +16,7 @@ from agent_train.config.validation import env_spec, validate
 from agent_train.learner.tiny import texts_of_env
 from agent_train.trainer.warm_start import expert_trajectories
 from agentgym.core.registration import spec
-from agentgym.service.server import lookup
+from agentgym.service.client import lookup
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "agentgym" / "service"))
 from served import served
@@ -26,8 +26,8 @@ from served import served
 def url() -> Iterator[str]:
     """Serves what `env=frozen_lake` trains on, and a plain gsm8k."""
     trained = dataclasses.replace(spec("frozen_lake"), kwargs=compose(["+env=frozen_lake"]).env.kwargs)
-    with served("gsm8k", specs={"frozen_lake": trained}) as front:
-        yield front.url
+    with served("gsm8k", specs={"frozen_lake": trained}) as server:
+        yield server.url
 
 
 @pytest.fixture(autouse=True)

@@ -320,14 +320,14 @@ class TestSandboxFailure:
         assert env.step(env.unwrapped.expert_action())[1] == 1.0
 
     def test_a_sandbox_that_cannot_run_the_grader_is_an_error(self, monkeypatch):
-        monkeypatch.setattr(grading, "_program", lambda: f"raise SystemExit({values.NOT_STARTED})")
+        monkeypatch.setattr(grading, "grader_program", lambda: f"raise SystemExit({values.NOT_STARTED})")
         with pytest.raises(SandboxError, match="cannot run the grader"):
             grade(SQUARE, RIGHT, SQUARE.tests)
 
     def test_the_grader_does_not_run_outside_a_sandbox(self):
         """A fork bomb that it held would outlive it there: nothing ends the processes of a whole machine."""
         ended = subprocess.run(
-            [sys.executable, "-s", "-S", "-c", grading._program(), "1000000000"],
+            [sys.executable, "-s", "-S", "-c", grading.grader_program(), "1000000000"],
             input=json.dumps({"code": "import os\nos.abort()"}),
             capture_output=True,
             text=True,

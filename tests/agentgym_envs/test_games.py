@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import agentgym
 from agentgym.core.tasks import Task
 from agentgym_envs import games as games_package
-from agentgym_envs.games.symmetry import least_form
+from agentgym_envs.games.grid import least_form
 
 GAMES = ("frozen_lake", "sokoban", "wordle", "tic_tac_toe")
 games_package.register_games()

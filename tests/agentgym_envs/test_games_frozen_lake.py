@@ -7,9 +7,9 @@ import random
 import pytest
 
 from agentgym.core.tasks import Task
-from agentgym_envs.games.directions import read_direction
 from agentgym_envs.games.frozen_lake import FrozenLake
 from agentgym_envs.games.frozen_lake.env import NEAR_RULES, RULES
+from agentgym_envs.games.grid import read_direction
 
 LAKE = Task("lake", metadata={"level": "P_O\n___\nO_G"}, seed=1)
 
@@ -197,7 +197,7 @@ def test_settings_out_of_range_are_refused_by_name(setting, value):
 @pytest.mark.parametrize(
     ("level", "why"),
     [
-        ("P_\nG", "one length"),
+        ("P_\nG", "equal length"),
         ("PP\n_G", "one P"),
         ("P_\n_x", "one P"),
         ("P__\nOO_\nGO_", "no safe way"),

@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 
 from agentgym.core.tasks import Task
-from agentgym_envs.games.directions import DIRECTIONS
+from agentgym_envs.games.grid import DIRECTIONS
 from agentgym_envs.games.sokoban import Sokoban
 from agentgym_envs.games.sokoban.levels import longest, make_level
 from agentgym_envs.games.sokoban.room import content, drawn, moved, parse_level
@@ -143,11 +143,12 @@ def test_the_expert_plans_anew_after_other_moves_and_goes_on_where_nothing_helps
     solved = 0
     for task in Sokoban.default_tasks("test", boxes=2).take(150):
         env.reset(options={"task": task})
-        env.step(env.expert_action())
+        observation, *_ = env.step(env.expert_action())
         for _ in range(6):
             if env.running:
-                env.step(env.random_action(rng))
-        can = env.running and solve(env._room, env._player, env._boxes) is not None
+                observation, *_ = env.step(env.random_action(rng))
+        rows = observation[0]["content"].replace(" ", "").splitlines()[-6:]
+        can = env.running and solve(*parse_level("\n".join(rows))) is not None
         success = False
         while env.running:
             *_, info = env.step(env.expert_action())

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 import agentgym
+from agentgym import sandbox
 from agentgym.core.agent_failure import cause_of
 from agentgym.sandbox import SandboxError
 from agentgym_envs import register_all
@@ -23,10 +24,28 @@ QUERIES = ["who led the Copper Strike", "otter", "the of", "\x00\ud800 漢字", 
     scope="module",
     params=[pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("docker", "bubblewrap")],
 )
-def retriever(request):
-    made = SandboxRetriever("own", 20, request.param)
+def backend(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def boxes(backend):
+    """Every sandbox that was acquired, the current one last."""
+    made, acquire = [], sandbox.acquire
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sandbox, "acquire", lambda *a, **k: made.append(acquire(*a, **k)) or made[-1])
+        yield made
+
+
+@pytest.fixture(scope="module")
+def retriever(backend, boxes):
+    made = SandboxRetriever("own", 20, backend)
     yield made
     made.close()
+
+
+def kill_program(box):
+    box.exec("for p in /proc/[0-9]*; do grep -q bm2[5].py $p/cmdline && kill -9 ${p#/proc/}; done")
 
 
 class TestRetriever:
@@ -35,14 +54,14 @@ class TestRetriever:
         for topk in (1, 5):
             assert retriever.search(query, topk) == LocalRetriever("own").search(query, topk)
 
-    def test_another_one_shares_its_sandbox_and_leaves_it_running(self, retriever):
-        box = retriever._service._box
-        other = SandboxRetriever("own", 20, retriever._key[1])
+    def test_another_one_shares_its_sandbox_and_leaves_it_running(self, retriever, backend, boxes):
+        before = len(boxes)
+        other = SandboxRetriever("own", 20, backend)
         assert other.search("otter", 1) == retriever.search("otter", 1)
         other.close()
         other.close()
-        assert retriever._service._box is box
-        assert box.alive
+        assert len(boxes) == before
+        assert boxes[-1].alive
 
     def test_many_threads_may_search_at_once(self, retriever):
         found = []
@@ -56,21 +75,21 @@ class TestRetriever:
         assert len(found) == 15
         assert all(passages == LocalRetriever("own").search(query, 3) for query, passages in found)
 
-    @pytest.mark.parametrize("what", ["_session", "_box"])
-    def test_a_sandbox_that_fails_is_replaced_and_the_search_repeated(self, retriever, what):
-        getattr(retriever._service, what).close()
+    @pytest.mark.parametrize("lose", [lambda box: box.close(), kill_program], ids=["the sandbox", "its program"])
+    def test_a_sandbox_that_fails_is_replaced_and_the_search_repeated(self, retriever, boxes, lose):
+        lose(boxes[-1])
         assert retriever.search("otter", 1)[0]["id"] == "corrin-glass"
 
-    def test_a_sandbox_that_goes_on_failing_is_an_error_and_no_empty_result(self, retriever, monkeypatch):
+    def test_a_sandbox_that_goes_on_failing_is_an_error_and_no_empty_result(self, retriever, boxes, monkeypatch):
         monkeypatch.setattr(sandboxed, "PROGRAM", "/private/other.py")
         monkeypatch.setattr(sandboxed.bm25, "__file__", __file__)  # a program that cannot be imported there
-        retriever._service.close()
+        boxes[-1].close()
         with pytest.raises(SandboxError, match="No module named 'pytest'"):
             retriever.search("otter", 1)
         monkeypatch.undo()
         assert retriever.search("otter", 1)[0]["id"] == "corrin-glass"
 
-    def test_a_query_that_ends_the_program_twice_is_the_agents_doing(self, retriever, monkeypatch, tmp_path):
+    def test_a_query_that_ends_the_program_twice_is_the_agents_doing(self, retriever, boxes, monkeypatch, tmp_path):
         """The program is a double, which answers nothing and dies of any query."""
         program = tmp_path / "dies.py"
         reply = "{'results': [[]]}"
@@ -83,16 +102,20 @@ class TestRetriever:
             "    os.write(3, struct.pack('>I', len(body)) + body)\n"
         )
         monkeypatch.setattr(sandboxed.bm25, "__file__", str(program))
-        retriever._service.close()
+        boxes[-1].close()
+        with pytest.raises(SandboxError, match="ended with exit code 3"):
+            retriever.search("otter", 1)
+        before = len(boxes)
         with pytest.raises(SandboxError, match="ended with exit code 3") as raised:
             retriever.search("otter", 1)
+        assert len(boxes) == before + 2
         assert cause_of(raised.value) == "sandbox_spoiled"
         monkeypatch.undo()
         assert retriever.search("otter", 1)[0]["id"] == "corrin-glass"
 
-    def test_the_environment_plays_the_same_with_it(self, retriever):
+    def test_the_environment_plays_the_same_with_it(self, retriever, backend):
         envs = [
-            agentgym.make("search", retriever="sandbox", sandbox=retriever._key[1], timeout=20),
+            agentgym.make("search", retriever="sandbox", sandbox=backend, timeout=20),
             agentgym.make("search"),
         ]
         seen = []
@@ -107,20 +130,16 @@ class TestRetriever:
             env.close()
         assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
 
-    def test_the_last_one_out_gives_the_sandbox_back(self, retriever):
-        env = agentgym.make("search", retriever="sandbox", sandbox=retriever._key[1], corpus="own")
+    def test_the_last_one_out_gives_the_sandbox_back(self, retriever, backend, boxes):
+        env = agentgym.make("search", retriever="sandbox", sandbox=backend, corpus="own")
         env.reset(options={"task": own_questions("test")[0]})
-        key, service = retriever._key, retriever._service
-        assert sandboxed._services[key] is service
         retriever.close()
-        assert service._box.alive
+        assert boxes[-1].alive
         env.close()
-        assert service._box is None
-        assert key not in sandboxed._services
+        assert not boxes[-1].alive
 
 
-def test_a_back_end_that_there_is_not_fails_the_first_task_and_leaves_nothing():
+def test_a_back_end_that_there_is_not_fails_the_first_task():
     env = agentgym.make("search", retriever="sandbox", sandbox="podman")
     with pytest.raises(ValueError, match="podman"):
         env.init(own_questions("test")[0])
-    assert ("own", "podman") not in sandboxed._services

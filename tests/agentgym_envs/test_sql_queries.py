@@ -13,10 +13,10 @@ from agentgym import sandbox
 from agentgym.sandbox import SandboxError
 from agentgym_envs.sql.database import load_database
 from agentgym_envs.sql.own_data import own_database
-from agentgym_envs.sql.queries import Bounds, Cut, Found, Problem, Queries
+from agentgym_envs.sql.queries import Cut, QueryFailure, QueryLimits, QueryResult, QueryRunner
 from agentgym_envs.sql.query_program import NOW, answer
 
-SOON = Bounds(rows=20, bytes=1 << 20, cell=100, seconds=1.0)
+SOON = QueryLimits(rows=20, bytes=1 << 20, cell=100, seconds=1.0)
 MANY = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r)"
 CROSS = "FROM loan a, loan b, loan c, loan d, loan e"
 
@@ -88,14 +88,14 @@ ATTACKS = {
 )
 def queries(request):
     need_sandbox(request.param)
-    made = Queries(load_database("library"), request.param)
+    made = QueryRunner(load_database("library"), request.param)
     yield made
     made.close()
 
 
 def of(queries, query, bounds=SOON):
     found = queries.ask(query, bounds)
-    assert isinstance(found, Found), found
+    assert isinstance(found, QueryResult), found
     return found
 
 
@@ -130,12 +130,12 @@ class TestWhatIsFound:
         assert found.rows == [(Cut("0" * 100, 1900), Cut(b"\0" * 50, 399950))]
 
     def test_a_result_over_the_limit_in_bytes_is_a_problem(self, queries):
-        few = Bounds(rows=240, bytes=500, cell=None, seconds=1.0)
-        assert queries.ask("SELECT * FROM loan", few) == Problem("size", "the result is longer than 500 bytes")
+        few = QueryLimits(rows=240, bytes=500, cell=None, seconds=1.0)
+        assert queries.ask("SELECT * FROM loan", few) == QueryFailure("size", "the result is longer than 500 bytes")
 
     def test_sqlite_says_what_is_wrong_in_its_own_words(self, queries):
-        assert queries.ask("SELECT titel FROM book", SOON) == Problem("sql", "no such column: titel")
-        assert queries.ask("SELEC 1", SOON) == Problem("sql", 'near "SELEC": syntax error')
+        assert queries.ask("SELECT titel FROM book", SOON) == QueryFailure("sql", "no such column: titel")
+        assert queries.ask("SELEC 1", SOON) == QueryFailure("sql", 'near "SELEC": syntax error')
 
     @pytest.mark.parametrize(
         "query",
@@ -189,7 +189,7 @@ class TestWhatIsFound:
             query = (
                 f"SELECT {key}, COUNT(*), AVG(price), MAX(title) FROM book GROUP BY 1 ORDER BY {rng.choice('12')}, 1"
             )
-            found = of(queries, query, Bounds(rows=1000, bytes=1 << 20, cell=None, seconds=5))
+            found = of(queries, query, QueryLimits(rows=1000, bytes=1 << 20, cell=None, seconds=5))
             assert found.rows == plain.execute(query).fetchall()
 
 
@@ -205,20 +205,23 @@ def test_an_attack_ends_with_a_message_and_the_next_query_is_as_ever(queries, na
     found = queries.ask(query, SOON)
     assert time.monotonic() - start < 30
     if kinds:
-        assert isinstance(found, Problem), found
+        assert isinstance(found, QueryFailure), found
         assert found.kind in kinds.split()
         assert found.text
     assert of(queries, "SELECT COUNT(*), MAX(due) FROM loan").rows == [(240, "2024-12-22")]
     assert of(queries, "SELECT COUNT(*) FROM sqlite_master").rows == [(5,)]
 
 
-def test_the_program_can_be_killed_between_two_queries(queries):
+def test_the_program_can_be_killed_between_two_queries(monkeypatch):
+    boxes = []
+    acquire = sandbox.acquire
+    monkeypatch.setattr(sandbox, "acquire", lambda *a, **k: boxes.append(acquire(*a, **k)) or boxes[-1])
+    queries = usable("library")
     assert of(queries, "SELECT 1").total
-    killed = queries._box.exec(
-        "for p in /proc/[0-9]*; do grep -q query_p[r]ogram $p/cmdline && kill -9 ${p#/proc/}; done"
-    )
+    killed = boxes[0].exec("for p in /proc/[0-9]*; do grep -q query_p[r]ogram $p/cmdline && kill -9 ${p#/proc/}; done")
     assert "Operation not permitted" not in killed.stderr
     assert of(queries, "SELECT COUNT(*) FROM book").rows == [(70,)]
+    queries.close()
 
 
 def test_the_sandbox_comes_with_the_first_query_and_goes_with_close(monkeypatch):
@@ -255,7 +258,7 @@ class Broken:
 
 def usable(name):
     need_sandbox()
-    return Queries(load_database(name))
+    return QueryRunner(load_database(name))
 
 
 def test_a_sandbox_that_fails_is_replaced_once(monkeypatch):
@@ -271,7 +274,7 @@ def test_a_sandbox_that_fails_is_replaced_once(monkeypatch):
 def test_two_that_fail_are_an_error_of_the_sandbox_and_no_answer(monkeypatch):
     made = []
     monkeypatch.setattr(sandbox, "acquire", lambda *a, **k: made.append(Broken()) or made[-1])
-    queries = Queries(load_database("library"))
+    queries = QueryRunner(load_database("library"))
     with pytest.raises(SandboxError, match="daemon is gone"):
         queries.ask("SELECT 1", SOON)
     queries.close()
@@ -287,7 +290,7 @@ def test_none_to_be_had_is_said_at_once(monkeypatch):
 
     monkeypatch.setattr(sandbox, "acquire", acquire)
     with pytest.raises(SandboxError, match="no back end"):
-        Queries(load_database("library")).ask("SELECT 1", SOON)
+        QueryRunner(load_database("library")).ask("SELECT 1", SOON)
     assert len(asked) == 1
 
 

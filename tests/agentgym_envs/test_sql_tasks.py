@@ -24,7 +24,7 @@ from agentgym_envs import register_all, sql
 from agentgym_envs.sql import tasks as task_module
 from agentgym_envs.sql.database import load_database
 from agentgym_envs.sql.gold import golds_of, judge
-from agentgym_envs.sql.queries import Queries
+from agentgym_envs.sql.queries import QueryRunner
 from agentgym_envs.sql.tasks import load_questions
 
 README = Path(sql.__file__).with_name("README.md").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ def judged_all(data, queries_of):
     """Each task with each of its queries and whether it is right: on one sandbox for a database, as the rows alone decide."""
     judged = []
     for name, tasks in itertools.groupby(all_of(data), lambda task: task.metadata["database"]):
-        with contextlib.closing(Queries(load_database(name))) as queries:
+        with contextlib.closing(QueryRunner(load_database(name))) as queries:
             judged += [(t, q, judge(t, q, queries, 20.0)) for t in tasks for q in queries_of(t)]
     return judged
 

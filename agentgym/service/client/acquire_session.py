@@ -1,4 +1,4 @@
-"""Opening a session on whichever server has room."""
+"""Opens a session on the server with the most room."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def open_session(
 async def _tried(
     address: Address, pool: Pool, server: Server, expects: Mapping[str, Any], refused: dict[str, str]
 ) -> RemoteSession | None:
-    """A session on this server, or what it failed with is noted."""
+    """A session on this server; None, with the failure noted, if it gives none."""
     opened = None
     try:
         opened = await RemoteSession.open(replace(address, service=server.service), server.url, expects)
@@ -88,7 +88,7 @@ async def _tried(
 
 
 def look_around(address: Address) -> None:
-    """Ask servers for their load, where it is not known freshly, and wait for no answer."""
+    """Ask servers for their load in the background, unless it is known freshly."""
     pool = pool_of(address.servers)
     _in_background(find_servers(pool))
     for server in pool.to_ask():
@@ -96,7 +96,7 @@ def look_around(address: Address) -> None:
 
 
 async def _ask_loads(address: Address, pool: Pool) -> None:
-    """Ask the servers whose load is not known freshly; who comes meanwhile waits for the same answers."""
+    """Ask the servers whose load is not known freshly. Concurrent callers share the requests."""
     loop = asyncio.get_running_loop()
     asking = _asking.setdefault(loop, {})
     present = asking.get(address.servers)

@@ -1,4 +1,4 @@
-"""Where a served environment is: servers, its id there, and what proves to them who asks."""
+"""The address of a served environment: servers, id, token and certificates."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from agentgym.core.registration import EnvSpec, UnknownEnvError
+
 TOKEN_VARIABLE = "AGENTGYM_TOKEN"
+REMOTE_ENV = "agentgym.service.client.remote_env:remote_env"  # makes environments that are served
 SCHEMES = ("http://", "https://")
 _ID = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
 
 
 class RemoteError(RuntimeError):
-    """Something went wrong with a served environment. The message names the server, the environment and what to do."""
+    """A failure of a served environment. The message names the server, the environment and a remedy."""
 
 
 class Unavailable(RemoteError):
-    """No server can be used: none answers, all are full, or they refuse who asks."""
+    """No server can be used: none answers, all are full, or they refuse the client."""
 
 
 class Full(Unavailable):
-    """All sessions of a server are in use, and none became free in time."""
+    """All sessions of a server stayed in use for too long."""
 
 
 class SessionLost(RemoteError):
@@ -40,7 +43,7 @@ class SessionLost(RemoteError):
 
 
 class RemoteEnvError(RemoteError):
-    """The environment itself raised, on the server. Its session goes on."""
+    """The environment raised on the server. Its session goes on."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Address:
 
     @property
     def server_hostname(self) -> str | None:
-        """The name that the certificate must have; None: the one in the server's URL."""
+        """The host name of the certificate; None: the one in the server's URL."""
         return urlsplit(self.service).hostname if self.service.startswith("https:") else None
 
     @property
@@ -73,7 +76,7 @@ class Address:
         return f"/envs/{quote(self.env)}"
 
     def headers(self) -> dict[str, str]:
-        """What every request carries.
+        """The headers of every request.
 
         Raises:
             Unavailable: the token cannot be read, or is no token.
@@ -95,7 +98,7 @@ class Address:
         return {**host, **({"Authorization": f"Bearer {token}"} if token else {})}
 
     def tls(self) -> ssl.SSLContext | None:
-        """What https is spoken with; None for the system's own way.
+        """The TLS settings of https; None: the system's.
 
         Raises:
             Unavailable: the certificates cannot be read.
@@ -119,7 +122,7 @@ def is_url(id: str) -> bool:
 
 
 def parse(url: str | Sequence[str], token_file: str | None = None, ca_file: str | None = None) -> Address:
-    """The address that one or several URLs mean: `http://host:8000/gsm8k`, several joined by commas or in a list.
+    """Parse one or several URLs: `http://host:8000/gsm8k`, several joined by commas or in a list.
 
     Raises:
         ValueError: one is malformed, or they name different environments.
@@ -134,6 +137,26 @@ def parse(url: str | Sequence[str], token_file: str | None = None, ca_file: str 
             f"the URLs name different environments, {envs[0]!r} and {envs[1]!r}: give several servers of one environment"
         )
     return Address(tuple(dict.fromkeys(server for server, _ in found)), envs[0], token_file, ca_file)
+
+
+def spec_of(url: str) -> EnvSpec:
+    """The spec of a served environment. No server is asked.
+
+    Raises:
+        UnknownEnvError: the URL is malformed.
+    """
+    try:
+        address = parse(url)
+    except ValueError as error:
+        raise UnknownEnvError(str(error)) from error
+    urls = ",".join(f"{server}/{address.env}" for server in address.servers)
+    return EnvSpec(
+        id=urls,
+        entry_point=REMOTE_ENV,
+        kwargs={"url": urls},
+        description=f"{address.env}, served",
+        task_source="agentgym.service.client.remote_env:remote_tasks",
+    )
 
 
 def server_of(url: str) -> Address:

@@ -1,4 +1,4 @@
-"""Several servers of one environment: the one with the most room is next; one that fails is left out, and tried again later.
+"""Load balancing over several servers: the one with the most room is next; a failed one is tried again later.
 
 A `Pool` is only numbers, shared by all environments of a process that have the same servers. Servers tell their load when
 asked (`/ready`); in between, sessions that this process opened and closed since count.
@@ -22,7 +22,7 @@ _dice = random.Random()  # of its own: episodes must not meet another global sta
 
 @dataclass
 class Server:
-    """One server, as this process knows it.
+    """The state of one server in this process.
 
     Attributes:
         url: `http://host:port`.
@@ -54,12 +54,12 @@ class Server:
 
     @property
     def sessions(self) -> int:
-        """Sessions that it has by now, as far as is known."""
+        """The sessions of the server by now, estimated."""
         return max(self.own, self.reported + self.own - self.own_then)
 
     @property
     def fullness(self) -> float:
-        """Share of its room that is taken; by number of sessions where its room is not known."""
+        """The used share of the server's sessions; their number if the maximum is not known."""
         return self.sessions / (self.room or NO_ROOM_TOLD)
 
 
@@ -79,12 +79,12 @@ class Pool:
 
     @classmethod
     def of(cls, urls: Iterable[str]) -> Pool:
-        """A pool of servers of which nothing is known yet."""
+        """A new pool of these servers."""
         servers = [Server(url) for url in urls]
         return cls(servers, tuple(server.url for server in servers))
 
     def to_find(self, seconds: float) -> bool:
-        """Whether names were not looked up for so long; they are marked as looked up now."""
+        """Whether the names are due for a look-up; marks them as looked up."""
         with self.lock:
             if self._found_at + seconds > time.monotonic():
                 return False
@@ -92,14 +92,14 @@ class Pool:
             return True
 
     def found(self, url: str, servers: Sequence[Server]) -> None:
-        """The servers that a URL means now. What is known of those that were there stays."""
+        """Set the servers of a URL. Servers that were known keep their state."""
         with self.lock:
             known = {server.url: server for server in self.servers}
             own = [known.get(server.url, server) for server in servers]
             self.servers = [s for s in self.servers if url not in (s.url, s.service)] + own
 
     def take(self) -> Server | None:
-        """Take a place on the server with the most room; None while all rest. `leave` gives it back.
+        """Reserve a session on the server with the most room; None while all rest. `leave` gives it back.
 
         One that is doubtful is tried only where there is no other.
         """
@@ -113,18 +113,18 @@ class Pool:
             return chosen
 
     def leave(self, server: Server) -> None:
-        """A session has ended, or did not come to be."""
+        """Give back a session that has ended or was not opened."""
         with self.lock:
             server.own -= 1
 
     def well(self, server: Server) -> None:
-        """It opened a session: it is taken back where it had been left out."""
+        """The server opened a session: use it again if it was left out."""
         with self.lock:
             self._is_back(server)
             server.failures, server.broken, server.why = 0, 0, ""
 
     def failed(self, server: Server, why: str, broken: bool = False) -> None:
-        """It cannot be used now: it rests, for longer each time. The first time it is logged."""
+        """The server failed: let it rest, longer each time. The first failure is logged."""
         with self.lock:
             if not server.doubtful:
                 others = sum(not s.doubtful for s in self.servers) - 1
@@ -139,19 +139,19 @@ class Pool:
             server.rests_until = time.monotonic() + rest
 
     def full(self, server: Server, why: str, seconds: float) -> None:
-        """It has no room for so many seconds."""
+        """The server is full for this many seconds."""
         with self.lock:
             server.why = why
             # All who were refused come back; not at the same moment.
             server.rests_until = time.monotonic() + min(max(seconds, 0.05), LONGEST_REST) * _dice.uniform(1.0, 1.25)
 
     def move(self, url: str, to: str) -> None:
-        """The server that was there is another one now, somewhere else: whoever opens a session from now on finds it."""
+        """Replace a server that moved to another address."""
         with self.lock:
             self.servers = [Server(to) if server.url == url else server for server in self.servers]
 
     def told(self, server: Server, sessions: int, room: int | None) -> None:
-        """It told its load."""
+        """Note the load that a server reported."""
         with self.lock:
             self._is_back(server)
             server.reported, server.own_then, server.room = sessions, server.own, room
@@ -163,7 +163,7 @@ class Pool:
             server.doubtful = False
 
     def to_ask(self) -> list[Server]:
-        """The servers whose load is not known freshly, now marked as asked; none where there is no choice."""
+        """The servers whose load is not known freshly; marks them as asked. Empty if there is only one server."""
         with self.lock:
             now = time.monotonic()
             old = [s for s in self.servers if s.asked + FRESH_SECONDS <= now and s.rests_until <= now]
@@ -174,7 +174,7 @@ class Pool:
             return old
 
     def better_than(self, server: Server) -> bool:
-        """Whether an episode that begins should move elsewhere: where there is clearly more room, and fewer of our own.
+        """Whether a new episode should move to a server with clearly more room and fewer sessions of this process.
 
         Without the second, processes that all followed one report would move back and forth together.
         """
@@ -185,7 +185,7 @@ class Pool:
             return any(other.fullness < without and other.own + 1 < server.own for other in others)
 
     def has_others(self, servers: Sequence[Server]) -> bool:
-        """Whether a server that is none of these may be tried now."""
+        """Whether another server than these may be tried now."""
         with self.lock:
             now = time.monotonic()
             return any(s.rests_until <= now for s in self.servers if s not in servers)
@@ -196,7 +196,7 @@ class Pool:
             return max(0.0, min(s.rests_until for s in self.servers) - time.monotonic())
 
     def reasons(self) -> str:
-        """Why each server that fails does, in words."""
+        """Each server's failure, in words."""
         with self.lock:
             return (
                 "; ".join(f"{server.url}: {server.why}" for server in self.servers if server.why) or "no reason known"

@@ -22,13 +22,13 @@ from agentgym.service.worker.websocket import CLOSE, PING, PONG, TEXT, Frames, e
 LARGEST_ANSWER = 128 << 20
 _CHUNK = 1 << 16
 _LARGEST_HEAD = 1 << 16
-_FAREWELL_SECONDS = 1.0
+_CLOSE_SECONDS = 1.0
 _WAKING = 10.0  # seconds that a thread has to leave a socket that is closed under it
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 class HandshakeRefused(Exception):
-    """The server answered, and it was no WebSocket.
+    """The server refused the WebSocket handshake.
 
     Attributes:
         status: of HTTP.
@@ -42,7 +42,7 @@ class HandshakeRefused(Exception):
 
 
 class BlockingWebSocket:
-    """One connection. A thread uses it at a time; `close` may be called from any.
+    """One connection. One thread uses it at a time; `close` may be called from any thread.
 
     Args:
         url: `http://host:port/path` or https.
@@ -143,7 +143,11 @@ class BlockingWebSocket:
         return data
 
     def close(self, *, in_order: bool = True) -> None:
-        """End it, and a `receive` that waits. `in_order` says that nobody will come back. In a fork this only lets go."""
+        """Close the connection and wake a waiting `receive`. In a fork this only closes the file.
+
+        Args:
+            in_order: send a close frame: nobody will resume the session.
+        """
         if os.getpid() != self._pid:  # the lock may be held for ever by a thread that is not here
             self._socket.close()
             return
@@ -151,7 +155,7 @@ class BlockingWebSocket:
         free = self._in_use.acquire(blocking=False)
         with contextlib.suppress(OSError, ValueError):  # it is over already
             if in_order and (free or not isinstance(self._socket, ssl.SSLSocket)):
-                self._socket.settimeout(_FAREWELL_SECONDS)
+                self._socket.settimeout(_CLOSE_SECONDS)
                 self._socket.sendall(encoded(CLOSE, struct.pack("!H", NORMAL_CLOSE), masked=True))
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits; close alone does not
@@ -163,7 +167,7 @@ class BlockingWebSocket:
 
 
 def dial(url: str, tls: ssl.SSLContext | None, until: float) -> socket.socket:
-    """A connection to the server of a URL. OSError, TimeoutError included, where there is none."""
+    """Connect to the server of a URL. Raises OSError (TimeoutError included)."""
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     host, port = parts.hostname or "", parts.port or (443 if secure else 80)
@@ -184,7 +188,7 @@ def dial(url: str, tls: ssl.SSLContext | None, until: float) -> socket.socket:
 
 
 def said_in(body: bytes) -> str:
-    """The message of a refusal's body, {"error": {"message"}}; "" where it is something else."""
+    """The message in a refusal's body, {"error": {"message"}}; "" if there is none."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return str(json.loads(body)["error"]["message"])
     return ""

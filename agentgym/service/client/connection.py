@@ -1,4 +1,4 @@
-"""One connection to a session on a server: opening it, the hello that comes first, and ending it from anywhere."""
+"""One connection to a session: handshake, hello and close."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import contextlib
 import json
 import math
 import socket
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentgym.policies import endpoints
 from agentgym.service.client.address import Address
-from agentgym.service.client.expected import difference
 from agentgym.service.protocol import frames
 
 if TYPE_CHECKING:
     import aiohttp
+
+from agentgym.storage.jsonl import line_of
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 2.0
@@ -52,7 +54,7 @@ class NotOpened(Exception):
 
 @dataclass
 class Hello:
-    """What a server said first."""
+    """The first message of a server."""
 
     session: str
     resume: str
@@ -61,7 +63,7 @@ class Hello:
 
     @classmethod
     def read(cls, text: str) -> Hello:
-        """The hello of a text.
+        """Parse a hello.
 
         Raises:
             NotOpened: it is a refusal, or no hello.
@@ -102,7 +104,7 @@ def _refusal(code: str, message: str) -> NotOpened:
 async def connect(
     address: Address, server: str, resume: str | None, expects: Mapping[str, Any]
 ) -> tuple[aiohttp.ClientWebSocketResponse, Hello]:
-    """A connection and its hello.
+    """Connect to a session and read its hello.
 
     Args:
         address: of the environment.
@@ -123,22 +125,13 @@ async def connect(
     ws: aiohttp.ClientWebSocketResponse | None = None
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            http = await endpoints.session()
-            ws = await http.ws_connect(
-                f"{server}{address.path}/session",
-                headers=headers,
-                max_msg_size=LARGEST_ANSWER,
-                ssl=True if tls is None else tls,
-                server_hostname=address.server_hostname,
-                timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),  # type: ignore[call-arg]
-            )
-            _keep_alive(ws)
+            ws = await open_websocket(f"{server}{address.path}/session", headers, tls, address.server_hostname)
             message = await ws.receive()
             if message.type is not aiohttp.WSMsgType.TEXT:
                 raise NotOpened(f"it closed without a hello ({ws.close_code or 'reset'})")
             hello = Hello.read(message.data)
             if wrong := difference(expects, hello.env.get("kwargs")):
-                await farewell(ws)
+                await close_in_order(ws)
                 raise NotOpened(wrong, lasting=True)
             return ws, hello
     except aiohttp.WSServerHandshakeError as error:
@@ -155,8 +148,33 @@ async def connect(
         raise
 
 
+async def open_websocket(
+    url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None, name: str | None = None, **options: Any
+) -> aiohttp.ClientWebSocketResponse:
+    """A WebSocket of this event loop's HTTP session.
+
+    Args:
+        url: `http://host:port/path` or https.
+        headers: of the handshake.
+        tls: None: the system's certificates.
+        name: of the host in its certificate, where the URL has another.
+        options: of aiohttp's `ws_connect`.
+
+    Raises:
+        aiohttp.ClientError, OSError: there is no such server, or it refuses.
+    """
+    import aiohttp
+
+    http = await endpoints.session()
+    timeout = aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS)  # type: ignore[call-arg]
+    settings = {"max_msg_size": LARGEST_ANSWER, "timeout": timeout, "server_hostname": name, **options}
+    ws = await http.ws_connect(url, headers=headers, ssl=True if tls is None else tls, **settings)
+    _keep_alive(ws)
+    return ws
+
+
 def _of_status(error: aiohttp.WSServerHandshakeError, address: Address, resume: str | None) -> NotOpened:
-    """What a refusal over HTTP means."""
+    """The meaning of an HTTP refusal."""
     if error.status in (429, 503):
         wait = endpoints.retry_after(error.headers.get("Retry-After") if error.headers else None)
         what = "this token has all the sessions that it may have" if error.status == 429 else "it is full or draining"
@@ -175,14 +193,14 @@ def _of_status(error: aiohttp.WSServerHandshakeError, address: Address, resume: 
     return NotOpened(f"{answered}{': its log says why' * broken}", lasting=not broken, broken=broken)
 
 
-async def farewell(ws: aiohttp.ClientWebSocketResponse) -> None:
-    """A close frame, which tells the server that nobody will come back."""
+async def close_in_order(ws: aiohttp.ClientWebSocketResponse) -> None:
+    """Send a close frame: the session ends, and nobody resumes it."""
     with contextlib.suppress(Exception):  # it is gone already, or does not answer: either way nothing is left to do
         await asyncio.wait_for(ws.close(), CLOSE_SECONDS)
 
 
 def cut(ws: aiohttp.ClientWebSocketResponse | None) -> None:
-    """End a connection from any thread, also where its event loop runs no more."""
+    """Cut a connection from any thread, also if its event loop has ended."""
     connection = None if ws is None else ws.get_extra_info("socket")
     if connection is not None:
         with contextlib.suppress(OSError):
@@ -190,13 +208,13 @@ def cut(ws: aiohttp.ClientWebSocketResponse | None) -> None:
 
 
 def is_gone(ws: aiohttp.ClientWebSocketResponse | None) -> bool:
-    """Whether the connection has ended, told without reading from it."""
+    """Whether the connection has ended; reads nothing from it."""
     connection = None if ws is None else ws.get_extra_info("socket")
     return connection is None or connection.fileno() < 0
 
 
 def _keep_alive(ws: aiohttp.ClientWebSocketResponse) -> None:
-    """Let the kernel notice a host that is gone: an environment that thinks is silent as well, so the protocol cannot."""
+    """Let the kernel detect a vanished host: during a long step the protocol is silent, too."""
     connection = ws.get_extra_info("socket")
     if connection is None:
         return
@@ -212,5 +230,24 @@ def _is_refused(error: BaseException) -> bool:
 
 
 def said(error: BaseException) -> str:
-    """An error in words, also where it has none."""
+    """The message of an error, or its type if it has none."""
     return str(error) or type(error).__name__
+
+
+_ABSENT = "there is no such argument"
+
+
+def difference(expects: Mapping[str, Any], made_with: Any) -> str:
+    """The difference between expected and served arguments, in words; "" if there is none.
+
+    Args:
+        expects: arguments that it must have. What else it has does not count.
+        made_with: all its arguments, as the server told them.
+    """
+    there = made_with if isinstance(made_with, dict) else {}
+    for name, value in expects.items():
+        # As JSON, which is how the server told it: a tuple here is a list there.
+        if line_of(there.get(name, _ABSENT)) != line_of(value):
+            what = f"{name}={there[name]!r}" if name in there else f"no {name}"
+            return f"{name}={value!r} is expected, and the server makes it with {what}: serve it with that, or expect what it has"
+    return ""

@@ -21,7 +21,7 @@ _looking = weakref.WeakKeyDictionary()
 
 
 async def find_servers(pool: Pool) -> None:
-    """Look up the names in a pool, where that was not done lately; who comes meanwhile waits for the same answers."""
+    """Look up the names in a pool if they are due. Concurrent callers share the look-up."""
     looking = _looking.setdefault(asyncio.get_running_loop(), {})
     present = looking.get(id(pool))
     if present is None or present.done():
@@ -38,7 +38,7 @@ async def _find(pool: Pool) -> None:
 
 
 async def _behind(url: str) -> list[Server] | None:
-    """The servers that a URL means: itself where its name has one address. None: it cannot be looked up now."""
+    """The servers of a URL: the URL itself if its name has one address. None: the look-up failed."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:

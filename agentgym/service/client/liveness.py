@@ -1,4 +1,4 @@
-"""Whether a server is alive, asked beside a call that takes long: a session whose environment thinks can not tell."""
+"""Asks whether a server is alive during a long call, in which its session cannot answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _asked: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Asked] = weakref.W
 
 
 async def answers(address: Address, server: str) -> bool:
-    """Whether a server answers anything within `SILENT_SECONDS`. All who ask at the same time share one request."""
+    """Whether a server answers within `SILENT_SECONDS`. Concurrent callers share one request."""
     asked = _asked.setdefault(asyncio.get_running_loop(), {})
     present = asked.get((address, server))
     if present is None or present.done():

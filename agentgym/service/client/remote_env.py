@@ -1,29 +1,28 @@
 """`RemoteEnv`: an environment that is served by another machine, used like one that is here.
 
 `agentgym.make("http://host:8000/gsm8k")` makes one; several servers of the same environment are joined by commas. Its methods
-are `async def`, and `agentgym.core.blocking.Blocking` makes them plain ones. No session is opened before an episode begins.
+are `async def`, and `agentgym.core.env.Blocking` makes them plain ones. No session is opened before an episode begins.
 """
 
 from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 
 from agentgym.core.agent_failure import SESSION_LOST, STEP_TIMEOUT, AgentFailure
-from agentgym.core.env import Env, Step
+from agentgym.core.env import AsyncEnv, Step
 from agentgym.core.messages import Action, Observation, assistant
 from agentgym.core.tasks import Task, TaskSet
-from agentgym.service.client import acquire_session as opening
+from agentgym.service.client import acquire_session, lookup
 from agentgym.service.client.address import Address, RemoteError, SessionLost, parse
 from agentgym.service.client.balance import Pool, Server, pool_of
-from agentgym.service.client.expected import difference
+from agentgym.service.client.connection import difference
 from agentgym.service.client.session_client import RemoteSession, Request
 from agentgym.service.protocol import frames
-from agentgym.service.server import lookup
 
 _METHODS = ("expert_action", "random_action")
 # What the server says of a session that ended in a step, where the agent's programs can have brought it about.
@@ -36,7 +35,7 @@ _AGENTS = {
 MOVES = 8
 
 
-class RemoteEnv(Env):
+class RemoteEnv(AsyncEnv):
     """A served environment. It has the observations, rewards, infos, tools and tasks of the one on the server.
 
     One session serves many episodes. At the beginning of one, it may move to a server with more room. What ends a session
@@ -63,7 +62,7 @@ class RemoteEnv(Env):
         url: str | Sequence[str],
         token_file: str | None = None,
         ca_file: str | None = None,
-        patience: float = opening.PATIENCE_SECONDS,
+        patience: float = acquire_session.PATIENCE_SECONDS,
         expects: Mapping[str, Any] | None = None,
         tasks: TaskSet | None = None,
         render_mode: str | None = None,
@@ -90,7 +89,7 @@ class RemoteEnv(Env):
 
     @property
     def session(self) -> RemoteSession | None:
-        """The session that it has; None before the first episode and after one that was lost."""
+        """The current session; None before the first episode and after a lost one."""
         return self._place.session if self._place is not None and not self._place.session.lost else None
 
     @property
@@ -100,7 +99,7 @@ class RemoteEnv(Env):
             self._tasks = _tasks_at(self.address, "train")
         return self._tasks
 
-    async def init(self, task: Task) -> None:
+    async def init(self, task: Task) -> None:  # type: ignore[override]
         """Bind a task on the server; opens a session where there is none."""
         await self._begin([("init", {"task": task.to_json()})], may_move=True)
         self.task, self._drawn, self.running = task, False, False
@@ -133,7 +132,7 @@ class RemoteEnv(Env):
         return observation, info
 
     async def step(self, action: Action) -> Step:  # type: ignore[override]
-        """One step on the server; never run twice, also where a connection drops."""
+        """One step on the server; never run twice, even if the connection drops."""
         try:
             return (await self.steps([action]))[0]
         except SessionLost as lost:
@@ -143,7 +142,7 @@ class RemoteEnv(Env):
             raise AgentFailure(cause, str(lost)) from lost
 
     async def steps(self, actions: Sequence[Action]) -> list[Step]:
-        """Several steps in one message: for actions that are known before. Ends at the episode's last step.
+        """Several steps in one message, for actions known in advance. Stops at the end of the episode.
 
         Raises:
             RemoteEnvError: one of them raised; those before it have been run.
@@ -160,11 +159,15 @@ class RemoteEnv(Env):
         self.running = self.running and not any(terminated or truncated for _, _, terminated, truncated, _ in steps)
         return steps
 
-    def close(self) -> Awaitable[None] | None:  # type: ignore[override]
-        """End the session, where there is one: then the result is to be awaited."""
+    async def close(self) -> None:  # type: ignore[override]
+        """End the session, if there is one."""
         self.running = False
         place, self._place = self._place, None
-        return None if place is None or place.session.lost else _closed(place)
+        if place is not None and not place.session.lost:
+            try:
+                await place.session.close()
+            finally:
+                place.leave("it was closed")
 
     def hung_by_agent(self) -> bool:
         """See `Env.hung_by_agent`: it runs the agent's programs, and the server answers."""
@@ -200,7 +203,7 @@ class RemoteEnv(Env):
         """
         place = self._place
         if place is not None and may_move:
-            opening.look_around(self.address)
+            acquire_session.look_around(self.address)
             if place.pool.better_than(place.server):
                 self._leave()
         for move in range(MOVES + 1):
@@ -232,7 +235,7 @@ class RemoteEnv(Env):
         return session
 
     def _learn(self, record: Mapping[str, Any]) -> None:
-        """Take what a server says of its environment."""
+        """Take over a hello's facts about the environment."""
         if isinstance(record.get("tools"), list):
             self.tools = record["tools"]  # type: ignore[misc]  # a class variable where they are always the same
         if type(record.get("max_turns")) is int:
@@ -245,7 +248,7 @@ class RemoteEnv(Env):
             self._methods = tuple(name for name in _METHODS if name in record["methods"])
 
     def _read(self, result: Any, reader: Callable[[], Any]) -> Any:
-        """What a reader makes of a result; a server that says nonsense is left."""
+        """Read a result; a malformed one ends the session."""
         try:
             return reader()
         except (KeyError, TypeError, ValueError, AttributeError, frames.Refused):
@@ -268,7 +271,7 @@ def remote_env(
     url: str | Sequence[str],
     token_file: str | None = None,
     ca_file: str | None = None,
-    patience: float = opening.PATIENCE_SECONDS,
+    patience: float = acquire_session.PATIENCE_SECONDS,
     expects: Mapping[str, Any] | None = None,
     tasks: TaskSet | None = None,
     render_mode: str | None = None,
@@ -291,7 +294,7 @@ class _Place:
 
     @classmethod
     async def take(cls, env: RemoteEnv) -> _Place:
-        session, server = await opening.open_session(env.address, env.patience, env.expects)
+        session, server = await acquire_session.open_session(env.address, env.patience, env.expects)
         return cls(session, server, pool_of(env.address.servers))
 
     def leave(self, why: str) -> None:
@@ -302,13 +305,6 @@ class _Place:
 def _give_back(session: RemoteSession, server: Server, pool: Pool) -> None:
     session.abandon("its environment is gone")
     pool.leave(server)
-
-
-async def _closed(place: _Place) -> None:
-    try:
-        await place.session.close()
-    finally:
-        place.leave("it was closed")
 
 
 def _reset_of(result: Mapping[str, Any]) -> tuple[Observation, dict[str, Any]]:
@@ -328,7 +324,7 @@ def _step_of(result: Any) -> Step:
 def remote_tasks(
     split: str = "train", url: str | Sequence[str] = "", token_file: str | None = None, ca_file: str | None = None
 ) -> TaskSet:
-    """The tasks of a split of a served environment, read by the page.
+    """The tasks of a split of a served environment, read in pages.
 
     Raises:
         ValueError: no such split or environment.

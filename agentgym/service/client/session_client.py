@@ -1,4 +1,4 @@
-"""A session on a server, from the client's side: calls in order, over as many connections as it takes.
+"""The client's side of a session: calls in order, over as many connections as needed.
 
 A connection that drops is opened again with the resume token of the last hello, and whatever was not answered is sent again
 with its id: the server runs no request twice. What cannot be mended ends the session with an error that says why.
@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentgym.service.client import liveness as pulse
+from agentgym.service.client import liveness
 from agentgym.service.client.address import Address, RemoteEnvError, RemoteError, SessionLost
 from agentgym.service.client.connection import (
     CLOSE_SECONDS,
@@ -21,9 +21,9 @@ from agentgym.service.client.connection import (
     LARGEST_ANSWER,
     Hello,
     NotOpened,
+    close_in_order,
     connect,
     cut,
-    farewell,
     is_gone,
     said,
 )
@@ -47,7 +47,7 @@ Request = tuple[str, Mapping[str, Any]]
 
 
 class _Dropped(Exception):
-    """The connection is gone, with nothing said."""
+    """The connection was lost without a message."""
 
 
 @dataclass
@@ -136,7 +136,7 @@ class RemoteSession:
             self.abandon("it was closed")
 
     def abandon(self, why: str) -> None:
-        """Give the session up without waiting: the server hears of it if it can."""
+        """Give the session up without waiting."""
         self.lost = self.lost or f"{self._who()}: the session has ended: {why}"
         ws, self.ws = self.ws, None
         self._look_no_more()
@@ -144,14 +144,14 @@ class RemoteSession:
             return
         try:
             if self.loop is asyncio.get_running_loop():
-                self._begin(farewell(ws))
+                self._begin(close_in_order(ws))
                 return
         except RuntimeError:  # no loop runs here
             pass
         cut(ws)
 
     async def _answered(self, batch: Mapping[int, Any], texts: Mapping[int, str], answers: dict[int, Any]) -> None:
-        """Send what is not answered and take the answers, on new connections where one drops."""
+        """Send unanswered requests and take the answers, over new connections if one drops."""
         fruitless = 0
         while len(answers) < len(batch):
             before = len(answers)
@@ -165,7 +165,7 @@ class RemoteSession:
                     self.ws = None
                 if self._silent:
                     raise self._end(
-                        f"the server hangs: it answers neither the call nor GET /health within {pulse.SILENT_SECONDS:g} s"
+                        f"the server hangs: it answers neither the call nor GET /health within {liveness.SILENT_SECONDS:g} s"
                     ) from drop
                 fruitless = 0 if len(answers) > before else fruitless + 1
                 if fruitless > FRUITLESS:
@@ -288,7 +288,7 @@ class RemoteSession:
         task.add_done_callback(_tasks.discard)
 
     async def _feel(self, request: int) -> None:
-        alive = await pulse.answers(self.address, self.server)
+        alive = await liveness.answers(self.address, self.server)
         if not alive and self._last == request and self._in_use.locked():
             self._silent = True
             cut(self.ws)  # whoever waits for the answer is told
@@ -303,7 +303,7 @@ class RemoteSession:
                 await self._come_back()
 
     def _end(self, why: str, code: str = "") -> SessionLost:
-        """The error of a session that has ended."""
+        """The error that ended the session."""
         self.lost = f"{self._who()}: the session is lost: {why}"
         return SessionLost(self.lost, code)
 

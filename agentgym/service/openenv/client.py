@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from agentgym.core.env import Env, Step
+from agentgym.core.env import AsyncEnv, Step
 from agentgym.core.messages import Action, Message, Observation, assistant, text_of, tool_result, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.service.client.address import Address, Full, RemoteEnvError, SessionLost, Unavailable
@@ -24,7 +24,7 @@ MOST_TURNS = 100
 _SEEDS = {"train": range(100_000), "test": range(1_000_000, 1_001_000)}
 
 
-class OpenEnvEnv(Env):
+class OpenEnvEnv(AsyncEnv):
     """An environment on an OpenEnv server.
 
     A server of agentgym's speaks in chat messages, which pass as they are. Of others, the tools of an environment that has MCP
@@ -86,7 +86,7 @@ class OpenEnvEnv(Env):
     def default_tasks(
         cls, split: str = "train", name: str = "", token_file: str | None = None, ca_file: str | None = None
     ) -> TaskSet:
-        """The tasks that the server lists, by split and index; for one that lists none, 100,000 train or 1,000 test seeds.
+        """The tasks that the server lists by split and index; if it lists none, 100,000 train or 1,000 test seeds.
 
         Raises:
             ValueError: there is no such split.
@@ -121,7 +121,7 @@ class OpenEnvEnv(Env):
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode on the server; a connection is made where there is none.
+        """Begin an episode on the server; connects if need be.
 
         Raises:
             Unavailable: the server cannot be reached, or stays full (Full).
@@ -129,7 +129,7 @@ class OpenEnvEnv(Env):
         """
         if self._tasks is None and self.task is None and "task" not in (options or {}):
             await asyncio.to_thread(getattr, self, "tasks")  # the server is asked, which others need not wait for
-        super().reset(seed=seed, options=options)
+        await super().reset(seed=seed, options=options)
         self.running = False
         task = self.current_task
         data = {**self._settings, **dict(task.metadata.get("reset") or {})}
@@ -172,7 +172,7 @@ class OpenEnvEnv(Env):
 
     async def close(self) -> None:  # type: ignore[override]
         """End the session."""
-        super().close()
+        await super().close()
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
@@ -205,7 +205,7 @@ class OpenEnvEnv(Env):
         return self._ended(_replied(message, *told), answers, info)
 
     async def _tool_called(self, form: Form, name: str, arguments: Json) -> tuple[str, Json]:
-        """What a tool says, and the answer of the step; {} where it was called without one."""
+        """A tool's result, and the answer of its step; {} if it was called without one."""
         if not form.by_step:
             request = {
                 "jsonrpc": "2.0",
@@ -226,7 +226,7 @@ class OpenEnvEnv(Env):
         return shown_result(observation.get("result")), answer
 
     def _ended(self, messages: Observation, answers: list[Json], info: Json) -> Step:
-        """Gymnasium's five values of a step that was answers of the server."""
+        """Gymnasium's five values of a step from the server's answers."""
         done = any(bool(answer.get("done")) for answer in answers)
         reward = sum(float(answer.get("reward") or 0.0) for answer in answers)
         cut = done and any(metadata_of(answer).get("truncated") is True for answer in answers)
@@ -316,7 +316,7 @@ def _whole(action: Json) -> Json:
 
 
 def _replied(message: Message, *texts: str) -> Observation:
-    """What answers a reply: a tool message for each native call, since chat endpoints insist on one, else a user's."""
+    """The messages that answer a reply: a tool message for each native call, as chat endpoints require, else a user message."""
     native = message.get("tool_calls")
     if not native:
         return [user("\n".join(texts))]

@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from agentgym.policies import endpoints
 from agentgym.service.client.address import Full, RemoteEnvError, SessionLost, Unavailable
-from agentgym.service.client.connection import cut
+from agentgym.service.client.connection import cut, open_websocket
 
 Json = dict[str, Any]
 MOST_BYTES = 100 << 20  # of one message, as OpenEnv's own client takes
@@ -23,15 +24,18 @@ CONNECT_SECONDS = 10.0
 
 
 class Rejected(Exception):
-    """The server says that a frame or an action is none; the session goes on."""
+    """The server refused a frame or an action; the session goes on."""
 
 
 class Connection:
-    """One WebSocket. Frames go one by one: each is answered by one."""
+    """One WebSocket. Each frame is answered by one frame."""
 
-    def __init__(self, url: str, http: aiohttp.ClientSession, ws: aiohttp.ClientWebSocketResponse):
+    def __init__(
+        self, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None, ws: aiohttp.ClientWebSocketResponse
+    ):
         self._url = url
-        self._http = http
+        self._headers = headers
+        self._tls = tls
         self._ws = ws
         self._loop = asyncio.get_running_loop()
 
@@ -42,30 +46,21 @@ class Connection:
         Raises:
             Unavailable: nobody answers there, or no OpenEnv server.
         """
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-        connector = aiohttp.TCPConnector(ssl=tls or True)
-        http = aiohttp.ClientSession(connector=connector, headers=dict(headers), timeout=timeout)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                ws = await http.ws_connect(f"{url}/ws", max_msg_size=MOST_BYTES, heartbeat=20.0)
-        except BaseException as error:
-            await http.close()
-            if isinstance(error, aiohttp.WSServerHandshakeError):
-                hint = (
-                    "it wants a token, or another than this: token_file="
-                    if error.status in (401, 403)
-                    else "is this an OpenEnv server?"
-                )
-                raise Unavailable(f"openenv:{url}: {url}/ws answers with status {error.status}; {hint}") from error
-            if isinstance(error, aiohttp.ClientError | OSError | TimeoutError):
-                why = _why(error) or f"no answer within {CONNECT_SECONDS:g} s"
-                raise Unavailable(f"openenv:{url}: cannot be reached: {why}") from error
-            raise
-        return cls(url, http, ws)
+                ws = await open_websocket(f"{url}/ws", headers, tls, max_msg_size=MOST_BYTES, heartbeat=20.0)
+        except aiohttp.WSServerHandshakeError as error:
+            wants = error.status in (401, 403)
+            hint = "it wants a token, or another than this: token_file=" if wants else "is this an OpenEnv server?"
+            raise Unavailable(f"openenv:{url}: {url}/ws answers with status {error.status}; {hint}") from error
+        except (aiohttp.ClientError, OSError) as error:
+            why = _why(error) or f"no answer within {CONNECT_SECONDS:g} s"
+            raise Unavailable(f"openenv:{url}: cannot be reached: {why}") from error
+        return cls(url, headers, tls, ws)
 
     @property
     def alive(self) -> bool:
-        """Whether it is open, as far as is known, and of the event loop that runs."""
+        """Whether the connection is open and belongs to the running event loop."""
         return not self._ws.closed and self._loop is asyncio.get_running_loop()
 
     async def ask(self, frame: Json, timeout: float) -> Json:
@@ -123,13 +118,14 @@ class Connection:
         raise SessionLost(f"openenv:{self._url}: {told} ({code}); the episode is lost: reset begins another")
 
     async def get(self, path: str) -> Any:
-        """What a GET answers as JSON; None where there is no such route.
+        """GET a path as JSON; None if there is no such route.
 
         Raises:
             Unavailable: no answer.
         """
         try:
-            async with self._http.get(f"{self._url}{path}", timeout=aiohttp.ClientTimeout(total=30.0)) as response:
+            http, timeout, tls = await endpoints.session(), aiohttp.ClientTimeout(total=30.0), self._tls or True
+            async with http.get(f"{self._url}{path}", headers=self._headers, timeout=timeout, ssl=tls) as response:
                 return await response.json(content_type=None) if response.status == 200 else None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise Unavailable(f"openenv:{self._url}: GET {path} failed: {error or 'no answer within 30 s'}") from error
@@ -139,27 +135,20 @@ class Connection:
         if self._loop is not asyncio.get_running_loop():
             await self.drop()
             return
-        try:
-            with contextlib.suppress(ConnectionError, aiohttp.ClientError, TimeoutError):
-                async with asyncio.timeout(CONNECT_SECONDS):
-                    await self._ws.send_str('{"type": "close"}')
-                    await self._ws.close()
-        finally:
-            await self._http.close()
+        with contextlib.suppress(ConnectionError, aiohttp.ClientError, TimeoutError):
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._ws.send_str('{"type": "close"}')
+                await self._ws.close()
 
     async def drop(self) -> None:
-        """Let go of the connection, whatever its state; one of another event loop is cut."""
-        if self._loop is not asyncio.get_running_loop():
-            cut(self._ws)
-            if not self._loop.is_closed():
-                asyncio.run_coroutine_threadsafe(self._http.close(), self._loop)
-                return
+        """Drop the connection in any state; one of another event loop is cut."""
+        cut(self._ws)
+        if self._loop is asyncio.get_running_loop() or self._loop.is_closed():
             self._ws._response.close()  # or it would want its loop when it is forgotten
-        await self._http.close()
 
 
 class Asker:
-    """Plain requests, without an event loop."""
+    """Plain HTTP requests without an event loop."""
 
     def __init__(self, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None):
         self._url = url
@@ -167,7 +156,7 @@ class Asker:
         self._tls = tls
 
     def get(self, path: str, body: Json | None = None) -> Any:
-        """What a GET, or with a body a POST, answers as JSON; None where the server has no such thing.
+        """GET, or with a body POST, a path as JSON; None if there is no such route.
 
         Raises:
             Unavailable: it cannot be reached.
@@ -192,7 +181,7 @@ class Asker:
 
 
 def checked_url(name: str) -> str:
-    """The address of a server, without a slash at its end.
+    """The URL of a server without a trailing slash.
 
     Raises:
         ValueError: it is none.

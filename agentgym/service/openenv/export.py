@@ -64,7 +64,7 @@ def export_openenv(
 
 
 def requirements_of(spec: EnvSpec) -> tuple[list[str], Path | None]:
-    """What `pip install` is told to get an environment, and the file or folder of its code where no package has it.
+    """The `pip install` requirement of an environment, and the file or folder of its code if no package has it.
 
     Raises:
         ValueError: no other process can import it.
@@ -96,7 +96,7 @@ def requirements_of(spec: EnvSpec) -> tuple[list[str], Path | None]:
 
 
 def lacks_agentgym(wheels: Sequence[Path]) -> bool:
-    """Whether the container's build would ask an index for an agentgym that did not come from one."""
+    """Whether the container's build would ask an index for an agentgym that was not installed from one."""
     if any(wheel.name.startswith(DISTRIBUTION.replace("-", "_") + "-") for wheel in wheels):
         return False
     try:
@@ -106,7 +106,7 @@ def lacks_agentgym(wheels: Sequence[Path]) -> bool:
 
 
 def _from_index(dist: metadata.Distribution) -> bool:
-    """Whether a package came from an index, so that others can get it too; one from a folder or a file did not."""
+    """Whether a package was installed from an index, and not from a folder or a file."""
     return dist.read_text("direct_url.json") is None
 
 

@@ -22,12 +22,12 @@ _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 class Unreadable(ValueError):
-    """A reply that is no action; the message says what one looks like."""
+    """A reply that is not an action; the message describes one."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """How an environment is spoken with.
+    """The form of an environment's actions.
 
     Attributes:
         kind: "chat": messages go there and back as they are, the other side is agentgym; "tools": the reply calls tools;
@@ -49,7 +49,7 @@ class Form:
 
     @property
     def told(self) -> str:
-        """How to reply, for the agent to read."""
+        """Instructions for the agent on how to reply."""
         if self.kind == "tools":
             return "Call tools; a reply that calls none ends the episode."
         sole = sole_text(self.action)
@@ -59,7 +59,7 @@ class Form:
         return f"Answer with a JSON object and nothing else. Its fields:\n{fields}"
 
     def calls(self, message: Message) -> list[ToolCall] | str:
-        """The tool calls of a reply, or what is wrong with one."""
+        """The tool calls of a reply, or the error in one."""
         found = ToolSet(self._tools).calls_of(message)
         if isinstance(found, str):
             return found
@@ -100,7 +100,7 @@ class Form:
 
 
 def form_of(action: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Form:
-    """How an environment is spoken with.
+    """The form of an environment's actions.
 
     Args:
         action: JSON schema of its actions, as `GET /schema` tells it.
@@ -124,7 +124,7 @@ def form_of(action: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Fo
 
 
 def shown(observation: Mapping[str, Any]) -> str:
-    """An observation as text: a sole field as it is, several each under its name; long ones cut in the middle."""
+    """An observation as text: a single field as it is, several under their names; long ones are cut in the middle."""
     parts = {
         key: value for key, value in observation.items() if key not in _UNSHOWN and value not in (None, "", [], {})
     }
@@ -138,7 +138,7 @@ def shown(observation: Mapping[str, Any]) -> str:
 
 
 def shown_result(result: Any) -> str:
-    """A tool's result as text, of whichever form: FastMCP's, MCP's content, or plain JSON."""
+    """A tool's result as text, from FastMCP's form, MCP's content, or plain JSON."""
     if isinstance(result, Mapping):
         content = result.get("content")
         if isinstance(content, list) and content:
@@ -153,13 +153,13 @@ def shown_result(result: Any) -> str:
 
 
 def metadata_of(answer: Mapping[str, Any]) -> Json:
-    """The metadata of an answer: beside the observation, or where older servers put it, inside."""
+    """The metadata of an answer: beside the observation, or inside it from older servers."""
     found = answer.get("metadata") or (answer.get("observation") or {}).get("metadata")
     return dict(found) if isinstance(found, Mapping) else {}
 
 
 def sole_text(action: Mapping[str, Any]) -> str | None:
-    """The one field of an action that must be given, if it is a text; None where there is no such."""
+    """The only required field of an action if it is a text, else None."""
     properties = _properties(action)
     needed = [name for name in action.get("required") or properties if name in properties]
     if len(needed) != 1:
@@ -203,7 +203,7 @@ def _field_line(name: str, schema: Mapping[str, Any], action: Mapping[str, Any])
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """What a value is, in words: its type, or the values that it may have."""
+    """A value's type in words, or its possible values."""
     options = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
     if options:
         return "one of " + ", ".join(json.dumps(option, ensure_ascii=False) for option in options)
@@ -233,7 +233,7 @@ def _said(text: str) -> str:
 
 
 def _object_in(said: str) -> Json | None:
-    """The JSON object that a text is, or that its last fenced block is."""
+    """The JSON object in a text, or in its last fenced block."""
     for text in (said, *reversed(_FENCED.findall(said))):
         try:
             found = json.loads(text)

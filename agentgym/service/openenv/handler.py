@@ -32,8 +32,8 @@ _LAST_WORDS = {CAPACITY: "CAPACITY_REACHED", ENV_ERROR: "FACTORY_ERROR"}
 _RPC_KEYS = {"jsonrpc", "method", "params", "id"}
 
 
-class OpenEnvWire:
-    """Answers the frames of one client; see `worker.Wire`. A client that drops its connection loses its episode.
+class OpenEnvHandler:
+    """Answers the frames of one client; see `session_worker.ProtocolHandler`. A dropped connection ends the episode.
 
     Whatever is wrong with a frame, and whatever the environment raises, becomes an error frame; the session goes on.
 
@@ -83,7 +83,7 @@ class OpenEnvWire:
 
     @staticmethod
     def last_word(code: str, message: str) -> str:
-        """What the client is told before the server closes: the next call of OpenEnv's client raises it."""
+        """The last message before the server closes: the next call of OpenEnv's client raises it."""
         return error_frame(_LAST_WORDS.get(code, "SESSION_ERROR"), f"{message} ({code})")
 
     def _answered(self, frame: Any) -> Json | None:
@@ -110,7 +110,7 @@ class OpenEnvWire:
         return None
 
     def _step_plainly(self, said: str) -> str:
-        """What `_answered` says to a step that is a text, with nothing built that is only taken apart again."""
+        """As `_answered`, for a step with a text action: a fast path."""
         messages, reward, done, metadata = self.play.stepped(said)
         if metadata or not math.isfinite(reward):
             return _written({"type": "observation", "data": answer_of({"messages": messages}, reward, done, metadata)})
@@ -159,7 +159,7 @@ def error_frame(code: str, message: str, **more: Any) -> str:
 
 
 def problem_of_rpc(request: Any) -> str | None:
-    """What is wrong with a JSON-RPC request, or None."""
+    """The error in a JSON-RPC request, or None."""
     if not isinstance(request, dict):
         return "a request is an object"
     if extra := request.keys() - _RPC_KEYS:
@@ -190,7 +190,7 @@ def _error(code: str, message: str, **more: Any) -> Json:
 
 
 def _plain_step(frame: Any) -> str | None:
-    """The text of a step that has nothing else, as most have; None: it is to be looked at closely."""
+    """The text of a step frame with nothing else, as most are; None: it must be parsed in full."""
     if type(frame) is dict and len(frame) == 2 and frame.get("type") == "step":
         data = frame.get("data")
         if type(data) is dict and len(data) == 1:
@@ -228,7 +228,7 @@ def _finite(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy values as Python's own, what else JSON does not know as text: as a trajectory has them."""
+    """NumPy values as Python's, other values that JSON does not know as text, as in a trajectory."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

@@ -20,7 +20,7 @@ from agentgym.service.openenv.handler import (
     INVALID_REQUEST,
     PARSE_ERROR,
     SERVER_ERROR,
-    OpenEnvWire,
+    OpenEnvHandler,
     error_frame,
     problem_of_rpc,
     rpc_error,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from agentgym.service.server.env_server import EnvServer
 
 Json = dict[str, Any]
-WIRE = "openenv"
+NAME = "openenv"
 
 
 @dataclass
@@ -52,12 +52,12 @@ class McpRoutes:
     """The JSON-RPC of one environment, and its sessions that were made over HTTP.
 
     Args:
-        front: the server.
+        server: the server.
         env: the environment's id there.
     """
 
-    def __init__(self, front: EnvServer, env: str):
-        self._front = front
+    def __init__(self, server: EnvServer, env: str):
+        self._server = server
         self._env = env
         self._shared: dict[str, _Shared] = {}
 
@@ -93,19 +93,19 @@ class McpRoutes:
         return await _through(shared.line, asked)
 
     def _shared_of(self, request: web.Request, session_id: str) -> _Shared | None:
-        """A session that who asks has made himself, and that has not ended."""
+        """The session of an id, if it is open and the request's token made it."""
         shared = self._shared.get(session_id)
-        return shared if shared and not shared.line.closed and shared.owner == self._front.owner_of(request) else None
+        return shared if shared and not shared.line.closed and shared.owner == self._server.owner_of(request) else None
 
     def _create(self, request: web.Request, id: Any) -> Json:
         for ended in [name for name, shared in self._shared.items() if shared.line.over]:
             self._shared.pop(ended).line.close()
         session_id = str(uuid.uuid4())
         try:
-            line = self._front.open_line(request, self._env, WIRE)
+            line = self._server.open_line(request, self._env, NAME)
         except Refused as refused:
             return self._refused(id, refused)
-        self._shared[session_id] = _Shared(line, self._front.owner_of(request))
+        self._shared[session_id] = _Shared(line, self._server.owner_of(request))
         return rpc_result(id, {"session_id": session_id})
 
     def _end(self, id: Any, session_id: str, shared: _Shared) -> Json:
@@ -118,18 +118,18 @@ class McpRoutes:
 
     async def _asked_once(self, request: web.Request, asked: Json) -> Json:
         try:
-            with once(self._front, request, self._env) as line:
+            with once(self._server, request, self._env) as line:
                 return await _through(line, asked)
         except Refused as refused:
             return self._refused(asked.get("id"), refused)
 
     def _refused(self, id: Any, refused: Refused) -> Json:
-        return rpc_error(id, SERVER_ERROR, str(refused), counts(self._front))
+        return rpc_error(id, SERVER_ERROR, str(refused), counts(self._server))
 
     async def _socket(self, request: web.Request) -> web.WebSocketResponse:
         socket = await self._opened(request)
         try:
-            with once(self._front, request, self._env) as line, _ending():
+            with once(self._server, request, self._env) as line, _ending():
                 async for message in socket:
                     if message.type is WSMsgType.TEXT:
                         asked = _rpc_of(message.data)
@@ -140,7 +140,7 @@ class McpRoutes:
         return socket
 
     async def _opened(self, request: web.Request) -> web.WebSocketResponse:
-        limits = self._front.settings.limits
+        limits = self._server.settings.limits
         # Without compression, which would inflate a message before its size is looked at.
         socket = web.WebSocketResponse(
             compress=False, max_msg_size=limits.message_bytes, receive_timeout=limits.idle_seconds
@@ -149,7 +149,7 @@ class McpRoutes:
         return socket
 
     async def attached(self, request: web.Request) -> web.WebSocketResponse:
-        """Frames to and from a session that was made over HTTP, which goes on when they end."""
+        """Attach a WebSocket to a session that was made over HTTP. The session outlives it."""
         socket = await self._opened(request)
         session_id = request.query["session_id"]
         shared = self._shared_of(request, session_id)
@@ -172,9 +172,9 @@ class McpRoutes:
 
 
 @contextlib.contextmanager
-def once(front: EnvServer, request: web.Request, env: str) -> Iterator[Line]:
+def once(server: EnvServer, request: web.Request, env: str) -> Iterator[Line]:
     """A session for one request. Raises `Refused` where there is none to be had."""
-    line = front.open_line(request, env, WIRE)
+    line = server.open_line(request, env, NAME)
     try:
         yield line
     finally:
@@ -183,18 +183,18 @@ def once(front: EnvServer, request: web.Request, env: str) -> Iterator[Line]:
 
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
-    """The end of a WebSocket whose client has left, or has said nothing for as long as a session may."""
+    """Suppresses the errors of a client that has left or was idle for too long."""
     with contextlib.suppress(ConnectionError, TimeoutError):
         yield
 
 
-def counts(front: EnvServer) -> Json:
-    """How full the server is, as OpenEnv's errors say it."""
-    return {"active_sessions": len(front.sessions.open), "max_sessions": front.sessions.most}
+def counts(server: EnvServer) -> Json:
+    """The server's open and maximal sessions, in the form of OpenEnv's errors."""
+    return {"active_sessions": len(server.sessions.open), "max_sessions": server.sessions.most}
 
 
 async def _relayed(socket: web.WebSocketResponse, line: Line) -> None:
-    """Frames there and back until one side ends. "close" only ends the connection: the session was made by another."""
+    """Relay frames until one side ends. "close" only ends the connection, since the session was made over HTTP."""
     async for message in socket:
         if message.type is not WSMsgType.TEXT:
             continue
@@ -203,7 +203,7 @@ async def _relayed(socket: web.WebSocketResponse, line: Line) -> None:
         try:
             answer = await line.ask(message.data)
         except Refused as refused:
-            answer = OpenEnvWire.last_word(refused.code, str(refused))
+            answer = OpenEnvHandler.last_word(refused.code, str(refused))
         await socket.send_str(answer)
         if line.closed:
             return
@@ -220,7 +220,7 @@ def _is_close(text: str) -> bool:
 
 
 def _rpc_of(text: str | bytes) -> Json:
-    """The request that a text is, or the response that says what is wrong with it."""
+    """The JSON-RPC request in a text, or an error response."""
     try:
         asked = json.loads(text)
     except (ValueError, RecursionError):
@@ -232,7 +232,7 @@ def _rpc_of(text: str | bytes) -> Json:
 
 
 async def _through(line: Line, asked: Json) -> Json:
-    """The response that a session gives to a request."""
+    """A session's response to a request."""
     try:
         frame = json.loads(await line.ask(json.dumps({"type": "mcp", "data": asked})))
     except Refused as refused:

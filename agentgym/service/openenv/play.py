@@ -28,7 +28,7 @@ _ACTION_KEYS = {"message": ("message",), "call_tool": ("type", "tool_name", "arg
 
 
 class Invalid(ValueError):
-    """A frame or an action that is none. `errors` lists what is wrong, each as `{"type", "loc", "msg", "input"}`."""
+    """An invalid frame or action. `errors` lists the problems, each as `{"type", "loc", "msg", "input"}`."""
 
     def __init__(self, kind: str, loc: tuple[str, ...], message: str, given: Any = None):
         super().__init__(f"{'.'.join(loc) or 'frame'}: {message}")
@@ -36,13 +36,13 @@ class Invalid(ValueError):
 
 
 class Caller:
-    """Runs calls in the thread that asks: `async def` ones to their end, in one event loop for all of them."""
+    """Runs calls in the calling thread; `async def` ones in one event loop."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def count_error(self, code: str) -> None:
-        """A wire answered an error: nobody counts them here."""
+        """Does nothing: errors are not counted here."""
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The result of `function(*args, **kwargs)`; `name` says what it is, "step" for example."""
@@ -85,7 +85,7 @@ class Play:
 
     @property
     def begun(self) -> bool:
-        """Whether there was an episode."""
+        """Whether an episode was begun."""
         return self._episode_id is not None
 
     def reset(self, data: Mapping[str, Any]) -> Json:
@@ -198,7 +198,7 @@ class Play:
         return answer_of(observation, reward, done, metadata)
 
     def _task(self, data: Mapping[str, Any], seed: int | None) -> Task | None:
-        """The task that a reset asks for, or one that it draws as `Env.reset` does; None where the env has none."""
+        """The task of a reset, or one drawn as by `Env.reset`; None if the environment has no tasks."""
         if (given := data.get("task")) is not None:
             try:
                 return Task.from_json(given)
@@ -249,7 +249,7 @@ def _seed(given: Any) -> int | None:
 
 
 def whole_number(given: Any) -> int | None:
-    """The whole number that OpenEnv's server takes a JSON value for: 7, 7.0, "7", " 7.0 " and true are ones; None: it is none."""
+    """A JSON value as an integer, by the rules of OpenEnv's server: 7, 7.0, "7", " 7.0 " and true are valid; else None."""
     if isinstance(given, int):
         return int(given)
     if isinstance(given, float):
@@ -263,7 +263,7 @@ def whole_number(given: Any) -> int | None:
 
 
 def _kind(action: Mapping[str, Any]) -> str:
-    """Which of the kinds of action this is.
+    """The kind of an action.
 
     Raises:
         Invalid: none, or a field is missing, one too many, or of another type.

@@ -1,7 +1,7 @@
 """OpenEnv's routes on our server: for the first environment at the root, and for each under its id.
 
-A WebSocket at /ws is handed to a worker that speaks `openenv`, and the front has no more to do with it. What is asked over HTTP
-becomes frames for a session that the front itself talks to: `POST /reset` and `/step` take one for a single request. JSON-RPC is
+A WebSocket at /ws is handed to a worker that speaks `openenv`, and the server has no more to do with it. What is asked over HTTP
+becomes frames for a session that the server itself talks to: `POST /reset` and `/step` take one for a single request. JSON-RPC is
 in `openenv_mcp.py`, the Task API in `openenv_tasks.py`.
 """
 
@@ -15,7 +15,7 @@ from aiohttp import web
 
 from agentgym.service.openenv import schemas
 from agentgym.service.openenv.handler import error_frame
-from agentgym.service.openenv.mcp import WIRE, McpRoutes, counts, once
+from agentgym.service.openenv.mcp import NAME, McpRoutes, counts, once
 from agentgym.service.openenv.tasks import TaskRoutes, answer_422, answered, object_of
 from agentgym.service.protocol.frames import Refused
 
@@ -26,11 +26,11 @@ Json = dict[str, Any]
 REFUSED_BYTES = 1 << 16  # that are read of a client that is refused
 
 
-def add_routes(app: web.Application, front: EnvServer) -> None:
+def add_routes(app: web.Application, server: EnvServer) -> None:
     """Add OpenEnv's routes for every environment of a server."""
-    envs = list(front.settings.envs)
-    everywhere = [OpenEnvRoutes(front, envs[0], envs, "")]
-    everywhere += [OpenEnvRoutes(front, env, [env], f"/{env}") for env in envs]
+    envs = list(server.settings.envs)
+    everywhere = [OpenEnvRoutes(server, envs[0], envs, "")]
+    everywhere += [OpenEnvRoutes(server, env, [env], f"/{env}") for env in envs]
     for one in everywhere:
         app.router.add_routes(one.routes())
 
@@ -45,19 +45,19 @@ class OpenEnvRoutes:
     """OpenEnv's routes for one environment.
 
     Args:
-        front: the server.
+        server: the server.
         env: the environment's id there.
         listed: ids of the environments whose tasks are told.
         prefix: what stands before each path.
     """
 
-    def __init__(self, front: EnvServer, env: str, listed: list[str], prefix: str):
+    def __init__(self, server: EnvServer, env: str, listed: list[str], prefix: str):
         self.env = env
         self.prefix = prefix
-        self._front = front
-        self._spec = front.settings.envs[env]
-        self._tasks = TaskRoutes(listed, front.ask_tasks)
-        self._mcp = McpRoutes(front, env)
+        self._server = server
+        self._spec = server.settings.envs[env]
+        self._tasks = TaskRoutes(listed, server.ask_tasks)
+        self._mcp = McpRoutes(server, env)
 
     def routes(self) -> list[web.RouteDef]:
         """Routes to add to an application. /health at the root is the server's own."""
@@ -89,9 +89,9 @@ class OpenEnvRoutes:
     # ---- one request, one session
 
     async def reset(self, request: web.Request) -> web.Response:
-        """`POST /reset`: the opening of an episode that nobody goes on with."""
+        """`POST /reset`: the first observation of an episode, which ends at once."""
         body = await object_of(request)
-        with once(self._front, request, self.env) as line:
+        with once(self._server, request, self.env) as line:
             return _http(await line.ask(json.dumps({"type": "reset", "data": body})))
 
     async def step(self, request: web.Request) -> web.Response:
@@ -100,7 +100,7 @@ class OpenEnvRoutes:
         action = body.pop("action", None)
         if not isinstance(action, dict):
             return answer_422("missing" if action is None else "dict_type", "action", action)
-        with once(self._front, request, self.env) as line:
+        with once(self._server, request, self.env) as line:
             begun = await line.ask(json.dumps({"type": "reset", "data": body}))
             if json.loads(begun).get("type") != "observation":
                 return _http(begun)
@@ -135,18 +135,18 @@ class OpenEnvRoutes:
         if request.query.get("session_id"):
             return await self._mcp.attached(request)
         try:
-            return await self._front.open_session(request, self.env, WIRE)
+            return await self._server.open_session(request, self.env, NAME)
         except Refused as refused:
             # OpenEnv's clients want to be told by a frame; a status of HTTP they only report.
             socket = web.WebSocketResponse(compress=False, max_msg_size=REFUSED_BYTES)
             await socket.prepare(request)
-            await socket.send_str(error_frame("CAPACITY_REACHED", str(refused), **counts(self._front)))
+            await socket.send_str(error_frame("CAPACITY_REACHED", str(refused), **counts(self._server)))
             await socket.close()
             return socket
 
 
 def _http(frame: str) -> web.Response:
-    """A frame as the answer of an HTTP request."""
+    """A frame as an HTTP response."""
     told = json.loads(frame)
     data = told.get("data", {})
     if told.get("type") == "observation":

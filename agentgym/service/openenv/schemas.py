@@ -85,7 +85,7 @@ FRESH_STATE: Json = {"episode_id": None, "step_count": 0, "task_id": None, "rewa
 
 
 def metadata_of(spec: EnvSpec) -> Json:
-    """What `GET /metadata` answers."""
+    """The body of `GET /metadata`."""
     return {
         "name": spec.id,
         "description": spec.description or f"the environment {spec.id}",

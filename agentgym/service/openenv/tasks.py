@@ -93,7 +93,7 @@ class TaskRoutes:
 
 
 async def object_of(request: web.Request) -> Json:
-    """The body of a request, an object; {} where there is none. Raises 422 where it is something else."""
+    """The body of a request, an object; {} if it is empty. Raises 422 otherwise."""
     text = await body_of(request)  # not decoded as its header says: with some encodings that takes hours
     try:
         body = json.loads(text) if text.strip() else {}
@@ -105,12 +105,12 @@ async def object_of(request: web.Request) -> Json:
 
 
 def answer_422(kind: str, field: str, given: Any) -> web.Response:
-    """The answer to a request with a field that is wrong."""
+    """The response to a request with an invalid field."""
     return answered(422, [_problem(kind, field, given)])
 
 
 def answered(status: int, detail: Any) -> web.Response:
-    """An error as OpenEnv's server gives it."""
+    """An error in OpenEnv's form."""
     return web.json_response({"detail": detail}, status=status)
 
 

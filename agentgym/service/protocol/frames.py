@@ -71,6 +71,7 @@ DRAINING = "DRAINING"
 RESUME_REFUSED = "RESUME_REFUSED"
 SANDBOX_ERROR = "SANDBOX_ERROR"
 OUT_OF_MEMORY = "OUT_OF_MEMORY"
+SHARED_WORKER_KILLED = "SHARED_WORKER_KILLED"
 
 # What each code means, and the WebSocket close code of those that end a session.
 CODES: dict[str, tuple[str, int | None]] = {
@@ -88,6 +89,7 @@ CODES: dict[str, tuple[str, int | None]] = {
     RESUME_REFUSED: ("the resume token is wrong, was used before, or its session has ended", 4401),
     OUT_OF_MEMORY: ("the environment wanted more memory than a session may take", 4507),
     SANDBOX_ERROR: ("the sandbox could not be started, or has failed", 4501),
+    SHARED_WORKER_KILLED: ("the process was killed for another session that shared it; its own episode is lost", 4509),
 }
 NORMAL_CLOSE = 1000
 # Made once: json.dumps with settings makes an encoder for each value. A value within itself is a RecursionError then.
@@ -97,7 +99,7 @@ _decoder = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class ServiceLimits:
-    """What a server allows, in seconds and bytes. Told to clients in the hello.
+    """The limits of sessions, in seconds and bytes. The hello tells them to clients.
 
     Attributes:
         init_seconds: making the environment, and one `init`.
@@ -126,7 +128,7 @@ class ServiceLimits:
 
 
 class Refused(Exception):
-    """A request or message that is answered by an error.
+    """A request or message that gets an error response.
 
     Attributes:
         code: one of `CODES`.
@@ -154,7 +156,7 @@ def text_of_json(value: Any) -> str:
 
 
 def error_frame(code: str, message: str, fatal: bool, id: int | None = None) -> dict[str, Any]:
-    """An answer that says what went wrong."""
+    """An error response."""
     return {"id": id, "error": {"code": code, "message": message, "fatal": fatal}}
 
 
@@ -189,7 +191,7 @@ def decoded(text: str) -> Any:
 
 
 def check_request(request: Any, expected: int) -> None:
-    """Look at a request that is due to be run.
+    """Check a request before it is run.
 
     Args:
         request: what the client sent.
@@ -220,7 +222,7 @@ def rng_to_json(rng: random.Random) -> list[Any]:
 
 
 def rng_of_json(state: Any) -> random.Random:
-    """The generator of a state.
+    """The generator with this state.
 
     Raises:
         Refused: it is no state of a generator.

@@ -77,7 +77,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def check_sandbox_request(request: Any, expected: int) -> None:
-    """Look at a request that is due to be run; see `frames.check_request`.
+    """Check a request before it is run; see `frames.check_request`.
 
     Raises:
         Refused: it is none.

@@ -167,7 +167,7 @@ def protocol() -> Json:
 
 
 def of_env(about: Json) -> Json:
-    """What one environment takes and shows.
+    """The schemas of one environment's actions and observations.
 
     Args:
         about: its record in `GET /envs`.

@@ -1,4 +1,4 @@
-"""Bodies of requests, inflated within a bound. The HTTP server inflates none: it would do so before anybody was let in."""
+"""Request bodies, inflated within a bound and only after authentication."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BODY: Any = getattr(web, "RequestKey", lambda name, _: name)("agentgym.body", b
 
 
 async def body_of(request: web.Request) -> bytes:
-    """The body, inflated where `Content-Encoding` says gzip or deflate. Bodies larger than the application takes are refused.
+    """The body of a request, inflated if `Content-Encoding` is gzip or deflate.
 
     Raises:
         web.HTTPRequestEntityTooLarge: it is larger, as it came or as soon as that much is inflated.
@@ -44,7 +44,7 @@ async def _inflated(request: web.Request, body: bytes) -> bytes:
 
 
 def inflated(body: bytes, encoding: str, most: int) -> bytes | None:
-    """The inflated body; None where it is larger than `most` bytes: no more than one byte beyond that is inflated.
+    """The inflated body; None if it has more than `most` bytes. Inflates at most one byte more than that.
 
     Raises:
         zlib.error, EOFError: it has another encoding, or its end is missing.

@@ -1,13 +1,22 @@
-"""What the kernel keeps a worker within, so that one that grows without end fails alone."""
+"""Limits of worker processes: resource limits, and control groups where they can be made.
+
+A control group counts shared memory and all child processes of a session, and ends with it. Without one, resource limits bound
+each process alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import resource
 from dataclasses import dataclass
+from pathlib import Path
 
-# Of 1000: where memory runs out, a worker goes before the front does.
+from agentgym.processes import cgroups
+from agentgym.processes.cgroups import SESSION, Group
+
+# Of 1000: where memory runs out, a worker goes before the server does.
 _OOM_SCORE = b"500"
 # For each session: the HTTP connection, the worker's, one to tell it things, its process; with TLS two more.
 _FILES_EACH, _FILES_MORE = 6, 256
@@ -34,6 +43,10 @@ class Bounds:
         if min(self.memory_bytes, self.open_files, self.pids) < 0:
             raise ValueError(f"limits are at least 0, not {self}")
 
+    def times(self, sessions: int) -> Bounds:
+        """The limits of a process that this many sessions share."""
+        return Bounds(self.memory_bytes * sessions, self.open_files * sessions, self.pids * sessions)
+
 
 def keep_within(bounds: Bounds) -> None:
     """Set the limits for this process and those that it starts. It dumps no core, whatever happens to it."""
@@ -42,7 +55,8 @@ def keep_within(bounds: Bounds) -> None:
         score.write(_OOM_SCORE)
     if bounds.open_files:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (bounds.open_files, hard))
+        most = bounds.open_files if hard == resource.RLIM_INFINITY else min(bounds.open_files, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def limit_memory(bounds: Bounds) -> None:
@@ -56,13 +70,13 @@ def limit_memory(bounds: Bounds) -> None:
 
 
 def why_no_memory() -> str:
-    """What an environment is told to have met that got no more memory."""
+    """The reason for a MemoryError, in words."""
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
     return "this machine has none left" if soft == resource.RLIM_INFINITY else MORE_MEMORY
 
 
 def raise_open_files(sessions: int) -> int:
-    """Let this process hold as many files as it ever may; what it might hold before.
+    """Raise this process's limit of open files to the hard limit; returns the limit before.
 
     Args:
         sessions: how many must fit.
@@ -80,3 +94,85 @@ def raise_open_files(sessions: int) -> int:
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else hard, hard))
     return soft
+
+
+class Groups:
+    """The control groups of a zygote's workers.
+
+    Args:
+        bounds: of each.
+
+    Attributes:
+        why_not: why there are none although limits are wanted; "" where there are, or none are wanted.
+    """
+
+    def __init__(self, bounds: Bounds):
+        self._bounds = bounds
+        self._names = (f"{SESSION}{os.getpid()}-{number}" for number in itertools.count())
+        self._of: dict[int, Group] = {}
+        self._leaving: list[Group] = []
+        self.why_not = ""
+        self._wanted = bool(bounds.memory_bytes or bounds.pids)
+        if self._wanted:
+            try:
+                first = self._made()
+            except OSError as error:
+                self.why_not, self._wanted = str(error), False
+            else:
+                _remove_empty(first)
+                cgroups.remove(first)
+
+    def new(self) -> Group | None:
+        """A new group for the next process; None: no group is needed. Raises OSError."""
+        return self._made() if self._wanted else None
+
+    def _made(self) -> Group:
+        return cgroups.create_plain(next(self._names), self._bounds.memory_bytes, self._bounds.pids)
+
+    def keep(self, pid: int, group: Group | None) -> None:
+        """Remember the group of a process."""
+        if group is not None:
+            self._of[pid] = group
+
+    def drop(self, group: Group | None) -> None:
+        """Remove the group of a process that could not be forked."""
+        if group is not None:
+            cgroups.remove(group, patience=0.0)
+
+    def ended(self, pid: int) -> bool:
+        """Kill what is left in the group of a process that ended. Returns whether the kernel killed any of it for lack of memory."""
+        group = self._of.pop(pid, None)
+        if group is None:
+            return False
+        for folder in group.folders:
+            with contextlib.suppress(OSError):  # what forks faster than it is killed
+                (folder / "pids.max").write_text("0")
+        ran_out = cgroups.oom_kills(group) > 0
+        self._leaving.append(group)
+        self.sweep()
+        return ran_out
+
+    def sweep(self) -> None:
+        """Remove the groups of ended processes that are empty by now."""
+        self._leaving = [group for group in self._leaving if not cgroups.remove(group, patience=0.0)]
+
+    def close(self) -> None:
+        """Remove all of them."""
+        for group in [*self._of.values(), *self._leaving]:
+            cgroups.remove(group, patience=1.0)
+
+
+def enter(group: Group) -> None:
+    """Move this process and its future children into a group. Raises OSError."""
+    for folder in group.folders:
+        (folder / "cgroup.procs").write_text("0")
+
+
+def _remove_empty(beside: Group) -> None:
+    """Remove empty groups of servers that were killed."""
+    for folder in beside.folders:
+        for left in folder.parent.glob(f"{SESSION}*"):
+            pid = left.name.removeprefix(SESSION).partition("-")[0]
+            if left != folder and not Path("/proc", pid).exists():
+                with contextlib.suppress(OSError):
+                    left.rmdir()

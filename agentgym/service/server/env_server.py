@@ -1,4 +1,4 @@
-"""The front of a server of environments: HTTP, who may come in, WebSocket handshakes. Sessions themselves run in workers."""
+"""The environment server: HTTP routes, authentication, WebSocket handshakes. Sessions run in worker processes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,28 @@ import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from agentgym.core.registration import EnvSpec
+from agentgym.hosts import LOCAL_HOSTS
 from agentgym.service.protocol.frames import (
     CAPACITY,
     NAME,
     RESUME_HEADER,
     SUBPROTOCOL,
     Refused,
+    ServiceLimits,
     text_of_json,
 )
 from agentgym.service.protocol.sandbox_frames import SERVED
 from agentgym.service.server import information, sandbox_routes
 from agentgym.service.server.bodies import body_of
+from agentgym.service.server.bounds import Bounds
 from agentgym.service.server.events import Unauthorized
 from agentgym.service.server.forks import Forks
 from agentgym.service.server.handshake import check_handshake, from_elsewhere, hand_over, has_said_more
@@ -38,10 +44,62 @@ from agentgym.service.server.http_connections import (
 )
 from agentgym.service.server.local_session import Line
 from agentgym.service.server.sessions import TOO_MANY, Sessions
-from agentgym.service.server.settings import ServeSettings
 from agentgym.service.server.task_listing import Listing
-from agentgym.service.server.tokens import Tokens
-from agentgym.service.worker.handlers import wire_class
+from agentgym.service.server.tokens import Token, Tokens
+from agentgym.service.worker.handlers import handler_class
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """How environments are served.
+
+    Attributes:
+        envs: what is served, by the id that clients ask for; the first is OpenEnv's at the root.
+        sandbox: how sandboxes are served: {"backend": name, "most": `sandbox.served.Most` by field, "total": `Total`}; None: they are not.
+        host, port: where to listen; port 0 takes a free one.
+        max_sessions: at a time.
+        max_sessions_per_token: at a time; None: as many as there are.
+        workers: processes that are forked ahead, and kept ready for the next sessions.
+        sessions_per_worker: how many sessions may share a process: those of environments that run no programs in sandboxes.
+            They share its fate, too: one that breaks a limit of a call ends them all.
+        tokens: by a name for each; none: anybody may come, from this machine. A text alone is good for all.
+        token_file: where they were read from, to be read again when it changes; None: they stay.
+        allowed_hosts: names beside this machine's own that a `Host` header may have where no token is asked for.
+        cert, key: files of TLS; none: no TLS.
+        limits: of a session.
+        bounds: of its process; of one that many share, so many times as much.
+        drain_seconds: for sessions to end by themselves.
+    """
+
+    envs: Mapping[str, EnvSpec]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_sessions: int = 256
+    max_sessions_per_token: int | None = None
+    workers: int = 2
+    sessions_per_worker: int = 1
+    tokens: Mapping[str, Token | str] = field(default_factory=dict, repr=False)
+    token_file: Path | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    cert: str | None = None
+    key: str | None = None
+    limits: ServiceLimits = field(default_factory=ServiceLimits)
+    bounds: Bounds = field(default_factory=Bounds)
+    drain_seconds: float = 30.0
+    sandbox: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.envs and self.sandbox is None:
+            raise ValueError("no environments and no sandboxes: there is nothing to serve")
+        if self.host not in LOCAL_HOSTS and not self.tokens:
+            raise ValueError(f"listening at {self.host} lets other machines in: that takes a token (--token-file)")
+        if self.max_sessions < 1:
+            raise ValueError(f"max_sessions is at least 1, not {self.max_sessions}")
+        if self.sessions_per_worker < 1:
+            raise ValueError(f"sessions_per_worker is at least 1, not {self.sessions_per_worker}")
+        if self.workers < 0:
+            raise ValueError(f"workers is at least 0, not {self.workers}")
+
 
 RETRY_SECONDS = 1
 SPARE_CONNECTIONS = 128  # that are no sessions, beside as many again as sessions there may be
@@ -55,7 +113,7 @@ BaseHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class EnvServer:
-    """A server that runs; made by `serve`.
+    """A running server; `serve` makes it.
 
     Attributes:
         settings: how it was started.
@@ -67,11 +125,14 @@ class EnvServer:
 
     def __init__(self, settings: ServeSettings):
         self.settings = settings
-        self.sessions = Sessions(settings.limits, settings.max_sessions, settings.max_sessions_per_token)
+        per_token, per_worker = settings.max_sessions_per_token, settings.sessions_per_worker
+        self.sessions = Sessions(settings.limits, settings.max_sessions, per_token, per_worker)
         self.served = served = dict(settings.envs)
         if settings.sandbox is not None:
             served[SERVED] = sandbox_routes.spec_of(settings.sandbox)
-        self.forks = Forks(served, settings.limits, settings.bounds, self.sessions.memory, self.sessions.died)
+        self.forks = Forks(
+            served, settings.limits, settings.bounds.times(per_worker), self.sessions.memory, self.sessions.died
+        )
         self.listing = Listing(self.forks)
         self.port = settings.port
         self.tokens = Tokens(settings.tokens, settings.token_file)
@@ -84,7 +145,7 @@ class EnvServer:
         self.connections = HttpConnections(most, settings.limits.message_seconds)
 
     async def start(self) -> None:
-        """Import the environments, then listen. Raises `ZygoteFailed` or `OSError`, and then nothing is left of it."""
+        """Import the environments, then listen. On `ZygoteFailed` or `OSError` everything is closed again."""
         try:
             tls = self._tls()  # before anything is started that a wrong file would end
             await self.forks.start()
@@ -137,11 +198,11 @@ class EnvServer:
         return f"http{'s' if self.settings.cert else ''}://{host}:{self.port}"
 
     async def drain(self) -> None:
-        """Refuse new sessions and episodes, wait for those that run, end the rest."""
+        """Refuse new sessions and episodes, wait for running ones, then end the rest."""
         await self.sessions.drain(self.settings.drain_seconds)
 
     async def close(self) -> None:
-        """End it at once, and every process of it."""
+        """End the server and all its processes at once."""
         self.sessions.draining = True
         if self._server is not None:
             self._server.close()
@@ -164,7 +225,7 @@ class EnvServer:
 
     def _add_routes(self, app: web.Application) -> None:
         information.add_routes(app, self)
-        wire_class(NAME)  # imported now: once sessions come, there may be no file left to open
+        handler_class(NAME)  # imported now: once sessions come, there may be no file left to open
         app.router.add_get("/envs/{id:.+}/session", self._session, allow_head=False)
         information.add_last(app, self)
         if self.settings.sandbox is not None:
@@ -199,7 +260,7 @@ class EnvServer:
             return refusal(error.status, error.reason.upper().replace(" ", "_"), error.text or error.reason)
 
     def _turned_away(self, request: web.Request, owner: str | None) -> web.Response | None:
-        """The answer to who may not ask; None: they may."""
+        """The response to a request that is not allowed; None: it is allowed."""
         if owner is None:
             self.unauthorized.add(request.remote, request.path, "Authorization" in request.headers)
             why = "this server wants a token: Authorization: Bearer TOKEN"
@@ -209,7 +270,7 @@ class EnvServer:
         return refusal(403, "FORBIDDEN", wrong) if wrong else None
 
     async def _taken(self, request: web.Request, owner: str | None, and_body: bool) -> None:
-        """Wait for the rest of a request, which is kept for its handler, and tell its connection."""
+        """Read the rest of a request for its handler, and update its connection."""
         connection = request.protocol
         if request.can_read_body and and_body:
             async with asyncio.timeout(self.settings.limits.message_seconds):
@@ -220,11 +281,11 @@ class EnvServer:
             connection.began(bool(owner))
 
     def owner_of(self, request: web.Request) -> str | None:
-        """The name of the token that a request has; "" where none is wanted; None: it has a wrong one or none."""
+        """The name of a request's token; "" if the server has no tokens; None: the token is wrong or missing."""
         return self.tokens.owner_of(request.headers.get("Authorization", ""))
 
     async def ask_tasks(self, question: dict[str, Any]) -> Any:
-        """What `catalogue.tell_tasks` answers. Raises an HTTP error where there is no such split, or none can be read."""
+        """What `task_catalogue.tell_tasks` answers. Raises an HTTP error where there is no such split, or none can be read."""
         try:
             return await self.listing.ask(question)
         except LookupError as error:
@@ -233,7 +294,7 @@ class EnvServer:
             raise Refused(CAPACITY, f"tasks cannot be read now: {error or 'it takes too long'}") from None
 
     def env_id(self, request: web.Request) -> str:
-        """The id of a served environment that the address names. Raises 404 where there is none."""
+        """The served environment in the request's path. Raises 404 if it is unknown."""
         id = request.match_info["id"]
         if id not in self.settings.envs:
             raise web.HTTPNotFound(
@@ -244,13 +305,13 @@ class EnvServer:
     async def _session(self, request: web.Request) -> web.StreamResponse:
         return await self.open_session(request, self.env_id(request), NAME)
 
-    async def open_session(self, request: web.Request, env: str, wire: str) -> web.StreamResponse:
+    async def open_session(self, request: web.Request, env: str, protocol: str) -> web.StreamResponse:
         """Answer a WebSocket handshake with a session, new or resumed; the handler returns what this returns.
 
         Args:
             request: the handshake. `resume` in its query, or its header, names a session to come back to.
             env: the id of a served environment.
-            wire: a name of `agentgym.service.worker.handlers.WIRES`.
+            protocol: a name of `agentgym.service.worker.handlers.HANDLERS`.
 
         Raises:
             Refused: there is no room, or the resume token is refused; the guard answers it.
@@ -263,10 +324,12 @@ class EnvServer:
             answer.force_close()
             return answer
         offered = [name.strip() for name in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
-        subprotocol = SUBPROTOCOL if wire == NAME and SUBPROTOCOL in offered else None
+        subprotocol = SUBPROTOCOL if protocol == NAME and SUBPROTOCOL in offered else None
         token = request.headers.get(RESUME_HEADER) or request.query.get("resume")
         owner = self.owner_of(request) or ""
-        session = self.sessions.claim(token, env, wire, owner) if token else self.sessions.reserve(env, wire, owner)
+        session = (
+            self.sessions.claim(token, env, protocol, owner) if token else self.sessions.reserve(env, protocol, owner)
+        )
         try:
             descriptor, response, over = await hand_over(request, subprotocol)
         except BaseException as error:
@@ -285,21 +348,22 @@ class EnvServer:
                 request.protocol.connection_lost(None)  # it hears of nothing since the relay took its place
         return response
 
-    def open_line(self, request: web.Request, env: str, wire: str) -> Line:
-        """A new session that the front itself talks to. Raises as `open_session`."""
-        session = self.sessions.reserve(env, wire, self.owner_of(request) or "")
+    def open_line(self, request: web.Request, env: str, protocol: str) -> Line:
+        """A new session with the server itself as its client. Raises as `open_session`."""
+        session = self.sessions.reserve(env, protocol, self.owner_of(request) or "")
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
             self.sessions.release(session)
             self.sessions.refused[CAPACITY] += 1
             raise Refused(CAPACITY, f"no connection to one more session: {error.strerror}") from None
+        session.local = True
         self.sessions.begin(session, theirs.detach())
         return Line(ours)
 
 
 def _is_own(record: logging.LogRecord) -> bool:
-    """Whether an error is this server's, and not a stranger's who sends what is no HTTP: that has been answered by 400."""
+    """Whether a log record is about the server: malformed requests of clients are answered by 400 and not logged."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
@@ -313,13 +377,13 @@ async def serve(settings: ServeSettings) -> EnvServer:
         ZygoteFailed: the environments cannot be imported.
         OSError: the address cannot be had, or the files of TLS cannot be read.
     """
-    front = EnvServer(settings)
-    await front.start()
-    return front
+    server = EnvServer(settings)
+    await server.start()
+    return server
 
 
 def refusal(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    """An HTTP answer that says what is wrong."""
+    """An HTTP error response with a JSON body."""
     body = {"error": {"code": code, "message": message}}
     answer = web.json_response(body, status=status, headers=headers, dumps=text_of_json)
     if status in (429, 503):

@@ -1,4 +1,4 @@
-"""What a server logs: one JSON object a line. `event` says what happened, and the other fields where.
+"""The server's log: one JSON object a line. `event` names what happened.
 
 {"time": "...", "event": "session_ended", "env", "session", "token", "pid", "cause", "code", "message", "seconds", ...}
 {"time": "...", "event": "env_error", "env", "session", "token", "pid", "call", "error", "traceback", "left_out"}
@@ -34,13 +34,13 @@ _log = logging.getLogger("agentgym.service")
 
 
 def line_of_event(event: str, **fields: Any) -> str:
-    """An event as a line of the log, without its end."""
+    """An event as a line of the log, without the newline."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     return json.dumps({"time": now, "event": event, **fields}, default=str)
 
 
 def log_ended(session: ServedSession, pid: int | None, reason: str, message: str, status: int | None) -> None:
-    """Log that a session ended, if it was not its client's wish or the server's end.
+    """Log the end of a session, unless its client closed it or the server is ending.
 
     Args:
         session: which.
@@ -69,7 +69,7 @@ def _signal_name(number: int) -> str:
 
 
 class EnvErrors:
-    """What an environment raises in its session, logged by the session's process: ten a minute, and how many were left out."""
+    """Logs exceptions of a session's environment: at most ten a minute, with a count of those left out."""
 
     def __init__(self, env: str, session: str, token: str):
         self._of = {"env": env, "session": session, "token": token}
@@ -96,7 +96,7 @@ class EnvErrors:
 
 
 class Unauthorized:
-    """Requests that were refused for their token. All are counted; a line comes at once, and then at most one in ten seconds.
+    """Counts requests with a wrong or missing token, and logs them: at most one line in ten seconds.
 
     Attributes:
         count: since the server's start.
@@ -123,7 +123,7 @@ class Unauthorized:
             self._say()
 
     def close(self) -> None:
-        """Say what is left to say."""
+        """Log what was counted since the last line."""
         if self._pause is not None:
             self._pause.cancel()
             if self._unsaid:

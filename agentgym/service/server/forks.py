@@ -1,9 +1,10 @@
-"""The front's handle on the zygote: starts it, asks it for processes, starts it again when it dies."""
+"""The server's handle on the zygote: starts it, asks it for processes, starts it again when it dies."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import select
 import signal
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +30,7 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class ZygoteFailed(RuntimeError):
-    """The environments cannot be imported, or that took too long."""
+    """The environments could not be imported in time."""
 
 
 class Forks:
@@ -108,7 +110,7 @@ class Forks:
             raise
 
     def fork(self, key: str, message: dict[str, Any], fds: Sequence[int]) -> None:
-        """Ask for a process. The descriptors are its own, and closed here."""
+        """Ask for a process. It gets the descriptors, which are closed here."""
         self._asked[key] = None
         if self._packets is None:
             for fd in fds:
@@ -118,15 +120,15 @@ class Forks:
             self._packets.send({**message, "key": key}, fds)
 
     def pids(self) -> tuple[int | None, dict[str, int]]:
-        """The process ids of the keeper, whose child is the zygote, and of all forks by their keys."""
+        """The process ids of the supervisor, whose child is the zygote, and of all forks by their keys."""
         return None if self._process is None else self._process.pid, {key: pid for pid, key in self._keys.items()}
 
     def pid_of(self, key: str) -> int | None:
-        """The process id of a fork, also while `died` is told of it; None: it never had one."""
+        """The process id of a fork, also during `died`; None: it was never forked."""
         return next((pid for pid, known in self._keys.items() if known == key), None)
 
     def kill(self, key: str) -> None:
-        """Kill a process, or as soon as it is there; `died` follows."""
+        """Kill a process now, or as soon as it is forked; `died` is called then."""
         handle = self._asked.get(key, -1)
         if handle is None:
             self._doomed.add(key)
@@ -134,7 +136,7 @@ class Forks:
             _kill(handle)
 
     async def close(self) -> None:
-        """End the zygote, and with it whatever it has forked."""
+        """End the zygote and all that it forked."""
         self.closing = True
         if self._restarting is not None:
             self._restarting.cancel()
@@ -147,7 +149,7 @@ class Forks:
             self._packets.close()
             self._packets = None
         if self._process is not None:
-            await asyncio.to_thread(_end_keeper, self._process)
+            await asyncio.to_thread(_end_supervisor, self._process)
         handles = [handle for handle in self._asked.values() if handle is not None]
         for handle in handles:
             _kill(handle)
@@ -184,7 +186,7 @@ class Forks:
             self._died(key, status, out_of_memory)
 
     def _lost(self) -> None:
-        """The zygote is gone, and all that it forked dies with it."""
+        """The zygote died, and all that it forked dies with it."""
         self._packets = None
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(ZygoteFailed("the process that imports the environments died"))
@@ -209,8 +211,8 @@ class Forks:
                 pause = min(10.0, 2 * pause)
 
 
-def _end_keeper(process: subprocess.Popen[bytes]) -> None:
-    """Have the keeper end all there is, and itself."""
+def _end_supervisor(process: subprocess.Popen[bytes]) -> None:
+    """Let the supervisor end all processes, and itself."""
     process.terminate()
     try:
         process.wait(LEAVE_SECONDS + GONE_SECONDS + 1.0)
@@ -220,7 +222,7 @@ def _end_keeper(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait(handles: Sequence[int]) -> None:
-    """Wait until processes that were killed are gone; one in the kernel's hands may take long, and is not waited for."""
+    """Wait a few seconds until killed processes are gone."""
     poll = select.poll()
     for handle in handles:
         poll.register(handle, select.POLLIN)
@@ -236,3 +238,55 @@ def _kill(handle: int) -> None:
         signal.pidfd_send_signal(handle, signal.SIGKILL)
     except ProcessLookupError:
         return
+
+
+class PreforkPool:
+    """Processes that were forked in advance and wait for a session.
+
+    Args:
+        forks: where they come from.
+        count: how many are kept ready; 0: none.
+    """
+
+    def __init__(self, forks: Forks, count: int):
+        self._forks = forks
+        self._count = count
+        self._ready: OrderedDict[str, socket.socket] = OrderedDict()
+        self._keys = (f"spare {number}" for number in itertools.count())
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def fill(self) -> None:
+        """Fork as many as are missing. Not called when one died: if all die at once, that would never end."""
+        while len(self._ready) < self._count and self._forks.ready:
+            try:
+                key, control = self.fresh()
+            except OSError:  # this process may open no more files; it is tried again
+                return
+            self._ready[key] = control
+
+    def fresh(self) -> tuple[str, socket.socket]:
+        """A process that is forked now: its key at `forks`, and its control socket. Raises `OSError`: no files are left."""
+        key = next(self._keys)
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.setblocking(False)
+        self._forks.fork(key, {"waits": True}, [theirs.detach()])
+        return key, control
+
+    def take(self) -> tuple[str, socket.socket]:
+        """The process that has waited longest, or a fresh one."""
+        return self._ready.popitem(last=False) if self._ready else self.fresh()
+
+    def lost(self, key: str) -> bool:
+        """Forget a process that ended; returns whether it was in the pool."""
+        control = self._ready.pop(key, None)
+        if control is not None:
+            control.close()
+        return control is not None
+
+    def close(self) -> None:
+        """Close all control sockets: the processes end by that."""
+        for control in self._ready.values():
+            control.close()
+        self._ready.clear()

@@ -1,4 +1,4 @@
-"""The WebSocket handshake, and a connection taken out of the HTTP server's hands."""
+"""The WebSocket handshake, and the hand-over of its connection to a worker. TLS connections are relayed."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import hashlib
 import os
 import socket
 from collections.abc import Collection
+from typing import cast
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from agentgym.hosts import is_ours
 from agentgym.service.protocol.frames import CAPACITY, Refused
-from agentgym.service.server.relay import relayed
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
 def check_handshake(request: web.Request) -> str | None:
-    """What is wrong with a request that should be a WebSocket handshake; None: it is one."""
+    """The error in a WebSocket handshake; None: it is good."""
     headers = request.headers
     asked = "upgrade" in headers.get("Connection", "").lower() and headers.get("Upgrade", "").lower() == "websocket"
     if request.method != "GET" or not asked:
@@ -36,7 +36,7 @@ def check_handshake(request: web.Request) -> str | None:
 
 
 def from_elsewhere(request: web.Request, known: bool, allowed: Collection[str] = ()) -> str | None:
-    """What is wrong with where a request comes from; None: nothing. Browsers open WebSockets to anywhere, and to this machine.
+    """The error in a request's Host and Origin; None: they are good. Pages of other sites can reach this server by a browser.
 
     Args:
         request: any.
@@ -56,14 +56,14 @@ def from_elsewhere(request: web.Request, known: bool, allowed: Collection[str] =
 
 
 def has_said_more(request: web.Request) -> bool:
-    """Whether something came right behind a handshake. aiohttp has taken that from the socket, so no worker would read it."""
+    """Whether data followed the handshake at once: aiohttp has read it, so no worker would."""
     return bool(getattr(request.protocol, "_message_tail", b""))
 
 
 async def hand_over(
     request: web.Request, subprotocol: str | None
 ) -> tuple[int, web.StreamResponse, asyncio.Event | None]:
-    """Answer a handshake and take the connection.
+    """Answer a handshake and detach its connection from aiohttp.
 
     Args:
         request: a good handshake.
@@ -71,7 +71,7 @@ async def hand_over(
 
     Returns:
         A descriptor of the connection, owned by the caller; what the handler is to return; and for TLS an event that the
-        handler awaits first, since the front relays such a connection until it is over.
+        handler awaits first, since the server relays such a connection until it is over.
 
     Raises:
         ConnectionError: the client has left.
@@ -115,3 +115,61 @@ async def _answered(request: web.Request, transport: asyncio.Transport, subproto
     if request.transport is None:
         raise ConnectionResetError("the client has left")
     return response
+
+
+class _End(asyncio.Protocol):
+    """One of two connections: received bytes go to the other, with back-pressure."""
+
+    def __init__(self, over: asyncio.Event) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.other: _End | None = None
+        self._over = over
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.write(data)
+
+    def pause_writing(self) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.resume_reading()
+
+    def eof_received(self) -> None:
+        return None  # asyncio closes this one, and connection_lost the other
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.close()  # once what was written has gone out
+        self._over.set()
+
+
+async def relayed(client: asyncio.Transport, to: socket.socket) -> asyncio.Event:
+    """Relay a connection whose handshake is done.
+
+    Args:
+        client: what is relayed, and is not read from now; its protocol hears nothing from here on.
+        to: where; the caller closes it if this raises.
+
+    Returns:
+        An event for when the relay is over.
+
+    Raises:
+        ConnectionError: the client has left.
+    """
+    over = asyncio.Event()
+    outer, inner = _End(over), _End(over)
+    outer.other, inner.other = inner, outer
+    outer.transport = client
+    made, _ = await asyncio.get_running_loop().create_connection(lambda: inner, sock=to)
+    if client.is_closing():  # meanwhile, and nobody would hear of it any more
+        made.abort()
+        raise ConnectionResetError("the client has left")
+    client.set_protocol(outer)
+    client.resume_reading()
+    return over

@@ -1,4 +1,4 @@
-"""The HTTP connections of a server: how many there may be, which one goes where there is no room, how long a request may take to come.
+"""The HTTP connections of a server: their number, which one is dropped at the limit, and the time limit of a request.
 
 A connection counts until its session takes it over or it ends, from before its TLS handshake. Where all room is taken, the one
 that has waited longest without a token is cut for a new one: probes and those with tokens always come in.
@@ -27,7 +27,7 @@ class _Cuttable(Protocol):
 
 
 class HttpConnections:
-    """The connections of a server that no session has taken over.
+    """The HTTP connections of a server; sessions take theirs over.
 
     Args:
         most: how many there may be.
@@ -93,7 +93,7 @@ class HttpConnections:
             (self._known if known else self._strangers)[one] = None
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the checks."""
         if self._looks is not None:
             self._looks.cancel()
 

@@ -1,4 +1,4 @@
-"""What a server tells over HTTP: how it is, what it serves, and how to speak to it."""
+"""HTTP routes about the server: health, metrics, environments, tasks and schemas."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from aiohttp import web
 
 from agentgym.service.protocol import schemas
 from agentgym.service.protocol.frames import text_of_json
-from agentgym.service.server.memory import Memory
-from agentgym.service.server.metrics import CONTENT_TYPE, exposition
+from agentgym.service.server.metrics import CONTENT_TYPE, Memory, exposition
 
 if TYPE_CHECKING:
     from agentgym.service.server.env_server import EnvServer
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
 OPEN_PATHS = ("/health", "/ready")
 
 
-def add_routes(app: web.Application, front: EnvServer) -> None:
-    """Add the routes of all that is told."""
-    told = Information(front)
+def add_routes(app: web.Application, server: EnvServer) -> None:
+    """Add the routes."""
+    told = Information(server)
     get = app.router.add_get
     get("/health", told.health)
     get("/ready", told.ready)
@@ -32,70 +31,70 @@ def add_routes(app: web.Application, front: EnvServer) -> None:
     get("/envs/{id:.+}/schema", told.env_schema)
 
 
-def add_last(app: web.Application, front: EnvServer) -> None:
-    """Add what must come after all other routes under /envs/."""
-    app.router.add_get("/envs/{id:.+}", Information(front).env)
+def add_last(app: web.Application, server: EnvServer) -> None:
+    """Add the routes that must come after all others under /envs/."""
+    app.router.add_get("/envs/{id:.+}", Information(server).env)
 
 
 class Information:
     """The handlers.
 
     Args:
-        front: the server.
+        server: the server.
     """
 
-    def __init__(self, front: EnvServer):
-        self._front = front
+    def __init__(self, server: EnvServer):
+        self._server = server
         self._memory = Memory()
 
     async def health(self, _: web.Request) -> web.Response:
-        """`GET /health`: whether the front answers at all."""
+        """`GET /health`: whether the server answers at all."""
         return web.json_response({"status": "healthy"})
 
     async def ready(self, _: web.Request) -> web.Response:
         """`GET /ready`: whether sessions can be opened, and how many there are; 503 where they cannot."""
-        sessions = self._front.sessions
-        ready = self._front.forks.ready and not sessions.draining
+        sessions = self._server.sessions
+        ready = self._server.forks.ready and not sessions.draining
         load = {"sessions": len(sessions.open), "max_sessions": sessions.most}
         told = {"ready": ready, "draining": sessions.draining, **load}
         return web.json_response(told, status=200 if ready else 503)
 
     async def metrics(self, _: web.Request) -> web.Response:
         """`GET /metrics`, for Prometheus."""
-        text = exposition(self._front, await self._memory.look(self._front))
+        text = exposition(self._server, await self._memory.look(self._server))
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     async def schema(self, _: web.Request) -> web.Response:
         """`GET /schema`: of our protocol, and beside it OpenEnv's of the first environment, which its clients look for here."""
         told = schemas.protocol()
-        if self._front.settings.envs:
+        if self._server.settings.envs:
             told |= importlib.import_module("agentgym.service.openenv.schemas").SCHEMAS
         return _json(told)
 
     async def envs(self, _: web.Request) -> web.Response:
         """`GET /envs`: all that is served."""
-        return _json({"envs": [await self._about(id) for id in self._front.settings.envs]})
+        return _json({"envs": [await self._about(id) for id in self._server.settings.envs]})
 
     async def env(self, request: web.Request) -> web.Response:
         """`GET /envs/ID`: one of these."""
-        return _json(await self._about(self._front.env_id(request)))
+        return _json(await self._about(self._server.env_id(request)))
 
     async def env_schema(self, request: web.Request) -> web.Response:
         """`GET /envs/ID/schema`: its actions, tools and observations."""
-        return _json(schemas.of_env(await self._about(self._front.env_id(request))))
+        return _json(schemas.of_env(await self._about(self._server.env_id(request))))
 
     async def tasks(self, request: web.Request) -> web.Response:
         """`GET /envs/ID/tasks?split=&start=&stop=`: a page of its tasks."""
-        id = self._front.env_id(request)
+        id = self._server.env_id(request)
         start, stop = _whole(request, "start", 0), _whole(request, "stop", None)
         split = request.query.get("split", "train")
-        return _json(await self._front.ask_tasks({"env": id, "split": split, "start": start, "stop": stop}))
+        return _json(await self._server.ask_tasks({"env": id, "split": split, "start": start, "stop": stop}))
 
     async def _about(self, id: str) -> dict[str, Any]:
-        spec = self._front.settings.envs[id]
+        spec = self._server.settings.envs[id]
         about: dict[str, Any] = {"id": id, "description": spec.description, "tags": list(spec.tags)}
-        about |= {"nondeterministic": spec.nondeterministic, "splits": await self._front.ask_tasks({"env": id})}
-        return about | await self._front.ask_tasks({"env": id, "about": True})
+        about |= {"nondeterministic": spec.nondeterministic, "splits": await self._server.ask_tasks({"env": id})}
+        return about | await self._server.ask_tasks({"env": id, "about": True})
 
 
 def _json(value: Any) -> web.Response:

@@ -1,4 +1,4 @@
-"""The last word to a client whose worker cannot say it."""
+"""Lingering close: the last message to a client whose worker cannot send it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LINGER_SECONDS = 1.0
 
 
 class LingeringClose:
-    """Connections that are over but for their client reading what was said last."""
+    """Connections that stay open until their client has read the last message."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -55,6 +55,6 @@ class LingeringClose:
         self._loop.add_reader(client, discard)
 
     def close(self) -> None:
-        """Wait for nobody any more."""
+        """Close all of them now."""
         for stop in list(self._lingering.values()):
             stop()

@@ -1,4 +1,4 @@
-"""A session that the front itself talks to: for what is asked over plain HTTP."""
+"""A session with the server itself as its client, for plain HTTP requests."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import socket
 
-from agentgym.service.protocol.frames import BAD_REQUEST, WORKER_DIED, Refused
+from agentgym.service.protocol.frames import BAD_REQUEST, NORMAL_CLOSE, WORKER_DIED, Refused
 from agentgym.service.worker.websocket import CLOSE, TEXT, Frames, close_frame, encoded
 
 _CHUNK = 1 << 16
 
 
 class Line:
-    """The client's end of a session. One message at a time; whoever cancels `ask` closes the line.
+    """The client's end of such a session. One message at a time; cancelling `ask` ends the session.
 
     Args:
         sock: connected to a worker.
@@ -29,7 +29,7 @@ class Line:
 
     @property
     def over(self) -> bool:
-        """Whether the session has ended; what it said last is kept for `ask`."""
+        """Whether the session has ended; `ask` still returns its last message."""
         if self.closed or self._asking.locked():
             return self.closed
         try:
@@ -53,9 +53,7 @@ class Line:
             try:
                 # A session that has ended takes nothing more, but may have said why.
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    await asyncio.get_running_loop().sock_sendall(
-                        self._socket, encoded(TEXT, text.encode(), masked=True)
-                    )
+                    await asyncio.get_running_loop().sock_sendall(self._socket, encoded(TEXT, text.encode()))
                 return await self._received()
             except OSError as error:
                 self.close()
@@ -84,5 +82,5 @@ class Line:
             return
         self.closed = True
         with contextlib.suppress(OSError):  # it is over already
-            self._socket.send(encoded(CLOSE, close_frame(1000)[2:], masked=True))
+            self._socket.send(close_frame(NORMAL_CLOSE))
         self._socket.close()

@@ -1,4 +1,4 @@
-"""What a server counts, in Prometheus's text format."""
+"""The server's metrics in Prometheus's text format."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ from agentgym.service.server.tallies import LAG_BOUNDS, SessionCounts
 
 if TYPE_CHECKING:
     from agentgym.service.server.env_server import EnvServer
+import asyncio
+import os
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentgym.service.server.env_server import EnvServer
+
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _COUNTERS = {
@@ -39,17 +48,17 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[SessionCounts], list[int]], str], .
 )
 
 
-def exposition(front: EnvServer, memory: Mapping[tuple[str, str], int]) -> str:
+def exposition(server: EnvServer, memory: Mapping[tuple[str, str], int]) -> str:
     """All metrics of a server as text.
 
     Args:
-        front: the server. All that it serves has its rows from the start.
+        server: the server. All that it serves has its rows from the start.
         memory: bytes, by what has them: see `memory`.
     """
-    sessions = front.sessions
+    sessions = server.sessions
     counted = sessions.tallies()
-    tallies = {env: counted.get(env, SessionCounts()) for env in front.served}
-    lines = [*_of_the_server(sessions), *_of_the_front(front, memory), *_of_envs(sessions, tallies)]
+    tallies = {env: counted.get(env, SessionCounts()) for env in server.served}
+    lines = [*_of_the_server(sessions), *_of_the_processes(server, memory), *_of_envs(sessions, tallies)]
     for name, help in _COUNTERS.items():
         lines += _family(f"{name}_total", "counter", help, [({"env": e}, t.counters[name]) for e, t in tallies.items()])
     for name, help, times, total in _HISTOGRAMS:
@@ -71,7 +80,7 @@ def _of_the_server(sessions: Sessions) -> Iterable[str]:
     yield from _family("worker_states", "gauge", help, [({"state": s}, n) for s, n in states.items()])
     refused = [({"reason": reason}, n) for reason, n in sorted(sessions.refused.items())]
     yield from _family("refused_total", "counter", "Sessions refused, by why.", refused)
-    help = "From the end of a limit that a session broke to its slot being free."
+    help = "Times from the end of a broken limit until the slot is free."
     yield from _head("slot_return_seconds", "summary", help)
     yield _sample("slot_return_seconds_sum", {}, returns.seconds)
     yield _sample("slot_return_seconds_count", {}, returns.count)
@@ -92,18 +101,18 @@ def _of_envs(sessions: Sessions, tallies: Mapping[str, SessionCounts]) -> Iterab
     yield from _family("errors_total", "counter", "Errors that clients were told in sessions, by code.", rows)
 
 
-def _of_the_front(front: EnvServer, memory: Mapping[tuple[str, str], int]) -> Iterable[str]:
+def _of_the_processes(server: EnvServer, memory: Mapping[tuple[str, str], int]) -> Iterable[str]:
     about = {"version": __version__, "python": platform.python_version(), "protocol": str(PROTOCOL)}
     yield from _family("build_info", "gauge", "1, with the server's version.", [(about, 1)])
     help = "Requests that were refused for their token."
-    yield from _family("unauthorized_total", "counter", help, [({}, front.unauthorized.count)])
+    yield from _family("unauthorized_total", "counter", help, [({}, server.unauthorized.count)])
     help = "HTTP connections: a request runs (busy), or none does and the last had a token or was anonymous."
-    rows = [({"state": state}, count) for state, count in front.connections.states().items()]
+    rows = [({"state": state}, count) for state, count in server.connections.states().items()]
     yield from _family("connections", "gauge", help, rows)
     yield from _family(
-        "connections_limit", "gauge", "HTTP connections that may be open.", [({}, front.connections.most)]
+        "connections_limit", "gauge", "HTTP connections that may be open.", [({}, server.connections.most)]
     )
-    cut = front.connections.cut
+    cut = server.connections.cut
     help = "HTTP connections that were cut: idle ones to make room (capacity), or with a request that did not come (too slow)."
     rows = [({"reason": reason}, cut[reason]) for reason in ("capacity", "too slow")]
     yield from _family("connections_cut_total", "counter", help, rows)
@@ -112,8 +121,8 @@ def _of_the_front(front: EnvServer, memory: Mapping[tuple[str, str], int]) -> It
     )
     rows = [({"of": of, **({"env": env} if env else {})}, size) for (of, env), size in memory.items()]
     yield from _family("memory_bytes", "gauge", help, rows)
-    lags = front.sessions.lags
-    yield from _head("front_lag_seconds", "histogram", "By how much the front comes late: so long its requests wait.")
+    lags = server.sessions.lags
+    yield from _head("front_lag_seconds", "histogram", "By how much the server comes late: so long its requests wait.")
     yield from _histogram("front_lag_seconds", {}, LAG_BOUNDS, lags.counts, lags.seconds)
 
 
@@ -143,3 +152,54 @@ def _head(name: str, kind: str, help: str) -> list[str]:
 def _sample(name: str, labels: Labels, value: float) -> str:
     told = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels.items())
     return f"agentgym_{name}{{{told}}} {value}" if told else f"agentgym_{name} {value}"
+
+
+# A look asks the kernel to walk through the memory of every process: milliseconds of it for each.
+FRESH_SECONDS = 10.0
+
+
+class Memory:
+    """The memory of a server's processes, measured at most every ten seconds."""
+
+    def __init__(self) -> None:
+        self._found: Mapping[tuple[str, str], int] = {}
+        self._looked = -FRESH_SECONDS
+        self._looking = asyncio.Lock()
+
+    async def look(self, server: EnvServer) -> Mapping[tuple[str, str], int]:
+        """Bytes of "server" (server, supervisor, zygote), of "spare" workers that wait, and of "sessions", by environment; "" for the
+        others."""
+        async with self._looking:
+            if time.monotonic() >= self._looked + FRESH_SECONDS:
+                supervisor, forks = server.forks.pids()
+                envs = server.sessions.envs_by_process()
+                of = [(("sessions", envs[key]) if key in envs else ("spare", ""), pid) for key, pid in forks.items()]
+                self._found = await asyncio.to_thread(_memory_of, supervisor, of)
+                self._looked = time.monotonic()
+        return self._found
+
+
+def _memory_of(supervisor: int | None, of: list[tuple[tuple[str, str], int]]) -> dict[tuple[str, str], int]:
+    found = Counter[tuple[str, str]]({("server", ""): 0, ("spare", ""): 0})
+    if supervisor is not None:
+        of = [(("server", ""), pid) for pid in (os.getpid(), supervisor, *_children(supervisor))] + of
+    for whose, pid in of:
+        found[whose] += _proportional(pid)
+    return dict(found)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as children:
+            return list(map(int, children.read().split()))
+    except OSError:
+        return []
+
+
+def _proportional(pid: int) -> int:
+    """Proportional set size of a process in bytes; 0 if it is gone or cannot be read."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as rollup:
+            return next(1024 * int(line.split()[1]) for line in rollup if line.startswith(b"Pss:"))
+    except (OSError, StopIteration):
+        return 0

@@ -1,4 +1,4 @@
-"""Messages with descriptors, on the front's side: JSON over a socket that keeps messages apart, never waiting."""
+"""JSON messages with file descriptors over a SOCK_SEQPACKET socket, without blocking."""
 
 from __future__ import annotations
 

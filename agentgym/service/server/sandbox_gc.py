@@ -1,4 +1,4 @@
-"""Sandboxes of workers that were killed, or died: most end by themselves with whoever made them, and the rest is removed here."""
+"""Removes the sandboxes of workers that died. Most end with their owner; the rest is removed here."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ LONGEST_SECONDS = 60
 
 
 def may_be() -> bool:
-    """Whether what this process has imported could make sandboxes."""
+    """Whether a module that makes sandboxes is imported."""
     return "agentgym.sandbox.api" in sys.modules
 
 
 def sweep(pids: Collection[int]) -> None:
-    """Remove what sandboxes there are of processes that have ended. A process that takes too long over it is ended.
+    """Remove the sandboxes of ended processes, within a time limit.
 
     Args:
         pids: whose; others' are left alone.
@@ -37,7 +37,7 @@ def sweep(pids: Collection[int]) -> None:
 
 
 class Sweeps:
-    """When to sweep next, and for whom.
+    """When to remove sandboxes next, and of which processes.
 
     Args:
         pids: processes that died without closing their environments.
@@ -50,18 +50,18 @@ class Sweeps:
             self.add(pid)
 
     def add(self, pid: int) -> None:
-        """One more process died so."""
+        """Add a process that died."""
         if may_be():
             if not self.pids:
                 self._due = time.monotonic() + SWEEP_SECONDS
             self.pids.add(pid)
 
     def seconds(self) -> float | None:
-        """Until the next; None: there is none."""
+        """Seconds until the next removal; None: none is due."""
         return max(0.0, self._due - time.monotonic()) if self.pids else None
 
     def take(self) -> set[int]:
-        """For whom to sweep now; they are forgotten."""
+        """Take the processes that are due now."""
         if self.seconds() != 0.0:
             return set()
         pids, self.pids = self.pids, set()

@@ -1,4 +1,4 @@
-"""One session as the front sees it: its process, its connection, and the token by which its client may come back."""
+"""One session in the server: its process, connection and resume token, and the time limits of its worker."""
 
 from __future__ import annotations
 
@@ -9,8 +9,58 @@ import socket
 import time
 from dataclasses import dataclass, field
 
+from agentgym.service.protocol.frames import DEADLINE, IDLE, TOO_SLOW, ServiceLimits
 from agentgym.service.server import slots
+from agentgym.service.server.packets import Packets
 from agentgym.service.server.slots import Slot
+
+_CALLS = {
+    slots.INIT: ("init", "init_seconds"),
+    slots.RESET: ("reset", "reset_seconds"),
+    slots.STEP: ("step", "step_seconds"),
+    slots.CLOSE: ("close", "close_seconds"),
+}
+_OTHERS = {
+    slots.WAITING: ("idle_seconds", IDLE, "nothing was asked for {}"),
+    slots.DETACHED: ("resume_seconds", IDLE, "the client did not come back within {}"),
+    slots.READING: ("message_seconds", TOO_SLOW, "a message took longer than {} to arrive"),
+    slots.WRITING: ("message_seconds", TOO_SLOW, "an answer was not taken within {}"),
+}
+
+
+@dataclass(frozen=True)
+class Overdue:
+    """A limit that ran out.
+
+    Attributes:
+        code: one of `frames.CODES`.
+        message: which limit.
+        seconds: how long ago.
+        calling: whether the worker is in a call: nothing but its end ends that.
+        deaf: whether the client takes no message.
+    """
+
+    code: str
+    message: str
+    seconds: float
+    calling: bool = False
+    deaf: bool = False
+
+
+def overdue(state: int, seconds: float, limits: ServiceLimits) -> Overdue | None:
+    """The limit that a worker broke by being in a state for this long; None: none."""
+    if state in _CALLS:
+        word, name = _CALLS[state]
+        allowed: float = getattr(limits, name)
+        message = f"{word} took longer than its limit of {allowed:g} s"
+        return Overdue(DEADLINE, message, seconds - allowed, calling=True) if seconds > allowed else None
+    if state not in _OTHERS:
+        return None
+    name, code, why = _OTHERS[state]
+    allowed = getattr(limits, name)
+    if seconds <= allowed:
+        return None
+    return Overdue(code, why.format(f"{allowed:g} s"), seconds - allowed, deaf=state == slots.WRITING)
 
 
 @dataclass
@@ -20,9 +70,11 @@ class ServedSession:
     Attributes:
         id: random; names it in the table and in the resume token.
         owner: the name of the token that opened it.
+        local: whether the server itself is its client, for plain HTTP.
         process: the key of its process at `forks`; "" before it has one.
         client: a duplicate of the client's connection, for the last word; None while none is attached.
-        control: where its worker is told things; None before it has one.
+        control: where its worker is told things; None before it has one, and where it shares a process.
+        shared: where the process is told things that it shares with other sessions; None: it has one to itself.
         connections: how many it has had.
         ending: why it is to end: code and message. None: it goes on.
         kill_at: when its process is killed, on the monotonic clock.
@@ -31,15 +83,17 @@ class ServedSession:
 
     id: str
     env: str
-    wire: str
+    protocol: str
     owner: str
     slot: int
     words: Slot
     resumable: bool
+    local: bool = False
     opened: float = field(default_factory=time.monotonic)
     process: str = ""
     client: int | None = None
     control: socket.socket | None = None
+    shared: Packets | None = None
     connections: int = 0
     ending: tuple[str, str] | None = None
     kill_at: float | None = None
@@ -51,7 +105,7 @@ class ServedSession:
     _opens: int = 0  # the number of the connection that the latter opened, or is about to
 
     def new_token(self) -> str:
-        """The resume token for the hello of a new connection; the one before is worth nothing from here on."""
+        """A new resume token for the hello of a new connection; the previous one becomes invalid."""
         self.connections += 1
         self._opens = self.connections
         secret = secrets.token_urlsafe(32)
@@ -59,7 +113,7 @@ class ServedSession:
         return f"{self.id}.{secret}"
 
     def claim(self, secret: str) -> bool:
-        """Use up the secret of a resume token; whether it was good.
+        """Use up the secret of a resume token; returns whether it was valid.
 
         A hello may be lost on its way, and the next token with it. So the token that was used last is spent not when it is
         used, but when the client says something on the connection that it opened.

@@ -1,8 +1,9 @@
-"""The table of sessions: who may open one, how long it may take for what, how it ends, and what is counted."""
+"""The table of sessions: opens, watches, resumes, ends and counts them."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import secrets
@@ -20,22 +21,22 @@ from agentgym.service.protocol.frames import (
     NORMAL_CLOSE,
     OUT_OF_MEMORY,
     RESUME_REFUSED,
+    SHARED_WORKER_KILLED,
     WORKER_DIED,
     Refused,
     ServiceLimits,
 )
 from agentgym.service.server import slots
 from agentgym.service.server.bounds import MORE_MEMORY
-from agentgym.service.server.deadlines import overdue
 from agentgym.service.server.events import CLOSED, LEFT, log_ended
-from agentgym.service.server.forks import Forks
+from agentgym.service.server.forks import Forks, PreforkPool
 from agentgym.service.server.lingering_close import LingeringClose
-from agentgym.service.server.prefork_pool import PreforkPool
-from agentgym.service.server.session import ServedSession
+from agentgym.service.server.packets import Packets
+from agentgym.service.server.session import ServedSession, overdue
 from agentgym.service.server.slots import Slot
 from agentgym.service.server.tallies import Lags, Returns, SessionCounts
-from agentgym.service.worker.handlers import wire_class
-from agentgym.service.worker.session_worker import ENDED, NOT_MADE
+from agentgym.service.worker.handlers import handler_class
+from agentgym.service.worker.session_worker import ENDED, NOT_MADE, NOT_SHARED
 from agentgym.service.worker.websocket import TEXT, close_frame, contains_close, encoded
 
 LOOK_SECONDS = 0.05
@@ -53,12 +54,14 @@ class Sessions:
         limits: how long and how large.
         most: how many at a time.
         most_each: how many at a time for one token; None: as many as there are.
+        per_worker: how many may share a process, where their environment allows it.
     """
 
-    def __init__(self, limits: ServiceLimits, most: int, most_each: int | None = None):
+    def __init__(self, limits: ServiceLimits, most: int, most_each: int | None = None, per_worker: int = 1):
         self.limits = limits
         self.most = most
         self.most_each = most_each
+        self._per_worker = per_worker
         self.memory = slots.make_memory(most)
         self._words = slots.map_memory(self.memory)
         self._free = list(range(most))[::-1]
@@ -70,22 +73,26 @@ class Sessions:
         self._past: dict[str, SessionCounts] = {}
         self._gone = select.epoll()
         self._by_client: dict[int, ServedSession] = {}
-        self._by_process: dict[str, ServedSession] = {}
-        self._farewells = LingeringClose()
+        self._by_process: dict[str, list[ServedSession]] = {}
+        self._shared: dict[str, Packets] = {}  # by process, where it is told things that takes more than one session
+        self._shared_at_least = 0
+        self._not_shared: set[str] = set()  # environments that have turned out to need a process for each session
+        self._lingering = LingeringClose()
         self._forks: Forks | None = None
-        self._spares: PreforkPool | None = None
+        self._prefork_pool: PreforkPool | None = None
         self._empty = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._gone.fileno(), self._see_gone)
         self._looking = asyncio.create_task(self._look_on())
 
     def start(self, forks: Forks, workers: int) -> None:
-        """Take processes from here on, and keep so many ready for the next sessions."""
+        """Begin to fork processes, and keep `workers` of them ready."""
         self._forks = forks
-        self._spares = PreforkPool(forks, workers)
-        self._spares.fill()
+        self._prefork_pool = PreforkPool(forks, workers)
+        self._prefork_pool.fill()
+        self._shared_at_least = max(1, workers)
 
-    def reserve(self, env: str, wire: str, owner: str) -> ServedSession:
+    def reserve(self, env: str, protocol: str, owner: str) -> ServedSession:
         """Take a slot for a new session.
 
         Raises:
@@ -100,11 +107,11 @@ class Sessions:
             raise self._refusal(TOO_MANY, f"this token has {mine} sessions open and may have no more")
         if not self._free:
             raise self._refusal(CAPACITY, f"all {self.most} sessions are in use")
-        resumable = wire_class(wire).resumable
+        resumable = handler_class(protocol).resumable
         slot = self._free.pop()
         words = Slot(self._words, slot)
         words.enter(slots.INIT)
-        session = ServedSession(secrets.token_hex(8), env, wire, owner, slot, words, resumable)
+        session = ServedSession(secrets.token_hex(8), env, protocol, owner, slot, words, resumable)
         self.open[session.id] = session
         self._empty.clear()
         return session
@@ -114,42 +121,90 @@ class Sessions:
         return Refused(code, why)
 
     def release(self, session: ServedSession) -> None:
-        """Give a reserved slot back, as its client left before the session began."""
+        """Give back the slot of a session whose client left before it began."""
         self._forget(session)
 
     def begin(self, session: ServedSession, client: int) -> None:
-        """Give a reserved session a worker, and that a connection, whose descriptor is owned from here on."""
-        if self._spares is None:
+        """Give a reserved session a worker and its client's connection, whose descriptor is owned from here on."""
+        if self._prefork_pool is None:
             raise RuntimeError("there are no processes yet: start() first")
         self._past.setdefault(session.env, SessionCounts()).opened += 1
         try:
-            self._start_worker(session, client, self._spares)
+            self._start_worker(session, client, self._prefork_pool)
         except OSError as error:  # this process may open no more files
             why = f"no process for one more session: {error.strerror}"
             self._past[session.env].ended[CAPACITY] += 1
             self._past[session.env].errors[CAPACITY] += 1
-            self._farewells.say(client, _last_bytes(session.wire, CAPACITY, why))
+            self._lingering.say(client, _last_bytes(session.protocol, CAPACITY, why))
             self._forget(session)
             return
-        self._by_process[session.process] = session
+        self._by_process.setdefault(session.process, []).append(session)
         self._take_client(session, client)
-        self._loop.call_soon(self._spares.fill)
+        self._loop.call_soon(self._prefork_pool.fill)
 
-    def _start_worker(self, session: ServedSession, client: int, spares: PreforkPool) -> None:
+    def _start_worker(self, session: ServedSession, client: int, prefork_pool: PreforkPool) -> None:
         start = {
             "session": session.id,
             "env": session.env,
-            "wire": session.wire,
+            "protocol": session.protocol,
             "resume": session.new_token(),
             "slot": session.slot,
             "token": session.owner,
+            "local": session.local,
         }
-        session.process, session.control = spares.take()
+        if self._per_worker > 1 and session.env not in self._not_shared:
+            session.process, session.shared = self._shared_worker(prefork_pool)
+            if not self._tell(session, {"start": start, "shared": True}, [client]):
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return
+        session.process, session.control = prefork_pool.take()
         if not self._tell(session, {"start": start}, [client]):
             # It has died as it waited, which is heard of only later.
             session.control.close()
-            session.process, session.control = spares.fresh()
+            session.process, session.control = prefork_pool.fresh()
             self._tell(session, {"start": start}, [client])
+
+    def _shared_worker(self, prefork_pool: PreforkPool) -> tuple[str, Packets]:
+        """The shared process with the fewest sessions; a new one while there are fewer than `workers`, or where all are full."""
+        if len(self._shared) >= self._shared_at_least:
+            process = min(self._shared, key=lambda key: len(self._by_process.get(key, ())))
+            if len(self._by_process.get(process, ())) < self._per_worker:
+                return process, self._shared[process]
+        process, control = prefork_pool.take()
+
+        def heard(said: dict[str, Any], fds: list[int]) -> None:
+            session = self.open.get(said["ended"])
+            if session is not None and said["code"] == NOT_SHARED:
+                self._give_own_process(session, prefork_pool)
+            elif session is not None:
+                self._ended(session, said["code"] << 8)
+
+        def ended() -> None:  # of its sessions is heard elsewhere
+            self._shared.pop(process, None)
+
+        self._shared[process] = Packets(control, heard, ended)
+        return process, self._shared[process]
+
+    def _give_own_process(self, session: ServedSession, prefork_pool: PreforkPool) -> None:
+        """Begin a session again in a process to itself: its worker found that its environment cannot share one."""
+        self._not_shared.add(session.env)
+        self._leave_process(session)
+        session.shared = None
+        session.words.enter(slots.INIT)
+        try:
+            if session.client is None:  # which has left meanwhile
+                raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+            self._start_worker(session, session.client, prefork_pool)
+        except OSError:
+            self._ended(session, None)
+        else:
+            self._by_process.setdefault(session.process, []).append(session)
+
+    def _leave_process(self, session: ServedSession) -> None:
+        if session in (sharing := self._by_process.get(session.process, [])):
+            sharing.remove(session)
+        if not sharing:
+            self._by_process.pop(session.process, None)
 
     def _take_client(self, session: ServedSession, client: int) -> None:
         self._drop_client(session)
@@ -158,22 +213,22 @@ class Sessions:
         self._gone.register(client, select.EPOLLRDHUP)
 
     def _drop_client(self, session: ServedSession) -> int | None:
-        """Forget a session's connection; its descriptor is the caller's to close."""
+        """Forget a session's connection; the caller closes the descriptor."""
         client, session.client = session.client, None
         if client is not None and self._by_client.pop(client, None) is not None:
             self._gone.unregister(client)
         return client
 
-    def claim(self, token: str, env: str, wire: str, owner: str) -> ServedSession:
-        """The session of a resume token, which is used up by this.
+    def claim(self, token: str, env: str, protocol: str, owner: str) -> ServedSession:
+        """The session of a resume token; uses the token up.
 
         Raises:
-            Refused: it is wrong, was used before, or its session has ended, or is one of another environment, wire or owner.
+            Refused: it is wrong, was used before, or its session has ended, or is one of another environment, protocol or owner.
         """
         id, _, secret = token.partition(".")
         session = self.open.get(id)
-        asked = (env, wire, owner)
-        if session is None or (session.env, session.wire, session.owner) != asked or not session.claim(secret):
+        asked = (env, protocol, owner)
+        if session is None or (session.env, session.protocol, session.owner) != asked or not session.claim(secret):
             raise self._refusal(RESUME_REFUSED, CODES[RESUME_REFUSED][0])
         return session
 
@@ -191,9 +246,12 @@ class Sessions:
         return self._tell(session, message, [client])
 
     def _tell(self, session: ServedSession, message: dict[str, Any], fds: list[int] | None = None) -> bool:
-        if session.control is None:
-            return False
         try:
+            if session.shared is not None:
+                session.shared.send({**message, "session": session.id}, [os.dup(fd) for fd in fds or []])
+                return True
+            if session.control is None:
+                return False
             socket.send_fds(session.control, [json.dumps(message).encode()], fds or [])
         except OSError:  # it is dying, which is heard of elsewhere; or it takes nothing, and will be killed
             return False
@@ -228,12 +286,12 @@ class Sessions:
             self.lags.add(max(0.0, now - due))
             for session in list(self.open.values()):
                 self._look(session, now)
-            if self._spares is not None and now > filled + FILL_SECONDS:
-                self._spares.fill()
+            if self._prefork_pool is not None and now > filled + FILL_SECONDS:
+                self._prefork_pool.fill()
                 filled = now
 
     def _look(self, session: ServedSession, now: float) -> None:
-        """See how long a session has been at what it is doing."""
+        """Check the time limits of a session."""
         if session.kill_at is not None and now >= session.kill_at:
             self._kill(session)
             return
@@ -252,7 +310,7 @@ class Sessions:
             self.end(session, broken.code, broken.message, broken.deaf)
 
     def _see_gone(self) -> None:
-        """Clients that left. One that may come back is waited for; of others nothing more is wanted."""
+        """Handle clients that left: wait for those that may resume, end the others."""
         for client, _ in self._gone.poll(0, 64):
             session = self._by_client.get(client)
             if session is None:
@@ -260,7 +318,7 @@ class Sessions:
             self._drop_client(session)
             with socket.socket(fileno=client) as sock:
                 comes_back = session.resumable and not _took_leave(sock)
-            if not comes_back and session.kill_at is None:
+            if not comes_back and session.kill_at is None and session.shared is None:  # else the call's own limit holds
                 session.kill_at = time.monotonic() + self.limits.close_seconds
 
     def died(self, process: str, status: int | None, out_of_memory: bool = False) -> None:
@@ -271,11 +329,20 @@ class Sessions:
             status: its wait status; None: it is not known, or was never there.
             out_of_memory: whether it, or what it started, used up what its session may have.
         """
-        session = self._by_process.get(process)
-        if session is None:
-            if self._spares is not None:
-                self._spares.lost(process)
-            return
+        if self._prefork_pool is not None:
+            self._prefork_pool.lost(process)
+        if (shared := self._shared.pop(process, None)) is not None:
+            shared.close()
+        sessions = self._by_process.get(process, [])
+        guilty = next((session for session in sessions if session.killed), None)
+        for session in list(sessions):
+            if guilty is not None and not session.killed and session.ending is None:
+                why = f"the process was killed for another session that shared it: {(guilty.ending or ('', 'it left'))[1]}"
+                session.ending = (SHARED_WORKER_KILLED, why)
+            self._ended(session, status, out_of_memory)
+
+    def _ended(self, session: ServedSession, status: int | None, out_of_memory: bool = False) -> None:
+        """A session has ended, with this wait status of its process; one that shares a process says what it would be."""
         if out_of_memory and status == signal.SIGKILL and session.ending is None and not session.killed:
             session.ending = (OUT_OF_MEMORY, f"the session ran out of memory: {MORE_MEMORY}")
         code, message = session.ending or (WORKER_DIED, _how(status))
@@ -285,19 +352,19 @@ class Sessions:
         reason = _reason(session, clean)
         tally.ended[reason] += 1
         if self._forks is not None and not self._forks.closing:  # else all end with their server
-            log_ended(session, self._forks.pid_of(process), reason, message, status)
+            log_ended(session, self._forks.pid_of(session.process), reason, message, status)
         if not clean and (session.ending is not None or not session.killed):
             tally.errors[code] += 1
         client = self._drop_client(session)
         if client is not None:
             # Half a message may have been sent: whatever comes after it would be read as its rest.
             said = clean or state == slots.WRITING
-            self._farewells.say(client, None if said else _last_bytes(session.wire, code, message))
+            self._lingering.say(client, None if said else _last_bytes(session.protocol, code, message))
         self._forget(session)
 
     def _forget(self, session: ServedSession) -> None:
         self.open.pop(session.id, None)
-        self._by_process.pop(session.process, None)
+        self._leave_process(session)
         if session.control is not None:
             session.control.close()
         self._past.setdefault(session.env, SessionCounts()).add(session.words)
@@ -309,35 +376,35 @@ class Sessions:
             self._empty.set()
 
     def tallies(self) -> dict[str, SessionCounts]:
-        """What was counted, by environment: of sessions that ended, and of those that are open."""
+        """Counts by environment, of ended and open sessions."""
         found = {env: past.and_those(SessionCounts()) for env, past in self._past.items()}
         for session in self.open.values():
             found.setdefault(session.env, SessionCounts()).add(session.words)
         return found
 
     def tally(self) -> SessionCounts:
-        """What was counted, of all environments."""
+        """Counts of all environments together."""
         total = SessionCounts()
         for one in self.tallies().values():
             total = total.and_those(one)
         return total
 
     def envs_by_process(self) -> dict[str, str]:
-        """The environments of the open sessions, by the keys of their processes."""
-        return {process: session.env for process, session in self._by_process.items()}
+        """The environment of each worker process by its key; of a shared one, that of its first session."""
+        return {process: sessions[0].env for process, sessions in self._by_process.items()}
 
     def open_by_env(self) -> dict[str, int]:
-        """How many sessions are open, by environment."""
+        """Open sessions by environment."""
         return dict(Counter(session.env for session in self.open.values()))
 
     def states(self) -> dict[str, int]:
-        """How many workers are in what."""
+        """Workers by state."""
         found = Counter(session.words.look()[0] for session in self.open.values())
-        spare = 0 if self._spares is None else len(self._spares)
+        spare = 0 if self._prefork_pool is None else len(self._prefork_pool)
         return {**{name: found[state] for state, name in enumerate(slots.STATE_NAMES) if state}, "spare": spare}
 
     async def drain(self, seconds: float) -> None:
-        """Take no new sessions and no new episodes; wait for those that run, and end what is left after `seconds`."""
+        """Refuse new sessions and episodes, wait up to `seconds` for running ones, then end the rest."""
         self.draining = True
         for session in self.open.values():
             self._tell(session, {"do": "drain"})
@@ -356,21 +423,23 @@ class Sessions:
             return
 
     async def close(self) -> None:
-        """Stop looking, and let go of everything. The workers are gone by now."""
+        """Close everything. The workers are gone by now."""
         self._looking.cancel()
         await asyncio.wait({self._looking})
         self._loop.remove_reader(self._gone.fileno())
         for session in list(self.open.values()):
             self.died(session.process, None)
-        if self._spares is not None:
-            self._spares.close()
-        self._farewells.close()
+        if self._prefork_pool is not None:
+            self._prefork_pool.close()
+        for shared in self._shared.values():
+            shared.close()
+        self._lingering.close()
         self._gone.close()
         os.close(self.memory)
 
 
 def _reason(session: ServedSession, clean: bool) -> str:
-    """Why a session ended, as it is counted."""
+    """The reason by which the end of a session is counted."""
     if clean and 0 < (why := session.words.words[slots.WHY]) <= len(CODES):  # an environment can write there, too
         return list(CODES)[why - 1]
     if session.ending is not None:
@@ -397,7 +466,7 @@ def _how(status: int | None) -> str:
     return f"the process of the session {how}; its episode is lost"
 
 
-def _last_bytes(wire: str, code: str, message: str) -> bytes:
-    word = wire_class(wire).last_word(code, message)
+def _last_bytes(protocol: str, code: str, message: str) -> bytes:
+    word = handler_class(protocol).last_word(code, message)
     said = b"" if word is None else encoded(TEXT, word.encode())
     return said + close_frame(CODES[code][1] or NORMAL_CLOSE)

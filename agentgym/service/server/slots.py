@@ -1,7 +1,7 @@
-"""Shared memory between the front and its workers: what each worker is doing since when, and what it has counted.
+"""Shared memory of server and workers: each session's state, since when, and its counters.
 
-A worker writes plain words and tells nobody, so a step costs no message; the front looks at all slots many times a second. The
-memory outlives its worker: a call that never returns, or a process that was killed, can be seen all the same.
+A worker only writes words, so a step costs no message; the server polls all slots many times a second. The memory outlives its
+worker, so that hung and killed workers can be seen too.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _BYTES = 8 * _WORDS
 
 
 def make_memory(slots: int) -> int:
-    """A file descriptor of memory for so many slots, all free."""
+    """A file descriptor of memory for this many slots, all free."""
     memory = os.memfd_create("agentgym-slots")
     os.ftruncate(memory, max(slots * _BYTES, mmap.PAGESIZE))
     return memory
@@ -78,7 +78,7 @@ def map_memory(memory: int) -> memoryview:
 
 
 class Slot:
-    """One worker's words."""
+    """The words of one session."""
 
     __slots__ = ("_all", "words")
 
@@ -87,7 +87,7 @@ class Slot:
         self.words = memory[index * _WORDS : (index + 1) * _WORDS]
 
     def enter(self, state: int) -> int:
-        """The worker begins something; returns the time, in nanoseconds of the monotonic clock."""
+        """Enter a state; returns the time in nanoseconds of the monotonic clock."""
         words = self.words
         # The time goes first: who reads the state before the time never takes a new state for an old one.
         now = words[_SINCE] = time.monotonic_ns()
@@ -95,21 +95,21 @@ class Slot:
         return now
 
     def look(self) -> tuple[int, float]:
-        """The state, and for how many seconds."""
+        """The state, and its age in seconds."""
         state = self.words[_STATE]
         return state, (time.monotonic_ns() - self.words[_SINCE]) / 1e9
 
     def since(self) -> int:
-        """When it began what it does, in nanoseconds of the monotonic clock."""
+        """When the state was entered, in nanoseconds of the monotonic clock."""
         return self.words[_SINCE]
 
     def clear(self) -> None:
-        """Make it free, all counters 0."""
+        """Free the slot and set all counters to 0."""
         for word in range(_WORDS):
             self.words[word] = 0
 
     def reserve_sandbox(self, amounts: Sequence[int], most: Sequence[int]) -> bool:
-        """Take room for a sandbox, which the end of the session gives back; False: there is none.
+        """Reserve resources for a sandbox until the session ends; False: there are too few.
 
         Args:
             amounts: what it takes: thousandths of a processor, bytes of memory, 1.
@@ -125,41 +125,41 @@ class Slot:
         return True
 
     def count_step(self, nanoseconds: int) -> None:
-        """A step was made, and took so long."""
+        """Count a step and its duration."""
         words = self.words
         words[STEPS] += 1
         words[STEP_NS] += nanoseconds
         words[TIMES + _place(nanoseconds)] += 1
 
     def count_reset(self, nanoseconds: int) -> None:
-        """A reset was made, and took so long."""
+        """Count a reset and its duration."""
         self.words[RESET_NS] += nanoseconds
         self.words[RESET_TIMES + _place(nanoseconds)] += 1
 
     def count_error(self, code: str) -> None:
-        """An error was answered."""
+        """Count an error response."""
         self.words[ERRORS + _PLACES[code]] += 1
 
     def counters(self) -> dict[str, int]:
-        """What the worker has counted, by name."""
+        """The counters by name."""
         words = self.words
         found = {name: words[word] for name, word in COUNTERS.items()}
         return {**found, "env_errors": words[ERRORS + _PLACES[ENV_ERROR]]}
 
     def errors(self) -> dict[str, int]:
-        """How many errors were answered, by code; only those that were."""
+        """Error responses by code, without zeros."""
         return {code: count for code, place in _PLACES.items() if (count := self.words[ERRORS + place])}
 
     def times(self) -> list[int]:
-        """How many steps took how long: one number for each of `TIME_BOUNDS`, and one for what took longer."""
+        """Histogram of step times: one count for each of `TIME_BOUNDS`, and one for longer times."""
         return list(self.words[TIMES : TIMES + len(TIME_BOUNDS) + 1])
 
     def reset_times(self) -> list[int]:
-        """How many resets took how long, as `times` says it."""
+        """Histogram of reset times, as `times`."""
         return list(self.words[RESET_TIMES : RESET_TIMES + len(TIME_BOUNDS) + 1])
 
     def open_times(self) -> list[int]:
-        """How long the session took to open, as `times` says it: a single 1, or none where it is not open yet."""
+        """Histogram of the time to open this session, as `times`: one 1, or only zeros if it is not open yet."""
         found = [0] * (len(TIME_BOUNDS) + 1)
         if taken := self.words[OPEN_NS]:
             found[_place(taken)] = 1
@@ -167,5 +167,5 @@ class Slot:
 
 
 def _place(nanoseconds: int) -> int:
-    """Which of `TIME_BOUNDS` a time is below, or how many there are."""
+    """The index of the histogram bucket of a time."""
     return bisect_left(TIME_BOUNDS, -(-nanoseconds // 1000))

@@ -1,6 +1,4 @@
-"""The process between the front and the zygote. It outlives both, however they die, for as long as it takes to end whatever
-workers and their environments have started; then it ends too. It imports little.
-"""
+"""The process between the server and the zygote. It outlives both until all processes of workers and environments have ended."""
 
 from __future__ import annotations
 
@@ -17,28 +15,28 @@ LEAVE_SECONDS = 20.0  # for the zygote to end all that it has forked, and remove
 
 
 def main(argv: list[str]) -> int:
-    """Keep a zygote.
+    """Run a zygote and clean up after it.
 
     Args:
-        argv: descriptors of the front's socket and of the slots' memory, which are the zygote's, and the front's process id.
+        argv: descriptors of the server's socket and of the slots' memory, which are the zygote's, and the server's process id.
 
     Returns:
         The zygote's exit code.
     """
-    front_fd, memory_fd, front = map(int, argv)
+    server_fd, memory_fd, server = map(int, argv)
     restore_default_signals()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's
     adopt_orphans()
-    watched = os.pidfd_open(front)
-    if os.getppid() != front:
+    watched = os.pidfd_open(server)
+    if os.getppid() != server:
         return 1
-    keeper = os.getpid()
+    supervisor = os.getpid()
     gc.freeze()  # the zygote's collector writes to nothing that is here now, and so shares it
     zygote = os.fork()
     if zygote == 0:
         os.close(watched)
-        return _be_zygote(front_fd, memory_fd, keeper)
-    os.close(front_fd)
+        return _be_zygote(server_fd, memory_fd, supervisor)
+    os.close(server_fd)
     os.close(memory_fd)
     try:
         return _wait(watched, zygote)
@@ -46,15 +44,15 @@ def main(argv: list[str]) -> int:
         end_children()
 
 
-def _be_zygote(front_fd: int, memory_fd: int, keeper: int) -> int:
-    die_with(keeper)
+def _be_zygote(server_fd: int, memory_fd: int, supervisor: int) -> int:
+    die_with(supervisor)
     from agentgym.service.server import zygote
 
-    return zygote.main(front_fd, memory_fd, keeper)
+    return zygote.main(server_fd, memory_fd, supervisor)
 
 
-def _wait(front: int, zygote: int) -> int:
-    """Wait until the zygote ends; it has little time for that once the front is gone, or wants it to end.
+def _wait(server: int, zygote: int) -> int:
+    """Wait until the zygote ends; kill it if it takes long after the server is gone or asked for its end.
 
     Returns:
         The exit code.
@@ -64,11 +62,11 @@ def _wait(front: int, zygote: int) -> int:
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.set_wakeup_fd(tell)
     poll = select.poll()
-    for handle in (front, told, child):
+    for handle in (server, told, child):
         poll.register(handle, select.POLLIN)
     if child not in {handle for handle, _ in poll.poll()}:
         os.kill(zygote, signal.SIGTERM)
-    for handle in (front, told):
+    for handle in (server, told):
         poll.unregister(handle)
     if not poll.poll(1000 * LEAVE_SECONDS):
         return 1

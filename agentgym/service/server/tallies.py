@@ -1,4 +1,4 @@
-"""What a server has counted since its start: of each environment, and in all."""
+"""Counts since the server's start."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from agentgym.service.server.slots import TIME_BOUNDS, Slot
 
 @dataclass
 class SessionCounts:
-    """What one environment's sessions have counted.
+    """Counts of one environment's sessions.
 
     Attributes:
         opened, resumed: sessions; how often a client came back to one.
         ended: sessions, by why.
         counters: see `slots.COUNTERS`.
-        errors: by code; those that workers answered, and those that the front said for workers that could not.
+        errors: by code; those that workers answered, and those that the server said for workers that could not.
         times, reset_times, open_times: how many steps, resets and openings of sessions took how long: see `Slot.times`.
     """
 
@@ -58,7 +58,7 @@ def _sums(one: list[int], other: list[int]) -> list[int]:
 
 @dataclass
 class Returns:
-    """From the end of a limit that a session broke to its slot being free.
+    """Times from the end of a broken limit until the slot is free.
 
     Attributes:
         count: how many slots returned so.
@@ -83,7 +83,7 @@ LAG_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 @dataclass
 class Lags:
-    """By how much the front came late to what it had meant to do, from which follows how long a request waits for it.
+    """Delays of the server's event loop, which every request waits for, too.
 
     Attributes:
         counts: how many were at most each of `LAG_BOUNDS`, but more than the bound before; the last is for those above all of them.

@@ -1,10 +1,8 @@
-"""Tasks of the served environments, told by a process of its own: reading them is the environments' code, which may hang or
-crash, and the front runs none of it."""
+"""Tasks of the served environments, read in a separate process: environment code may hang or crash."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import socket
 from typing import Any
@@ -18,8 +16,8 @@ SPLITS = ("train", "validation", "test")
 PAGE = 1000
 
 
-def tell_tasks(front: socket.socket, specs: dict[str, EnvSpec], tasks: dict[str, TaskSet]) -> None:
-    """Answer questions, a JSON object a line, until the front closes: {"env", "split", "start", "stop"} for a page of tasks,
+def tell_tasks(server: socket.socket, specs: dict[str, EnvSpec], tasks: dict[str, TaskSet]) -> None:
+    """Answer questions, a JSON object a line, until the server closes: {"env", "split", "start", "stop"} for a page of tasks,
     {"env"} for its splits, {"env", "about"} for what a client must know to make it, {"sandboxes": image} for
     whether there is such an image, null for all. An answer is {"result": ...} or {"error": ...}."""
     sets = {(id, "train"): found for id, found in tasks.items()}
@@ -29,8 +27,8 @@ def tell_tasks(front: socket.socket, specs: dict[str, EnvSpec], tasks: dict[str,
             sets[id, split] = specs[id].tasks(split)
         return sets[id, split]
 
-    # The front may close while an answer is on its way.
-    with contextlib.suppress(ConnectionError), front.makefile("rw", encoding="utf-8") as lines:
+    # The server may close while an answer is on its way.
+    with contextlib.suppress(ConnectionError), server.makefile("rw", encoding="utf-8") as lines:
         for line in lines:
             asked = json.loads(line)
             try:
@@ -59,13 +57,13 @@ def _about(spec: EnvSpec) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"[:2000]}
     methods = [name for name in ("expert_action", "random_action") if env.has_wrapper_attr(name)]
     tools, max_turns = list(env.get_wrapper_attr("tools")), getattr(env.unwrapped, "max_turns", None)
-    if not inspect.iscoroutinefunction(env.unwrapped.close):
+    if "close" not in env.get_wrapper_attr("async_methods"):
         env.close()
     return {"tools": tools, "methods": methods, "max_turns": max_turns, "kwargs": made_with(spec)}
 
 
 def made_with(spec: EnvSpec) -> dict[str, Any]:
-    """All arguments that an environment is made with, those that nobody gave included; without defaults that are no JSON."""
+    """All arguments of an environment, defaults included, except defaults that are not JSON."""
     taken = {p.name: p.default for p in parameters(spec.load())[0] if p.default is not p.empty and _is_json(p.default)}
     return {name: value for name, value in {**taken, **spec.kwargs}.items() if name not in ("tasks", "render_mode")}
 

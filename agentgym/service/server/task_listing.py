@@ -1,4 +1,4 @@
-"""The front's side of the process that tells tasks; see `catalogue.py`."""
+"""The server's side of the process that reads tasks; see `task_catalogue.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LIMIT = 1 << 30  # bytes of a page: a thousand tasks
 
 
 class Listing:
-    """Asks for tasks, one question at a time; a process that takes too long is killed and the next question gets another."""
+    """Asks for tasks, one question at a time. A process that takes too long is killed, and the next question starts another."""
 
     def __init__(self, forks: Forks):
         self._forks = forks
@@ -26,7 +26,7 @@ class Listing:
         self._asking = asyncio.Lock()
 
     async def ask(self, question: dict[str, Any]) -> Any:
-        """The answer to a question of `catalogue.tell_tasks`.
+        """The answer to a question of `task_catalogue.tell_tasks`.
 
         Raises:
             LookupError: there is no such split.
@@ -45,7 +45,7 @@ class Listing:
         return answer["result"]
 
     async def rest(self) -> None:
-        """Let the process end until there is a question: it has memory of its own."""
+        """End the process until the next question, to free its memory."""
         async with self._asking:
             if self._streams is not None:
                 self._streams[1].close()  # which it hears of as it waits

@@ -1,4 +1,4 @@
-"""Bearer tokens: whose they are, what they are good for, and the file that they come from, which is read again as it changes."""
+"""Bearer tokens: their names and scopes, and the file that they come from, which is read again when it changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("agentgym.service")
 
 @dataclass(frozen=True)
 class Token:
-    """A token and its scopes: what it is good for. "metrics" is `/metrics` alone, "sandboxes" is `/sandboxes`, and "play" all else."""
+    """A token and its scopes: "metrics" allows `/metrics`, "sandboxes" allows `/sandboxes`, and "play" all other paths."""
 
     secret: str
     scopes: frozenset[str] = frozenset(SCOPES)
@@ -64,7 +64,7 @@ def read_tokens(path: Path) -> dict[str, Token]:
 
 
 class Tokens:
-    """The tokens that a server takes now.
+    """The tokens that a server accepts.
 
     Args:
         tokens: by name; none: none are wanted.
@@ -84,7 +84,7 @@ class Tokens:
         self._digests = {name: (_digest(token.secret), token.scopes) for name, token in tokens.items()}
 
     def owner_of(self, authorization: str) -> str | None:
-        """The name of the token in an `Authorization` header; "" where none is wanted; None: it has a wrong one or none."""
+        """The name of the token in an `Authorization` header; "" if the server has no tokens; None: it is wrong or missing."""
         if not self._digests:
             return ""
         scheme, _, given = authorization.partition(" ")
@@ -94,7 +94,7 @@ class Tokens:
         return found[0] if found and scheme.lower() == "bearer" else None
 
     def why_not(self, owner: str, path: str) -> str:
-        """Why the token of a name is not good for a path; "": it is."""
+        """Why a token is not allowed for a path; "": it is allowed."""
         scope = METRICS if path == "/metrics" else SANDBOXES if path.startswith("/sandboxes") else PLAY
         scopes = self._digests[owner][1] if owner in self._digests else frozenset(SCOPES)
         if scope in scopes:
@@ -102,7 +102,7 @@ class Tokens:
         return f"this token is for {', '.join(sorted(scopes))}, and {path:.100} takes one for {scope}"
 
     def look(self) -> None:
-        """Read the file again if it has changed. One that cannot be read, or that holds a mistake, changes nothing, and is logged."""
+        """Read the file again if it has changed. A file with an error is logged, and the old tokens stay."""
         state = _state_of(self._path)
         if self._path is None or state == self._state:
             return
@@ -117,7 +117,7 @@ class Tokens:
 
 
 def _state_of(path: Path | None) -> tuple[int, int, int] | None:
-    """What tells one version of a file from the next, also where a link leads to another one."""
+    """Identifies a version of a file, also behind a link."""
     try:
         found = None if path is None else os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""The wire "agentgym/1" in the worker: requests of `frames.py`, each run once."""
+"""The protocol "agentgym/1" as the worker speaks it: requests of `frames.py`, each run once."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _METHODS = ("expert_action", "random_action")
 
 
-class AgentgymWire:
-    """Answers requests, and keeps the last answers for a client that comes back. See `worker.Wire`."""
+class AgentgymHandler:
+    """Answers requests and keeps the last answers for a client that resumes. See `session_worker.ProtocolHandler`."""
 
     resumable = True
     last_word = staticmethod(last_word)
@@ -57,7 +57,7 @@ class AgentgymWire:
         }
 
     def hello(self, resume: str | None) -> str:
-        """Who serves what; with the token for coming back."""
+        """The hello message: environment, limits and resume token."""
         spec, env = self._session.spec, self._env
         self._tools = list(env.get_wrapper_attr("tools"))
         return text_of_json(

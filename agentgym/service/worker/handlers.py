@@ -1,4 +1,4 @@
-"""The languages that a session may speak, by name. Each is a `Wire` of `worker.py`; a client's address chooses one."""
+"""The protocols of sessions by name, and their handlers. The path of a request chooses one."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 from agentgym.core.extensions import import_path
 
-WIRES = {
-    "agentgym/1": "agentgym.service.worker.agentgym_handler:AgentgymWire",
-    "openenv": "agentgym.service.openenv.handler:OpenEnvWire",
-    "sandbox/1": "agentgym.service.worker.sandbox_handler:SandboxWire",
+HANDLERS = {
+    "agentgym/1": "agentgym.service.worker.agentgym_handler:AgentgymHandler",
+    "openenv": "agentgym.service.openenv.handler:OpenEnvHandler",
+    "sandbox/1": "agentgym.service.worker.sandbox_handler:SandboxHandler",
 }
 
 
-def wire_class(name: str) -> Any:
-    """The class of a wire.
+def handler_class(name: str) -> Any:
+    """The class of a protocol handler.
 
     Raises:
         KeyError: there is none of this name.
     """
-    return import_path(WIRES[name])
+    return import_path(HANDLERS[name])

@@ -1,4 +1,4 @@
-"""The wire "sandbox/1" in the worker: it holds one sandbox, and passes a client's calls to its guest, each once."""
+"""The protocol "sandbox/1" as the worker speaks it: it holds one sandbox, and passes a client's calls to its guest, each once."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from agentgym.service.protocol.frames import (
 from agentgym.service.protocol.sandbox_frames import GUEST_CALLS, LARGEST_DATA, PART, PROTOCOL, check_sandbox_request
 from agentgym.service.worker.session_worker import CallRunner, SessionInfo, described
 
-if TYPE_CHECKING:  # the front imports this module, and needs no Docker
+if TYPE_CHECKING:  # the server imports this module, and needs no Docker
     from agentgym.sandbox.served import ServedSandbox
 
-# The guest ends a program whose time is up, and has at least this long for it before the front ends the session.
+# The guest ends a program whose time is up, and has at least this long for it before the server ends the session.
 KILL_SECONDS = 5.0
 
 
-class SandboxWire:
-    """Answers requests, and keeps the last answer for a client that comes back. See `worker.Wire`.
+class SandboxHandler:
+    """Answers requests and keeps the last answer for a client that resumes. See `session_worker.ProtocolHandler`.
 
     Attributes:
         clean: whether nobody's programs have run since the sandbox was started or reset: it is between two loans.
@@ -57,13 +57,13 @@ class SandboxWire:
 
     @staticmethod
     def make(spec: EnvSpec, tasks: object) -> ServedSandbox:
-        """What a session holds instead of an environment. It has no sandbox yet."""
+        """The object that a session holds instead of an environment. It has no sandbox yet."""
         from agentgym.sandbox.served import ServedSandbox
 
         return ServedSandbox.of_settings(spec.kwargs)
 
     def hello(self, resume: str | None) -> str:
-        """What may be had; with the token for coming back."""
+        """The hello message: limits and resume token."""
         told = {"session": self._session.id, "resume": resume, "protocol": PROTOCOL, "last": self._last}
         return json.dumps({**told, "limits": vars(self._session.limits), "most": vars(self._held.most)})
 
@@ -166,7 +166,7 @@ class SandboxWire:
         return self._read_on(answer, payload) if answer.get("more") else _with_data(answer, payload)
 
     def _read_on(self, header: Header, data: bytes) -> dict[str, Any]:
-        """Parts of a file as one, up to what an answer carries; with what the guest says after them, if that has come."""
+        """Parts of a file joined up to the size of an answer, and the guest's answer after them, if it has come."""
         parts, size = [data], len(data)
         while header.get("more") and size < PART:
             header, data = self._held.hear()

@@ -1,8 +1,8 @@
-"""The process of one session: it holds the environment, and speaks on the client's own socket.
+"""The worker process: it holds the environment of a session, or of many, and speaks on the clients' own sockets.
 
-Its main thread receives a message, lets the wire answer it, and sends the answer. A second thread hears the front: the
-connection of a client that came back, the end of the session, pings to be answered while a call runs. What takes too long is no
-concern of its own: it writes into its slot what it is doing, and the front kills it.
+A session's thread receives a message, lets the protocol handler answer it, and sends the answer. Another thread takes the server's
+orders: the connection of a client that resumes, the end of the session, pings to answer during a call. The worker enforces no
+time limit: it writes its state into its slot, and the server kills it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import queue
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.registration import EnvSpec
@@ -40,38 +41,42 @@ from agentgym.service.server.events import EnvErrors
 from agentgym.service.server.slots import Slot
 from agentgym.service.worker.websocket import Connection
 
-if TYPE_CHECKING:  # the front reads this module for its codes, and needs no Gymnasium
+if TYPE_CHECKING:  # the server reads this module for its codes, and needs no Gymnasium
     from agentgym.core.env import Env
 
-# Exit codes, by which the front knows how a session ended.
+# Exit codes, by which the server knows how a session ended.
 ENDED, NOT_MADE = 80, 81  # none that a program ends with by itself
+NOT_SHARED = 82  # of a session alone: it has not begun, and needs a process to itself
+_LARGEST_ORDER = 1 << 16
 _STATES = {"init": slots.INIT, "reset": slots.RESET, "close": slots.CLOSE}
 
 
 @dataclass(frozen=True)
 class SessionStart:
-    """What a worker is told at its beginning.
+    """The server's order to begin a session.
 
     Attributes:
         session: the id of the session.
         env: the id that the environment is served as.
-        wire: a name of `agentgym.service.worker.handlers.WIRES`.
+        protocol: a name of `agentgym.service.worker.handlers.HANDLERS`.
         resume: the token with which the client may come back, once.
         slot: the index of its slot.
         token: the name of the token that opened it, for logs.
+        local: whether the server itself is the client, which masks no frames.
     """
 
     session: str
     env: str
-    wire: str
+    protocol: str
     resume: str
     slot: int
     token: str = ""
+    local: bool = False
 
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """What a wire may tell its client of the session."""
+    """The facts about a session that a protocol handler may tell its client."""
 
     id: str
     env_id: str
@@ -79,8 +84,8 @@ class SessionInfo:
     limits: ServiceLimits
 
 
-class Wire(Protocol):
-    """What is said on a connection: the worker hands it messages and sends what it answers.
+class ProtocolHandler(Protocol):
+    """Answers the messages of a session's connections.
 
     Attributes:
         resumable: whether a client whose connection dropped may come back.
@@ -105,12 +110,12 @@ class Wire(Protocol):
 
     @staticmethod
     def last_word(code: str, message: str) -> str | None:
-        """What the client is told before the server closes; said by the front, too, for a worker that died."""
+        """The client's last message before the server closes; also sent by the server for a worker that died."""
 
 
 class CallRunner:
-    """Runs the environment's functions, and writes into the slot what runs. `def` runs in the main thread, what is to be
-    awaited in one task of a loop in a thread of its own."""
+    """Runs the environment's functions and writes the state into the slot. `def` runs in the session's
+    thread, `async def` in one task of an event loop in another thread."""
 
     def __init__(self, slot: Slot, raised: Callable[[str, BaseException], None] = lambda call, error: None):
         self._slot = slot
@@ -119,8 +124,8 @@ class CallRunner:
         self._lane = EnvExecutor("agentgym async calls")
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The result of `function(*args, **kwargs)`, awaited if need be; raises what it raises, and `Refused` where memory ran
-        out: the session is to end with it.
+        """The result of `function(*args, **kwargs)`, awaited if need be. Raises what it raises, and a fatal `Refused` for
+        MemoryError.
 
         Args:
             name: "init", "reset", "step" or "close", whose limit holds; any other word has that of a step.
@@ -149,7 +154,7 @@ class CallRunner:
         return result
 
     def count_error(self, code: str) -> None:
-        """A wire answered an error that is not the environment's."""
+        """Count an error response that is not the environment's."""
         self._slot.count_error(code)
 
     def reserve_sandbox(self, amounts: Sequence[int], most: Sequence[int]) -> bool:
@@ -159,64 +164,65 @@ class CallRunner:
     def _awaited(self, awaitable: Awaitable[Any]) -> Any:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="agentgym async calls", daemon=True).start()
+            threading.Thread(target=_run_loop, args=(self._loop,), name="agentgym async calls", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(self._in_lane(awaitable), self._loop).result()
+
+    def stop(self) -> None:
+        """End the thread of `async def` calls."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
 
     async def _in_lane(self, awaitable: Awaitable[Any]) -> Any:
         return await self._lane.call(_await, awaitable)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
 
 
 async def _await(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 
-class _ServerLink:
-    """What the front says, heard by a thread of its own."""
+class ServerLink:
+    """The server's orders for one session: connections to serve, pings to answer, the end. `hear` takes them in another thread."""
 
-    def __init__(self, control: socket.socket, slot: Slot, limit: int):
-        self._control = control
-        self._slot = slot
+    def __init__(self, slot: Slot, limit: int):
+        self.slot = slot
         self._limit = limit
         self._attached: queue.SimpleQueue[tuple[Connection, str] | None] = queue.SimpleQueue()
         self._connection: Connection | None = None
         self.ending: tuple[str, str] | None = None
-        self.wire: Wire | None = None
+        self.handler: ProtocolHandler | None = None
         self.draining = False
-        _thread.start_new_thread(self._listen, ())  # a third of what `threading` takes, in every session
 
     def next(self) -> tuple[Connection, str] | None:
-        """Wait for a connection; with it comes the token of its hello. None: the session is to end."""
+        """Wait for a connection and the resume token of its hello. None: the session is to end."""
         return self._attached.get()
 
-    def offer(self, connection: Connection, resume: str) -> None:
-        """A connection, which takes the place of the one before."""
+    def offer(self, client: socket.socket, resume: str, masked: bool = True) -> None:
+        """Serve this connection instead of the one before."""
+        connection = Connection(client, self.slot, self._limit, masked)
         before, self._connection = self._connection, connection
         if before is not None:
             before.shut(socket.SHUT_RDWR)
         self._attached.put((connection, resume))
 
-    def _listen(self) -> None:
-        while True:
-            try:
-                data, fds, _, _ = socket.recv_fds(self._control, 4096, 1)
-            except OSError:
-                data, fds = b"", []
-            if not data:  # the front is gone
-                os._exit(1)
-            said = json.loads(data)
-            if said["do"] == "attach" and fds:
-                os.set_inheritable(fds[0], False)  # into nothing that the environment starts
-                self.offer(Connection(socket.socket(fileno=fds[0]), self._slot, self._limit), said["resume"])
-            elif said["do"] == "pings" and self._connection is not None:
-                self._connection.answer_pings()
-            elif said["do"] == "drain":
-                self.draining = True
-                if self.wire is not None:
-                    self.wire.draining = True
-                    if getattr(self.wire, "clean", False):
-                        self._end(DRAINING, "the server is ending", False)
-            elif said["do"] == "end":
-                self._end(said["code"], said["message"], said["deaf"])
+    def hear(self, said: dict[str, Any], client: socket.socket | None) -> None:
+        """Follow one order. Never waits."""
+        if said["do"] == "attach" and client is not None:
+            self.offer(client, said["resume"])
+        elif said["do"] == "pings" and self._connection is not None:
+            self._connection.answer_pings()
+        elif said["do"] == "drain":
+            self.draining = True
+            if self.handler is not None:
+                self.handler.draining = True
+                if getattr(self.handler, "clean", False):
+                    self._end(DRAINING, "the server is ending", False)
+        elif said["do"] == "end":
+            self._end(said["code"], said["message"], said["deaf"])
 
     def _end(self, code: str, message: str, deaf: bool) -> None:
         self.ending = (code, message)
@@ -226,55 +232,144 @@ class _ServerLink:
         self._attached.put(None)
 
 
-def work(
-    start: SessionStart,
-    spec: EnvSpec,
-    tasks: TaskSet | None,
-    wire_class: Callable[..., Wire],
-    limits: ServiceLimits,
-    memory: memoryview,
-    control: socket.socket,
-    client: socket.socket,
-) -> int:
-    """Serve one session to its end.
+@dataclass(frozen=True)
+class Served:
+    """The environments of a server, as its worker processes share them.
+
+    Attributes:
+        specs: by the ids that clients ask for.
+        tasks: the set that `reset` draws from, where an environment has one.
+        handlers: the protocol handlers by name.
+        limits: of the service.
+        memory: of all slots.
+    """
+
+    specs: dict[str, EnvSpec]
+    tasks: dict[str, TaskSet]
+    handlers: dict[str, Any]
+    limits: ServiceLimits
+    memory: memoryview
+
+
+def receive_order(control: socket.socket) -> tuple[dict[str, Any], socket.socket | None]:
+    """The server's next order, and the client connection that came with it. EOFError: the server closed the socket or died."""
+    try:
+        data, fds, _, _ = socket.recv_fds(control, _LARGEST_ORDER, 1)
+    except OSError:
+        data, fds = b"", []
+    if not data:
+        raise EOFError
+    for fd in fds:
+        os.set_inheritable(fd, False)  # what an environment starts has no business with it
+    return json.loads(data), socket.socket(fileno=fds[0]) if fds else None
+
+
+def work(control: socket.socket, served: Served, *, limit_process: Callable[[], None]) -> int:
+    """Serve what the server orders first: one session in the main thread, or, if it says "shared", many in threads.
 
     Args:
-        start: what the front said of it.
-        spec: of the environment.
-        tasks: the set that `reset` draws from, shared with all workers; None: the environment looks by itself.
-        wire_class: makes the wire.
-        limits: of messages; all others are kept by the front.
-        memory: of all slots.
-        control: where the front speaks.
-        client: the client's connection.
+        control: where the server speaks.
+        served: what it serves.
+        limit_process: called before any code of an environment runs.
 
     Returns:
         The exit code.
     """
-    slot = Slot(memory, start.slot)
+    try:
+        said, client = receive_order(control)
+    except EOFError:  # the process was not needed
+        return 0
+    limit_process()
+    if said.get("shared"):
+        _share(control, said, client, served)
+    start = SessionStart(**said["start"])
+    link = ServerLink(Slot(served.memory, start.slot), served.limits.message_bytes)
+    _thread.start_new_thread(_listen, (control, link))  # a third of what `threading` takes, in every session
+    try:
+        return _run_session(start, client, link, served)
+    finally:
+        atexit._run_exitfuncs()  # of the environment's libraries
+
+
+def _listen(control: socket.socket, link: ServerLink) -> None:
+    while True:
+        try:
+            link.hear(*receive_order(control))
+        except EOFError:
+            os._exit(1)
+
+
+def _share(control: socket.socket, said: dict[str, Any], client: socket.socket | None, served: Served) -> NoReturn:
+    """Serve many sessions, each in a thread of its own, until the server closes `control`. Tells it of each that ended."""
+    links: dict[str, ServerLink] = {}
+
+    def run(start: SessionStart, client: socket.socket) -> None:
+        code = 1
+        try:
+            code = _run_session(start, client, links[start.session], served, shared=True)
+        except BaseException:
+            traceback.print_exc()
+        del links[start.session]
+        with contextlib.suppress(OSError):  # the server is gone, as the main thread hears, too
+            control.send(json.dumps({"ended": start.session, "code": code}).encode())
+
+    while True:
+        if "start" in said and client is not None:
+            start = SessionStart(**said["start"])
+            links[start.session] = ServerLink(Slot(served.memory, start.slot), served.limits.message_bytes)
+            _thread.start_new_thread(run, (start, client))
+        elif link := links.get(said.get("session", "")):
+            link.hear(said, client)
+        elif client is not None:  # its session has just ended
+            client.close()
+        try:
+            said, client = receive_order(control)
+        except EOFError:
+            os._exit(ENDED)
+
+
+def _run_session(
+    start: SessionStart, client: socket.socket | None, link: ServerLink, served: Served, shared: bool = False
+) -> int:
+    """Serve one session to its end; the exit code of a process that does nothing else."""
+    slot, handler_class, spec = link.slot, served.handlers[start.protocol], served.specs[start.env]
     asked = slot.since()
     slot.enter(slots.INIT)
-    front = _ServerLink(control, slot, limits.message_bytes)
-    front.offer(Connection(client, slot, limits.message_bytes), start.resume)
+    if client is None:
+        return 1
+    link.offer(client, start.resume, masked=not start.local)
     calls = CallRunner(slot, EnvErrors(start.env, start.session, start.token).log)
     try:
-        env = calls.call("init", getattr(wire_class, "make", _make), spec, tasks)
+        env = calls.call("init", getattr(handler_class, "make", _make), spec, served.tasks.get(start.env))
     except (Exception, SystemExit) as error:
-        connection, _ = front.next() or (None, "")
+        connection, _ = link.next() or (None, "")
         if connection is not None:
             code = error.code if isinstance(error, Refused) else ENV_ERROR
-            _say_last(connection, slot, wire_class, code, f"making the environment failed: {described(error)}")
+            _say_last(connection, slot, handler_class, code, f"making the environment failed: {described(error)}")
+        calls.stop()
         return NOT_MADE
-    wire = wire_class(env, calls, SessionInfo(start.session, start.env, spec, limits))
+    if shared and (hasattr(handler_class, "make") or getattr(env.unwrapped, "sandbox_image", None) is not None):
+        # A back end ties the lives of its processes to a thread, and counts what they use for the whole process.
+        _close(env, calls)
+        if (attached := link.next()) is not None:
+            attached[0].close()
+        return NOT_SHARED
+    handler = handler_class(env, calls, SessionInfo(start.session, start.env, spec, served.limits))
     slot.words[slots.OPEN_NS] = time.monotonic_ns() - asked
-    front.wire = wire
-    wire.draining = front.draining
+    link.handler = handler
+    handler.draining = link.draining
     try:
-        while (attached := front.next()) is not None and _serve(*attached, wire, front, slot):
+        while (attached := link.next()) is not None and _serve(*attached, handler, link, slot):
             slot.enter(slots.DETACHED)
     finally:
         _close(env, calls)
     return ENDED
+
+
+def _close(env: Env, calls: CallRunner) -> None:
+    with contextlib.suppress(Exception, SystemExit):  # it is in the log, and nobody is left to be told
+        calls.call("close", env.close)
+    calls.stop()
 
 
 def _make(spec: EnvSpec, tasks: TaskSet | None) -> Env:
@@ -285,49 +380,42 @@ def _make(spec: EnvSpec, tasks: TaskSet | None) -> Env:
     return env
 
 
-def _serve(connection: Connection, resume: str, wire: Wire, front: _ServerLink, slot: Slot) -> bool:
+def _serve(connection: Connection, resume: str, handler: ProtocolHandler, server: ServerLink, slot: Slot) -> bool:
     """Serve one connection until it is over; whether the client may come back."""
     words = slot.words
     words[slots.REQUESTS_THEN] = words[slots.REQUESTS]
     words[slots.CONNECTION] += 1
     try:
-        hello = wire.hello(resume if wire.resumable else None)
+        hello = handler.hello(resume if handler.resumable else None)
         if hello is not None:
             connection.send(hello)
-        while (text := connection.receive()) is not None and front.ending is None:
+        while (text := connection.receive()) is not None and server.ending is None:
             slot.words[slots.REQUESTS] += 1
-            answer = wire.answer(text)
+            answer = handler.answer(text)
             if answer is not None:
                 connection.send(answer)
-            if wire.ended:
+            if handler.ended:
                 connection.end(NORMAL_CLOSE)
                 return False
     except Refused as refused:
-        _say_last(connection, slot, type(wire), refused.code, str(refused))
+        _say_last(connection, slot, type(handler), refused.code, str(refused))
         return False
-    if front.ending is not None:
-        _say_last(connection, slot, type(wire), *front.ending)
+    if server.ending is not None:
+        _say_last(connection, slot, type(handler), *server.ending)
         return False
     connection.close()
-    return wire.resumable and not connection.closed
+    return handler.resumable and not connection.closed
 
 
-def _say_last(connection: Connection, slot: Slot, wire_class: Any, code: str, message: str) -> None:
+def _say_last(connection: Connection, slot: Slot, handler_class: Any, code: str, message: str) -> None:
     slot.words[slots.WHY] = 1 + list(CODES).index(code)
     if code != ENV_ERROR:  # which was counted as it was raised
         slot.count_error(code)
-    connection.end(CODES[code][1] or NORMAL_CLOSE, wire_class.last_word(code, message))
-
-
-def _close(env: Env, calls: CallRunner) -> None:
-    """Close the environment, and let its libraries clean up. Whoever fails here has nobody to tell."""
-    with contextlib.suppress(Exception, SystemExit):  # it is in the log
-        calls.call("close", env.close)
-    atexit._run_exitfuncs()
+    connection.end(CODES[code][1] or NORMAL_CLOSE, handler_class.last_word(code, message))
 
 
 def described(error: BaseException) -> str:
-    """An error in words, not too many."""
+    """An error in words, cut to 2,000 characters."""
     if isinstance(error, Refused):
         return str(error)[:2000]
     return f"{type(error).__name__}: {error}"[:2000]

@@ -1,4 +1,4 @@
-"""WebSocket frames (RFC 6455) over a blocking socket: what a worker needs of them, and nothing else.
+"""WebSocket frames (RFC 6455) over a blocking socket, as far as workers need them.
 
 Text messages, whole or in fragments; pings and closes. No extensions. A message is read with one `recv` and written with one
 `send` where it fits, so that a step is two system calls.
@@ -22,7 +22,7 @@ _NO_MASK = bytes(4)
 
 
 def encoded(opcode: int, payload: bytes, masked: bool = False) -> bytes:
-    """One whole frame. `masked` is what clients must do; the mask is all zeros, so the payload stays as it is."""
+    """One whole frame. Clients must mask; the mask is zero, so the payload stays as it is."""
     size, bit = len(payload), 128 if masked else 0
     if size < 126:
         head = bytes((128 | opcode, bit | size))
@@ -40,7 +40,7 @@ def close_frame(code: int) -> bytes:
 
 @dataclass(slots=True)
 class Frames:
-    """Takes frames out of bytes as they come.
+    """Parses frames from received bytes.
 
     Args:
         limit: bytes of a message, its fragments together.
@@ -55,18 +55,18 @@ class Frames:
     _size: int = 0
 
     def take(self, data: bytes) -> tuple[int, bytes] | None:
-        """What `next` has once these bytes have come too. One whole short message, as most are, is not copied into the buffer.
+        """Add received bytes and return what `next` returns. One whole short message is not copied into the buffer.
 
         Raises:
             Refused: see `next`.
         """
         size = len(data)
-        if data[0] == _WHOLE_TEXT and self.masked and 6 <= size <= self.limit and not (self.buffer or self._opcode):
-            short = data[1] - 128
-            if short < 126 and size == short + 6:
-                return TEXT, unmasked(data[6:], data[2:6])
-            if short == 126 and size == int.from_bytes(data[2:4], "big") + 8:
-                return TEXT, unmasked(data[8:], data[4:8])
+        if data[0] == _WHOLE_TEXT and 6 <= size <= self.limit and not (self.buffer or self._opcode):
+            short = data[1] - 128 * self.masked
+            start = 2 if short < 126 else 4
+            after = start + 4 * self.masked
+            if size - after == short < 126 or (short == 126 and size - after == int.from_bytes(data[2:4], "big")):
+                return TEXT, unmasked(data[after:], data[start:after]) if self.masked else data[after:]
         self.buffer += data
         return self.next()
 
@@ -128,7 +128,7 @@ class Frames:
 
 
 def unmasked(payload: bytes, mask: bytes) -> bytes:
-    """The payload without its mask: one operation on whole numbers, however long it is."""
+    """The payload without its mask, by one operation on integers."""
     if mask == _NO_MASK or not payload:
         return payload
     size = len(payload)
@@ -137,7 +137,7 @@ def unmasked(payload: bytes, mask: bytes) -> bytes:
 
 
 def contains_close(data: bytes | bytearray) -> bool:
-    """Whether a close frame is among these masked frames. They begin with the head of one; the last may be cut."""
+    """Whether there is a close frame in these bytes, which begin with a frame; the last frame may be cut."""
     at = 0
     while at + 2 <= len(data):
         if data[at] & 15 == CLOSE:
@@ -146,7 +146,7 @@ def contains_close(data: bytes | bytearray) -> bool:
         if size > 125:
             start += 2 if size == 126 else 8
             size = int.from_bytes(data[at + 2 : start], "big")
-        at = start + 4 + size
+        at = start + 4 * (data[at + 1] >> 7) + size
     return False
 
 
@@ -155,13 +155,13 @@ def _bad(why: str) -> Refused:
 
 
 class Connection:
-    """A worker's end of a client's connection. `receive` and `send` belong to its main thread, all else to the other one."""
+    """A worker's end of a client's connection. The session's thread calls `receive`, `send` and `end`; any thread may call the rest."""
 
-    def __init__(self, sock: socket.socket, slot: Slot, limit: int):
+    def __init__(self, sock: socket.socket, slot: Slot, limit: int, masked: bool = True):
         sock.setblocking(True)
         self._socket = sock
         self._slot = slot
-        self._frames = Frames(limit)
+        self._frames = Frames(limit, masked)
         self._reading = threading.Lock()
         self._writing = threading.Lock()
         self.closed = False  # whether the client ended it in good order
@@ -199,7 +199,7 @@ class Connection:
                 message = frames.next()
 
     def _received(self) -> bytes:
-        """Wait for more bytes; none if the connection is over."""
+        """Wait for more bytes; empty if the connection is over."""
         frames, words = self._frames, self._slot.words
         # Of a message that has begun, the time runs from its first byte; a ping that came in pieces was none.
         state = READING if frames.buffer or frames._opcode else WAITING
@@ -213,7 +213,7 @@ class Connection:
         return data
 
     def _control(self, opcode: int, payload: bytes) -> bool:
-        """Answer a ping or a close; whether the connection goes on."""
+        """Answer a ping or a close frame; returns whether the connection goes on."""
         if opcode == PING:
             self._write(encoded(PONG, payload))
         elif opcode == CLOSE:
@@ -223,14 +223,14 @@ class Connection:
         return opcode != CLOSE
 
     def send(self, text: str) -> bool:
-        """Send a text message; whether the connection took it."""
+        """Send a text message; returns whether that succeeded."""
         data = encoded(TEXT, text.encode())
         if self._slot.words[0] != WRITING:  # which it is in since the call ended
             self._slot.enter(WRITING)
         return self._write(data)
 
     def end(self, code: int = NORMAL_CLOSE, word: str | None = None) -> None:
-        """Send a last message, if there is one, and a close frame, and nothing after it.
+        """Send a last message, if any, and a close frame.
 
         They leave together: a client that has read the message and calls again at once would otherwise call on a connection
         whose close it has yet to see.
@@ -248,19 +248,33 @@ class Connection:
         self._slot.words[BYTES_OUT] += len(data)
         return True
 
+    def _write_now(self, data: bytes) -> None:
+        """Send a short frame if there is room for it now."""
+        if not self._writing.acquire(blocking=False):
+            return
+        try:
+            sent = self._socket.send(data, socket.MSG_DONTWAIT)
+            self._slot.words[BYTES_OUT] += sent
+            if sent < len(data):  # the rest could come only in between the next frames
+                self.shut(socket.SHUT_RDWR)
+        except OSError:  # no room, or the client is gone
+            return
+        finally:
+            self._writing.release()
+
     def shut(self, how: int) -> None:
-        """Shut it down, so that whoever waits for it wakes up. From any thread."""
+        """Shut the connection down, which wakes threads that wait for it. From any thread."""
         try:
             self._socket.shutdown(how)
         except OSError:  # it is over already
             return
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         self._socket.close()
 
     def answer_pings(self) -> None:
-        """Answer the pings that came while the main thread is in a call. From the other thread; never waits."""
+        """Answer pings while the session's thread is in a call. From another thread; never blocks."""
         if not self._reading.acquire(blocking=False):
             return
         try:
@@ -268,7 +282,7 @@ class Connection:
             while len(frames.buffer) < _CHUNK and (data := self._take_now()):
                 frames.buffer += data
             while frames.buffer[:1] == bytes((128 | PING,)) and (message := frames.next()):
-                self._write(encoded(PONG, message[1]))
+                self._write_now(encoded(PONG, message[1]))
         except Refused:  # the main thread meets it, too
             return
         finally:

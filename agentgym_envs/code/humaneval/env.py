@@ -1,4 +1,4 @@
-"""HumanEval: the head of a function and its docstring; its body to write."""
+"""HumanEval: complete a function from its signature and docstring."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ SPLITS = ("train", "test")
 
 
 class CodeHumanEval(CodeEnv):
-    """HumanEval over several turns: a function's head and docstring, code that is run on the public tests, and hidden tests at the end.
+    """HumanEval over several turns, with public tests from the docstring and hidden tests at the end.
 
     Settings, replies and rewards are those of `CodeEnv`.
     """
 
     @classmethod
     def default_tasks(cls, split: str = "train", data: str = "auto") -> TaskSet:
-        """HumanEval's 164 as "test", the project's own tasks as "train", since HumanEval is there to test with only."""
+        """HumanEval's 164 problems as "test", the shipped tasks as "train": HumanEval is for testing only."""
         return load_humaneval(split, data)
 
 
 def load_humaneval(split: str = "train", data: str = "auto") -> TaskSet:
     """The tasks of a split, from `AGENTGYM_DATA`, Hugging Face or the package; `source` says which.
 
-    The examples of a docstring that have the form of an interpreter's session are the public tests.
+    Docstring examples in interpreter-session form become the public tests.
 
     Raises:
-        ValueError: no such split, or no such data.
+        ValueError: no such split or data.
         FileNotFoundError: `AGENTGYM_DATA` names a folder that does not exist.
     """
     check_data(data)
@@ -52,14 +52,14 @@ def load_humaneval(split: str = "train", data: str = "auto") -> TaskSet:
 
 
 def humaneval_task(record: dict[str, Any], place: int) -> Task:
-    """A task from a record of HumanEval. Its tests call a function `check` that the record brings."""
+    """A task from a HumanEval record, whose tests are its function `check`."""
     prompt, name = record["prompt"], record["entry_point"]
     problem = Problem(
         names=(name,),
         tests=(f"check({name})",),
         public=doctests(prompt, name),
         prompt=prompt,
-        # The helpers of the prompt stand beside the tests too: a submission's own would be no judge of itself.
+        # The tests use the prompt's own helpers, not those of the submission.
         setup=f"{prompt}\n\n{record['test']}",
         solution=prompt + record["canonical_solution"],
     )
@@ -67,7 +67,7 @@ def humaneval_task(record: dict[str, Any], place: int) -> Task:
 
 
 def own_humaneval(split: str) -> TaskSet:
-    """The tasks that the package ships: 28 to train on and 12 to test with."""
+    """The shipped tasks: 28 train, 12 test."""
     return own_problems("code_humaneval", split, _own_task)
 
 

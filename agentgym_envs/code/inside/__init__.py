@@ -1,1 +1,1 @@
-"""What runs inside the sandbox: standard library only, sent there as text; see `agentgym_envs.code.grading`."""
+"""Code that runs in the sandbox: standard library only, sent as text; see `agentgym_envs.code.grading`."""

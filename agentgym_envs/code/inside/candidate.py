@@ -1,7 +1,7 @@
-"""The process that holds a submission: it runs the code, and answers the grader's requests on two pipes.
+"""The process that holds a submission: it runs the code and answers the grader's requests over two pipes.
 
-Nothing in here is trusted once the code has run. It knows no tests: it sees the arguments of each call, and is never told
-what they should give.
+Nothing here is trusted once the code has run. The process never sees a test: it gets the arguments of each call, but
+not the expected results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TEXT = 400  # characters of an error message, and of a line of code
 
 
 class Lines:
-    """The source that runs, for tracebacks; `before` lines of it are not the submission's."""
+    """The source, for tracebacks; its first `before` lines belong to the prompt."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -37,12 +37,12 @@ class Lines:
 
 
 def serve(requests: int, replies: int, limits: dict[str, int]) -> None:
-    """Load what the first request holds, then answer requests until there are no more. The process ends with it."""
+    """Load the program of the first request, then answer requests until the pipe closes, which ends the process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (limits["memory"], limits["memory"]))
     sys.stdout.reconfigure(encoding="utf-8", line_buffering=True)  # type: ignore[union-attr]
     module = types.ModuleType(NAME)
-    sys.modules[NAME] = module  # where dataclasses and typing look a class's module up
+    sys.modules[NAME] = module  # dataclasses and typing look up a class's module here
     side = _Side(requests, replies, module)
     first = side.receive()
     side.answer(lambda: load(module.__dict__, first, side.lines))
@@ -51,9 +51,9 @@ def serve(requests: int, replies: int, limits: dict[str, int]) -> None:
 
 
 def load(namespace: dict[str, Any], program: dict[str, Any], lines: Lines) -> list[str]:
-    """Run the code, after its prompt or as the rest of it. Returns those of the wanted names that it defines.
+    """Run the code, after its prompt or as its continuation, and return the names that it defines.
 
-    A prompt is a function's head. The code may write the function anew, or be its body, indented.
+    A prompt is a function's signature. The code may define the function again, or be its indented body.
     """
     prompt, code, names = program["prompt"], program["code"], program["names"]
     if prompt and _goes_on(prompt, code):
@@ -69,7 +69,7 @@ def load(namespace: dict[str, Any], program: dict[str, Any], lines: Lines) -> li
 
 
 def _goes_on(prompt: str, code: str) -> bool:
-    """Whether code makes sense only as the rest of the prompt."""
+    """True if the code parses only as a continuation of the prompt."""
     try:
         ast.parse(code)
     except SyntaxError:
@@ -92,7 +92,7 @@ class _Side:
         self.lines = Lines()
 
     def receive(self) -> Any:
-        """The next message; the process ends where there is none."""
+        """The next message; the process exits at the end of the pipe."""
         return json.loads(self._read(int.from_bytes(self._read(4), "big")))
 
     def _read(self, size: int) -> bytes:
@@ -112,12 +112,12 @@ class _Side:
             rest = rest[os.write(self.replies, rest) :]
 
     def flush(self) -> None:
-        """Let out what was printed: the process may be killed any time."""
+        """Flush printed text: the process may be killed any time."""
         with contextlib.suppress(ValueError, OSError):  # the submission closed it
             self.stdout.flush()
 
     def respond(self, request: list[Any]) -> None:
-        """Do what a request asks for and send what came of it."""
+        """Execute a request and send the result."""
         verb, target, args, kwargs = request
 
         def work() -> list[Any]:
@@ -133,7 +133,7 @@ class _Side:
         self.answer(work)
 
     def answer(self, work: Callable[[], Any]) -> None:
-        """Send what work gives, or what it raises."""
+        """Send the result of `work`, or the exception it raises."""
         try:
             value = work()
             self.flush()
@@ -142,7 +142,7 @@ class _Side:
             self.send(["raise", _kind_of(error), self._args_of(error), explain(error, self.lines)])
 
     def do(self, verb: str, target: int | str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """One verb on an object of the submission."""
+        """Apply a verb to an object of the submission."""
         if verb == "get":
             value = self.namespace[str(target)]
             return _Named(str(target)) if self.is_reference(value) else value
@@ -160,16 +160,16 @@ class _Side:
         return verbs[verb](*args, **kwargs)
 
     def is_reference(self, value: Any) -> bool:
-        """Whether a value stays here and only a reference to it crosses."""
+        """True if only a reference to the value is sent."""
         found = encode(value, lambda item: ["object", -1])
         return bool(found == ["object", -1])
 
     def encode(self, value: Any) -> Any:
-        """A value as JSON, with objects of the submission kept here."""
+        """A value as JSON; objects of the submission are kept here and sent as references."""
         return encode(value, self.refer)
 
     def refer(self, value: Any) -> list[Any]:
-        """The reference to an object: its name, the test's own callback, or its place among the kept ones."""
+        """The reference to an object: its name, the test's callback, or its index among the kept objects."""
         if type(value) is _Named:
             return ["object", value.name]
         if type(value) is _Callback:
@@ -181,14 +181,14 @@ class _Side:
         return ["object", len(self.objects) - 1]
 
     def resolve(self, data: list[Any]) -> Any:
-        """What a reference of the grader stands for."""
+        """The object of a reference from the grader."""
         tag, key = data
         if tag == "callback":
             return _Callback(self, key)
         return self.namespace[key] if isinstance(key, str) else self.objects[key]
 
     def call_back(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function that the test passed in; the grader may ask for more before it answers."""
+        """Call a function that the test passed in; the grader may send more requests before the result."""
         named = {name: self.encode(arg) for name, arg in kwargs.items()}
         self.send(["callback", key, [self.encode(arg) for arg in args], named])
         while True:
@@ -207,7 +207,7 @@ class _Side:
 
 
 class _Named:
-    """Stands for a function or class that the grader asked for by its name."""
+    """A function or class that the grader requested by name."""
 
     def __init__(self, name: str):
         self.name = name
@@ -228,13 +228,13 @@ def _as_text(value: Any) -> Any:
 
 
 def _kind_of(error: BaseException) -> str:
-    """The name of the nearest exception that the grader knows too."""
+    """The name of the nearest built-in exception class."""
     known = (kind for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind)
     return next(known, Exception).__name__
 
 
 def explain(error: BaseException, lines: Lines) -> str:
-    """An error with the lines of the submission that led to it, as the agent reads it."""
+    """An error for the agent, with the lines of the submission that led to it."""
     rows = []
     trace = error.__traceback__
     while trace is not None:

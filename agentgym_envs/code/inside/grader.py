@@ -1,15 +1,15 @@
-"""The grader: runs tests against a submission that lives in another process, and writes a report as JSON to stdout.
+"""The grader: runs tests against a submission in another process, and writes a JSON report to stdout.
 
-It reads one request from stdin, a JSON object:
+It reads one JSON request from stdin:
 
-    prompt, code, names    the submission; `names` are what the tests take from it
-    setup                  code of the tests' own, run before each submission process is put to them: imports, helpers
+    prompt, code, names    the submission; `names` are what the tests use of it
+    setup                  code of the tests, run before each submission process is tested: imports, helpers
     tests                  statements, each run by itself
     timeout, budget        seconds for one request to the submission, and for all of them
     memory                 bytes of address space of the submission's process
 
-The tests' `assert` statements are counted one by one; the report says how many held. Whatever goes wrong counts against the
-submission, and only a report says that it passed: without one it has not.
+Each `assert` of the tests is counted; the report says how many held. Any failure counts against the submission: without
+a report that says so, it has not passed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SHOWN = 500  # characters of a value or an error in the report
-_FAILURES = 3  # of which the report tells more than their number
+_FAILURES = 3  # described in the report
 _MARK = "__judge__"
 _DUMPABLE = 4  # PR_SET_DUMPABLE
 
 
 def main() -> None:
-    """Read the request, grade, write the report. Ends with `NOT_STARTED` where the sandbox cannot be used for that."""
+    """Read the request, grade, write the report. Exits with `NOT_STARTED` if the sandbox cannot be used for grading."""
     limits = {"memory": int(sys.argv[1])}
     try:
         _refuse_the_host()
@@ -57,17 +57,17 @@ def main() -> None:
 
 
 def _refuse_the_host() -> None:
-    """A submission may fork without end: only a process namespace of its own ends what it leaves behind.
+    """Raise outside of a sandbox: only a PID namespace ends all processes that a submission forks.
 
     Raises:
-        OSError: this process was not started by process 1 of such a namespace, a sandbox's guest.
+        OSError: this process was not started by process 1 of a PID namespace (a sandbox's guest).
     """
     if os.getppid() != 1:
         raise OSError("the grader runs in a sandbox only, started by its process 1")
 
 
 def _hide() -> None:
-    """Close this process's memory and files to others of the same user: a submission must not read the tests there.
+    """Protect this process's memory and files from others of the same user, so a submission cannot read the tests.
 
     Raises:
         OSError: the kernel refused.
@@ -77,7 +77,7 @@ def _hide() -> None:
 
 
 def grade(nursery: Nursery, request: dict[str, Any]) -> dict[str, Any]:
-    """The report on a submission: `passed` and `total` assertions, `success`, `error`, `failures`, `output`, `slow`, `ended`."""
+    """The report on a submission, as `agentgym_envs.code.grading` reads it."""
     if "random" in request["setup"] or any("random" in test for test in request["tests"]):
         import random  # slow to import
 
@@ -86,7 +86,7 @@ def grade(nursery: Nursery, request: dict[str, Any]) -> dict[str, Any]:
     tests = [judge.prepare(test) for test in request["tests"]]
     expected = judge.expected
     setup = judge.prepare(request["setup"])
-    # Assertions of the setup's functions count where the tests have none and so must call those.
+    # The setup's assertions count if the tests have none of their own.
     judge.expected = expected or judge.expected
     program = {key: request[key] for key in ("prompt", "code", "names")}
     link = Link(nursery, program, float(request["timeout"]), float(request["budget"]))
@@ -96,14 +96,14 @@ def grade(nursery: Nursery, request: dict[str, Any]) -> dict[str, Any]:
     except LoadError as problem:
         error = str(problem)
     except Lost as lost:
-        # Where it did load before, its time or its processes have run out since: the failures say so.
+        # If it loaded before, it ran out of time or processes since: the failures say so.
         error = f"The code did not load: {lost}." if link.generation <= 1 else ""
-    except Exception as problem:  # whatever it did to the process that it lives in
+    except Exception as problem:  # the submission may have broken its own process
         error = f"The code cannot be used: {type(problem).__name__}: {problem}"
     finally:
         link.stop()
     ended = not nursery.alive()
-    if ended:  # who kills its parent has passed nothing
+    if ended:  # killing the nursery forfeits everything
         judge.passed = 0
     success = not error and judge.failed == 0 and judge.passed > 0 and judge.finished == len(tests)
     total = judge.passed if success else max(judge.expected, judge.passed + judge.failed, 1)
@@ -120,7 +120,7 @@ def grade(nursery: Nursery, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run_tests(link: Link, judge: Judge, setup: Any, tests: list[Any], names: list[str]) -> None:
-    """Put each test to the submission; one that ends in the middle is loaded again for the next test."""
+    """Run each test against the submission; a submission that ended is loaded again for the next test."""
     namespace: dict[str, Any] = {}
     ready = 0  # the process that the namespace belongs to
     for source, test in tests:
@@ -143,7 +143,7 @@ def _run_tests(link: Link, judge: Judge, setup: Any, tests: list[Any], names: li
 
 
 def _take(link: Link, namespace: dict[str, Any], names: list[str], defined: list[str]) -> None:
-    """Put the submission's own functions and values where the tests look for them, over what the setup has there."""
+    """Put the submission's functions and values into the tests' namespace, over those of the setup."""
     for name in names:
         namespace.pop(name, None)
         if name in defined:
@@ -151,7 +151,7 @@ def _take(link: Link, namespace: dict[str, Any], names: list[str], defined: list
 
 
 class Judge:
-    """Counts the assertions of tests. It stands in the tests' namespace, which the submission never sees."""
+    """Counts assertions. It is in the tests' namespace, which the submission never sees."""
 
     def __init__(self) -> None:
         self.passed = self.failed = self.expected = self.finished = 0
@@ -161,16 +161,16 @@ class Judge:
         self._counted = 0
 
     def prepare(self, source: str) -> tuple[str, Any]:
-        """Test code with each assertion made to report here, compiled; its source with it."""
+        """The source and its compiled code, in which each assertion reports to this object."""
         tree = _Assertions(self).visit(ast.parse(source))
         return source, compile(ast.fix_missing_locations(tree), "<test>", "exec")
 
     def begin(self, source: str) -> None:
-        """From here on, what happens belongs to this test."""
+        """Attribute what follows to this test."""
         self._test, self._got, self._counted = source, "", 0
 
     def run(self, code: Any, namespace: dict[str, Any]) -> bool:
-        """Run test code to its end. False where something was raised outside of any assertion."""
+        """Run test code. False if an exception was raised outside of any assertion."""
         try:
             exec(code, namespace)
         except _Stop:
@@ -183,16 +183,16 @@ class Judge:
         return True
 
     def hold(self) -> None:
-        """An assertion held."""
+        """Count an assertion that held."""
         self.passed += 1
         self._counted += 1
         self._got = ""
 
     def broke(self, error: BaseException) -> None:
-        """An assertion did not hold, or something was raised in it.
+        """Count an assertion that failed or raised.
 
         Raises:
-            _Stop: the submission has ended, so the rest of the test has nothing to run against.
+            _Stop: the submission has ended, so the rest of the test cannot run.
         """
         self._counted += 1
         self._fail(error)
@@ -200,7 +200,7 @@ class Judge:
             raise _Stop
 
     def same(self, left: Any, right: Any) -> Any:
-        """`left == right`, with the left side kept for the report."""
+        """`left == right`; keeps the left side for the report."""
         self._got = "" if type(left) is bool and type(right) is bool and left == right else _short(left)
         return left == right
 
@@ -216,7 +216,7 @@ class Judge:
 
 
 class _Stop(BaseException):
-    """Nothing more is to be learned from this test."""
+    """Ends a test whose submission has ended."""
 
 
 class _Assertions(ast.NodeTransformer):
@@ -226,7 +226,7 @@ class _Assertions(ast.NodeTransformer):
         self.judge = judge
 
     def visit_Assert(self, node: ast.Assert) -> Any:
-        """Count an assertion, unless it is a constant and so says nothing."""
+        """Count an assertion, unless it is a true constant."""
         if isinstance(node.test, ast.Constant) and node.test.value:
             return node
         self.judge.expected += 1
@@ -248,12 +248,12 @@ def _call(method: str, *args: ast.expr) -> ast.Call:
 
 
 def _clean(text: str) -> str:
-    """Text without control characters: JSON would write six characters for each, and the report is limited."""
+    """Text without control characters, each of which JSON would write as six characters of the limited report."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 def _short(value: Any) -> str:
-    """A value as text, at most `_SHOWN` characters; large ones are not written out first."""
+    """A value as text of at most `_SHOWN` characters; large values are not written out."""
     try:
         if isinstance(value, str | bytes | list | tuple | set | frozenset | dict) and len(value) > 4 * _SHOWN:
             return f"a {type(value).__name__} of length {len(value)}"

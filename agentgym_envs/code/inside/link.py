@@ -1,6 +1,6 @@
-"""The grader's line to a submission: fresh processes that hold it, requests with a time limit, and stand-ins for its objects.
+"""The grader's connection to a submission: fresh processes, requests with time limits, and proxies of its objects.
 
-All channels and the nursery, which forks those processes, are made before the grader reads a test. So no process that runs
+All pipes, and the nursery that forks the processes, are created before the grader reads a test. So no process that runs
 a submission's code ever had a test in its memory.
 """
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-PROCESSES = 12  # that one grading may use up
-_KEPT = 4000  # bytes of what a submission prints
+PROCESSES = 12  # per grading
+_KEPT = 4000  # bytes of printed output
 
 
 class Lost(BaseException):
-    """A request got no answer. Not an Exception, so that no test takes it for an error that it expects."""
+    """A request got no answer. Not an Exception, so no test can mistake it for an expected error."""
 
 
 class Ended(BaseException):
-    """The submission raised what ends a program, such as SystemExit."""
+    """The submission raised an exception that ends a program, such as SystemExit."""
 
 
 class Nursery:
     """Forks the processes that hold submissions.
 
     Args:
-        serve: what such a process runs: `serve(requests, replies, limits)`.
-        limits: given to it.
+        serve: main function of such a process: `serve(requests, replies, limits)`.
+        limits: passed to it.
     """
 
     def __init__(self, serve: Callable[[int, int, dict[str, int]], None], limits: dict[str, int]):
@@ -59,14 +59,14 @@ class Nursery:
         self._used = 0
 
     def alive(self) -> bool:
-        """Whether it is still there: nothing but its end makes the pipe of its answers ready now."""
+        """True while it runs: only its end makes the pipe of its answers readable now."""
         return not select.select([self._answers], [], [], 0)[0]
 
     def fork(self) -> tuple[int, int, int, int]:
-        """A new process: its id, and the ends of its pipes (requests, replies, prints).
+        """A new process: its id, and its pipes (requests, replies, prints).
 
         Raises:
-            Lost: no more can be made.
+            Lost: the process limit is reached, or forking failed.
         """
         if self._used == PROCESSES:
             raise Lost("it ended too often")
@@ -87,14 +87,14 @@ class Nursery:
 def _fork_on_demand(
     channels: list[Any], orders: int, answers: int, serve: Callable[[int, int, dict[str, int]], None], limits: Any
 ) -> None:
-    """The nursery's life: for each byte of orders, fork and answer with the process id, 0 where that failed."""
+    """The nursery's main loop: for each byte of orders, fork and answer the process id, 0 on failure."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(nothing, fd)
     for requests, replies, prints in channels:
         for fd in (requests[1], replies[0], prints[0]):
             os.close(fd)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that none is left behind as a zombie
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     for place, (requests, replies, prints) in enumerate(channels):
         if not os.read(orders, 1):
             return
@@ -125,13 +125,13 @@ def _fork_on_demand(
 
 
 class Link:
-    """The line to the process that holds the submission now.
+    """The connection to the current process of the submission.
 
     Args:
-        nursery: where processes come from.
-        program: `prompt`, `code` and `names`: what each process loads first.
+        nursery: forks the processes.
+        program: `prompt`, `code` and `names`, which each process loads first.
         timeout: seconds for one request.
-        budget: seconds for all of them.
+        budget: seconds for all requests.
     """
 
     def __init__(self, nursery: Nursery, program: dict[str, Any], timeout: float, budget: float):
@@ -145,7 +145,7 @@ class Link:
         self._callbacks: list[Any] = []
 
     def start(self) -> list[str]:
-        """Load the submission in a new process. Returns those of its wanted names that it defines.
+        """Load the submission in a new process, and return the names that it defines.
 
         Raises:
             LoadError: it cannot be loaded.
@@ -164,7 +164,7 @@ class Link:
         return [name for name in self.program["names"] if name in reply[1]]
 
     def stop(self) -> None:
-        """Kill the process and what belongs to its group, and close its pipes."""
+        """Kill the process and its group, and close its pipes."""
         if not self.alive:
             return
         self.alive = False
@@ -178,11 +178,11 @@ class Link:
     def ask(
         self, verb: str, target: int | str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Have the submission do something; what its arguments became is put into those given here.
+        """Send a request; mutable arguments are updated in place.
 
         Raises:
-            Exception: what the submission raised, if Python has such an exception, else a plain one.
-            Lost: it ended, took too long, or did not keep to the form.
+            Exception: what the submission raised, if it is a built-in exception, else a plain one.
+            Lost: it ended, took too long, or answered in another form.
         """
         named = kwargs or {}
         reply = self._exchange(
@@ -196,7 +196,7 @@ class Link:
         raise self._raised(reply)
 
     def _taken(self, content: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The value in a reply, after the arguments were brought up to date."""
+        """The value of a reply, after updating the arguments."""
         result, after, after_named = content
         for arg, data in zip(args, after, strict=True):
             if data is not None:
@@ -206,7 +206,7 @@ class Link:
         return self._decode(result)
 
     def _raised(self, reply: Any) -> BaseException:
-        """The exception that a reply stands for, made anew here."""
+        """The exception of a reply, created again here."""
         if not _is(reply, "raise", 4) or not isinstance(reply[1], str):
             return self._lost("it did not answer in the form of an answer")
         kind = getattr(builtins, reply[1], None)
@@ -222,7 +222,7 @@ class Link:
         return error
 
     def _exchange(self, message: Any) -> Any:
-        """Send a message and wait for its answer; meanwhile run the test's functions that the submission calls."""
+        """Send a message and wait for its answer; meanwhile run the callbacks that the submission calls."""
         if not self.alive:
             raise Lost("it has ended")
         deadline = min(time.monotonic() + self.timeout, self.end)
@@ -273,7 +273,7 @@ class Link:
         return b"".join(parts)
 
     def _wait(self, fd: int, event: int, deadline: float) -> bool:
-        """Wait until a pipe is ready, taking in what the submission prints."""
+        """Wait until a pipe is ready, reading what the submission prints."""
         left = deadline - time.monotonic()
         if left <= 0:
             self.slow = True
@@ -283,11 +283,11 @@ class Link:
         poll.register(self._prints, select.POLLIN)
         ready = dict(poll.poll(left * 1000))
         if self._prints in ready and not self._drain() and fd not in ready:
-            time.sleep(0.001)  # it closed its output: that pipe is ready for ever
+            time.sleep(0.001)  # it closed its output: that pipe stays ready
         return fd in ready
 
     def _drain(self) -> bool:
-        """Take in what was printed, up to 1 MiB; only the first part is kept."""
+        """Read what was printed, up to 1 MiB; only the beginning is kept."""
         for _ in range(16):
             try:
                 part = os.read(self._prints, 65536)
@@ -326,13 +326,13 @@ class Link:
 
 
 class LoadError(Exception):
-    """A submission cannot be loaded; the text is for the agent."""
+    """A submission cannot be loaded; the agent sees the text."""
 
 
 class Remote:
-    """Stands for an object of the submission: a function, a class, an instance, an iterator.
+    """A proxy of a submission's object: a function, class, instance or iterator.
 
-    Equal to itself only, always true, and without an order: a submission has no say in any comparison.
+    It equals only itself, is always true and has no order: a submission cannot influence a comparison.
     """
 
     __slots__ = ("_key", "_link")
@@ -342,7 +342,7 @@ class Remote:
         object.__setattr__(self, "_key", key)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it there."""
+        """Call the object."""
         return self._link.ask("call", self._key, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -383,5 +383,5 @@ def _is(reply: Any, kind: str, size: int) -> bool:
 
 
 def _text(reply: Any) -> str:
-    """What a reply says went wrong."""
+    """The error message of a reply."""
     return str(reply[3])[:2000] if _is(reply, "raise", 4) else "it gave no answer"

@@ -1,8 +1,7 @@
-"""Values as JSON and back, and frames to carry them: what the grader and a submission say to each other.
+"""Values as JSON and back, and frames for them: the protocol of grader and submission.
 
-Only plain data crosses, rebuilt on the other side from its content. So whatever a submission returns, the grader compares
-real ints, strings and lists, never an object whose methods the submission wrote. Any other object stays where it is, and a
-reference crosses in its place.
+Only plain data is sent, and rebuilt from its content. So the grader always compares real ints, strings and lists, never
+objects whose methods the submission wrote. Any other object stays in its process and is sent as a reference.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LIMIT = 32 << 20  # bytes of one frame
-NOT_STARTED = 97  # the grader's exit code in a sandbox that is not fit for it; no submission has run then
+NOT_STARTED = 97  # the grader's exit code in an unsuitable sandbox, before any submission runs
 NAME = "submission"  # the module that a submission's code makes
 
 _LARGE = 1 << 62
@@ -29,7 +28,7 @@ _SERIES: dict[str, Any] = {
 }
 _PAIRS: dict[str, Any] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
 _TYPES = (int, float, bool, str, bytes, complex, list, tuple, dict, set, frozenset, type(None))
-_BY_MODULE = {  # types that only some tests need: how each is taken apart and built again
+_BY_MODULE = {  # less common types: how each is taken apart; its constructor builds it again
     "decimal.Decimal": lambda value: [str(value)],
     "fractions.Fraction": lambda value: [value.numerator, value.denominator],
     "datetime.date": lambda value: [value.year, value.month, value.day],
@@ -43,11 +42,11 @@ _BY_MODULE = {  # types that only some tests need: how each is taken apart and b
 
 
 class Foreign(Exception):
-    """A frame that is no value: whoever wrote it did not keep to the form."""
+    """A frame is not a value: its writer broke the protocol."""
 
 
 def encode(value: Any, refer: Callable[[Any], list[Any]]) -> Any:
-    """A value as JSON; `refer` gives the reference that stands for what is no plain data."""
+    """A value as JSON; `refer` makes the reference of an object that is not plain data."""
     kind = type(value)
     if value is None or kind in (bool, str, float):
         return value
@@ -69,7 +68,7 @@ def encode(value: Any, refer: Callable[[Any], list[Any]]) -> Any:
 
 
 def _encode_as_base(value: Any, refer: Callable[[Any], list[Any]]) -> Any:
-    """A named tuple as a tuple, an IntEnum as an int, a defaultdict as a dict; anything else as a reference."""
+    """Named tuples as tuples, IntEnums as ints, defaultdicts as dicts; anything else as a reference."""
     bases: tuple[Any, ...] = (int, float, str, tuple, list, Counter, OrderedDict, dict, set, frozenset)
     for base in bases:
         if isinstance(value, base):
@@ -79,17 +78,17 @@ def _encode_as_base(value: Any, refer: Callable[[Any], list[Any]]) -> Any:
 
 
 def _clock(value: Any) -> list[Any]:
-    """A time of day in parts; [None] stands for one with a time zone, which stays where it is."""
+    """A time of day in parts; [None] for one with a time zone, which is sent as a reference."""
     if value.tzinfo is not None:
         return [None]
     return [value.hour, value.minute, value.second, value.microsecond]
 
 
 def decode(data: Any, resolve: Callable[[list[Any]], Any]) -> Any:
-    """The reverse of `encode`; `resolve` gives what a reference stands for.
+    """The reverse of `encode`; `resolve` gives the object of a reference.
 
     Raises:
-        Foreign: this is no value. Nothing else is raised, whatever the data are, but MemoryError.
+        Foreign: the data are not a value. No other exception is raised, except MemoryError.
     """
     try:
         return _decode(data, resolve)
@@ -122,7 +121,7 @@ def _decode(data: Any, resolve: Callable[[list[Any]], Any]) -> Any:
 
 
 def give_back(old: Any, new: Any) -> None:
-    """Make a list, dict or set equal to what a call left in its copy, in place, with the containers inside it."""
+    """Update a container in place, with the containers inside it, to what a call left in its copy."""
     if type(old) is not type(new):
         return
     if isinstance(old, list):
@@ -147,7 +146,7 @@ def give_back(old: Any, new: Any) -> None:
 
 
 def _same_or(old: Any, new: Any) -> Any:
-    """The old object, brought up to date, where it can be; else the new one."""
+    """The old object, updated, if possible; else the new one."""
     if type(old) is type(new) and isinstance(old, list | dict | set | bytearray | deque | tuple):
         give_back(old, new)
         if old == new:
@@ -156,14 +155,14 @@ def _same_or(old: Any, new: Any) -> Any:
 
 
 def can_change(value: Any) -> bool:
-    """Whether a call may leave something else in this argument."""
+    """True if a call may change this argument."""
     if isinstance(value, tuple):
         return any(can_change(item) for item in value)
     return isinstance(value, list | dict | set | bytearray | deque | defaultdict)
 
 
 def frame_of(message: Any) -> bytes:
-    """A message as its length, 4 bytes big endian, and that much JSON.
+    """A message as JSON, preceded by its length (4 bytes, big endian).
 
     Raises:
         ValueError: it is longer than `LIMIT`.

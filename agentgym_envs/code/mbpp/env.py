@@ -1,4 +1,4 @@
-"""MBPP: a request of one or two sentences and a first test; a function to write."""
+"""MBPP: write a short function from a request and a first test."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "validation": range(51
 
 
 class CodeMBPP(CodeEnv):
-    """MBPP over several turns: a request of a sentence or two, code that is run on the public tests, and hidden tests at the end.
+    """MBPP over several turns, with one public test and hidden tests at the end.
 
     Settings, replies and rewards are those of `CodeEnv`.
     """
 
     @classmethod
     def default_tasks(cls, split: str = "train", data: str = "auto") -> TaskSet:
-        """MBPP's "train" (374), "validation" (90), "test" (500) or "prompt" (10); the project's own tasks without it."""
+        """MBPP's "train" (374), "validation" (90), "test" (500) or "prompt" (10); the shipped tasks without it."""
         return load_mbpp(split, data)
 
 
 def load_mbpp(split: str = "train", data: str = "auto") -> TaskSet:
     """The tasks of a split, from `AGENTGYM_DATA`, Hugging Face or the package; `source` says which.
 
-    The first of a task's tests is public; all of them are the hidden ones.
+    The first test is public; all tests are hidden ones.
 
     Raises:
-        ValueError: no such split, or no such data.
+        ValueError: no such split or data.
         FileNotFoundError: `AGENTGYM_DATA` names a folder that does not exist.
     """
     check_data(data)
@@ -49,7 +49,7 @@ def load_mbpp(split: str = "train", data: str = "auto") -> TaskSet:
 
 
 def mbpp_task(record: dict[str, Any], place: int) -> Task:
-    """A task from a record of MBPP.
+    """A task from an MBPP record.
 
     Raises:
         ValueError: its number is in no split, or its tests do not fit its code.
@@ -71,7 +71,7 @@ def mbpp_task(record: dict[str, Any], place: int) -> Task:
 
 
 def own_mbpp(split: str) -> TaskSet:
-    """The tasks that the package ships: 28 to train on and 12 to test with."""
+    """The shipped tasks: 28 train, 12 test."""
     return own_problems("code_mbpp", split, _own_task)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from agentgym.core.env import Env, Step
 from agentgym.core.messages import Action, Observation, user
 from agentgym.core.tasks import Task, TaskSet
-from agentgym_envs.games.directions import DIRECTIONS, LEGAL, read_direction
 from agentgym_envs.games.frozen_lake.levels import (
     EDGE,
     GOAL,
@@ -22,7 +21,7 @@ from agentgym_envs.games.frozen_lake.levels import (
     parse_level,
     turns_for,
 )
-from agentgym_envs.games.symmetry import least_form
+from agentgym_envs.games.grid import DIRECTIONS, LEGAL, least_form, read_direction
 from agentgym_envs.splits import generated_tasks, level_of
 
 RULES = "P you, G goal, O hole, _ ice. Reach G. Answer with up, down, left or right."
@@ -43,17 +42,17 @@ class FrozenLake(Env):
 
     Args:
         size: side of the generated lakes, in cells, 3 to 16.
-        holes: chance of each cell to be a hole, 0 to 0.5.
-        slippery: chance that a move goes sideways instead, 0 to 1. Slips depend on the task's and the reset's seed.
-        view: "map" shows the whole lake; "near" only the cells around the player and how far off the goal is, so that
-            the way has to be found while walking, and dead ends remembered.
-        shaping: extra reward, in all, for the way made towards the goal; given as it is made, taken back as it is lost,
-            and all of it in a hole, so the best behaviour stays the same.
+        holes: probability of each cell to be a hole, 0 to 0.5.
+        slippery: probability that a move goes sideways, 0 to 1. Slips depend on the seeds of the task and the reset.
+        view: "map" shows the whole lake. "near" shows only the surrounding cells and the distance to the goal, so the
+            agent must explore and remember dead ends.
+        shaping: total extra reward for progress towards the goal. It is potential-based: progress that is lost is taken
+            back, all of it in a hole, so the optimal policy does not change.
         max_turns: default 2.5 * size.
-        tasks: default `default_tasks("train", size, holes)`. A task carries `metadata["level"]`.
+        tasks: default `default_tasks("train", size, holes)`. A task has `metadata["level"]`.
 
     Raises:
-        ValueError: a setting out of range; the message names it.
+        ValueError: a setting is out of range.
     """
 
     def __init__(
@@ -81,13 +80,13 @@ class FrozenLake(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", size: int = 4, holes: float = 0.25) -> TaskSet:
-        """100,000 train and 1,000 test lakes; no test map is a train map, and no test level is another.
+        """100,000 train and 1,000 test lakes, all test lakes distinct and none with a train map.
 
-        Those that are turned or mirrored count as one. The easier settings leave fewer than 1,000 test levels, which then
-        come again.
+        Rotated or mirrored lakes count as equal. The easiest settings have fewer than 1,000 distinct test lakes, which
+        then repeat.
 
         Raises:
-            ValueError: no such split, or a setting out of range.
+            ValueError: no such split, or a setting is out of range.
         """
         check_settings(size, holes)
         return generated_tasks(
@@ -95,10 +94,10 @@ class FrozenLake(Env):
         )
 
     def init(self, task: Task) -> None:
-        """Read the task's level.
+        """Parse the task's level.
 
         Raises:
-            ValueError: it is no level.
+            ValueError: the level is invalid.
         """
         rows, self._columns, cells = parse_level(level_of(task, "frozen_lake"))
         self._steps = neighbours(rows, self._columns)
@@ -141,7 +140,7 @@ class FrozenLake(Env):
         return self._outcome(self._seen(), gain)
 
     def expert_action(self) -> str:
-        """The first move of a shortest safe way (ties: up, down, left, right). Does not reckon with slips."""
+        """The first move of a shortest safe path (ties: up, down, left, right). Ignores slips."""
         away = self._away
         ways = [
             (away[cell], word) for cell, word in zip(self._steps[self._at], DIRECTIONS, strict=True) if away[cell] >= 0
@@ -149,7 +148,7 @@ class FrozenLake(Env):
         return min(ways, key=lambda way: way[0])[1]
 
     def random_action(self, rng: random.Random) -> str:
-        """One of the ways that are open: over ice or to the goal, not into a wall or a hole."""
+        """A random move onto ice or the goal, never into a wall or a hole."""
         away = self._away
         return rng.choice(
             [
@@ -163,14 +162,14 @@ class FrozenLake(Env):
         return self.outcome(text, reward, terminated, success=success, invalid=self._invalid)
 
     def _progress(self, cell: int) -> float:
-        """Share of the way from the start to the goal that lies behind `cell`; 0 in a hole."""
+        """Share of the path from start to goal that is done at `cell`; 0 in a hole."""
         return 0.0 if self._cells[cell] == HOLE else 1 - self._away[cell] / self._away[self._start]
 
     def _seen(self) -> str:
         return self._grid() if self.view == "map" else self._around()
 
     def _around(self) -> str:
-        """What lies at the player's corners, which ways are open, and how far off the goal is in rows and columns."""
+        """The corner cells, the open directions, and the goal's offset in rows and columns."""
         columns = self._columns
         rows = len(self._cells) // columns
         row, column = divmod(self._at, columns)

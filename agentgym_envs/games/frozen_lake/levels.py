@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from agentgym_envs.games.symmetry import least_form
+from agentgym_envs.games.grid import least_form
 from agentgym_envs.splits import IsTaken, draw, never
 
 PLAYER, GOAL, HOLE, ICE = "PGO_"
@@ -13,7 +13,7 @@ UNREACHABLE = -1
 
 
 def check_settings(size: int, holes: float) -> None:
-    """Refuse settings that make no level.
+    """Raise if no level can be made with these settings.
 
     Raises:
         ValueError: size or holes out of range.
@@ -25,12 +25,12 @@ def check_settings(size: int, holes: float) -> None:
 
 
 def turns_for(size: int) -> int:
-    """Turns an episode may take: 2.5 times the side, 10 on the 4 x 4 lake."""
+    """The default turn limit: 2.5 times the side, 10 on the 4 x 4 lake."""
     return size * 5 // 2
 
 
 def neighbours(rows: int, columns: int) -> list[tuple[int, int, int, int]]:
-    """For every cell, numbered row by row, where up, down, left and right lead; into a wall leads nowhere: the cell itself."""
+    """For each cell (row by row), the cells that up, down, left and right lead to; itself if a wall is there."""
     return [
         (
             cell - columns if cell >= columns else cell,
@@ -43,7 +43,7 @@ def neighbours(rows: int, columns: int) -> list[tuple[int, int, int, int]]:
 
 
 def distances(cells: str, steps: list[tuple[int, int, int, int]]) -> list[int]:
-    """Moves from every cell to the goal by the shortest safe way; `UNREACHABLE` for holes and cut-off ice."""
+    """Shortest safe distance of each cell to the goal; `UNREACHABLE` for holes and cut-off ice."""
     goal = cells.index(GOAL)
     away = [UNREACHABLE] * len(cells)
     away[goal] = 0
@@ -65,19 +65,19 @@ def parse_level(level: str) -> tuple[int, int, str]:
     rows = level.split("\n")
     cells = "".join(rows)
     if len({len(row) for row in rows}) != 1 or not rows[0]:
-        raise ValueError(f"frozen_lake: the rows of a level have one length: {level!r}")
+        raise ValueError(f"frozen_lake: the rows of a level must have equal length: {level!r}")
     if set(cells) - set("PGO_") or cells.count(PLAYER) != 1 or cells.count(GOAL) != 1:
-        raise ValueError(f"frozen_lake: a level has one P, one G, and else only O and _: {level!r}")
+        raise ValueError(f"frozen_lake: a level needs one P and one G, and otherwise only O and _: {level!r}")
     if distances(cells, neighbours(len(rows), len(rows[0])))[cells.index(PLAYER)] == UNREACHABLE:
         raise ValueError(f"frozen_lake: no safe way from P to G in {level!r}")
     return len(rows), len(rows[0]), cells
 
 
 def make_level(seed: int, split: str, size: int, holes: float, is_taken: IsTaken = never) -> str:
-    """The level of a seed: P in a corner, G at least 2 and at most 2 * size safe moves away; none that `is_taken`.
+    """The level of a seed: P in a corner, G 2 to 2 * size safe moves away.
 
     Raises:
-        ValueError: the settings leave no such level.
+        ValueError: the settings allow no such level.
     """
     total = size * size
     corners = (0, size - 1, total - size, total - 1)
@@ -100,5 +100,5 @@ def make_level(seed: int, split: str, size: int, holes: float, is_taken: IsTaken
 
 
 def content(level: str) -> str:
-    """The map without the player, in one form for all that are turned or mirrored."""
+    """The map without the player, equal for rotated and mirrored maps."""
     return least_form(level.replace(PLAYER, ICE))

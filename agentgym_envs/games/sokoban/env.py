@@ -8,7 +8,7 @@ from typing import Any
 from agentgym.core.env import Env, Step
 from agentgym.core.messages import Action, Observation, user
 from agentgym.core.tasks import Task, TaskSet
-from agentgym_envs.games.directions import DIRECTIONS, LEGAL, read_direction
+from agentgym_envs.games.grid import DIRECTIONS, LEGAL, read_direction
 from agentgym_envs.games.sokoban.levels import boxoban_levels, check_settings, generated_levels, longest
 from agentgym_envs.games.sokoban.room import drawn, moved, parse_level
 from agentgym_envs.games.sokoban.solver import solve
@@ -25,18 +25,19 @@ class Sokoban(Env):
     """Push every box onto a target. Boxes are pushed one at a time and never pulled.
 
     Args:
-        size: side of the generated rooms, the border of wall included, 5 to 10.
+        size: side of the generated rooms, walls included, 5 to 10.
         boxes: boxes in a generated room, 1 to 3.
-        walls: chance of each inner cell of a generated room to be wall, 0 to 0.4.
-        levels: "generated", or "boxoban:medium", "boxoban:unfiltered", "boxoban:hard" for 10 x 10 rooms with four boxes
-            from the files `sokoban/*.txt` in the folder that AGENTGYM_DATA names.
-        shaping: extra reward for all boxes on targets, given and taken back in equal parts box by box.
-        max_turns: default twice what the longest generated level needs (48 with the defaults), 200 for Boxoban.
-        tasks: default `default_tasks("train", ...)` of the settings. A task carries `metadata["level"]`.
+        walls: probability of each inner cell to be wall, 0 to 0.4.
+        levels: "generated"; or "boxoban:medium", "boxoban:unfiltered" or "boxoban:hard" for 10 x 10 rooms with four
+            boxes, from `sokoban/*.txt` in the folder AGENTGYM_DATA.
+        shaping: total extra reward for boxes on targets, in equal parts per box; taken back when a box leaves its
+            target.
+        max_turns: default twice the longest solution of generated levels (48 with the defaults), 200 for Boxoban.
+        tasks: default `default_tasks("train", ...)` with these settings. A task has `metadata["level"]`.
 
     Raises:
-        ValueError: a setting out of range; the message names it.
-        FileNotFoundError: no Boxoban files.
+        ValueError: a setting is out of range.
+        FileNotFoundError: the Boxoban files are missing.
     """
 
     def __init__(
@@ -62,21 +63,21 @@ class Sokoban(Env):
     def default_tasks(
         cls, split: str = "train", size: int = 6, boxes: int = 1, walls: float = 0.25, levels: str = "generated"
     ) -> TaskSet:
-        """Generated levels, 100,000 train and 1,000 test, or those of the Boxoban files. No test room is a train room.
+        """100,000 train and 1,000 test generated levels, or the Boxoban levels. No room is in both splits.
 
         Raises:
-            ValueError: no such split or levels, or a setting out of range.
-            FileNotFoundError: no Boxoban files.
+            ValueError: no such split or levels, or a setting is out of range.
+            FileNotFoundError: the Boxoban files are missing.
         """
         if levels == "generated":
             return generated_levels(split, size, boxes, walls)
         return boxoban_levels(levels, split)
 
     def init(self, task: Task) -> None:
-        """Read the task's level.
+        """Parse the task's level.
 
         Raises:
-            ValueError: it is no level.
+            ValueError: the level is invalid.
         """
         self._room, self._start, self._boxes_at_start = parse_level(level_of(task, "sokoban"))
         super().init(task)
@@ -84,7 +85,7 @@ class Sokoban(Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Put player and boxes where they start."""
+        """Put player and boxes at their start positions."""
         super().reset(seed=seed, options=options)
         self._player, self._boxes = self._start, self._boxes_at_start
         self._invalid = 0
@@ -103,7 +104,7 @@ class Sokoban(Env):
             return self._outcome(f"blocked\n{self._grid()}", 0.0)
         home = len(self._boxes & self._room.targets)
         self._player, self._boxes = after
-        # A plan stays good while it is followed.
+        # A plan stays valid while it is followed.
         self._plan = self._plan[1:] if self._plan and self._plan[0] == word else None
         gain = self.shaping * (len(self._boxes & self._room.targets) - home) / len(self._boxes)
         if self._boxes == self._room.targets:
@@ -111,10 +112,10 @@ class Sokoban(Env):
         return self._outcome(self._grid(), gain)
 
     def expert_action(self) -> str:
-        """The next move of a plan, made anew after a deviation.
+        """The next move of a plan; a deviation makes a new plan.
 
-        Plans are shortest for up to three boxes. Where no plan is found (a box is stuck for good, or the search gave
-        up) the answer is the first direction that is not blocked, until the next reset.
+        Plans are shortest for up to three boxes. If no plan is found (a box is stuck, or the search gave up), the first
+        unblocked direction is returned until the next reset.
         """
         if not self._plan and not self._lost:
             few = len(self._boxes) <= 3
@@ -123,11 +124,11 @@ class Sokoban(Env):
         return self._plan[0] if self._plan else self._legal()[0]
 
     def random_action(self, rng: random.Random) -> str:
-        """A direction that is not blocked."""
+        """A random unblocked direction."""
         return rng.choice(self._legal())
 
     def _legal(self) -> list[str]:
-        """Directions that are not blocked; all four if every one is."""
+        """The unblocked directions; all four if all are blocked."""
         room = self._room
         ways = zip(DIRECTIONS, room.steps, strict=True)
         return [w for w, step in ways if moved(room, self._player, self._boxes, step)] or list(DIRECTIONS)

@@ -1,4 +1,4 @@
-"""Where Sokoban levels come from: drawn from a seed and proved solvable, or read from Boxoban files."""
+"""Sokoban levels: generated and proved solvable, or read from Boxoban files."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.datasets import FOLDER_VARIABLE
+from agentgym_envs.games.grid import least_form
 from agentgym_envs.games.sokoban.room import BOX, FLOOR, PLAYER, TARGET, WALL, content, parse_level
 from agentgym_envs.games.sokoban.solver import solve
-from agentgym_envs.games.symmetry import least_form
 from agentgym_envs.splits import IsTaken, draw, generated_tasks, never, seeds_of, split_of
 
-SHORTEST = 4  # moves; what is nearer is no puzzle
+SHORTEST = 4  # moves; shorter solutions are trivial
 
 
 def check_settings(size: int, boxes: int, walls: float) -> None:
-    """Refuse settings that make no level.
+    """Raise if no level can be made with these settings.
 
     Raises:
         ValueError: size, boxes or walls out of range.
@@ -33,15 +33,15 @@ def check_settings(size: int, boxes: int, walls: float) -> None:
 
 
 def longest(size: int, boxes: int) -> int:
-    """Moves that the shortest plan of a generated level may need."""
+    """Maximum length of a generated level's shortest solution, in moves."""
     return (size - 2) * (4 + 2 * boxes)
 
 
 def make_level(seed: int, split: str, size: int, boxes: int, walls: float, is_taken: IsTaken = never) -> str:
-    """The level of a seed, with none that `is_taken`; the solver has found its shortest plan, of 4 to `longest` moves.
+    """The level of a seed, whose shortest solution has 4 to `longest` moves.
 
     Raises:
-        ValueError: the settings leave no such level.
+        ValueError: the settings allow no such level.
     """
     inner = [row * size + column for row in range(1, size - 1) for column in range(1, size - 1)]
 
@@ -68,11 +68,10 @@ def make_level(seed: int, split: str, size: int, boxes: int, walls: float, is_ta
 
 
 def generated_levels(split: str, size: int, boxes: int, walls: float) -> TaskSet:
-    """100,000 train and 1,000 test levels; no test room (walls and targets) is a train room, and no test level is another.
+    """100,000 train and 1,000 test levels, all test levels distinct and none with a train room (walls and targets).
 
-    Those that are turned or mirrored count as one. Rooms of size 5 leave fewer than 1,000 test levels, which then come again.
-
-    `metadata["difficulty"]` is the number of moves of the shortest solution.
+    Rotated or mirrored levels count as equal. Rooms of size 5 have fewer than 1,000 distinct test levels, which then
+    repeat. `metadata["difficulty"]` is the length of the shortest solution.
     """
     check_settings(size, boxes, walls)
     return generated_tasks(
@@ -85,21 +84,21 @@ def generated_levels(split: str, size: int, boxes: int, walls: float) -> TaskSet
 
 
 def _moves(level: str) -> int:
-    """Of the shortest solution, which `make_level` has seen that there is."""
+    """Length of the shortest solution; `make_level` has checked that it exists."""
     return len(solve(*parse_level(level), limit=2_000) or ())
 
 
 def boxoban_levels(levels: str, split: str) -> TaskSet:
-    """The levels of the Boxoban files `sokoban/<difficulty>*.txt` in the folder that AGENTGYM_DATA names.
+    """The levels of the Boxoban files `sokoban/<difficulty>*.txt` in the folder AGENTGYM_DATA.
 
     Args:
         levels: "boxoban:medium", "boxoban:unfiltered" or "boxoban:hard".
-        split: "train" or "test", by the hash of each room; the files' own splits are not used. Of levels that are the same,
-            turned or mirrored, the first counts.
+        split: "train" or "test", by a hash of the room; the files' own splits are ignored. Of equal levels (rotated or
+            mirrored) the first is kept.
 
     Raises:
-        ValueError: another name, or a file that holds something else than levels.
-        FileNotFoundError: no such files.
+        ValueError: another name, or a file with an invalid level.
+        FileNotFoundError: the files are missing.
     """
     source, _, difficulty = levels.partition(":")
     if source != "boxoban" or difficulty not in ("medium", "unfiltered", "hard"):

@@ -1,4 +1,4 @@
-"""A Sokoban room: its text, and what a move does in it.
+"""A Sokoban room: its text form, and moves in it.
 
 Signs: # wall, _ or space floor, . target, $ box, * box on a target, @ player, + player on a target.
 """
@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentgym_envs.games.symmetry import least_form
+from agentgym_envs.games.grid import least_form
 
 WALL, FLOOR, TARGET, BOX, BOX_HOME, PLAYER, PLAYER_HOME = "#_.$*@+"
 
 
 @dataclass(frozen=True)
 class Room:
-    """What never moves. Cells are numbered row by row; the border is all wall, so a neighbour is always a cell.
+    """The immovable part of a level. Cells are numbered row by row; the border is wall, so every neighbour is a cell.
 
     Attributes:
         columns: cells in a row.
-        walls: for every cell, whether it is wall.
-        targets: the cells where boxes belong.
+        walls: True for each wall cell.
+        targets: the target cells.
     """
 
     columns: int
@@ -28,7 +28,7 @@ class Room:
 
     @property
     def steps(self) -> tuple[int, int, int, int]:
-        """What up, down, left and right add to a cell's number."""
+        """Offsets of up, down, left and right."""
         return -self.columns, self.columns, -1, 1
 
 
@@ -56,13 +56,13 @@ def parse_level(level: str) -> tuple[Room, int, frozenset[int]]:
 
 
 def content(level: str) -> str:
-    """Walls and targets, in one form for all that are turned or mirrored: the level without what moves."""
+    """Walls and targets without what moves, equal for rotated and mirrored rooms."""
     moving = str.maketrans({" ": FLOOR, BOX: FLOOR, PLAYER: FLOOR, BOX_HOME: TARGET, PLAYER_HOME: TARGET})
     return least_form(level.translate(moving))
 
 
 def moved(room: Room, player: int, boxes: frozenset[int], step: int) -> tuple[int, frozenset[int]] | None:
-    """Player and boxes after a step, None where a wall, or a box that cannot be pushed, is in the way."""
+    """Player and boxes after a step; None if a wall or an unpushable box blocks it."""
     ahead = player + step
     if room.walls[ahead]:
         return None

@@ -1,8 +1,8 @@
-"""A Sokoban solver: A* over pushes, at the cost of all moves.
+"""A Sokoban solver: A* over pushes, with the number of moves as cost.
 
-A position is the player's cell and the boxes' cells. Its neighbours are the pushes that the player can walk to. The
-bound on what is left is the cheapest way to send each box to a target of its own as if no other box were there; it
-never exceeds the true cost, so with `weight=1` the plan is a shortest one.
+A position is the player's cell and the boxes' cells; its successors are the reachable pushes. The heuristic is the
+cheapest assignment of boxes to targets, each box alone in the room. It never exceeds the true cost, so `weight=1` finds
+a shortest plan.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import permutations
 
-from agentgym_envs.games.directions import DIRECTIONS
+from agentgym_envs.games.grid import DIRECTIONS
 from agentgym_envs.games.sokoban.room import Room
 
 NEVER = 1_000_000
@@ -21,7 +21,7 @@ Position = tuple[int, frozenset[int]]
 
 @lru_cache(maxsize=64)
 def push_distances(room: Room) -> tuple[tuple[int, ...], ...]:
-    """For each target, the fewest pushes from every cell to it with no other box about; `NEVER` where there is no way."""
+    """For each target, the fewest pushes from each cell to it in an otherwise empty room; `NEVER` if impossible."""
     tables = []
     for target in sorted(room.targets):
         table = [NEVER] * len(room.walls)
@@ -39,7 +39,7 @@ def push_distances(room: Room) -> tuple[tuple[int, ...], ...]:
 
 
 def _bound(boxes: frozenset[int], tables: tuple[tuple[int, ...], ...]) -> int:
-    """Fewest pushes that could bring every box home; at least `NEVER` where it is impossible."""
+    """Lower bound of the pushes that bring every box home; at least `NEVER` if impossible."""
     if len(boxes) == 1:
         (box,) = boxes
         return tables[0][box]
@@ -49,7 +49,7 @@ def _bound(boxes: frozenset[int], tables: tuple[tuple[int, ...], ...]) -> int:
 
 
 def _walk(room: Room, player: int, boxes: frozenset[int]) -> dict[int, int]:
-    """Steps from the player to every cell that can be walked to."""
+    """Steps from the player to each reachable cell."""
     walls, steps = room.walls, room.steps
     far = {player: 0}
     frontier = [player]
@@ -63,7 +63,7 @@ def _walk(room: Room, player: int, boxes: frozenset[int]) -> dict[int, int]:
 
 
 def _wedged(room: Room, boxes: frozenset[int], pushed: int) -> bool:
-    """Whether the pushed box stands in a 2 x 2 block of walls and boxes with a box off its target: lost for good."""
+    """True if the pushed box is in a 2 x 2 block of walls and boxes with a box off its target: a dead end."""
     walls, targets, columns = room.walls, room.targets, room.columns
     for corner in (pushed, pushed - 1, pushed - columns, pushed - columns - 1):
         block = (corner, corner + 1, corner + columns, corner + columns + 1)
@@ -75,7 +75,7 @@ def _wedged(room: Room, boxes: frozenset[int], pushed: int) -> bool:
 
 
 def _pushes(room: Room, player: int, boxes: frozenset[int]) -> Iterator[tuple[int, int, int, frozenset[int]]]:
-    """Every push within reach that does not lose the game at sight: walked steps, box's cell, direction, boxes after."""
+    """Reachable pushes that are no immediate dead end: walked steps, box's cell, direction, boxes after."""
     far = _walk(room, player, boxes)
     walls, steps = room.walls, room.steps
     for box in sorted(boxes):
@@ -96,11 +96,11 @@ def solve(room: Room, player: int, boxes: frozenset[int], *, limit: int = 20_000
         room: the walls and targets.
         player: the player's cell.
         boxes: the boxes' cells.
-        limit: positions to open before giving up.
-        weight: 1 finds a shortest plan; more finds some plan sooner.
+        limit: positions to expand before giving up.
+        weight: 1 finds a shortest plan; a larger weight finds some plan sooner.
 
     Returns:
-        Direction words, [] if all boxes are home. None: there is no plan, or none was found within the limit.
+        Direction words, [] if all boxes are home, or None if no plan was found within the limit.
     """
     tables = push_distances(room)
     start: Position = (player, boxes)
@@ -109,7 +109,7 @@ def solve(room: Room, player: int, boxes: frozenset[int], *, limit: int = 20_000
         return None
     cost = {start: 0}
     came: dict[Position, tuple[Position, int]] = {}
-    # The heap orders by estimate, then by age: sets have no order of their own.
+    # The heap orders by estimate, then by age: sets cannot be ordered.
     heap: list[tuple[int, int, int, Position]] = [(weight * bounds[boxes], 0, 0, start)]
     age = opened = 0
     while heap and opened < limit:
@@ -132,7 +132,7 @@ def solve(room: Room, player: int, boxes: frozenset[int], *, limit: int = 20_000
 
 
 def _moves(room: Room, came: dict[Position, tuple[Position, int]], start: Position, end: Position) -> list[str]:
-    """The words of a chain of pushes, with the walks between them."""
+    """Direction words of a chain of pushes and the walks between them."""
     pushes: list[tuple[Position, int, int]] = []
     while end != start:
         before, direction = came[end]
@@ -146,7 +146,7 @@ def _moves(room: Room, came: dict[Position, tuple[Position, int]], start: Positi
 
 
 def _way(room: Room, player: int, boxes: frozenset[int], goal: int) -> list[str]:
-    """A shortest walk to a cell within reach."""
+    """A shortest walk to a reachable cell."""
     far = _walk(room, player, boxes)
     words: list[str] = []
     while goal != player:

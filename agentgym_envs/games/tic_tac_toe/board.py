@@ -1,9 +1,9 @@
 """The tic-tac-toe board, perfect play, and opponents.
 
-A board is nine signs, X, O or _, row by row; cells are numbered 1 to 9 the same way. An opponent is text too,
-"<starter> <order> <care>", such as "O 381952476 01101": who moves first; the cells in the order in which this opponent
-likes them; and for each of its moves whether it is chosen with care (the best, ties by liking: 1) or not (the free cell
-it likes most: 0). With the order drawn at random, a careless move is any free cell with the same chance.
+A board is nine signs (X, O or _), row by row; cells are numbered 1 to 9. An opponent is also a text, "<starter> <order>
+<care>", such as "O 381952476 01101": who moves first; its preference among cells; and for each of its moves 1 for
+optimal play (ties by preference) or 0 for the most preferred free cell. With a random order, a careless move is uniform
+over the free cells.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from functools import cache
 
-from agentgym_envs.games.symmetry import orders
+from agentgym_envs.games.grid import orders
 from agentgym_envs.splits import IsTaken, draw, never
 
 AGENT, OPPONENT, FREE = "XO_"
@@ -22,7 +22,7 @@ PREFERRED = (5, 1, 3, 7, 9, 2, 4, 6, 8)  # the expert's ties: centre, corners, e
 
 
 def winner(board: str) -> str | None:
-    """Who has three in a row, or None."""
+    """The sign with three in a row, or None."""
     for a, b, c in LINES:
         if board[a] != FREE and board[a] == board[b] == board[c]:
             return board[a]
@@ -30,22 +30,22 @@ def winner(board: str) -> str | None:
 
 
 def free_cells(board: str) -> list[int]:
-    """The numbers, 1 to 9, of the free cells."""
+    """The free cells, numbered 1 to 9."""
     return [cell for cell, sign in enumerate(board, start=1) if sign == FREE]
 
 
 def placed(board: str, cell: int, sign: str) -> str:
-    """The board with a sign in a cell, 1 to 9."""
+    """The board with a sign placed in a cell, 1 to 9."""
     return board[: cell - 1] + sign + board[cell:]
 
 
 @cache
 def value(board: str, mover: str) -> int:
-    """What the board is worth to `mover`, whose turn it is, if both play perfectly.
+    """Value of the board for `mover`, who is to move, under perfect play.
 
     Returns:
-        0 for a draw; 1 plus the free cells left at the end for a win, so that a sooner win is worth more; minus that
-        for a loss. All reachable boards are some 5,500: the cache stays small.
+        0 for a draw; for a win 1 plus the free cells left at the end, so a sooner win is worth more; minus that for a
+        loss. There are about 5,500 reachable boards, so the cache stays small.
     """
     if winner(board) is not None:
         return -(1 + board.count(FREE))
@@ -56,17 +56,17 @@ def value(board: str, mover: str) -> int:
 
 
 def best_cell(board: str, mover: str, order: tuple[int, ...]) -> int:
-    """The best free cell for `mover`; of several, the first in `order`."""
+    """The best free cell for `mover`, ties by `order`."""
     other = OPPONENT if mover == AGENT else AGENT
     best = value(board, mover)
     return next(c for c in order if board[c - 1] == FREE and -value(placed(board, c, mover), other) == best)
 
 
 def parse_opponent(level: str) -> tuple[str, tuple[int, ...], tuple[bool, ...]]:
-    """Starter, order and care of an opponent's text.
+    """Starter, order and care of an opponent.
 
     Raises:
-        ValueError: it is not of the form that the module names.
+        ValueError: the text is not in the form that the module describes.
     """
     parts = level.split(" ")
     if (
@@ -81,7 +81,7 @@ def parse_opponent(level: str) -> tuple[str, tuple[int, ...], tuple[bool, ...]]:
 
 
 def make_opponent(seed: int, split: str, opponent: str, is_taken: IsTaken = never) -> str:
-    """The opponent of a seed, of a kind that `OPPONENTS` names, with none that `is_taken`."""
+    """The opponent of a seed, of a kind in `OPPONENTS`."""
     care = OPPONENTS[opponent]
 
     def propose(rng: random.Random) -> str:
@@ -92,9 +92,9 @@ def make_opponent(seed: int, split: str, opponent: str, is_taken: IsTaken = neve
 
 
 def content(level: str) -> str:
-    """An opponent in one form for all that play alike on a board that is turned or mirrored.
+    """An opponent's text, equal for opponents that play alike on a rotated or mirrored board.
 
-    Where X begins, O moves four times at most, and the care of a fifth move is none.
+    If X begins, O moves at most four times, so the fifth care is dropped.
     """
     starter, order, care = level.split(" ")
     forms = ("".join(str(way[int(cell) - 1] + 1) for cell in order) for way, _ in orders(3, 3))

@@ -37,13 +37,13 @@ def _check_opponent(opponent: str) -> None:
 
 
 class TicTacToe(Env):
-    """Three in a row, as X, against an opponent that answers at once. The task says who begins and how O plays.
+    """Tic-tac-toe as X against a scripted opponent. The task says who begins and how O plays.
 
     Args:
-        opponent: "random", "minimax" (perfect: a draw is the best that can be had), or "mix" (each of its moves is
-            perfect with chance 1/2).
-        max_turns: default 9: at most five moves, and four mistakes.
-        tasks: default `default_tasks("train", opponent)`. A task carries `metadata["level"]`, see `board`.
+        opponent: "random", "minimax" (perfect, so a draw is the best result), or "mix" (each move is perfect with
+            probability 1/2).
+        max_turns: default 9: at most five moves and four mistakes.
+        tasks: default `default_tasks("train", opponent)`. A task has `metadata["level"]`, see `board`.
 
     Raises:
         ValueError: no such opponent.
@@ -63,9 +63,9 @@ class TicTacToe(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", opponent: str = "random") -> TaskSet:
-        """100,000 train and 1,000 test opponents; no test opponent is a train opponent or another test opponent.
+        """100,000 train and 1,000 test opponents, all test opponents distinct and none in train.
 
-        Opponents that play alike on a turned or mirrored board count as one.
+        Opponents that play alike on a rotated or mirrored board count as equal.
 
         Raises:
             ValueError: no such split or opponent.
@@ -76,10 +76,10 @@ class TicTacToe(Env):
         )
 
     def init(self, task: Task) -> None:
-        """Read the task's opponent.
+        """Parse the task's opponent.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is invalid.
         """
         self._starter, self._order, self._care = parse_opponent(level_of(task, "tic_tac_toe"))
         super().init(task)
@@ -87,7 +87,7 @@ class TicTacToe(Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Clear the board; O moves first where the task says so."""
+        """Clear the board; O moves first if the task says so."""
         super().reset(seed=seed, options=options)
         self._board = EMPTY
         self._invalid = 0
@@ -114,15 +114,14 @@ class TicTacToe(Env):
         return self._outcome(text, reward, True, champion != OPPONENT)
 
     def expert_action(self) -> str:
-        """A perfect move, winning soonest; ties by centre, corners, edges. Never loses."""
+        """A perfect move that wins soonest; ties by centre, corners, edges. Never loses."""
         return str(best_cell(self._board, AGENT, PREFERRED))
 
     def random_action(self, rng: random.Random) -> str:
-        """A free cell."""
+        """A random free cell."""
         return str(rng.choice(free_cells(self._board)))
 
     def _answer(self) -> None:
-        """O's move."""
         careful = self._care[self._board.count(OPPONENT)]
         if careful:
             cell = best_cell(self._board, OPPONENT, self._order)

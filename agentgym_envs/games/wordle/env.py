@@ -17,7 +17,7 @@ _TAGGED = re.compile(r"<(?:guess|answer)>([^<]*)")
 
 
 def read_word(text: str) -> str | None:
-    """The last five-letter word, in any case, of the last <guess> or <answer> tag, or of the whole text without tags."""
+    """The last five-letter word, in any case, of the last <guess> or <answer> tag, else of the whole text."""
     text = text.lower()
     tagged = _TAGGED.findall(text)
     found = _FIVE.findall(tagged[-1] if tagged else text)
@@ -25,18 +25,17 @@ def read_word(text: str) -> str | None:
 
 
 class Wordle(Env):
-    """Find a five-letter word. After each guess every letter is marked: G right place, Y elsewhere in the word, X absent.
+    """Find a five-letter word. Each letter of a guess is marked: G right place, Y elsewhere in the word, X absent.
 
     Args:
-        words: "own" (the project's own list of common words), or "data" (the file `wordle/words` in the folder that
-            AGENTGYM_DATA names). Answers come from the list.
-        strict: whether a guess must be a word of the list; otherwise any five letters count.
-        max_turns: guesses, default 6; those that are no word count too.
+        words: "own" (the shipped list of common words) or "data" (the file `wordle/words` in the folder AGENTGYM_DATA).
+        strict: refuse guesses that are not in the list; otherwise any five letters are accepted.
+        max_turns: guesses, default 6; invalid guesses count.
         tasks: default `default_tasks("train", words)`. A task's `answer` is the word.
 
     Raises:
         ValueError: no such list.
-        FileNotFoundError: `words="data"` and no file.
+        FileNotFoundError: `words="data"` and the file is missing.
     """
 
     max_turns = 6
@@ -55,19 +54,19 @@ class Wordle(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", words: str = "own") -> TaskSet:
-        """A task for each word: one word in eight is a test word.
+        """One task for each word of the list; one word in eight is a test word.
 
         Raises:
             ValueError: no such split or list.
-            FileNotFoundError: `words="data"` and no file.
+            FileNotFoundError: `words="data"` and the file is missing.
         """
         return word_tasks(words, split)
 
     def init(self, task: Task) -> None:
-        """Take the task's word.
+        """Bind the task's word.
 
         Raises:
-            ValueError: the answer is no word of five letters a-z.
+            ValueError: the answer is not five letters a-z.
         """
         if not isinstance(task.answer, str) or not _FIVE.fullmatch(task.answer):
             raise ValueError(f"wordle: task {task.id!r} needs answer= a word of five letters a-z, not {task.answer!r}")
@@ -77,7 +76,7 @@ class Wordle(Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Forget all guesses."""
+        """Clear the history of guesses."""
         super().reset(seed=seed, options=options)
         self._history: History = ()
         self._invalid = 0
@@ -101,11 +100,11 @@ class Wordle(Env):
         return self._outcome(f"{' '.join(word)}\n{' '.join(signs)}")
 
     def expert_action(self) -> str:
-        """A guess that leaves few words of the list possible, see `best_guess`."""
+        """A guess that leaves few words possible, see `best_guess`."""
         return best_guess(self._words, self._history)
 
     def random_action(self, rng: random.Random) -> str:
-        """A word of the list."""
+        """A random word of the list."""
         return rng.choice(self._words)
 
     def _refused(self, why: str) -> Step:
@@ -113,7 +112,7 @@ class Wordle(Env):
         return self._outcome(f"invalid: {why}")
 
     def _outcome(self, text: str, found: bool = False) -> Step:
-        """The last guess ends the game: the game is lost, not cut short."""
+        """After the last guess the game is lost (terminated), not truncated."""
         over = found or self.turn >= self.max_turns
         if over and not found:
             text = f"{text}\nOut of turns: the word was {self._answer}."

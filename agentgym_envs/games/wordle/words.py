@@ -1,4 +1,4 @@
-"""Word lists, feedback, and the expert's choice of a guess."""
+"""Word lists, feedback, and the expert's guess."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def _read(path: Path) -> tuple[str, ...]:
     words = tuple(sorted(set(path.read_text(encoding="utf-8").split())))
     wrong = [word for word in words if not _WORD.fullmatch(word)]
     if wrong or not words:
-        what = f"{wrong[0]!r} is no word of five letters a-z" if wrong else "it is empty"
+        what = f"{wrong[0]!r} is not a word of five letters a-z" if wrong else "it is empty"
         raise ValueError(f"wordle: {path}: {what}")
     return words
 
 
 def word_list(words: str) -> tuple[str, ...]:
-    """The words of a list, sorted.
+    """The sorted words of a list.
 
     Args:
-        words: "own" (the project's own common words) or "data" (the file `wordle/words` in the folder that AGENTGYM_DATA
-            names, words separated by white space).
+        words: "own" (the shipped list) or "data" (the file `wordle/words` in the folder AGENTGYM_DATA, separated by
+            white space).
 
     Raises:
-        ValueError: no such list, or the file holds something else than words.
-        FileNotFoundError: no such file.
+        ValueError: no such list, or the file contains other text.
+        FileNotFoundError: the file is missing.
     """
     if words == "own":
         return _read(Path(__file__).with_name("words.txt"))
@@ -51,11 +51,11 @@ def word_list(words: str) -> tuple[str, ...]:
 
 
 def word_tasks(words: str, split: str) -> TaskSet:
-    """A task for every word of the list that belongs to the split, in an order without meaning.
+    """One task for each word of the split, shuffled.
 
     Raises:
         ValueError: no such split or list.
-        FileNotFoundError: no such file.
+        FileNotFoundError: the file is missing.
     """
     seeds_of(split, "wordle")
     chosen = [word for word in word_list(words) if split_of(word) == split]
@@ -64,9 +64,9 @@ def word_tasks(words: str, split: str) -> TaskSet:
 
 
 def feedback(guess: str, answer: str) -> str:
-    """Five signs: G right letter and place, Y letter elsewhere, X letter not in the word.
+    """Five marks: G right letter and place, Y letter elsewhere, X letter not in the word.
 
-    A letter is Y only as often as the answer still has it: "allay" for "label" gives Y Y Y X X.
+    A letter is marked Y only as often as the answer still contains it: "allay" for "label" gives Y Y Y X X.
     """
     spare = Counter(a for g, a in zip(guess, answer, strict=True) if g != a)
     signs = []
@@ -82,7 +82,7 @@ def feedback(guess: str, answer: str) -> str:
 
 
 def consistent(words: tuple[str, ...], history: History) -> list[str]:
-    """The words that would have given all the feedback so far."""
+    """The words that match all feedback so far."""
     for guess, signs in history:
         words = tuple(word for word in words if feedback(guess, word) == signs)
     return list(words)
@@ -90,11 +90,11 @@ def consistent(words: tuple[str, ...], history: History) -> list[str]:
 
 @lru_cache(maxsize=20_000)
 def best_guess(words: tuple[str, ...], history: History) -> str:
-    """The guess that leaves the fewest words possible on average, a possible word where several do.
+    """The guess that leaves the fewest words possible on average; ties prefer a possible word.
 
-    A word that cannot be the answer may tell more than one that can: from light, might, night, right, sight only such a
-    guess finds the answer in time. Long lists are judged by a sample of 60 possible words, so this is no perfect player.
-    The first word of the list is guessed if no word fits the history.
+    An impossible word can be more informative: with light, might, night, right and sight left, only such a guess finds
+    the answer in time. Long lists are judged on a sample of 60 possible words, so play is not perfect. If no word fits
+    the history, the first word of the list is guessed.
     """
     possible = consistent(words, history)
     if len(possible) <= 2:

@@ -1,4 +1,4 @@
-"""Countdown: reach a target with given numbers, with a few attempts and an answer to each."""
+"""Countdown: reach a target with given numbers, in a few attempts with feedback."""
 
 from __future__ import annotations
 
@@ -22,24 +22,23 @@ _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 
 
 class Countdown(Env):
-    """Reach a target with + - * / and given numbers, each used once at most.
+    """Reach a target with + - * / and given numbers, each used at most once.
 
-    The reply's expression is read between the last `<answer>` and `</answer>`, else it is the last line. A right one ends the
-    episode with reward 1.0; a wrong one is answered with its value, or with what is wrong with it, and may be corrected until the
-    turns are used up. Every other reward is 0.0.
+    The expression is the content of the last `<answer>` and `</answer>`, else the last line. A right one ends the
+    episode with reward 1.0. A wrong one gets its value or the error as feedback, and the agent may try again until the
+    turns run out. All other rewards are 0.0.
 
     Args:
-        min_count: fewest numbers of a round.
-        max_count: most numbers of a round, 5 at most.
+        min_count: minimum count of numbers in a round.
+        max_count: maximum count of numbers in a round, at most 5.
         max_number: numbers are 1 to this.
         max_target: targets are 1 to this.
-        tasks: what to draw from, in place of rounds of this difficulty. A task has the target as its `answer` and
-            `metadata["numbers"]`.
+        tasks: tasks to draw from instead. A task has the target as its `answer`, and `metadata["numbers"]`.
         max_turns: attempts, 3 by default.
         render_mode: unused, as in every text environment.
 
     Raises:
-        ValueError: a setting out of range.
+        ValueError: a setting is out of range.
     """
 
     max_turns = 3
@@ -63,10 +62,12 @@ class Countdown(Env):
     def default_tasks(
         cls, split: str = "train", min_count: int = 3, max_count: int = 4, max_number: int = 20, max_target: int = 100
     ) -> TaskSet:
-        """Rounds drawn by seed, made when asked for. No round, whatever the settings, is in both splits or twice in test.
+        """Rounds drawn by seed, generated on access.
+
+        Train and test share no round, whatever the settings; test rounds are distinct.
 
         Raises:
-            ValueError: no such split, or a setting out of range.
+            ValueError: no such split, or a setting is out of range.
         """
         settings = Difficulty(min_count, max_count, max_number, max_target)
         seeds = seeds_of(split, "countdown")
@@ -119,7 +120,7 @@ class Countdown(Env):
         return [user(text)], {}
 
     def step(self, action: Action) -> Step:
-        """Judge an expression. `info`: `success`, and `value` as a text where the expression has one."""
+        """Judge an expression. `info`: `success`, and `value` (text) if the expression has one."""
         text = self.read(action)
         numbers, target = self._round()
         expression = _expression_in(text)
@@ -133,10 +134,10 @@ class Countdown(Env):
         return self.outcome(told, success=False, value=written(value))
 
     def expert_action(self) -> str:
-        """A right expression.
+        """A correct expression.
 
         Raises:
-            ValueError: the bound task has no solution.
+            ValueError: the round has no solution.
         """
         numbers, target = self._round()
         found = solve(numbers, target)
@@ -157,7 +158,7 @@ class Countdown(Env):
 
 
 def _expression_in(text: str) -> str:
-    """The expression of a reply, without an "= 24" at its end."""
+    """The expression of a reply, without a trailing "= 24"."""
     text = spoken(text)
     tagged = _TAGGED.findall(text)
     lines = [line for line in text.splitlines() if line.strip()]
@@ -166,10 +167,10 @@ def _expression_in(text: str) -> str:
 
 
 def _value_of(expression: str, numbers: list[int]) -> Fraction:
-    """The value of an expression of some of the numbers.
+    """The value of an expression.
 
     Raises:
-        ArithmeticProblem: it is no such expression.
+        ArithmeticProblem: it is invalid, or uses other numbers.
     """
     node = parse(expression, OPERATORS)
     given = Counter(Fraction(n) for n in numbers)

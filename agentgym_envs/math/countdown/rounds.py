@@ -1,6 +1,6 @@
-"""Rounds of Countdown: drawing them, writing them as text, solving them.
+"""Rounds of Countdown: generation, text form, solver.
 
-A round's text is its numbers in ascending order and its target, "3 5 8 -> 24". It decides the round's split.
+A round's text is its sorted numbers and its target, "3 5 8 -> 24". Its hash decides the round's split.
 """
 
 from __future__ import annotations
@@ -12,21 +12,15 @@ from fractions import Fraction
 
 from agentgym_envs.splits import IsTaken, draw, never
 
-FEWEST, MOST = 2, 5  # numbers in a round; the solver tries everything, which takes a second for five
+FEWEST, MOST = 2, 5  # numbers in a round; the exhaustive solver takes a second for five
 
 
 @dataclass(frozen=True)
 class Difficulty:
-    """What rounds are drawn from.
-
-    Args:
-        min_count: fewest numbers of a round.
-        max_count: most numbers of a round.
-        max_number: numbers are 1 to this.
-        max_target: targets are 1 to this.
+    """Ranges that rounds are drawn from; see `Countdown` for the fields.
 
     Raises:
-        ValueError: a setting out of range.
+        ValueError: a setting is out of range.
     """
 
     min_count: int = 3
@@ -49,7 +43,7 @@ class Difficulty:
 
 
 def draw_round(seed: int, split: str, difficulty: Difficulty, is_taken: IsTaken = never) -> str:
-    """The text of a seed's round, none that `is_taken`. It has a solution, which uses two numbers at least."""
+    """The text of a seed's round, which has a solution that uses at least two numbers."""
     return draw(seed, split, lambda rng: _propose(rng, difficulty), content=str, is_taken=is_taken)
 
 
@@ -60,7 +54,7 @@ def parse_round(text: str) -> tuple[list[int], int]:
 
 
 def solve(numbers: Sequence[int], target: int) -> str | None:
-    """An expression of some of the numbers, each used once at most, that equals the target; None if there is none."""
+    """An expression of some of the numbers, each used at most once, that equals the target; None if there is none."""
     for amount in range(1, len(numbers) + 1):  # few numbers first: short expressions are found first
         for start in _choices([(Fraction(n), str(n)) for n in numbers], amount):
             found = _search(start, Fraction(target))
@@ -70,7 +64,7 @@ def solve(numbers: Sequence[int], target: int) -> str | None:
 
 
 def random_expression(numbers: Sequence[int], rng: random.Random) -> str:
-    """A legal expression of at least two of the numbers."""
+    """A random valid expression of at least two of the numbers."""
     parts = [str(n) for n in rng.sample(list(numbers), rng.randint(2, len(numbers)))]
     while len(parts) > 1:
         left, right = parts.pop(rng.randrange(len(parts))), parts.pop(rng.randrange(len(parts)))
@@ -82,7 +76,7 @@ Term = tuple[Fraction, str]
 
 
 def _propose(rng: random.Random, difficulty: Difficulty) -> str | None:
-    """The text of a round whose target some expression of all its numbers reaches, or None where the draw came to nothing."""
+    """A round whose target is the value of an expression of all its numbers; None if the draw failed."""
     count = rng.randint(difficulty.min_count, difficulty.max_count)
     numbers = [rng.randint(1, difficulty.max_number) for _ in range(count)]
     values = [Fraction(n) for n in numbers]
@@ -106,7 +100,7 @@ def _choices(terms: list[Term], amount: int) -> Iterator[list[Term]]:
 
 
 def _search(terms: list[Term], target: Fraction) -> str | None:
-    """The text of an expression of all the terms that equals the target."""
+    """An expression of all the terms that equals the target."""
     if len(terms) == 1:
         return terms[0][1] if terms[0][0] == target else None
     for i, one in enumerate(terms):
@@ -120,7 +114,7 @@ def _search(terms: list[Term], target: Fraction) -> str | None:
 
 
 def _combinations(one: Term, other: Term) -> Iterator[Term]:
-    """What two terms make together; of the two differences the one that is not negative, since a sign can wait."""
+    """The terms that two terms combine to; only the nonnegative difference, since a sign can be applied later."""
     big, small = (one, other) if one[0] >= other[0] else (other, one)
     yield big[0] + small[0], f"({big[1]} + {small[1]})"
     yield big[0] - small[0], f"({big[1]} - {small[1]})"

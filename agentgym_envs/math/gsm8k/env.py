@@ -1,4 +1,4 @@
-"""GSM8K in one turn: a word problem, one reply, the number in it compared exactly."""
+"""GSM8K in one turn: a word problem, one reply, an exact comparison."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ INSTRUCTION = 'Think step by step. Put the final answer, as a number alone, at t
 class GSM8K(ProblemEnv):
     """A word problem, answered in one message.
 
-    Reward 1.0 for the right number, 0.0 otherwise. The answer is the number right behind the last mark (`####`, `\\boxed{}`,
-    "answer is", "answer:"), or the last number where there is no mark, in what follows the last correction ("wait,", "actually,",
-    "I mean") that has a number; one that is denied, only bounded, or goes on as an alternative, a list, a range, a time or an
-    unfinished calculation is no answer.
+    Reward 1.0 for the right number, else 0.0. `agentgym_envs.math.answers` says which number of a reply is its answer.
 
     Args:
-        format_reward: added when the reply ends with "####" and a number, right or wrong.
+        format_reward: added if the reply ends with "####" and a number, right or wrong.
         tasks: see `agentgym.Env`; each needs `messages` and a number as `answer`.
         render_mode: unused, as in every text environment.
     """
@@ -37,7 +34,7 @@ class GSM8K(ProblemEnv):
         self.format_reward = float(format_reward)
 
     def step(self, action: Action) -> Step:
-        """Judge the reply. `info`: `success`, `formatted`, and the numbers `answer` (None if there is none) and `expected`."""
+        """Judge the reply. `info`: `success`, `formatted`, `expected`, and `answer` (None without one)."""
         text = self.read(action)
         answer = final_answer(text)
         right = answer is not None and answer == number_of(str(self.current_task.answer))
@@ -57,5 +54,5 @@ class GSM8K(ProblemEnv):
         return solution_of(self.current_task)
 
     def random_action(self, rng: random.Random) -> str:
-        """A well-formed answer, almost surely a wrong one."""
+        """A well-formed answer that is almost surely wrong."""
         return f"#### {rng.randint(0, 1000)}"

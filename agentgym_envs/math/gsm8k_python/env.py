@@ -1,4 +1,4 @@
-"""School word problems with Python: GSM8K or SVAMP over several turns, numbers compared exactly."""
+"""School word problems (GSM8K or SVAMP) over several turns with Python, compared exactly."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from agentgym.core.tasks import TaskSet
 from agentgym.tools.text_forms import FinalAnswer
 from agentgym_envs.math.answers import number_of, stated_answer
 from agentgym_envs.math.arithmetic import parse, written
-from agentgym_envs.math.gsm8k_python.svamp import load_svamp
 from agentgym_envs.math.python_env import PythonEnv
-from agentgym_envs.math.word_problems import calculations_of, load_word_problems, solution_of
+from agentgym_envs.math.word_problems import calculations_of, load_svamp, load_word_problems, solution_of
 
 INSTRUCTION = """Think step by step. You can compute with Python: reply with a block such as
 ```python
@@ -27,10 +26,10 @@ DATA = ("gsm8k", "svamp")
 
 
 class GSM8KPython(PythonEnv):
-    r"""A school word problem, with Python to compute with on the way.
+    r"""A school word problem with a Python session.
 
-    The answer is what a reply that calls nothing states after "####", in `\boxed{}` or after "answer is"; numbers are compared
-    exactly, as in `gsm8k`. See `agentgym_envs.math.python_env.PythonEnv` for the rest, and for the other settings.
+    The answer is what a reply without a call states after "####", in `\boxed{}` or after "answer is"; numbers are
+    compared exactly, as in `gsm8k`. See `agentgym_envs.math.python_env.PythonEnv` for the rest.
 
     Args:
         data: "gsm8k" or "svamp".
@@ -48,12 +47,12 @@ class GSM8KPython(PythonEnv):
 
     @classmethod
     def default_tasks(cls, split: str = "train", data: str = "gsm8k") -> TaskSet:
-        """The word problems of `gsm8k`, or those of SVAMP."""
+        """The word problems of GSM8K or SVAMP."""
         return load_svamp(split) if data == "svamp" else load_word_problems(split)
 
     @property
     def tasks(self) -> TaskSet:
-        """The set that `reset()` draws from."""
+        """The tasks that `reset()` draws from."""
         if self._tasks is None and self.spec is None:
             self._tasks = self.default_tasks("train", self.data)
         return super().tasks
@@ -67,11 +66,11 @@ class GSM8KPython(PythonEnv):
         return FinalAnswer(short if number_of(short) == answer else str(answer))
 
     def judge(self, answer: str) -> bool:
-        """Whether an answer is the task's number."""
+        """True if the numbers are equal."""
         return number_of(answer) == number_of(str(self.current_task.answer))
 
     def expert_program(self) -> str:
-        """Every calculation of the gold solution, printed."""
+        """Prints each calculation of the gold solution."""
         return "\n".join(f"print({ast.unparse(parse(text))})" for text in calculations_of(self.current_task))
 
     def expert_answer(self) -> str:
@@ -79,5 +78,5 @@ class GSM8KPython(PythonEnv):
         return solution_of(self.current_task)
 
     def random_answer(self, rng: random.Random) -> str:
-        """A whole number."""
+        """A random whole number."""
         return f"#### {rng.randint(0, 1000)}"

@@ -1,4 +1,4 @@
-"""GSM8K over several turns, with a calculator that the agent calls."""
+"""GSM8K over several turns with a calculator."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ TOOLS = ToolSet([calculator])
 
 
 class GSM8KTool(ProblemEnv):
-    """A word problem, with a calculator to call on the way.
+    """A word problem with a calculator tool.
 
-    A reply may call the calculator, natively (`tool_calls`) or in its text (`<tool_call>...</tool_call>`), and is answered
-    with the results. A reply without a call that states an answer, after "####", in `\\boxed{}` or after "answer is", ends the
-    episode: reward 1.0 for the right number, 0.0 otherwise. Any other reply gets a hint. Every reply takes a turn.
+    A reply may call the calculator, natively (`tool_calls`) or in its text (`<tool_call>...</tool_call>`), and gets the
+    results. A reply without a call that states an answer, after "####", in `\\boxed{}` or after "answer is", ends the
+    episode: reward 1.0 for the right number, else 0.0. Any other reply gets a hint. Every reply takes a turn.
 
     Args:
         tasks: see `agentgym.Env`; each needs `messages` and a number as `answer`.
-        max_turns: replies that the agent has, 6 by default.
+        max_turns: replies, 6 by default.
         render_mode: unused, as in every text environment.
     """
 
@@ -57,7 +57,7 @@ class GSM8KTool(ProblemEnv):
     tools: ClassVar[list[dict[str, Any]]] = TOOLS.schemas
 
     def step(self, action: Action) -> Step:
-        """Answer calls, or judge the answer. `info`: `success`; after an answer also the numbers `answer` and `expected`."""
+        """Answer calls, or judge the answer. `info`: `success`; after an answer also `answer` and `expected`."""
         text = self.read(action)
         results = TOOLS.answer(assistant(action))
         if results:
@@ -76,14 +76,14 @@ class GSM8KTool(ProblemEnv):
         )
 
     def expert_action(self) -> str:
-        """The next calculation of the gold solution as a call, and on the last turn at the latest the solution itself."""
+        """The gold solution's next calculation as a call; the solution at the end or on the last turn."""
         calculations = calculations_of(self.current_task)[: self.max_turns - 1]
         if self.turn >= len(calculations):
             return solution_of(self.current_task)
         return call_text("calculator", expression=calculations[self.turn])
 
     def random_action(self, rng: random.Random) -> str:
-        """A call with two random numbers, or a well-formed answer, almost surely a wrong one."""
+        """A call with two random numbers, or a well-formed answer that is almost surely wrong."""
         if rng.random() < 0.5:
             return f"#### {rng.randint(0, 1000)}"
         return call_text("calculator", expression=f"{rng.randint(0, 100)} {rng.choice('+-*/')} {rng.randint(0, 100)}")

@@ -1,4 +1,4 @@
-"""Mathematics with Python: problems whose answers are numbers, expressions, sets, intervals, matrices; compared symbolically."""
+"""Mathematics with Python; answers (numbers, expressions, sets, intervals, matrices) are compared symbolically."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ HINT = (
 
 
 class MathPython(PythonEnv):
-    r"""A problem of mathematics, with Python to compute with on the way.
+    r"""A problem of mathematics with a Python session.
 
-    The answer is what the last `\boxed{}` holds, of a reply that calls nothing. It is right if it says what the task's says, in
-    any form: `\frac{1}{2}`, `1/2` and `0.5` are one answer. A comparison that takes longer than 5 seconds counts as wrong.
+    The answer is the content of the last `\boxed{}` in a reply without a call. It is right if it is equivalent to the
+    task's answer: `\frac{1}{2}`, `1/2` and `0.5` are equal. A comparison that takes over 5 seconds counts as wrong.
 
-    See `agentgym_envs.math.python_env.PythonEnv` for the rest, and for the settings. Tasks need `messages` and an `answer` in
-    LaTeX, without dollar signs.
+    See `agentgym_envs.math.python_env.PythonEnv` for the rest and the settings. Tasks need `messages` and an `answer`
+    in LaTeX, without dollar signs.
     """
 
     instruction = INSTRUCTION
@@ -37,12 +37,12 @@ class MathPython(PythonEnv):
 
     @classmethod
     def default_tasks(cls, split: str = "train") -> TaskSet:
-        """MATH's "train" (7,500) or MATH-500 as "test", or the project's own problems (40 and 12) where they are not found."""
+        """MATH's "train" (7,500) or MATH-500 as "test"; the shipped problems (40 and 12) without them."""
         return load_problems(split)
 
     @staticmethod
     def check(task: Task) -> None:
-        """Refuse a task that poses no such problem.
+        """Raise if the task is not such a problem.
 
         Raises:
             ValueError: the task has no question or no answer.
@@ -52,11 +52,11 @@ class MathPython(PythonEnv):
         check_problem(task)
 
     def stated(self, text: str) -> FinalAnswer | None:
-        """What the last `\\boxed{}` holds."""
+        """The content of the last `\\boxed{}`."""
         return answer_in(text, "boxed")
 
     def judge(self, answer: str) -> bool:
-        """Whether an answer is the task's, compared symbolically."""
+        """True if the answers are symbolically equal."""
         return same_answer(str(self.current_task.answer), answer)
 
     def expert_program(self) -> str:
@@ -68,5 +68,5 @@ class MathPython(PythonEnv):
         return f"The answer is \\boxed{{{self.current_task.answer}}}."
 
     def random_answer(self, rng: random.Random) -> str:
-        """A whole number in a box."""
+        """A random whole number in a box."""
         return f"\\boxed{{{rng.randint(0, 1000)}}}"

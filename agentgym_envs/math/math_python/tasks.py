@@ -1,4 +1,4 @@
-"""Problems of mathematics as tasks: MATH where it can be found, else 52 problems of the project's own making."""
+"""Problems of mathematics as tasks: MATH if available, else 52 shipped problems."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ OWN_SOURCE = "the project's own problems"
 
 
 def load_problems(split: str = "train") -> TaskSet:
-    """The tasks of a split, from the data folder (`math/train.jsonl`), Hugging Face or the package; `source` says which.
+    """The tasks of a split, from `AGENTGYM_DATA`, Hugging Face or the package; `source` says which.
 
-    Each task has the problem as its message and the gold answer in LaTeX as its answer. `metadata` has `subject`, and
-    `program`, which prints the answer, for the project's own, or `solution`, a worked solution, for those of MATH.
+    A task has the problem as its message and the gold answer in LaTeX. `metadata` has `subject`, and `program` (prints
+    the answer) for shipped problems or `solution` (worked) for MATH.
 
     Raises:
         ValueError: no such split.
@@ -47,7 +47,7 @@ def load_problems(split: str = "train") -> TaskSet:
 
 
 def own_problems(split: str) -> TaskSet:
-    """The problems that the package ships: 40 to train on and 12 to test with."""
+    """The shipped problems: 40 train, 12 test."""
     return own_tasks(
         "agentgym_envs.math.math_python",
         "problems.jsonl",
@@ -81,10 +81,10 @@ def task_of(record: dict[str, Any], id: str, split: str) -> Task:
 
 
 def check_problem(task: Task) -> None:
-    """Refuse a task that poses no problem.
+    """Raise if a task is not a problem.
 
     Raises:
-        ValueError: it has no messages, or no answer.
+        ValueError: it has no messages or no answer.
     """
     if not task.messages:
         raise ValueError(f"task {task.id!r} has no messages: the problem is missing")

@@ -75,7 +75,7 @@ class Command:
         return found
 
     @property
-    def keeper(self):
+    def supervisor(self):
         """The id of the process that keeps the zygote."""
         [found] = [pid for pid in self.processes() if _parent(pid) == self.pid]
         return found
@@ -83,8 +83,8 @@ class Command:
     @property
     def zygote(self):
         """The id of the process that workers are forked from."""
-        keeper = self.keeper
-        [found] = [pid for pid in self.processes() if _parent(pid) == keeper]
+        supervisor = self.supervisor
+        [found] = [pid for pid in self.processes() if _parent(pid) == supervisor]
         return found
 
     @property

@@ -1,4 +1,4 @@
-"""A double for faults: a server whose sessions are real (the wire and the environment are those of `agentgym serve`, here in one
+"""A double for faults: a server whose sessions are real (the handler and the environment are those of `agentgym serve`, here in one
 thread), and whose connections drop, lie and stall as a test says. What works is tested against the real server."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aiohttp import WSMsgType, web
 from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec
 from agentgym.service.protocol.frames import RESUME_HEADER, ServiceLimits, last_word
-from agentgym.service.worker.agentgym_handler import AgentgymWire
+from agentgym.service.worker.agentgym_handler import AgentgymHandler
 from agentgym.service.worker.session_worker import SessionInfo
 
 
@@ -74,7 +74,7 @@ class FaultyServer:
     closes: int = 0
     resumes: int = 0
     port: int = 0
-    _sessions: dict[str, tuple[AgentgymWire, str]] = field(default_factory=dict)
+    _sessions: dict[str, tuple[AgentgymHandler, str]] = field(default_factory=dict)
     _open: list[Any] = field(default_factory=list)
 
     @property
@@ -133,15 +133,15 @@ class FaultyServer:
             await ws.send_str(last_word(how, "said by the double"))
             await ws.close()
             return ws
-        wire, name = self._wire(resume)
+        handler, name = self._handler(resume)
         token = secrets.token_hex(8)
-        self._sessions[token] = wire, name
-        hello = json.loads(wire.hello(token))
+        self._sessions[token] = handler, name
+        hello = json.loads(handler.hello(token))
         await ws.send_str(json.dumps({**hello, "session": "another" if how == "other" else name}))
-        await self._talk(request, ws, wire)
+        await self._talk(request, ws, handler)
         return ws
 
-    def _wire(self, resume: str | None) -> tuple[AgentgymWire, str]:
+    def _handler(self, resume: str | None) -> tuple[AgentgymHandler, str]:
         if resume is not None:
             self.resumes += 1
             return self._sessions.pop(resume)
@@ -149,9 +149,9 @@ class FaultyServer:
         env: Any = _Counting(self.spec.make(), self.run)
         info = SessionInfo(f"session-{self.opened}", self.spec.id, self.spec, self.limits)
         calls: Any = _Calls()
-        return AgentgymWire(env, calls, info), info.id
+        return AgentgymHandler(env, calls, info), info.id
 
-    async def _talk(self, request: web.Request, ws: web.WebSocketResponse, wire: AgentgymWire) -> None:
+    async def _talk(self, request: web.Request, ws: web.WebSocketResponse, handler: AgentgymHandler) -> None:
         async for message in ws:
             if message.type is not WSMsgType.TEXT:
                 continue
@@ -159,7 +159,7 @@ class FaultyServer:
             if how == "before":
                 self._cut(request, ws)
                 return
-            answer = wire.answer(message.data)
+            answer = handler.answer(message.data)
             if how == "after":
                 self._cut(request, ws)
                 return
@@ -174,7 +174,7 @@ class FaultyServer:
             await ws.send_str(answer if how in ("ok", "twice") else how)
             if how == "twice":
                 await ws.send_str(answer)
-            if wire.ended:
+            if handler.ended:
                 self.closes += 1
                 await ws.close()
                 return

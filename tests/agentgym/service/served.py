@@ -22,11 +22,11 @@ def served(*ids: str, specs: Mapping[str, EnvSpec] = MappingProxyType({}), **set
     envs = {**{id: spec(id) for id in ids}, **specs}
     try:
         settings = {"port": 0, **settings}
-        front = asyncio.run_coroutine_threadsafe(serve(ServeSettings(envs=envs, **settings)), loop).result(60)
+        server = asyncio.run_coroutine_threadsafe(serve(ServeSettings(envs=envs, **settings)), loop).result(60)
         try:
-            yield front
+            yield server
         finally:
-            asyncio.run_coroutine_threadsafe(front.close(), loop).result(60)
+            asyncio.run_coroutine_threadsafe(server.close(), loop).result(60)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(30)

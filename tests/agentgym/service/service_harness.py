@@ -48,7 +48,7 @@ async def until(true, what="it"):
 @contextlib.asynccontextmanager
 async def serving(*, tokens=None, envs=None, limits=None, **settings):
     names = envs or {"faulty": "service_faults:Faulty"}
-    front = await serve(
+    server = await serve(
         ServeSettings(
             envs={id: spec(name) for id, name in names.items()},
             port=0,
@@ -57,20 +57,20 @@ async def serving(*, tokens=None, envs=None, limits=None, **settings):
             **settings,
         )
     )
-    zygote = front.forks._process.pid
+    zygote = server.forks._process.pid
     try:
-        yield front
+        yield server
     finally:
-        workers = list(front.forks._keys)
-        await front.close()
+        workers = list(server.forks._keys)
+        await server.close()
         assert not [pid for pid in [zygote, *workers] if alive(pid)]
 
 
 @contextlib.asynccontextmanager
-async def browsing(front, token=None):
+async def browsing(server, token=None):
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     settings = {"timeout": aiohttp.ClientTimeout(SECONDS), "connector": aiohttp.TCPConnector(limit=0)}
-    async with aiohttp.ClientSession(front.url, headers=headers, **settings) as http:
+    async with aiohttp.ClientSession(server.url, headers=headers, **settings) as http:
         yield http
 
 
@@ -120,8 +120,8 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def session(front, env="faulty", token=None, **kw):
-    async with browsing(front, token) as http:
+async def session(server, env="faulty", token=None, **kw):
+    async with browsing(server, token) as http:
         client = await Client(http, env).connect(**kw)
         try:
             yield client

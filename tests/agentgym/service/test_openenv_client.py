@@ -303,7 +303,7 @@ def test_a_token_and_a_certificate_of_ones_own(tmp_path):
     token.write_text("a-token-of-16-letters\n")
 
     async def reward(**kwargs):
-        env = agentgym.make(f"openenv:{front.url}", **kwargs)
+        env = agentgym.make(f"openenv:{server.url}", **kwargs)
         try:
             tasks = await asyncio.to_thread(env.spec.tasks, "train")
             await env.reset(options={"task": tasks[2]})
@@ -312,20 +312,20 @@ def test_a_token_and_a_certificate_of_ones_own(tmp_path):
             await env.close()
 
     tls = {"cert": str(cert), "key": str(key)}
-    with served("openenv_envs:Sum", tokens={"t": token.read_text().strip()}, **tls) as front:
+    with served("openenv_envs:Sum", tokens={"t": token.read_text().strip()}, **tls) as server:
         assert asyncio.run(reward(token_file=str(token), ca_file=str(cert))) == 1.0
         with pytest.raises(Unavailable, match=r"CERTIFICATE_VERIFY_FAILED.*: ca_file= names one to trust"):
             asyncio.run(reward(token_file=str(token)))
         with pytest.raises(Unavailable, match="it wants a token, or another than this: token_file="):
             asyncio.run(reward(ca_file=str(cert)))
-        bare, task = agentgym.make(f"openenv:{front.url}", ca_file=str(cert)), agentgym.Task("any", seed=1)
+        bare, task = agentgym.make(f"openenv:{server.url}", ca_file=str(cert)), agentgym.Task("any", seed=1)
         with pytest.raises(Unavailable, match="status 401; it wants a token, or another than this: token_file="):
             asyncio.run(bare.reset(options={"task": task}))
 
 
 def test_a_server_of_one_session_is_checked_as_far_as_that_goes():
-    with served("openenv_envs:Sum", max_sessions=1) as front:
-        given = spec(f"openenv:{front.url}")
+    with served("openenv_envs:Sum", max_sessions=1) as server:
+        given = spec(f"openenv:{server.url}")
         found = examine(dataclasses.replace(given, kwargs={**given.kwargs, "patience": 0.3}))
         with pytest.raises(Full, match="all 1 sessions are in use"):
             asyncio.run(hold_two(given))

@@ -1,4 +1,4 @@
-"""OpenEnv's frames, answered by our side of the wire: each kind, each error, and whatever else may come."""
+"""OpenEnv's frames, answered by our side of the protocol: each kind, each error, and whatever else may come."""
 
 import json
 from types import SimpleNamespace
@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from openenv_envs import AsyncSum, Counter, Sum
 
 from agentgym.core.messages import user
-from agentgym.service.openenv.handler import OpenEnvWire
+from agentgym.service.openenv.handler import OpenEnvHandler
 from agentgym.service.openenv.play import Caller
 
 
-def wire(env):
-    return OpenEnvWire(env, Caller(), SimpleNamespace(id="s-1"))
+def handler(env):
+    return OpenEnvHandler(env, Caller(), SimpleNamespace(id="s-1"))
 
 
 def ask(session, kind, *data, **more):
@@ -39,7 +39,7 @@ def test_an_episode_goes_as_it_goes_here(kind):
     local = Sum()
     local.init(Sum.default_tasks()[3])
     opening, info = local.reset(seed=11)
-    session = wire(kind())
+    session = handler(kind())
     begun = ask(session, "reset", {"seed": 11, "episode_id": "e-1", "split": "train", "index": 3, "unknown": 1})
     metadata = {"task_id": "train-3", "info": info}
     assert begun == {
@@ -68,7 +68,7 @@ def test_an_episode_goes_as_it_goes_here(kind):
 
 
 def test_a_reset_draws_the_task_that_a_reset_here_draws():
-    local, session = Sum(), wire(Sum())
+    local, session = Sum(), handler(Sum())
     for seed in range(8):
         local.reset(seed=seed)
         assert ask(session, "reset", {"seed": seed})["data"]["metadata"]["task_id"] == local.task.id
@@ -76,7 +76,7 @@ def test_a_reset_draws_the_task_that_a_reset_here_draws():
 
 @pytest.mark.parametrize("seed", ["7", 7.0, " 7.0 ", "+7", "07"])
 def test_a_seed_is_whatever_openenv_takes_for_a_whole_number(seed):
-    session = wire(Sum())
+    session = handler(Sum())
     plain = ask(session, "reset", {"seed": 7})["data"]["metadata"]["task_id"]
     assert ask(session, "reset", {"seed": seed})["data"]["metadata"]["task_id"] == plain
     drawn = ask(session, "reset", {"seed": True})["data"]["metadata"]["task_id"]
@@ -84,7 +84,7 @@ def test_a_seed_is_whatever_openenv_takes_for_a_whole_number(seed):
 
 
 def test_an_episode_id_has_at_most_255_characters():
-    session = wire(Sum())
+    session = handler(Sum())
     assert ask(session, "reset", {"episode_id": "e" * 255})["type"] == "observation"
     refused = ask(session, "reset", {"episode_id": "f" * 256})["data"]
     assert [error["msg"] for error in refused["errors"]] == ["String should have at most 255 characters"]
@@ -92,14 +92,14 @@ def test_an_episode_id_has_at_most_255_characters():
 
 
 def test_a_task_may_be_given_whole():
-    session = wire(Sum())
+    session = handler(Sum())
     task = {"id": "mine", "messages": [user("1 + 2?")], "answer": "3"}
     assert ask(session, "reset", {"task": task})["data"]["observation"]["messages"] == task["messages"]
     assert ask(session, "step", {"message": {"role": "assistant", "content": "3"}})["data"]["reward"] == 1.0
 
 
 def test_turns_that_are_used_up_are_told_as_truncated():
-    session = wire(Sum())
+    session = handler(Sum())
     ask(session, "reset")
     *_, last = [ask(session, "step", {"message": "x"})["data"] for _ in range(3)]
     assert last["done"]
@@ -137,7 +137,7 @@ def test_turns_that_are_used_up_are_told_as_truncated():
     ],
 )
 def test_what_is_wrong_is_told_and_the_session_goes_on(text, code):
-    session = wire(Sum())
+    session = handler(Sum())
     ask(session, "reset", {"split": "train", "index": 0})
     told = json.loads(session.answer(text))
     assert error_of(told) == code
@@ -148,7 +148,7 @@ def test_what_is_wrong_is_told_and_the_session_goes_on(text, code):
 
 
 def test_a_step_before_a_reset_and_after_the_end_is_an_error():
-    session = wire(Sum())
+    session = handler(Sum())
     assert error_of(ask(session, "step", {"message": "1"})) == "EXECUTION_ERROR"
     ask(session, "reset", {"index": 0})
     ask(session, "step", {"message": "0"})
@@ -156,13 +156,13 @@ def test_a_step_before_a_reset_and_after_the_end_is_an_error():
 
 
 def test_what_json_has_no_number_for_is_null():
-    session = wire(Sum())
+    session = handler(Sum())
     ask(session, "reset")
     assert ask(session, "step", {"message": "nan"})["data"]["reward"] is None
 
 
 def test_half_a_surrogate_pair_goes_there_and_back():
-    session = wire(Sum())
+    session = handler(Sum())
     ask(session, "reset")
     answer = session.answer('{"type": "step", "data": {"message": "\\ud83d"}}')
     answer.encode("ascii")
@@ -173,7 +173,7 @@ def test_half_a_surrogate_pair_goes_there_and_back():
 
 
 def test_tools_are_called_by_steps():
-    session = wire(Counter())
+    session = handler(Counter())
     metadata = ask(session, "reset", {"index": 0})["data"]["metadata"]
     assert metadata["tools"] == Counter().tools
     listed = ask(session, "step", {"type": "list_tools"})["data"]
@@ -188,7 +188,7 @@ def test_tools_are_called_by_steps():
 
 
 def test_a_tool_that_is_not_there_takes_a_step_and_is_told():
-    session = wire(Counter())
+    session = handler(Counter())
     ask(session, "reset", {"index": 0})
     observation = ask(session, "step", {"type": "call_tool", "tool_name": "nope"})["data"]["observation"]
     assert observation["error"]["error_type"] == "tool_not_found"
@@ -196,7 +196,7 @@ def test_a_tool_that_is_not_there_takes_a_step_and_is_told():
 
 
 def test_the_methods_of_mcp():
-    session = wire(Counter())
+    session = handler(Counter())
     tools = rpc(session, "tools/list")["result"]["tools"]
     assert tools[0]["inputSchema"]["required"] == ["number"]
     result = rpc(session, "tools/call", name="add", arguments={"number": 1})["result"]  # which begins an episode
@@ -212,11 +212,11 @@ def test_the_methods_of_mcp():
 
 
 def test_an_environment_without_tools_has_none():
-    assert rpc(wire(Sum()), "tools/list")["result"] == {"tools": []}
+    assert rpc(handler(Sum()), "tools/list")["result"] == {"tools": []}
 
 
 def test_a_server_that_ends_begins_no_episode():
-    session = wire(Sum())
+    session = handler(Sum())
     ask(session, "reset")
     session.draining = True
     assert ask(session, "step", {"message": "x"})["type"] == "observation"
@@ -241,7 +241,7 @@ frames = st.fixed_dictionaries({"type": kinds}, optional={"data": bodies | value
 @given(st.lists(frames.map(json.dumps) | st.text(max_size=40), max_size=5))
 def test_whatever_comes_is_answered_by_one_frame(texts):
     for env in (Sum(), Counter()):
-        session = wire(env)
+        session = handler(env)
         for text in texts:
             answer = json.loads(session.answer(text))
             assert answer["type"] in ("observation", "state", "mcp", "error")

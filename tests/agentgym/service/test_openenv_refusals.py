@@ -69,15 +69,15 @@ def test_what_ends_a_session_is_told_with_its_code_and_the_next_reset_is_another
     limits = {"step_seconds": 1.0, "message_bytes": 5000}
 
     async def play():
-        async with serving(limits=limits) as front:
+        async with serving(limits=limits) as server:
             told = await talked(
                 python,
-                {"url": front.url, "calls": [RESET, step("hang"), step("echo a"), RESET, step("echo b")]},
-                {"url": front.url, "calls": [RESET, step("abort"), RESET]},
-                {"url": front.url, "calls": [RESET, step("x" * 9000), RESET]},
-                {"url": front.url, "calls": [RESET, step("raise it"), step("echo c")]},
+                {"url": server.url, "calls": [RESET, step("hang"), step("echo a"), RESET, step("echo b")]},
+                {"url": server.url, "calls": [RESET, step("abort"), RESET]},
+                {"url": server.url, "calls": [RESET, step("x" * 9000), RESET]},
+                {"url": server.url, "calls": [RESET, step("raise it"), step("echo c")]},
             )
-            await until(lambda: not front.sessions.open, "every slot was free")
+            await until(lambda: not server.sessions.open, "every slot was free")
             return told
 
     hung, aborted, large, raising = asyncio.run(play())
@@ -98,8 +98,8 @@ def test_what_ends_a_session_is_told_with_its_code_and_the_next_reset_is_another
 
 def test_an_environment_that_cannot_be_made_is_a_factory_error(python):
     async def play():
-        async with serving(envs={"no": "service_faults:NotMade"}) as front:
-            return await talked(python, {"url": front.url, "calls": [RESET]})
+        async with serving(envs={"no": "service_faults:NotMade"}) as server:
+            return await talked(python, {"url": server.url, "calls": [RESET]})
 
     [[found]] = asyncio.run(play())
     assert "making the environment failed" in found["message"]
@@ -108,13 +108,13 @@ def test_an_environment_that_cannot_be_made_is_a_factory_error(python):
 
 def test_a_token_is_sent_as_a_header_and_without_it_the_connection_is_refused(python):
     async def play():
-        async with serving(tokens={"trainer": TOKEN}) as front:
+        async with serving(tokens={"trainer": TOKEN}) as server:
             right, wrong = ({"Authorization": f"Bearer {token}"} for token in (TOKEN, "another-of-16-letters"))
             return await talked(
                 python,
-                {"url": front.url, "calls": [RESET]},
-                {"url": front.url, "headers": wrong, "calls": [RESET]},
-                {"url": front.url, "headers": right, "calls": [RESET, step("echo a")]},
+                {"url": server.url, "calls": [RESET]},
+                {"url": server.url, "headers": wrong, "calls": [RESET]},
+                {"url": server.url, "headers": right, "calls": [RESET, step("echo a")]},
             )
 
     [none], [wrong], right = asyncio.run(play())
@@ -131,9 +131,9 @@ def test_tls_with_a_certificate_of_ones_own(python, tmp_path):
     subprocess.run([*made, "-keyout", key, "-out", cert, "-days", "2", *names], check=True, capture_output=True)
 
     async def play():
-        async with serving(cert=str(cert), key=str(key)) as front:
-            assert front.url.startswith("https://")
-            talk = {"url": front.url, "calls": [RESET, step("echo a"), ["state", None]]}
+        async with serving(cert=str(cert), key=str(key)) as server:
+            assert server.url.startswith("https://")
+            talk = {"url": server.url, "calls": [RESET, step("echo a"), ["state", None]]}
             [[refused, *_]] = await talked(python, talk)
             [found] = await talked(python, talk, SSL_CERT_FILE=str(cert))
             return refused, found
@@ -149,13 +149,13 @@ def test_a_server_that_drains_lets_the_episode_end_and_begins_none(python, tmp_p
     go_on.touch()
 
     async def play():
-        async with serving(drain_seconds=SECONDS) as front:
+        async with serving(drain_seconds=SECONDS) as server:
             calls = [RESET, ["say", "begun"], ["await file", str(go_on)], step("echo a"), RESET]
-            talks = [{"url": front.url, "calls": calls}, {"url": front.url, "calls": [RESET]}]
+            talks = [{"url": server.url, "calls": calls}, {"url": server.url, "calls": [RESET]}]
             async with Talking(python, *talks) as talking:
                 await talking.said("begun")
-                draining = asyncio.create_task(front.drain())
-                await until(lambda: front.sessions.draining)
+                draining = asyncio.create_task(server.drain())
+                await until(lambda: server.sessions.draining)
                 go_on.write_text("yes")
                 found = await talking.found()
                 await asyncio.wait_for(draining, SECONDS)
@@ -171,11 +171,15 @@ def test_a_client_that_gives_up_a_step_leaves_its_slot_to_the_next_before_the_st
     never = str(tmp_path / "never")
 
     async def play():
-        async with serving(max_sessions=1, limits={"close_seconds": 0.5, "step_seconds": 600.0}) as front:
-            talking = {"url": front.url, "timeout": 0.5, "calls": [RESET, step(f"until {never}"), ["disconnect", None]]}
+        async with serving(max_sessions=1, limits={"close_seconds": 0.5, "step_seconds": 600.0}) as server:
+            talking = {
+                "url": server.url,
+                "timeout": 0.5,
+                "calls": [RESET, step(f"until {never}"), ["disconnect", None]],
+            }
             [given_up] = await talked(python, talking)
-            await until(lambda: not front.sessions.open, "the slot was free")
-            async with browsing(front) as http, http.ws_connect("/ws") as ws:
+            await until(lambda: not server.sessions.open, "the slot was free")
+            async with browsing(server) as http, http.ws_connect("/ws") as ws:
                 return given_up, await frame(ws, "reset", seed=1)
 
     given_up, after = asyncio.run(play())
@@ -203,7 +207,7 @@ async def frame(ws, type, **data):
 
 def test_a_session_of_http_has_one_websocket_at_a_time_and_outlives_it():
     async def play():
-        async with serving() as front, browsing(front) as http:
+        async with serving() as server, browsing(server) as http:
             name = (await rpc(http, "openenv/session/create"))["result"]["session_id"]
             first = await attached(http, name)
             await frame(first, "reset", seed=1)
@@ -215,9 +219,9 @@ def test_a_session_of_http_has_one_websocket_at_a_time_and_outlives_it():
             state = await frame(third, "state")
             closing = (await rpc(http, "openenv/session/close", session_id=name))["result"]
             refused = (await rpc(http, "tools/list", session_id=name))["error"]
-            assert len(front.sessions.open) == 1
+            assert len(server.sessions.open) == 1
             await third.close()
-            await until(lambda: not front.sessions.open, "the session ended")
+            await until(lambda: not server.sessions.open, "the session ended")
             gone = (await rpc(http, "tools/list", session_id=name))["error"]
             return second, unknown, state, closing, refused, gone, name
 
@@ -237,9 +241,9 @@ def test_a_session_of_http_belongs_to_the_token_that_made_it():
 
     async def play():
         async with (
-            serving(tokens=tokens) as front,
-            browsing(front, tokens["one"]) as mine,
-            browsing(front, tokens["two"]) as other,
+            serving(tokens=tokens) as server,
+            browsing(server, tokens["one"]) as mine,
+            browsing(server, tokens["two"]) as other,
         ):
             name = (await rpc(mine, "openenv/session/create"))["result"]["session_id"]
             assert "Unknown session_id" in (await rpc(other, "tools/list", session_id=name))["error"]["message"]
@@ -252,11 +256,11 @@ def test_a_session_of_http_belongs_to_the_token_that_made_it():
 
 def test_sessions_of_http_that_nobody_closes_end_and_nothing_of_them_is_kept():
     async def play():
-        async with serving(max_sessions=3, limits={"idle_seconds": 0.3}) as front, browsing(front) as http:
+        async with serving(max_sessions=3, limits={"idle_seconds": 0.3}) as server, browsing(server) as http:
             before = len(os.listdir("/proc/self/fd"))
             for _ in range(5):
                 made = [await rpc(http, "openenv/session/create") for _ in range(3)]
-                await until(lambda: not front.sessions.open, "they ended")
+                await until(lambda: not server.sessions.open, "they ended")
             late = await rpc(http, "tools/list", session_id=made[0]["result"]["session_id"])
             return late["error"], len(os.listdir("/proc/self/fd")) - before
 
@@ -267,7 +271,7 @@ def test_sessions_of_http_that_nobody_closes_end_and_nothing_of_them_is_kept():
 
 def test_a_full_server_says_so_over_http_too():
     async def play():
-        async with serving(max_sessions=1) as front, browsing(front) as http:
+        async with serving(max_sessions=1) as server, browsing(server) as http:
             await rpc(http, "openenv/session/create")
             async with http.post("/reset", json={}) as answer:
                 return await rpc(http, "openenv/session/create"), answer.status, answer.headers["Retry-After"]
@@ -280,7 +284,7 @@ def test_a_full_server_says_so_over_http_too():
 
 def test_a_websocket_of_mcp_is_a_session():
     async def play():
-        async with serving(envs={"count": "openenv_envs:Counter"}) as front, browsing(front) as http:
+        async with serving(envs={"count": "openenv_envs:Counter"}) as server, browsing(server) as http:
             ws = await http.ws_connect("/mcp")
             call = {**MCP, "method": "tools/call", "params": {"name": "add", "arguments": {"number": 1}}}
             told = []
@@ -290,7 +294,7 @@ def test_a_websocket_of_mcp_is_a_session():
             await ws.send_str("{")
             broken = await asyncio.wait_for(ws.receive_json(), SECONDS)
             await ws.close()
-            await until(lambda: not front.sessions.open, "the session ended")
+            await until(lambda: not server.sessions.open, "the session ended")
             return told, broken
 
     told, broken = asyncio.run(play())
@@ -301,14 +305,14 @@ def test_a_websocket_of_mcp_is_a_session():
 @pytest.mark.parametrize("path", ["/mcp", "/ws"])
 def test_a_websocket_on_which_nothing_is_said_is_closed(path):
     async def play():
-        async with serving(limits={"idle_seconds": 0.3}) as front, browsing(front) as http:
+        async with serving(limits={"idle_seconds": 0.3}) as server, browsing(server) as http:
             silent = await http.ws_connect(path)
             while (await asyncio.wait_for(silent.receive(), SECONDS)).type is WSMsgType.TEXT:
                 pass
             name = (await rpc(http, "openenv/session/create"))["result"]["session_id"]
             silent = await attached(http, name)
             await asyncio.wait_for(silent.receive(), SECONDS)
-            await until(lambda: not front.sessions.open, "the slots were free")
+            await until(lambda: not server.sessions.open, "the slots were free")
 
     asyncio.run(play())
 
@@ -317,7 +321,7 @@ def test_a_client_that_leaves_its_attached_websocket_during_a_step_is_no_error_o
     go_on = tmp_path / "go on"
 
     async def play():
-        async with serving() as front, browsing(front) as http:
+        async with serving() as server, browsing(server) as http:
             name = (await rpc(http, "openenv/session/create"))["result"]["session_id"]
             ws = await attached(http, name)
             await frame(ws, "reset", seed=1)
@@ -325,7 +329,7 @@ def test_a_client_that_leaves_its_attached_websocket_during_a_step_is_no_error_o
             ws._response.connection.transport.abort()
             closing = (await rpc(http, "openenv/session/close", session_id=name))["result"]
             go_on.touch()
-            await until(lambda: not front.sessions.open, "the slot was free")
+            await until(lambda: not server.sessions.open, "the slot was free")
             return closing
 
     assert asyncio.run(play())["closing"] is True
@@ -336,13 +340,13 @@ def test_clients_that_leave_during_a_call_over_http_take_no_slot_for_longer_than
     never = str(tmp_path / "never")
 
     async def play():
-        async with serving(limits={"step_seconds": 1.0, "close_seconds": 0.5}) as front:
-            async with browsing(front) as http:
+        async with serving(limits={"step_seconds": 1.0, "close_seconds": 0.5}) as server:
+            async with browsing(server) as http:
                 left = asyncio.create_task(http.post("/step", json={"action": {"message": f"until {never}"}}))
-                await until(lambda: front.sessions.open, "it has begun")
+                await until(lambda: server.sessions.open, "it has begun")
                 left.cancel()
-            await until(lambda: not front.sessions.open, "the slot was free")
-            async with session(front) as client:
+            await until(lambda: not server.sessions.open, "the slot was free")
+            async with session(server) as client:
                 assert "result" in await client.ask("reset", seed=1)
 
     asyncio.run(play())

@@ -30,8 +30,8 @@ def url():
         "Chaos": EnvSpec("Chaos", "chaos_envs:Chaos"),
     }
     limits, bounds = ServiceLimits(step_seconds=STEP_SECONDS), Bounds(memory_bytes=64 << 20)
-    with served(specs=specs, limits=limits, bounds=bounds) as front:
-        yield front.url
+    with served(specs=specs, limits=limits, bounds=bounds) as server:
+        yield server.url
 
 
 def play(url, env, *replies, step_timeout=60.0):

@@ -9,8 +9,7 @@ from served import served
 
 import agentgym
 from agentgym.rollout.episode import close_env
-from agentgym.service.client import balance, discovery
-from agentgym.service.server import lookup
+from agentgym.service.client import balance, discovery, lookup
 
 NAME = "envs.test"
 
@@ -41,18 +40,18 @@ def on_both(**settings):
     return port, {"tokens": {"ann": "a" * 20}, "port": port, "workers": 0, **settings}
 
 
-def sessions_of(*fronts):
-    return [len(front.sessions.open) for front in fronts]
+def sessions_of(*servers):
+    return [len(server.sessions.open) for server in servers]
 
 
 def test_each_server_is_found_and_a_session_comes_back_to_its_own(names, monkeypatch):
     monkeypatch.setenv("AGENTGYM_TOKEN", "a" * 20)
     port, settings = on_both()
 
-    async def play(fronts):
+    async def play(servers):
         envs = [agentgym.make(f"http://{NAME}:{port}/frozen_lake") for _ in range(6)]
         await asyncio.gather(*(env.reset(seed=1) for env in envs))
-        assert sessions_of(*fronts) == [3, 3]
+        assert sessions_of(*servers) == [3, 3]
         homes = [env.unwrapped.session.server for env in envs]
         assert set(homes) == {f"http://127.0.0.2:{port}", f"http://127.0.0.3:{port}"}
         for env in envs:
@@ -68,7 +67,7 @@ def test_each_server_is_found_and_a_session_comes_back_to_its_own(names, monkeyp
         served("frozen_lake", host="127.0.0.3", **settings) as other,
     ):
         asyncio.run(play((one, other)))
-        assert all(front.unauthorized.count == 0 for front in (one, other))
+        assert all(server.unauthorized.count == 0 for server in (one, other))
 
 
 def test_servers_come_and_go(names, monkeypatch):

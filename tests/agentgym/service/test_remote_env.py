@@ -15,14 +15,14 @@ from served import served
 
 import agentgym
 from agentgym.cli import main
-from agentgym.core.blocking import Blocking
+from agentgym.core.env import Blocking
 from agentgym.core.registration import UnknownEnvError, spec
 from agentgym.core.trajectory import Trajectory
 from agentgym.policies.base import ExpertPolicy, Policy, RandomPolicy
 from agentgym.rollout.episode import Episode, close_env, run_episode, run_many
+from agentgym.service.client import lookup
 from agentgym.service.client.address import RemoteEnvError, RemoteError, SessionLost, Unavailable, parse
 from agentgym.service.protocol.frames import ServiceLimits
-from agentgym.service.server import lookup
 from agentgym.service.server.env_server import EnvServer
 
 SERVED = ("frozen_lake", "sokoban", "gsm8k", "wordle", "countdown", "sql", "gsm8k_tool")
@@ -42,9 +42,9 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def front() -> Iterator[EnvServer]:
-    with served(*SERVED) as front:
-        yield front
+def server() -> Iterator[EnvServer]:
+    with served(*SERVED) as server:
+        yield server
 
 
 def said(trajectory: Trajectory) -> Any:
@@ -63,24 +63,24 @@ async def episodes(env: Any, policy: str, n: int = 3) -> list[Any]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("id", SERVED)
-def test_its_episodes_are_those_of_a_local_one(front: EnvServer, id: str, policy: str) -> None:
-    remote = asyncio.run(episodes(agentgym.make(f"{front.url}/{id}"), policy))
+def test_its_episodes_are_those_of_a_local_one(server: EnvServer, id: str, policy: str) -> None:
+    remote = asyncio.run(episodes(agentgym.make(f"{server.url}/{id}"), policy))
     assert remote == asyncio.run(episodes(agentgym.make(id), policy))
 
 
-def test_its_tasks_tools_and_turns_are_those_of_a_local_one(front: EnvServer) -> None:
+def test_its_tasks_tools_and_turns_are_those_of_a_local_one(server: EnvServer) -> None:
     for id in SERVED:
-        remote, local = agentgym.make(f"{front.url}/{id}"), agentgym.make(id)
+        remote, local = agentgym.make(f"{server.url}/{id}"), agentgym.make(id)
         assert (remote.tools, remote.max_turns) == (local.tools, local.max_turns)
         for split in ("train", "test"):
-            theirs, ours = spec(f"{front.url}/{id}").tasks(split), spec(id).tasks(split)
+            theirs, ours = spec(f"{server.url}/{id}").tasks(split), spec(id).tasks(split)
             assert (len(theirs), theirs.name) == (len(ours), ours.name)
             n = min(len(ours), 250)
             places = [0, n - 1, n // 2]
             assert [theirs[i].to_json() for i in places] == [ours[i].to_json() for i in places]
 
 
-def test_a_drawn_task_is_the_one_that_the_environment_draws_here(front: EnvServer) -> None:
+def test_a_drawn_task_is_the_one_that_the_environment_draws_here(server: EnvServer) -> None:
     async def drawn(env: Any) -> list[Any]:
         shown = []
         for seed in (3, 4):
@@ -89,11 +89,11 @@ def test_a_drawn_task_is_the_one_that_the_environment_draws_here(front: EnvServe
         await close_env(env)
         return shown
 
-    remote = asyncio.run(drawn(agentgym.make(f"{front.url}/sokoban")))
+    remote = asyncio.run(drawn(agentgym.make(f"{server.url}/sokoban")))
     assert json.dumps(remote) == json.dumps(asyncio.run(drawn(agentgym.make("sokoban"))))
 
 
-def test_plain_calls_go_through_a_wrapper(front: EnvServer) -> None:
+def test_plain_calls_go_through_a_wrapper(server: EnvServer) -> None:
     def play(env: Any) -> list[Any]:
         rng = random.Random(1)
         shown = [env.reset(seed=5)]
@@ -104,13 +104,13 @@ def test_plain_calls_go_through_a_wrapper(front: EnvServer) -> None:
         env.close()
         return shown
 
-    remote = play(Blocking(agentgym.make(f"{front.url}/frozen_lake")))
+    remote = play(Blocking(agentgym.make(f"{server.url}/frozen_lake")))
     assert json.dumps(remote) == json.dumps(play(agentgym.make("frozen_lake")))
 
 
-def test_steps_that_are_known_before_go_in_one_message(front: EnvServer) -> None:
+def test_steps_that_are_known_before_go_in_one_message(server: EnvServer) -> None:
     async def both() -> tuple[Any, Any]:
-        env: Any = await asyncio.to_thread(agentgym.make, f"{front.url}/frozen_lake")
+        env: Any = await asyncio.to_thread(agentgym.make, f"{server.url}/frozen_lake")
         await env.reset(seed=1)
         at_once = await env.steps(["up", "up", "nonsense"])
         await env.reset(seed=1)
@@ -123,37 +123,37 @@ def test_steps_that_are_known_before_go_in_one_message(front: EnvServer) -> None
     assert len(at_once) == 3
 
 
-def test_one_session_serves_many_episodes_and_closing_frees_its_slot(front: EnvServer) -> None:
-    before = front.sessions.tally().opened
-    asyncio.run(episodes(agentgym.make(f"{front.url}/frozen_lake"), EXPERT, n=5))
-    assert front.sessions.tally().opened == before + 1
+def test_one_session_serves_many_episodes_and_closing_frees_its_slot(server: EnvServer) -> None:
+    before = server.sessions.tally().opened
+    asyncio.run(episodes(agentgym.make(f"{server.url}/frozen_lake"), EXPERT, n=5))
+    assert server.sessions.tally().opened == before + 1
     until = time.monotonic() + 30
-    while front.sessions.open and time.monotonic() < until:
+    while server.sessions.open and time.monotonic() < until:
         time.sleep(0.01)
-    assert not front.sessions.open
+    assert not server.sessions.open
 
 
-def test_many_at_a_time_are_as_one_after_another(front: EnvServer) -> None:
+def test_many_at_a_time_are_as_one_after_another(server: EnvServer) -> None:
     def play(id: str, concurrency: int) -> list[Any]:
         made = spec(id)
         todo = [Episode(task, 0, i) for i, task in enumerate(made.tasks("train").take(12))]
         make_policy = lambda episode: POLICIES[MIXED](episode.seed)  # noqa: E731
         return list(map(said, asyncio.run(run_many(made.make, make_policy, todo, concurrency=concurrency))))
 
-    assert play(f"{front.url}/sokoban", 6) == play("sokoban", 1)
+    assert play(f"{server.url}/sokoban", 6) == play("sokoban", 1)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_network_that_cuts_connections_changes_no_episode(front: EnvServer, seed: int) -> None:
+def test_a_network_that_cuts_connections_changes_no_episode(server: EnvServer, seed: int) -> None:
     rng = random.Random(seed)
     local = asyncio.run(episodes(agentgym.make("sokoban"), MIXED))
-    before = front.sessions.tally().counters["steps"]
+    before = server.sessions.tally().counters["steps"]
     # From the sixth on: a resume token is used up when its connection is opened, so its hello must arrive.
-    with cutting(front.port, [40, *(rng.randint(6, 25) for _ in range(12))]) as proxy:
+    with cutting(server.port, [40, *(rng.randint(6, 25) for _ in range(12))]) as proxy:
         remote = asyncio.run(episodes(agentgym.make(f"http://127.0.0.1:{proxy.port}/sokoban"), MIXED))
     assert proxy.made > 2
     assert remote == local
-    assert front.sessions.tally().counters["steps"] - before == sum(
+    assert server.sessions.tally().counters["steps"] - before == sum(
         len(turns) for _, turns, *_ in local
     )  # none run twice
 
@@ -271,9 +271,9 @@ def test_a_silent_server_is_not_waited_for_longer_than_its_own_limits(monkeypatc
     assert (server.opened, server.resumes) == (1, 1)
 
 
-def test_what_the_environment_raises_is_an_error_and_the_session_goes_on(front: EnvServer) -> None:
+def test_what_the_environment_raises_is_an_error_and_the_session_goes_on(server: EnvServer) -> None:
     async def play() -> None:
-        env: Any = await asyncio.to_thread(agentgym.make, f"{front.url}/frozen_lake")
+        env: Any = await asyncio.to_thread(agentgym.make, f"{server.url}/frozen_lake")
         await env.reset(seed=1)
         over = False
         while not over:
@@ -293,9 +293,9 @@ def test_what_the_environment_raises_is_an_error_and_the_session_goes_on(front: 
     asyncio.run(play())
 
 
-def test_what_is_too_large_is_not_sent(front: EnvServer) -> None:
+def test_what_is_too_large_is_not_sent(server: EnvServer) -> None:
     async def play() -> None:
-        env: Any = await asyncio.to_thread(agentgym.make, f"{front.url}/frozen_lake")
+        env: Any = await asyncio.to_thread(agentgym.make, f"{server.url}/frozen_lake")
         await env.reset(seed=1)
         with pytest.raises(RemoteError, match=r"step would send 9,0.* bytes, and the server takes 8,388,608"):
             await env.step("x" * 9_000_000)
@@ -306,7 +306,7 @@ def test_what_is_too_large_is_not_sent(front: EnvServer) -> None:
 
 
 @pytest.mark.parametrize("action", ["", "\x00", "\ud83d", "漢字 🙂", {"role": "assistant", "content": None}])
-def test_any_action_arrives(front: EnvServer, action: Any) -> None:
+def test_any_action_arrives(server: EnvServer, action: Any) -> None:
     async def play(env: Any) -> Any:
         reset, step = env.reset(seed=1), None
         await reset if asyncio.iscoroutine(reset) else reset
@@ -315,7 +315,7 @@ def test_any_action_arrives(front: EnvServer, action: Any) -> None:
         await close_env(env)
         return json.dumps(step)
 
-    assert asyncio.run(play(agentgym.make(f"{front.url}/wordle"))) == asyncio.run(play(agentgym.make("wordle")))
+    assert asyncio.run(play(agentgym.make(f"{server.url}/wordle"))) == asyncio.run(play(agentgym.make("wordle")))
 
 
 def test_a_call_that_is_given_up_ends_its_session() -> None:
@@ -337,22 +337,22 @@ def test_a_call_that_is_given_up_ends_its_session() -> None:
     assert (server.opened, server.closes) == (2, 2)
 
 
-def test_an_event_loop_that_ends_takes_no_session_with_it(front: EnvServer) -> None:
-    env: Any = agentgym.make(f"{front.url}/frozen_lake")
-    opened = front.sessions.tally().opened
+def test_an_event_loop_that_ends_takes_no_session_with_it(server: EnvServer) -> None:
+    env: Any = agentgym.make(f"{server.url}/frozen_lake")
+    opened = server.sessions.tally().opened
     first = asyncio.run(env.reset(seed=1))
     steps = [asyncio.run(env.step(word)) for word in ("up", "down")]
     asyncio.run(env.close())
-    assert front.sessions.tally().opened == opened + 1
+    assert server.sessions.tally().opened == opened + 1
     local = agentgym.make("frozen_lake")
     assert json.dumps([first, *steps]) == json.dumps([local.reset(seed=1), local.step("up"), local.step("down")])
 
 
 def test_it_evaluates_and_checks_as_a_local_one(
-    front: EnvServer, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+    server: EnvServer, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rewards = {}
-    for id in (f"{front.url}/sokoban", "sokoban"):
+    for id in (f"{server.url}/sokoban", "sokoban"):
         out = tmp_path / str(len(rewards))
         assert main(["eval", id, "--policy", "random", "-n", "6", "--out", str(out), "--json"]) == 0
         [file] = (out / "episodes").glob("*.jsonl")
@@ -360,7 +360,7 @@ def test_it_evaluates_and_checks_as_a_local_one(
         rewards[id] = sorted((line["task_id"], [turn["reward"] for turn in line["turns"]]) for line in lines)
     assert len({json.dumps(r) for r in rewards.values()}) == 1
     capsys.readouterr()
-    assert main(["check", f"{front.url}/frozen_lake"]) == 0, capsys.readouterr()
+    assert main(["check", f"{server.url}/frozen_lake"]) == 0, capsys.readouterr()
 
 
 def test_its_spec_is_a_value() -> None:
@@ -370,8 +370,8 @@ def test_its_spec_is_a_value() -> None:
     assert type(found).from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
-def test_its_task_set_can_be_pickled(front: EnvServer) -> None:
-    tasks = spec(f"{front.url}/frozen_lake").tasks("test").shuffled(3)
+def test_its_task_set_can_be_pickled(server: EnvServer) -> None:
+    tasks = spec(f"{server.url}/frozen_lake").tasks("test").shuffled(3)
     again = pickle.loads(pickle.dumps(tasks))
     assert [task.id for task in again.take(5)] == [task.id for task in tasks.take(5)]
 
@@ -395,16 +395,16 @@ def test_a_bad_url_is_refused(url: str, words: str) -> None:
     assert "secret@" not in str(caught.value)
 
 
-def test_a_mistaken_name_split_or_server_is_told(front: EnvServer) -> None:
+def test_a_mistaken_name_split_or_server_is_told(server: EnvServer) -> None:
     with pytest.raises(ValueError, match="serves no environment 'sokobann': did you mean sokoban"):
-        agentgym.make(f"{front.url}/sokobann")
+        agentgym.make(f"{server.url}/sokobann")
     with pytest.raises(ValueError, match="trian"):
-        spec(f"{front.url}/sokoban").tasks("trian")
+        spec(f"{server.url}/sokoban").tasks("trian")
     with pytest.raises(Unavailable, match=r"sokoban: no server answers: http://127.0.0.1:1: .*refused"):
         agentgym.make("http://127.0.0.1:1/sokoban")
     with pytest.raises(ValueError, match=r"sokoban at http.*: size=3 is expected, and the server makes it with size=6"):
-        agentgym.make(f"{front.url}/sokoban", size=3)
-    agentgym.make(f"{front.url}/sokoban", size=6)
+        agentgym.make(f"{server.url}/sokoban", size=3)
+    agentgym.make(f"{server.url}/sokoban", size=6)
 
 
 def test_tokens_come_from_the_variable_or_a_file_and_never_from_the_spec(
@@ -435,8 +435,8 @@ def test_tls_by_a_certificate_of_ones_own(tmp_path: Any) -> None:
     arguments = [str(word) for pair in files.items() for word in pair]
     subprocess.run([*make.split(), *arguments], check=True, capture_output=True, timeout=60)
     cert, key = str(files["-out"]), str(files["-keyout"])
-    with served("frozen_lake", cert=cert, key=key) as front:
-        url = f"https://localhost:{front.port}/frozen_lake"
+    with served("frozen_lake", cert=cert, key=key) as server:
+        url = f"https://localhost:{server.port}/frozen_lake"
         with pytest.raises(Unavailable, match=r"(?i)certificate"):
             agentgym.make(url)
         remote = asyncio.run(episodes(agentgym.make(url, ca_file=cert), MIXED))

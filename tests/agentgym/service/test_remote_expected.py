@@ -23,12 +23,10 @@ from agentgym.cli import main
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.policies.base import ExpertPolicy, ScriptedPolicy
 from agentgym.rollout.episode import Episode, Limits, close_env, run_episode, run_many
-from agentgym.service.client import balance, connection
-from agentgym.service.client import liveness as pulse
+from agentgym.service.client import balance, connection, liveness, lookup
 from agentgym.service.client import session_client as client
 from agentgym.service.client.address import SessionLost, Unavailable
-from agentgym.service.client.expected import difference
-from agentgym.service.server import lookup
+from agentgym.service.client.connection import difference
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "acceptance"))
 from serving_process import Serving, serving
@@ -73,7 +71,7 @@ def test_several_servers_must_all_make_the_same_environment() -> None:
         return used
 
     with served(specs=of_size(4)) as four, served(specs=of_size(5)) as five:
-        urls = [f"{front.url}/frozen_lake" for front in (four, five)]
+        urls = [f"{server.url}/frozen_lake" for server in (four, five)]
         assert asyncio.run(play(",".join(urls))) == [four.url] * 4
         assert asyncio.run(play(",".join(reversed(urls)))) == [five.url] * 4
         with pytest.raises(ValueError, match="size=6 is expected, and the server makes it with size=4"):
@@ -98,8 +96,8 @@ def test_a_server_that_starts_again_with_something_else_is_refused(monkeypatch: 
             await asyncio.to_thread(again.close)
 
     with contextlib.ExitStack() as stack:
-        front = stack.enter_context(served(specs=of_size(4)))
-        asyncio.run(play(f"{front.url}/frozen_lake", stack, front.port))
+        server = stack.enter_context(served(specs=of_size(4)))
+        asyncio.run(play(f"{server.url}/frozen_lake", stack, server.port))
 
 
 def test_an_evaluation_is_not_gone_on_with_where_the_server_makes_something_else(
@@ -107,29 +105,29 @@ def test_an_evaluation_is_not_gone_on_with_where_the_server_makes_something_else
 ) -> None:
     folder = tmp_path / "run"
 
-    def evaluated(front: Any, n: int) -> int:
+    def evaluated(server: Any, n: int) -> int:
         monkeypatch.setattr(lookup, "_records", {})  # as in a process of its own
         monkeypatch.setattr(balance, "_pools", {})
         words = ["--policy", "expert", "-n", str(n), "--out", str(folder), "--quiet"]
-        return main(["eval", f"{front.url}/frozen_lake", *words])
+        return main(["eval", f"{server.url}/frozen_lake", *words])
 
-    with served(specs=of_size(4)) as front:
-        assert evaluated(front, 2) == 0
-        assert evaluated(front, 3) == 0
+    with served(specs=of_size(4)) as server:
+        assert evaluated(server, 2) == 0
+        assert evaluated(server, 3) == 0
     [cell] = json.loads((folder / "run.json").read_text())["cells"]
     assert cell["served"]["kwargs"]["size"] == 4
     assert cell["served"]["split"]["size"] == len(spec("frozen_lake").tasks("test"))
     episodes = (folder / cell["file"]).read_text()
     assert episodes.count("\n") == 3
-    with served(specs=of_size(5), port=front.port) as other:
+    with served(specs=of_size(5), port=server.port) as other:
         assert evaluated(other, 4) == 2
     assert "the server's kwargs size was 4, is now 5" in capsys.readouterr().err
     assert (folder / cell["file"]).read_text() == episodes
 
 
 def test_a_spec_is_held_to_what_its_servers_make_now() -> None:
-    with served(specs=of_size(4)) as front:
-        remote = spec(f"{front.url}/frozen_lake")
+    with served(specs=of_size(4)) as server:
+        remote = spec(f"{server.url}/frozen_lake")
         assert lookup.held(remote).kwargs["expects"]["size"] == 4
         mine = dataclasses.replace(remote, kwargs={**remote.kwargs, "expects": {"size": 7}})
         assert lookup.held(mine).kwargs["expects"]["size"] == 7
@@ -159,19 +157,19 @@ def test_many_that_are_made_at_once_ask_once_and_need_no_server_later(monkeypatc
 
 
 def test_a_server_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    with served("gsm8k", specs=of_size(5)) as front:
-        assert main(["list", front.url, "--json"]) == 0
+    with served("gsm8k", specs=of_size(5)) as server:
+        assert main(["list", server.url, "--json"]) == 0
         told = {env["id"]: env for env in json.loads(capsys.readouterr().out)}
         assert set(told) == {"gsm8k", "frozen_lake"}
         assert told["frozen_lake"]["kwargs"]["size"] == 5
-        assert main(["list", front.url, "--tag", "math"]) == 0
+        assert main(["list", server.url, "--tag", "math"]) == 0
         shown = capsys.readouterr().out
-        assert f"{front.url}/gsm8k" in shown
+        assert f"{server.url}/gsm8k" in shown
         assert "frozen_lake" not in shown
     for url, words in [
         ("gsm8k", "bad URL 'gsm8k': write http://HOST:PORT"),
-        (f"{front.url}/gsm8k", f"names an environment: write {front.url}"),
-        (front.url, f"{front.url}: no server answers"),
+        (f"{server.url}/gsm8k", f"names an environment: write {server.url}"),
+        (server.url, f"{server.url}: no server answers"),
     ]:
         assert main(["list", url]) == 2
         assert words in capsys.readouterr().err
@@ -182,8 +180,8 @@ def test_a_server_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 @contextlib.contextmanager
 def frozen(server: Serving) -> Iterator[None]:
-    front = psutil.Process(server.process.pid)
-    family = [front, *front.children(recursive=True)]
+    server = psutil.Process(server.process.pid)
+    family = [server, *server.children(recursive=True)]
     for process in family:
         with contextlib.suppress(psutil.Error):
             process.suspend()
@@ -222,7 +220,7 @@ def test_a_server_that_hangs_fails_its_episode_in_time_and_no_other() -> None:
 def test_one_of_two_servers_hangs_and_every_episode_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 1.0)
     monkeypatch.setattr(client, "LOOK_SECONDS", 0.5)
-    monkeypatch.setattr(pulse, "SILENT_SECONDS", 1.5)
+    monkeypatch.setattr(liveness, "SILENT_SECONDS", 1.5)
     with serving("sokoban") as well, serving("sokoban") as hangs, contextlib.ExitStack() as stack:
         made = spec(f"{well.url}/sokoban,{hangs.url}/sokoban")
         todo = [Episode(task, 0, i) for i, task in enumerate(made.tasks("train").take(16))]
@@ -245,13 +243,13 @@ def test_one_of_two_servers_hangs_and_every_episode_is_played(monkeypatch: pytes
 def test_a_step_that_takes_long_on_a_server_that_lives_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "LOOK_SECONDS", 0.05)
     asked: list[str] = []
-    real = pulse._answers
+    real = liveness._answers
 
     async def counted(address: Any, server: str) -> bool:
         asked.append(server)
         return await real(address, server)
 
-    monkeypatch.setattr(pulse, "_answers", counted)
+    monkeypatch.setattr(liveness, "_answers", counted)
 
     async def play(url: str) -> None:
         env: Any = await asyncio.to_thread(agentgym.make, url)
@@ -261,6 +259,6 @@ def test_a_step_that_takes_long_on_a_server_that_lives_is_waited_for(monkeypatch
         assert env.session is session
         await env.close()
 
-    with served(specs={"faulty": EnvSpec(id="faulty", entry_point="service_faults:Faulty")}) as front:
-        asyncio.run(play(f"{front.url}/faulty"))
+    with served(specs={"faulty": EnvSpec(id="faulty", entry_point="service_faults:Faulty")}) as server:
+        asyncio.run(play(f"{server.url}/faulty"))
     assert len(asked) > 1

@@ -10,9 +10,9 @@ import agentgym
 from agentgym.core.registration import EnvSpec
 from agentgym.policies.base import ExpertPolicy, ScriptedPolicy
 from agentgym.rollout.episode import Limits, close_env, run_episode
+from agentgym.service.client import lookup
 from agentgym.service.client.address import RemoteEnvError, SessionLost, Unavailable
 from agentgym.service.protocol.frames import ServiceLimits
-from agentgym.service.server import lookup
 
 QUICK = ServiceLimits(step_seconds=0.5, init_seconds=20.0)
 
@@ -47,8 +47,8 @@ def test_a_step_that_hangs_or_crashes_costs_its_episode_only() -> None:
         assert observation[0]["content"] == "2: still here"  # the same process went on
         await env.close()
 
-    with served(specs={"faulty": faulty()}, limits=QUICK) as front:
-        asyncio.run(play(f"{front.url}/faulty"))
+    with served(specs={"faulty": faulty()}, limits=QUICK) as server:
+        asyncio.run(play(f"{server.url}/faulty"))
 
 
 def test_the_episode_says_what_happened_and_where() -> None:
@@ -64,8 +64,8 @@ def test_the_episode_says_what_happened_and_where() -> None:
         assert (again.end, len(again.turns)) == ("terminated", 2)
         await close_env(env)
 
-    with served(specs={"faulty": faulty()}, limits=QUICK) as front:
-        asyncio.run(play(f"{front.url}/faulty"))
+    with served(specs={"faulty": faulty()}, limits=QUICK) as server:
+        asyncio.run(play(f"{server.url}/faulty"))
 
 
 def test_an_environment_that_cannot_be_made_says_so() -> None:
@@ -74,8 +74,8 @@ def test_an_environment_that_cannot_be_made_says_so() -> None:
         with pytest.raises(Unavailable, match="there is no such database"):
             await env.reset(seed=1)
 
-    with served(specs={"faulty": faulty("NotMade")}, limits=QUICK) as front:
-        asyncio.run(play(f"{front.url}/faulty"))
+    with served(specs={"faulty": faulty("NotMade")}, limits=QUICK) as server:
+        asyncio.run(play(f"{server.url}/faulty"))
 
 
 def test_an_environment_with_async_methods_is_served_as_well() -> None:
@@ -86,5 +86,5 @@ def test_an_environment_with_async_methods_is_served_as_well() -> None:
         assert (played.error, played.end, len(played.turns)) == (None, "max_turns", 3)
         await close_env(env)
 
-    with served(specs={"faulty": faulty("Later")}, limits=QUICK) as front:
-        asyncio.run(play(f"{front.url}/faulty"))
+    with served(specs={"faulty": faulty("Later")}, limits=QUICK) as server:
+        asyncio.run(play(f"{server.url}/faulty"))

@@ -9,7 +9,7 @@ from chaos_harness import SECONDS, Raw
 from service_harness import browsing, serving, session, until
 
 from agentgym.service.server import slots
-from agentgym.service.server.settings import ServeSettings
+from agentgym.service.server.env_server import ServeSettings
 from agentgym.service.worker.websocket import TEXT, encoded
 
 ENVS = {"nosy": "adversary_envs:Nosy"}
@@ -19,8 +19,8 @@ TOKEN = "ann-" + "a" * 28
 
 def run(scenario, **settings):
     async def serve():
-        async with serving(envs=ENVS, **settings) as front:
-            await scenario(front)
+        async with serving(envs=ENVS, **settings) as server:
+            await scenario(server)
 
     asyncio.run(serve())
 
@@ -29,15 +29,15 @@ def run(scenario, **settings):
 def test_a_page_may_not_ask_even_where_its_name_leads_here(origin):
     """Its owner can make any name mean this machine, and then Origin and Host are the same."""
 
-    async def knock(front):
-        raw = await Raw.open(front.port, SESSION, f"Origin: {origin}\r\n")
+    async def knock(server):
+        raw = await Raw.open(server.port, SESSION, f"Origin: {origin}\r\n")
         assert raw.status == 403
         await raw.close()
-        async with browsing(front) as http:
+        async with browsing(server) as http:
             headers = {"Origin": "http://evil.example:8000", "Host": "evil.example:8000"}
             async with http.post("/reset", json={}, headers=headers) as answer:
                 assert answer.status == 403
-            headers = {"Origin": front.url}
+            headers = {"Origin": server.url}
             async with http.post("/reset", json={}, headers=headers) as answer:
                 assert answer.status == 200
 
@@ -45,17 +45,17 @@ def test_a_page_may_not_ask_even_where_its_name_leads_here(origin):
 
 
 def test_with_a_token_a_page_of_the_servers_own_name_may_ask():
-    async def knock(front):
+    async def knock(server):
         headers = {"Origin": "https://envs.example", "Host": "envs.example"}
-        async with browsing(front, TOKEN) as http, http.post("/reset", json={}, headers=headers) as answer:
+        async with browsing(server, TOKEN) as http, http.post("/reset", json={}, headers=headers) as answer:
             assert answer.status == 200
 
     run(knock, tokens={"ann": TOKEN})
 
 
 def test_what_comes_right_behind_a_handshake_is_not_lost_without_a_word():
-    async def knock(front):
-        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    async def knock(server):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         head = f"GET {SESSION} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         head += "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
         writer.write(head.encode() + encoded(TEXT, b'{"id": 1, "call": "tools"}', masked=True))
@@ -63,16 +63,16 @@ def test_what_comes_right_behind_a_handshake_is_not_lost_without_a_word():
         assert answer.startswith(b"HTTP/1.1 400 "), answer
         assert answer.count(b"HTTP/1.1") == 1  # the frame was not read as another request
         writer.close()
-        assert not front.sessions.open
+        assert not server.sessions.open
 
     run(knock)
 
 
 def test_a_body_is_utf8_whatever_its_header_says(caplog):
-    """Python decodes punycode in a time that grows with the square: a message of the largest size took the front hours."""
+    """Python decodes punycode in a time that grows with the square: a message of the largest size took the server hours."""
 
-    async def ask(front):
-        async with browsing(front) as http:
+    async def ask(server):
+        async with browsing(server) as http:
             for charset in ("punycode", "bogus", "rot13", "utf-8"):
                 headers = {"Content-Type": f"application/json; charset={charset}"}
                 for path, refused in (("/reset", 422), ("/nosy/num_tasks", 422), ("/mcp", 200)):
@@ -92,9 +92,9 @@ def test_a_body_is_utf8_whatever_its_header_says(caplog):
 def test_no_depth_of_nesting_is_an_error_of_the_server(caplog):
     """There are depths that can just be read, and not be written any more."""
 
-    async def ask(front):
-        raw = await Raw.open(front.port, "/nosy/ws")
-        async with browsing(front) as http:
+    async def ask(server):
+        raw = await Raw.open(server.port, "/nosy/ws")
+        async with browsing(server) as http:
             for depth in range(880, 1000):
                 deep = f'{{"seed": {"[" * depth + "]" * depth}}}'
                 raw.send(f'{{"type": "reset", "data": {deep}}}')
@@ -109,9 +109,9 @@ def test_no_depth_of_nesting_is_an_error_of_the_server(caplog):
 
 
 def test_a_resume_token_opens_no_session_through_another_door():
-    async def knock(front):
-        async with session(front, "nosy") as client:
-            raw = await Raw.open(front.port, f"/nosy/ws?resume={client.hello['resume']}")
+    async def knock(server):
+        async with session(server, "nosy") as client:
+            raw = await Raw.open(server.port, f"/nosy/ws?resume={client.hello['resume']}")
             texts, _ = await raw.ended()
             assert "resume token is wrong" in texts[0]
             await raw.close()
@@ -121,13 +121,13 @@ def test_a_resume_token_opens_no_session_through_another_door():
 
 
 def test_what_an_environment_starts_inherits_no_connection():
-    async def look(front):
-        async with session(front, "nosy") as client:
+    async def look(server):
+        async with session(server, "nosy") as client:
             await client.ask("init", task={"id": "a"})
             await client.ask("reset")
             assert (await client.step("open"))["result"][0][-1]["content"] == ""
             await client.drop()
-            await until(lambda: front.sessions.states()["detached"] == 1)
+            await until(lambda: server.sessions.states()["detached"] == 1)
             await client.connect(resume=client.hello["resume"])  # which comes to the process in another way
             assert (await client.step("open"))["result"][0][-1]["content"] == ""
 
@@ -137,21 +137,21 @@ def test_what_an_environment_starts_inherits_no_connection():
 def test_words_that_an_environment_wrote_over_cost_no_slot_and_no_metrics():
     """Every process of a session can write to the memory that all share; a stray pointer may."""
 
-    async def look(front):
-        async with session(front, "nosy") as client, browsing(front) as http:
-            [one] = front.sessions.open.values()
+    async def look(server):
+        async with session(server, "nosy") as client, browsing(server) as http:
+            [one] = server.sessions.open.values()
             one.words.words[slots._STATE] = one.words.words[slots.WHY] = 2**60
             async with http.get("/metrics") as answer:
                 assert answer.status == 200
             await client.ask("close")
-            await until(lambda: not front.sessions.open)
+            await until(lambda: not server.sessions.open)
 
     run(look)
 
 
 def test_odd_values_and_seeds_arrive_as_they_are():
-    async def play(front):
-        async with session(front, "nosy") as client:
+    async def play(server):
+        async with session(server, "nosy") as client:
             await client.ask("init", task={"id": "ä/../\u2028\x00"})
             answer = await client.ask("reset", seed=2**63 + 5)
             assert answer["result"]["info"] == {"seed": 2**63 + 5}
@@ -173,13 +173,13 @@ def test_tokens_are_not_in_what_is_printed_of_the_settings():
 def test_the_zygote_is_told_of_ten_thousand_processes_that_died():
     """More than a packet of any other message holds."""
 
-    async def look(front):
-        front.forks._keys.update(dict.fromkeys(range(4_000_000, 4_010_000), "gone"))
-        assert len(json.dumps(list(front.forks._keys))) > 1 << 16
-        first = front.forks._process.pid
-        front.forks._process.terminate()
-        await until(lambda: front.forks._process.pid != first and front.forks.ready)
-        async with session(front, "nosy") as client:
+    async def look(server):
+        server.forks._keys.update(dict.fromkeys(range(4_000_000, 4_010_000), "gone"))
+        assert len(json.dumps(list(server.forks._keys))) > 1 << 16
+        first = server.forks._process.pid
+        server.forks._process.terminate()
+        await until(lambda: server.forks._process.pid != first and server.forks.ready)
+        async with session(server, "nosy") as client:
             assert "result" in await client.ask("tools")
 
     run(look)

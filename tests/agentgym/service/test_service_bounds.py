@@ -17,9 +17,9 @@ from agentgym.service.server.bounds import Bounds, raise_open_files
 
 def test_a_session_that_eats_memory_ends_alone_with_a_clear_error():
     async def play():
-        async with serving(bounds=Bounds(memory_bytes=64 << 20)) as front, session(front) as other:
+        async with serving(bounds=Bounds(memory_bytes=64 << 20)) as server, session(server) as other:
             await other.begin()
-            async with session(front) as client:
+            async with session(server) as client:
                 await client.begin()
                 assert (await client.step("eat 16"))["result"]
                 error = (await client.step("eat 500"))["error"]
@@ -27,9 +27,9 @@ def test_a_session_that_eats_memory_ends_alone_with_a_clear_error():
                 assert "step ran out of memory" in error["message"]
                 assert "--session-memory" in error["message"]
                 assert await client.ended() == 4507
-            await until(lambda: len(front.sessions.open) == 1 and not alive(client.pid))
-            assert front.sessions.tally().ended == {"OUT_OF_MEMORY": 1}
-            assert front.sessions.tally().errors == {"OUT_OF_MEMORY": 1}
+            await until(lambda: len(server.sessions.open) == 1 and not alive(client.pid))
+            assert server.sessions.tally().ended == {"OUT_OF_MEMORY": 1}
+            assert server.sessions.tally().errors == {"OUT_OF_MEMORY": 1}
             assert (await other.step("eat 16"))["result"]
 
     asyncio.run(play())
@@ -37,7 +37,7 @@ def test_a_session_that_eats_memory_ends_alone_with_a_clear_error():
 
 def test_openenv_is_told_too():
     async def play():
-        async with serving(bounds=Bounds(memory_bytes=64 << 20)) as front, browsing(front) as http:
+        async with serving(bounds=Bounds(memory_bytes=64 << 20)) as server, browsing(server) as http:
             client = Client(http)
             client.ws = await http.ws_connect("/ws")
             await client.ws.send_json({"type": "reset", "data": {}})
@@ -47,14 +47,14 @@ def test_openenv_is_told_too():
             assert told["type"] == "error"
             assert "OUT_OF_MEMORY" in told["data"]["message"]
             await client.ws.close()
-            await until(lambda: not front.sessions.open)
+            await until(lambda: not server.sessions.open)
 
     asyncio.run(play())
 
 
 def test_a_worker_dumps_no_core_and_has_the_files_of_an_ordinary_process():
     async def play():
-        async with serving(bounds=Bounds(open_files=300)) as front, session(front) as client:
+        async with serving(bounds=Bounds(open_files=300)) as server, session(server) as client:
             await client.begin()
             assert (await client.step("limits"))["result"][0][0]["content"] == "1: 0 300"
             with open(f"/proc/{client.pid}/oom_score_adj") as score:
@@ -114,9 +114,9 @@ def in_groups():
     cgroups.remove(group)
 
 
-def groups_of(front):
+def groups_of(server):
     """The folders of control groups of a server's sessions."""
-    zygotes = {str(parent_of(pid)) for pid in front.forks._keys}
+    zygotes = {str(parent_of(pid)) for pid in server.forks._keys}
     begins = tuple(f"agentgym-session-{zygote}-" for zygote in zygotes)
     folders = os.walk("/sys/fs/cgroup")  # which passes over folders that go meanwhile
     found = [Path(place, name) for place, names, _ in folders for name in names if name.startswith(begins)]
@@ -126,44 +126,44 @@ def groups_of(front):
 @pytest.mark.parametrize("greedy", ["share 200", "feed 60"])
 def test_shared_memory_and_children_count_as_a_sessions_own(in_groups, greedy):
     async def play():
-        async with serving(bounds=Bounds(memory_bytes=64 << 20), workers=0) as front, session(front) as other:
+        async with serving(bounds=Bounds(memory_bytes=64 << 20), workers=0) as server, session(server) as other:
             await other.begin()
-            async with session(front) as client:
+            async with session(server) as client:
                 await client.begin()
                 assert (await client.step("echo"))["result"]
                 await client.step(greedy)
                 if greedy.startswith("share"):
-                    assert front.sessions.tally().ended == {"OUT_OF_MEMORY": 1}
+                    assert server.sessions.tally().ended == {"OUT_OF_MEMORY": 1}
                 else:  # the kernel takes a child, or now and then the worker itself
-                    ended = front.sessions.tally
+                    ended = server.sessions.tally
                     await until(
-                        lambda: sum_of_oom(front) or ended().ended["OUT_OF_MEMORY"], "a process that was killed"
+                        lambda: sum_of_oom(server) or ended().ended["OUT_OF_MEMORY"], "a process that was killed"
                     )
-            await until(lambda: len(front.sessions.open) == 1 and len(front.forks._keys) == 1)
+            await until(lambda: len(server.sessions.open) == 1 and len(server.forks._keys) == 1)
             assert (await other.step("share 16"))["result"]
 
     asyncio.run(play())
 
 
-def sum_of_oom(front):
+def sum_of_oom(server):
     """How often the kernel killed a process in a session's group."""
-    files = [folder / name for folder in groups_of(front) for name in ("memory.oom_control", "memory.events")]
+    files = [folder / name for folder in groups_of(server) for name in ("memory.oom_control", "memory.events")]
     words = [line.split() for file in files if file.exists() for line in file.read_text().splitlines()]
     return sum(int(count) for name, count in words if name == "oom_kill")
 
 
 def test_a_session_that_forks_without_end_meets_its_own_limit_and_is_gone_when_it_ends(in_groups):
     async def play():
-        async with serving(bounds=Bounds(pids=40)) as front, session(front) as other:
+        async with serving(bounds=Bounds(pids=40)) as server, session(server) as other:
             await other.begin()
-            async with session(front) as client:
+            async with session(server) as client:
                 await client.begin()
                 text = (await client.step("fork"))["result"][0][0]["content"]
                 assert 10 < int(text.split()[1]) < 40
                 assert (await other.step("child"))["result"], "another may still start processes"
-                async with session(front) as third:
+                async with session(server) as third:
                     await third.begin()
-                full = [f for f in groups_of(front) if len((f / "cgroup.procs").read_text().split()) > 10]
+                full = [f for f in groups_of(server) if len((f / "cgroup.procs").read_text().split()) > 10]
                 assert full
             await until(lambda: not any(folder.exists() for folder in full), "the end of what it forked")
 

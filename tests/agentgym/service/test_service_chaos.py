@@ -335,7 +335,7 @@ async def handshakes(command, gate):
 
 
 async def warm(command):
-    """A session of each wire."""
+    """A session of each handler."""
     player = await Player.begin(command, asyncio.Lock())
     await player.close()
     await player.raw.close()

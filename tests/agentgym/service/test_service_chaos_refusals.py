@@ -40,9 +40,9 @@ WRONG += [f"Basic {ANN}", ANN, "Bearer \xff\xfe", f"Bearer {ANN} {ANN}"]
 
 
 def test_a_wrong_token_opens_no_door():
-    async def knock(front, door, given):
+    async def knock(server, door, given):
         method, _, path = door.partition(" ")
-        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Upgrade: websocket", "Connection: Upgrade"]
         lines += ["Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="]
         lines += [f"Authorization: {given}"] if given else []
@@ -53,20 +53,20 @@ def test_a_wrong_token_opens_no_door():
         writer.transport.abort()
 
     async def knock_everywhere():
-        async with serving(tokens=TOKENS) as front:
+        async with serving(tokens=TOKENS) as server:
             for given in WRONG:
                 for door in DOORS:
-                    await knock(front, door, given)
-            assert not front.sessions.open
+                    await knock(server, door, given)
+            assert not server.sessions.open
 
     asyncio.run(knock_everywhere())
 
 
 def test_two_tokens_in_one_request_are_none():
     async def knock():
-        async with serving(tokens=TOKENS) as front:
+        async with serving(tokens=TOKENS) as server:
             headers = f"Authorization: Bearer wrong\r\nAuthorization: Bearer {ANN}\r\n"
-            raw = await Raw.open(front.port, SESSION, headers)
+            raw = await Raw.open(server.port, SESSION, headers)
             assert raw.status in (400, 401)
             await raw.close()
 
@@ -75,13 +75,13 @@ def test_two_tokens_in_one_request_are_none():
 
 def test_a_resume_token_is_its_owners_alone_and_is_used_once():
     async def knock():
-        async with serving(tokens=TOKENS) as front, browsing(front, ANN) as http:
+        async with serving(tokens=TOKENS) as server, browsing(server, ANN) as http:
             client = await (await Client(http).connect()).begin()
             first = client.hello["resume"]
             await client.drop()
-            await until(lambda: front.sessions.states()["detached"] == 1)
+            await until(lambda: server.sessions.states()["detached"] == 1)
             for bearer in (BOB, ANN + "x"):
-                raw = await Raw.open(front.port, f"{SESSION}?resume={first}", f"Authorization: Bearer {bearer}\r\n")
+                raw = await Raw.open(server.port, f"{SESSION}?resume={first}", f"Authorization: Bearer {bearer}\r\n")
                 assert raw.status == (409 if bearer == BOB else 401)
                 await raw.close()
             await client.connect(resume=first)  # what another tried has not used it up
@@ -91,7 +91,7 @@ def test_a_resume_token_is_its_owners_alone_and_is_used_once():
             assert (await client.step("echo"))["result"]  # and the session has noticed nothing
             await client.ask("close")
             await client.ws.close()
-            await until(lambda: not front.sessions.open)
+            await until(lambda: not server.sessions.open)
             async with http.get(SESSION, params={"resume": client.hello["resume"]}, headers=UPGRADE) as late:
                 assert (late.status, (await late.json())["error"]["code"]) == (409, "RESUME_REFUSED")
 
@@ -133,10 +133,10 @@ BODY = b"POST /reset HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n\r\n
 )
 def test_a_request_that_drips_is_not_waited_for(at_once, then, said):
     async def drip():
-        async with serving(limits={"message_seconds": 0.5}) as front:
-            answer = await asyncio.to_thread(_dripped, front.port, at_once, then)
+        async with serving(limits={"message_seconds": 0.5}) as server:
+            answer = await asyncio.to_thread(_dripped, server.port, at_once, then)
             assert answer[:12] == said
-            assert not front.sessions.open
+            assert not server.sessions.open
 
     asyncio.run(drip())
 
@@ -144,39 +144,39 @@ def test_a_request_that_drips_is_not_waited_for(at_once, then, said):
 @pytest.mark.parametrize("path", [SESSION, "/ws", "/mcp"])
 def test_a_message_over_the_limit_ends_the_connection(path):
     async def send():
-        async with serving(limits={"message_bytes": 2000}) as front:
-            raw = await Raw.open(front.port, path)
+        async with serving(limits={"message_bytes": 2000}) as server:
+            raw = await Raw.open(server.port, path)
             raw.send(json.dumps({"type": "step", "data": {"message": "x" * 3000}}))
             texts, code = await raw.ended()
             assert code in (4413, 1009), (texts, code)
             await raw.close()
-            await until(lambda: not front.sessions.open)
+            await until(lambda: not server.sessions.open)
 
     asyncio.run(send())
 
 
 def test_a_body_over_the_limit_is_refused():
     async def send():
-        async with serving(limits={"message_bytes": 2000}) as front, browsing(front) as http:
+        async with serving(limits={"message_bytes": 2000}) as server, browsing(server) as http:
             for path in ("/reset", "/step", "/mcp", "/faulty/tasks"):
                 async with http.post(path, data=b" " * 3000) as answer:
                     assert answer.status == 413, path
-            assert not front.sessions.open
+            assert not server.sessions.open
 
     asyncio.run(send())
 
 
 def test_who_says_nothing_over_mcp_is_not_kept():
-    """The front itself answers this one: its connection goes with its session."""
+    """The server itself answers this one: its connection goes with its session."""
 
     async def wait():
-        async with serving(limits={"idle_seconds": 0.5}) as front, browsing(front) as http:
+        async with serving(limits={"idle_seconds": 0.5}) as server, browsing(server) as http:
             async with http.ws_connect("/mcp") as ws:
-                await until(lambda: len(front.sessions.open) == 1)
+                await until(lambda: len(server.sessions.open) == 1)
                 message = await asyncio.wait_for(ws.receive(), SECONDS)
                 assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
-            await until(lambda: not front.sessions.open)
-            async with session(front) as client:
+            await until(lambda: not server.sessions.open)
+            async with session(server) as client:
                 await client.begin()
 
     asyncio.run(wait())

@@ -14,7 +14,7 @@ TOKEN = "t" * 20
 
 
 def logged(caplog, event):
-    """The events of a kind that the front has logged."""
+    """The events of a kind that the server has logged."""
     lines = [record.getMessage() for record in caplog.records if record.name == "agentgym.service"]
     found = [json.loads(line) for line in lines if line.startswith("{")]
     return [one for one in found if one["event"] == event]
@@ -40,11 +40,12 @@ class TestEnds:
         from agentgym.service.server.bounds import Bounds
 
         async def play():
-            settings = {"tokens": {"ann": TOKEN}, "limits": {"step_seconds": 0.5}, "bounds": Bounds(200 << 20)}
-            async with serving(**settings) as front, session(front, token=TOKEN) as client:
+            limits = {"step_seconds": 0.5 if action == "hang" else 60.0}
+            settings = {"tokens": {"ann": TOKEN}, "limits": limits, "bounds": Bounds(200 << 20)}
+            async with serving(**settings) as server, session(server, token=TOKEN) as client:
                 await client.begin()
                 await client.step(action)
-                await until(lambda: not front.sessions.open)
+                await until(lambda: not server.sessions.open)
                 return client.hello["session"], client.pid
 
         id, pid = asyncio.run(play())
@@ -57,10 +58,10 @@ class TestEnds:
     def test_an_environment_that_cannot_be_made_is_logged_with_its_traceback(self, caplog, capfd):
         async def play():
             envs = {"faulty": "service_faults:NotMade"}
-            async with serving(envs=envs) as front, browsing(front) as http:
+            async with serving(envs=envs) as server, browsing(server) as http:
                 ws = await http.ws_connect("/envs/faulty/session")
                 await asyncio.wait_for(ws.receive(), SECONDS)
-                await until(lambda: not front.sessions.open)
+                await until(lambda: not server.sessions.open)
                 await ws.close()
 
         asyncio.run(play())
@@ -72,11 +73,11 @@ class TestEnds:
 
     def test_one_that_ends_well_is_not(self, caplog):
         async def play():
-            async with serving() as front:
-                async with session(front) as client:
+            async with serving() as server:
+                async with session(server) as client:
                     await client.begin()
                     await client.ask("close")
-                await until(lambda: not front.sessions.open)
+                await until(lambda: not server.sessions.open)
 
         asyncio.run(play())
         assert not logged(caplog, "session_ended")
@@ -85,7 +86,7 @@ class TestEnds:
 class TestEnvErrors:
     def test_what_an_environment_raises_is_logged_and_the_session_goes_on(self, capfd):
         async def play():
-            async with serving(tokens={"ann": TOKEN}) as front, session(front, token=TOKEN) as client:
+            async with serving(tokens={"ann": TOKEN}) as server, session(server, token=TOKEN) as client:
                 await client.begin()
                 assert (await client.step("raise the roof"))["error"]["code"] == "ENV_ERROR"
                 assert (await client.step("echo on"))["result"]
@@ -123,7 +124,7 @@ class TestEnvErrors:
 
 def test_refused_tokens_are_counted_and_logged_now_and_then(caplog):
     async def knock():
-        async with serving(tokens={"ann": TOKEN}) as front, browsing(front) as http, browsing(front, TOKEN) as ann:
+        async with serving(tokens={"ann": TOKEN}) as server, browsing(server) as http, browsing(server, TOKEN) as ann:
             for number in range(20):
                 headers = {"Authorization": f"Bearer {'x' * 20}"} if number else {}
                 assert (await http.get("/envs", headers=headers)).status == 401
@@ -140,7 +141,7 @@ def test_refused_tokens_are_counted_and_logged_now_and_then(caplog):
 
 def test_a_server_measures_itself():
     async def play():
-        async with serving(workers=1) as front, browsing(front) as http:
+        async with serving(workers=1) as server, browsing(server) as http:
             client = await (await Client(http).connect()).begin()
             await client.ask("reset")
             found = {}

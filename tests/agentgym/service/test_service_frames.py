@@ -20,7 +20,7 @@ from agentgym.service.protocol.frames import (
     rng_to_json,
 )
 from agentgym.service.server.slots import Slot, make_memory, map_memory
-from agentgym.service.worker.agentgym_handler import AgentgymWire
+from agentgym.service.worker.agentgym_handler import AgentgymHandler
 from agentgym.service.worker.session_worker import CallRunner, SessionInfo
 from agentgym.service.worker.websocket import CLOSE, PING, TEXT, Frames, close_frame, contains_close, encoded, unmasked
 
@@ -183,7 +183,7 @@ _REQUESTS = st.fixed_dictionaries(
 
 
 class Wired:
-    """The wire and its environment, without a process around them."""
+    """The handler and its environment, without a process around them."""
 
     def __init__(self):
         memory = make_memory(1)
@@ -191,7 +191,7 @@ class Wired:
         os.close(memory)
         made = spec("service_faults:Faulty")
         session = SessionInfo("session", "faulty", made, ServiceLimits())
-        self.wire = AgentgymWire(made.make(), CallRunner(self.slot), session)
+        self.handler = AgentgymHandler(made.make(), CallRunner(self.slot), session)
 
 
 @given(st.lists(st.text(max_size=30) | st.lists(_REQUESTS | _JSON, max_size=3) | _REQUESTS, max_size=12))
@@ -200,10 +200,10 @@ def test_any_text_is_answered_and_no_request_is_run_twice(messages):
     wired = Wired()
     answered = {}
     for message in messages:
-        if wired.wire.ended:
+        if wired.handler.ended:
             break
         text = message if isinstance(message, str) else json.dumps(message)
-        answers = json.loads(wired.wire.answer(text))
+        answers = json.loads(wired.handler.answer(text))
         for answer in answers if isinstance(answers, list) else [answers]:
             assert answer["id"] is None or type(answer["id"]) is int
             if "error" in answer:

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 import agentgym
 from agentgym.core.registration import spec
-from agentgym.service.openenv.handler import OpenEnvWire
+from agentgym.service.openenv.handler import OpenEnvHandler
 from agentgym.service.protocol import frames
 from agentgym.service.protocol.frames import Refused, ServiceLimits
 from agentgym.service.server.slots import Slot, make_memory, map_memory
-from agentgym.service.worker.agentgym_handler import AgentgymWire
+from agentgym.service.worker.agentgym_handler import AgentgymHandler
 from agentgym.service.worker.session_worker import CallRunner, SessionInfo
 from agentgym.service.worker.websocket import CLOSE, PING, TEXT, Connection, Frames
 
@@ -140,24 +140,24 @@ def wired(made):
 
 @fuzzed(120, texts=st.lists(TEXTS, min_size=8, max_size=12))
 def test_agentgyms_wire_answers_whatever_it_is_told(texts):
-    wire = wired(AgentgymWire)
-    wire.answer('[{"id": 1, "call": "init", "task": {"id": "a"}}, {"id": 2, "call": "reset"}]')
+    handler = wired(AgentgymHandler)
+    handler.answer('[{"id": 1, "call": "init", "task": {"id": "a"}}, {"id": 2, "call": "reset"}]')
     for text in texts:
-        counted["agentgym/1 at the wire"] += 1
-        answers = json.loads(wire.answer(text))
+        counted["agentgym/1 at the handler"] += 1
+        answers = json.loads(handler.answer(text))
         for answer in answers if isinstance(answers, list) else [answers]:
             assert answer["id"] is None or type(answer["id"]) is int
             assert "result" in answer or answer["error"]["code"] in frames.CODES
-    assert not wire.ended
+    assert not handler.ended
 
 
 @fuzzed(120, texts=st.lists(OPENENV_TEXTS, min_size=8, max_size=12))
 def test_openenvs_wire_answers_whatever_it_is_told(texts):
-    wire = wired(OpenEnvWire)
+    handler = wired(OpenEnvHandler)
     for text in texts:
-        counted["OpenEnv at the wire"] += 1
-        assert json.loads(wire.answer(text)).keys() == {"type", "data"}
-    assert not wire.ended
+        counted["OpenEnv at the handler"] += 1
+        assert json.loads(handler.answer(text)).keys() == {"type", "data"}
+    assert not handler.ended
 
 
 # ---- a server

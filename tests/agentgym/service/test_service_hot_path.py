@@ -14,14 +14,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentgym import Env
-from agentgym.cli.usage_error import UsageError
 from agentgym.core.registration import EnvSpec
+from agentgym.core.usage_error import UsageError
 from agentgym.processes.subprocess_query import told_apart
-from agentgym.service.openenv.handler import OpenEnvWire
+from agentgym.service.openenv.handler import OpenEnvHandler
 from agentgym.service.protocol.frames import KEPT_ANSWERS, Refused, ServiceLimits, decoded, text_of_json
 from agentgym.service.server import slots
 from agentgym.service.server.slots import Slot
-from agentgym.service.worker.agentgym_handler import AgentgymWire
+from agentgym.service.worker.agentgym_handler import AgentgymHandler
 from agentgym.service.worker.session_worker import CallRunner, SessionInfo
 from agentgym.service.worker.websocket import CLOSE, PING, TEXT, Connection, Frames, unmasked
 
@@ -48,7 +48,7 @@ def slot():
     return Slot(slots.map_memory(slots.make_memory(1)), 0)
 
 
-def wire_of(kind, env):
+def handler_of(kind, env):
     return kind(env, CallRunner(slot()), SessionInfo("s", "reply", EnvSpec("reply", Reply), ServiceLimits()))
 
 
@@ -187,10 +187,10 @@ def wait_for(words, state):
 @example("", "", math.nan, False, False, {})
 @example("", "", -math.inf, True, False, {})
 def test_a_plain_step_of_openenv_is_answered_as_one_with_metadata_is(said, told, reward, terminated, truncated, info):
-    plain, careful = wire_of(OpenEnvWire, Reply()), wire_of(OpenEnvWire, Reply())
-    for wire in (plain, careful):
-        wire.play.env.outcome_ = [{"role": "user", "content": told}], reward, terminated, truncated, info
-        wire.answer('{"type": "reset"}')
+    plain, careful = handler_of(OpenEnvHandler, Reply()), handler_of(OpenEnvHandler, Reply())
+    for handler in (plain, careful):
+        handler.play.env.outcome_ = [{"role": "user", "content": told}], reward, terminated, truncated, info
+        handler.answer('{"type": "reset"}')
     answer = plain.answer(json.dumps({"type": "step", "data": {"message": said}}))
     assert answer == careful.answer(json.dumps({"type": "step", "data": {"message": said, "metadata": {}}}))
     assert answer.isascii()
@@ -222,18 +222,18 @@ def test_a_value_within_itself_is_no_answer():
 def test_the_last_answers_are_kept_also_after_a_long_list():
     env = Reply()
     env.outcome_ = [], 0.0, False, False, {}
-    wire = wire_of(AgentgymWire, env)
-    wire.answer('{"id": 1, "call": "reset"}')
+    handler = handler_of(AgentgymHandler, env)
+    handler.answer('{"id": 1, "call": "reset"}')
     long = 3 * KEPT_ANSWERS
     many = [{"id": id, "call": "step", "action": ""} for id in range(2, 2 + long)]
-    first = json.loads(wire.answer(json.dumps(many)))
-    assert json.loads(wire.answer(json.dumps(many))) == first  # all of them are kept while it may be asked for again
-    wire.answer(json.dumps({"id": 2 + long, "call": "step", "action": ""}))
-    again = [json.loads(wire.answer(json.dumps({"id": id, "call": "step"}))) for id in range(1, 3 + long)]
+    first = json.loads(handler.answer(json.dumps(many)))
+    assert json.loads(handler.answer(json.dumps(many))) == first  # all of them are kept while it may be asked for again
+    handler.answer(json.dumps({"id": 2 + long, "call": "step", "action": ""}))
+    again = [json.loads(handler.answer(json.dumps({"id": id, "call": "step"}))) for id in range(1, 3 + long)]
     assert [answer["id"] for answer in again if "result" in answer] == list(range(3 + long - KEPT_ANSWERS, 3 + long))
 
 
-FRONT = """
+SERVER = """
 import argparse, sys
 from agentgym.cli import serve
 parser = argparse.ArgumentParser()
@@ -241,16 +241,16 @@ serve.add(parser.add_subparsers())
 from agentgym.cli.serve_options import settings_of
 settings = settings_of(parser.parse_args(["serve", "frozen_lake", "--kwargs", '{"view": "near"}', "--port", "0"]))
 import agentgym.service.openenv.routes, agentgym.service.server.env_server
-from agentgym.service.worker.handlers import WIRES, wire_class
-for name in WIRES:
-    wire_class(name)
+from agentgym.service.worker.handlers import HANDLERS, handler_class
+for name in HANDLERS:
+    handler_class(name)
 assert settings.envs["frozen_lake"].kwargs["view"] == "near"
 print(sorted({"numpy", "gymnasium", "agentgym_envs"} & {name.partition(".")[0] for name in sys.modules}))
 """
 
 
 def test_the_front_holds_no_environment_in_memory():
-    done = subprocess.run([sys.executable, "-c", FRONT], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", SERVER], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.strip() == "[]", done.stderr
 
 

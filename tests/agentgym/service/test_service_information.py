@@ -30,7 +30,7 @@ def test_metrics_are_counted_for_each_environment():
 
     async def play():
         limits = {"step_seconds": 1.0, "resume_seconds": 30.0}
-        async with serving(envs=envs, limits=limits, max_sessions=2) as front, browsing(front) as http:
+        async with serving(envs=envs, limits=limits, max_sessions=2) as server, browsing(server) as http:
             client = await (await Client(http, "a").connect()).begin()
             other = await (await Client(http, 'quo"te').connect()).begin()
             assert (await http.get("/envs/a/session", headers=UPGRADE)).status == 503
@@ -46,7 +46,7 @@ def test_metrics_are_counted_for_each_environment():
             assert (await other.step("hang"))["error"]["code"] == "DEADLINE"
             await client.ws.close()
             await other.ws.close()
-            await until(lambda: not front.sessions.open)
+            await until(lambda: not server.sessions.open)
             found = await metrics_of(http)
 
             def of(name, env="a", **labels):
@@ -101,7 +101,7 @@ def checker(document, schema):
 
 def test_all_frames_fit_the_schema():
     async def play():
-        async with serving() as front, browsing(front) as http:
+        async with serving() as server, browsing(server) as http:
             document = await (await http.get("/schema")).json()
             jsonschema.Draft202012Validator.check_schema(document)
             told, said = document["session"], []
@@ -140,7 +140,7 @@ def test_all_frames_fit_the_schema():
 
 def test_http_answers_fit_the_schema():
     async def look():
-        async with serving() as front, browsing(front) as http:
+        async with serving() as server, browsing(server) as http:
             document = await (await http.get("/schema")).json()
             assert {"action", "observation", "state"} <= document.keys()  # OpenEnv's, of the first environment
             for path, status in [
@@ -158,7 +158,7 @@ def test_http_answers_fit_the_schema():
                 answer = await http.get(path)
                 assert answer.status == 404
                 checker(document, document["http"]["refusals"]).validate(await answer.json())
-            front.sessions.draining = True
+            server.sessions.draining = True
             answer = await http.get("/ready")
             assert answer.status == 503
             checker(document, document["http"]["/ready"]["503"]).validate(told := await answer.json())
@@ -179,7 +179,7 @@ def test_an_environment_tells_its_actions_and_tools():
         assert not action.is_valid(bad)
 
     async def look():
-        async with serving() as front, browsing(front) as http:
+        async with serving() as server, browsing(server) as http:
             told = await (await http.get("/envs/faulty/schema")).json()
             assert told["title"] == "faulty"
             assert told["methods"] == ["expert_action", "random_action"]
@@ -191,7 +191,7 @@ def test_an_environment_tells_its_actions_and_tools():
 def test_a_session_of_another_environment_is_not_come_back_to():
     async def play():
         envs = {"a": "service_faults:Faulty", "b": "service_faults:Faulty"}
-        async with serving(envs=envs) as front, session(front, "a") as client, browsing(front) as http:
+        async with serving(envs=envs) as server, session(server, "a") as client, browsing(server) as http:
             path = f"/envs/b/session?resume={client.hello['resume']}"
             answer = await http.get(path, headers=UPGRADE)
             assert (answer.status, json.loads(await answer.text())["error"]["code"]) == (409, "RESUME_REFUSED")
@@ -201,14 +201,14 @@ def test_a_session_of_another_environment_is_not_come_back_to():
 
 def test_errors_told_to_clients_of_openenv_are_counted():
     async def play():
-        async with serving() as front, browsing(front) as http:
+        async with serving() as server, browsing(server) as http:
             client = Client(http)
             client.ws = await http.ws_connect("/faulty/ws")
             for text in ("nonsense", '{"type": "jump"}', '{"type": "reset", "more": 1}'):
                 await client.ws.send_str(text)
                 assert (await client.receive())["type"] == "error"
             await client.ws.close()
-            await until(lambda: not front.sessions.open)
-            assert front.sessions.tally().errors == {"BAD_FRAME": 1, "UNKNOWN_CALL": 1, "BAD_REQUEST": 1}
+            await until(lambda: not server.sessions.open)
+            assert server.sessions.tally().errors == {"BAD_FRAME": 1, "UNKNOWN_CALL": 1, "BAD_REQUEST": 1}
 
     asyncio.run(play())

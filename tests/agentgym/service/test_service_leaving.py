@@ -1,4 +1,4 @@
-"""Who leaves in the middle of something: a client in its handshake, the front while it is told things. Nobody is to hear of it."""
+"""Who leaves in the middle of something: a client in its handshake, the server while it is told things. Nobody is to hear of it."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 from service_harness import Client, alive, browsing, parent_of, serving, session, until
 
-from agentgym.service.server.relay import relayed
+from agentgym.service.server.handshake import relayed
 from agentgym.service.server.task_catalogue import tell_tasks
 from agentgym.service.worker.websocket import CLOSE, TEXT, encoded
 
@@ -36,30 +36,30 @@ def open_files():
 @pytest.mark.parametrize("linger", [True, False], ids=["reset", "closed"])
 def test_a_client_that_leaves_in_its_handshake_is_not_an_error(linger, caplog):
     async def knock():
-        async with serving(max_sessions=1) as front:
-            await until(lambda: len(front.forks._keys) == 2)
+        async with serving(max_sessions=1) as server:
+            await until(lambda: len(server.forks._keys) == 2)
             files = open_files()
             for path in ("/envs/faulty/session", "/ws", "/mcp", "/envs/faulty/session"):
                 for _ in range(3):
                     # It has gone before the server, in this very thread, reads a word.
-                    sock = socket.create_connection(("127.0.0.1", front.port))
+                    sock = socket.create_connection(("127.0.0.1", server.port))
                     sock.sendall(HANDSHAKE.format(path).encode())
                     if linger:
                         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     sock.close()
                     await asyncio.sleep(0.01)
-                    await until(lambda: not front._runner.server.connections)
-                    await until(lambda: not front.sessions.open)
-            async with session(front) as client:
+                    await until(lambda: not server._runner.server.connections)
+                    await until(lambda: not server.sessions.open)
+            async with session(server) as client:
                 await client.begin()
                 token = client.hello["resume"]
                 await client.drop()
-                sock = socket.create_connection(("127.0.0.1", front.port))
+                sock = socket.create_connection(("127.0.0.1", server.port))
                 sock.sendall(HANDSHAKE.format(f"/envs/faulty/session?resume={token}").encode())
                 sock.close()
                 await client.connect(resume=token)  # it was not used up
                 assert (await client.step("echo on"))["result"]
-            await until(lambda: not front.sessions.open)
+            await until(lambda: not server.sessions.open)
             await until(lambda: open_files() == files, lambda: (files, open_files()))
 
     with caplog.at_level(logging.WARNING):
@@ -72,16 +72,16 @@ def test_a_request_that_a_close_frame_follows_is_not_run(busy, tmp_path):
     note = tmp_path / "ran"
 
     async def play():
-        async with serving() as front, browsing(front) as http:
+        async with serving() as server, browsing(server) as http:
             client = await (await Client(http).connect()).begin()
             sock = client.ws._response.connection.transport.get_extra_info("socket")
-            if busy:  # the worker reads neither of them before the front sees the client gone
+            if busy:  # the worker reads neither of them before the server sees the client gone
                 await client.send("step", action="sleep 2")
                 await asyncio.sleep(0.2)
             late = {"id": client.id + 1, "call": "step", "action": f"note {note}"}
             os.write(sock.fileno(), encoded(TEXT, json.dumps(late).encode(), masked=True) + CLOSING)
             sock.shutdown(socket.SHUT_WR)
-            await until(lambda: not front.sessions.open, "the end of the session, which may not be resumed")
+            await until(lambda: not server.sessions.open, "the end of the session, which may not be resumed")
 
     asyncio.run(play())
     assert not note.exists()
@@ -104,36 +104,36 @@ def test_what_is_to_be_relayed_may_have_gone():
 
 def test_tasks_are_told_to_a_front_that_has_left():
     for question in ("", json.dumps({"env": "nowhere"}) + "\n"):
-        front, theirs = socket.socketpair()
-        front.sendall(question.encode())
-        front.close()
+        server, theirs = socket.socketpair()
+        server.sendall(question.encode())
+        server.close()
         with theirs:
             tell_tasks(theirs, {}, {})
 
 
 def test_the_process_that_tells_tasks_is_replaced_when_it_has_died():
     async def play():
-        async with serving(workers=0) as front, browsing(front) as http:
+        async with serving(workers=0) as server, browsing(server) as http:
             for _ in range(3):
                 assert (await http.get("/envs")).status == 200
-                [telling] = front.forks._keys
+                [telling] = server.forks._keys
                 os.kill(telling, signal.SIGKILL)
-                await until(lambda: not front.forks._keys)
+                await until(lambda: not server.forks._keys)
 
     asyncio.run(play())
 
 
 def test_a_zygote_whose_front_has_left_says_nothing_of_it(capfd):
     async def play():
-        async with serving(workers=2) as front, browsing(front) as http:
+        async with serving(workers=2) as server, browsing(server) as http:
             client = await (await Client(http).connect()).begin()
             zygote = parent_of(client.pid)
             os.kill(zygote, signal.SIGSTOP)
-            workers = list(front.forks._keys)
+            workers = list(server.forks._keys)
             for pid in workers:
                 os.kill(pid, signal.SIGKILL)
             await until(lambda: not any(map(alive, workers)))
-            front.forks._packets.close()  # so deaths and this are found at once
+            server.forks._packets.close()  # so deaths and this are found at once
             os.kill(zygote, signal.SIGCONT)
             await until(lambda: not alive(zygote))
             await client.drop()

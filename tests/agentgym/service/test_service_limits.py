@@ -17,25 +17,25 @@ from agentgym.service.worker.websocket import TEXT, Frames, encoded
 @pytest.mark.parametrize("action", ["hang", "spin"])
 def test_a_step_over_its_deadline_is_killed_and_told(action):
     async def play():
-        async with serving(limits={"step_seconds": 0.3}, max_sessions=2) as front, session(front) as other:
+        async with serving(limits={"step_seconds": 0.3}, max_sessions=2) as server, session(server) as other:
             await other.begin()
-            async with session(front) as client:
+            async with session(server) as client:
                 await client.begin()
                 answer = await client.step(action)
                 assert answer["error"]["code"] == "DEADLINE"
                 assert "step took longer than its limit of 0.3 s" in answer["error"]["message"]
                 assert await client.ended() == 4408
-                assert len(front.sessions.open) == 1
+                assert len(server.sessions.open) == 1
                 assert not alive(client.pid)
             assert (await other.step("echo hi"))["result"][0][0]["content"] == "1: hi"
-            assert front.sessions.tally().ended == {"DEADLINE": 1}
+            assert server.sessions.tally().ended == {"DEADLINE": 1}
 
     asyncio.run(play())
 
 
 def test_an_init_over_its_deadline_is_killed():
     async def play():
-        async with serving(limits={"init_seconds": 0.5}) as front, session(front) as client:
+        async with serving(limits={"init_seconds": 0.5}) as server, session(server) as client:
             answer = await client.ask("init", task={"id": "hang"})
             assert "init took longer than its limit of 0.5 s" in answer["error"]["message"]
 
@@ -45,10 +45,10 @@ def test_an_init_over_its_deadline_is_killed():
 def test_an_environment_that_does_not_close_is_killed():
     async def play():
         stubborn = {"faulty": "service_faults:Stubborn"}
-        async with serving(envs=stubborn, limits={"close_seconds": 0.3}) as front:
-            async with session(front) as client:
+        async with serving(envs=stubborn, limits={"close_seconds": 0.3}) as server:
+            async with session(server) as client:
                 await client.begin()
-            await until(lambda: not front.sessions.open)
+            await until(lambda: not server.sessions.open)
             await until(lambda: not alive(client.pid))
 
     asyncio.run(play())
@@ -58,13 +58,13 @@ def test_an_idle_session_ends_in_good_order(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTY_CLOSED", str(tmp_path / "closed"))
 
     async def play():
-        async with serving(limits={"idle_seconds": 0.3}) as front, session(front) as client:
+        async with serving(limits={"idle_seconds": 0.3}) as server, session(server) as client:
             await client.begin()
             for _ in range(3):  # pings do not keep it
                 await client.ws.ping()
             assert (await client.receive())["error"]["code"] == "IDLE"
             assert await client.ended() == 4410
-            await until(lambda: not front.sessions.open)
+            await until(lambda: not server.sessions.open)
 
     asyncio.run(play())
     assert (tmp_path / "closed").read_text() == "closed\n"
@@ -74,11 +74,11 @@ def test_a_client_that_does_not_come_back_loses_its_session(tmp_path, monkeypatc
     monkeypatch.setenv("FAULTY_CLOSED", str(tmp_path / "closed"))
 
     async def play():
-        async with serving(limits={"resume_seconds": 0.2}) as front, browsing(front) as http:
+        async with serving(limits={"resume_seconds": 0.2}) as server, browsing(server) as http:
             client = await (await Client(http).connect()).begin()
             await client.drop()
-            await until(lambda: not front.sessions.open)
-            assert front.sessions.tally().ended == {"IDLE": 1}
+            await until(lambda: not server.sessions.open)
+            assert server.sessions.tally().ended == {"IDLE": 1}
 
     asyncio.run(play())
     assert (tmp_path / "closed").read_text() == "closed\n"
@@ -88,10 +88,10 @@ def test_pings_are_answered_while_a_step_runs(tmp_path):
     go = tmp_path / "go"
 
     async def play():
-        async with serving() as front, session(front, autoping=False) as client:
+        async with serving() as server, session(server, autoping=False) as client:
             await client.begin()
             await client.send("step", action=f"until {go}")
-            await until(lambda: front.sessions.states()["step"] == 1)
+            await until(lambda: server.sessions.states()["step"] == 1)
             await client.ws.ping(b"there?")
             message = await asyncio.wait_for(client.ws.receive(), SECONDS)
             assert (message.type, message.data) == (aiohttp.WSMsgType.PONG, b"there?")
@@ -101,9 +101,9 @@ def test_pings_are_answered_while_a_step_runs(tmp_path):
     asyncio.run(play())
 
 
-def raw(front):
+def raw(server):
     """A client that may do anything, past its handshake and the hello."""
-    sock = socket.create_connection(("127.0.0.1", front.port), timeout=SECONDS)
+    sock = socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS)
     sock.sendall(
         b"GET /envs/faulty/session HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
@@ -142,16 +142,16 @@ BAD_BYTES = [
 def test_bytes_that_are_no_message_end_the_session_with_a_word():
     async def play():
         limits = {"message_bytes": 2000, "message_seconds": 0.3}
-        async with serving(limits=limits, max_sessions=1) as front:
+        async with serving(limits=limits, max_sessions=1) as server:
             for data, code in BAD_BYTES:
-                with await asyncio.to_thread(raw, front) as sock:
+                with await asyncio.to_thread(raw, server) as sock:
                     sock.sendall(data)
                     found = await asyncio.to_thread(all_of, sock)
                 assert code.encode() in found[-2][1], (data, found)
                 assert int.from_bytes(found[-1][1], "big") > 4000
-                await until(lambda: not front.sessions.open)
-            assert front.sessions.tally().ended == Counter(code for _, code in BAD_BYTES)
-            async with session(front) as client:
+                await until(lambda: not server.sessions.open)
+            assert server.sessions.tally().ended == Counter(code for _, code in BAD_BYTES)
+            async with session(server) as client:
                 await client.begin()
 
     asyncio.run(play())
@@ -159,7 +159,7 @@ def test_bytes_that_are_no_message_end_the_session_with_a_word():
 
 def test_a_request_that_does_not_arrive_is_not_waited_for():
     async def play():
-        async with serving(limits={"message_seconds": 0.3}) as front:
+        async with serving(limits={"message_seconds": 0.3}) as server:
             for head, told in [
                 (b"GET /envs HT", b""),
                 (b"", b""),
@@ -169,7 +169,7 @@ def test_a_request_that_does_not_arrive_is_not_waited_for():
                     b"HTTP/1.1 413",
                 ),
             ]:
-                with socket.create_connection(("127.0.0.1", front.port), timeout=SECONDS) as sock:
+                with socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS) as sock:
                     with contextlib.suppress(ConnectionError):
                         await asyncio.to_thread(sock.sendall, head)
                     answer = b""
@@ -182,8 +182,8 @@ def test_a_request_that_does_not_arrive_is_not_waited_for():
 
 def test_a_client_that_drips_or_takes_no_answer_loses_its_session():
     async def play():
-        async with serving(limits={"message_seconds": 0.4}) as front:
-            with await asyncio.to_thread(raw, front) as dripping, await asyncio.to_thread(raw, front) as deaf:
+        async with serving(limits={"message_seconds": 0.4}) as server:
+            with await asyncio.to_thread(raw, server) as dripping, await asyncio.to_thread(raw, server) as deaf:
                 deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 begin = b'[{"id": 1, "call": "init", "task": {"id": "a"}}, {"id": 2, "call": "reset"},'
                 flood = b' {"id": 3, "call": "step", "action": "flood 50000000"}]'
@@ -197,10 +197,10 @@ def test_a_client_that_drips_or_takes_no_answer_loses_its_session():
                         break
                     await asyncio.sleep(0.02)
                     assert time.monotonic() < end
-                    if not front.sessions.open:
+                    if not server.sessions.open:
                         break
-                await until(lambda: not front.sessions.open)
-            assert front.sessions.tally().ended == {"TOO_SLOW": 2}
+                await until(lambda: not server.sessions.open)
+            assert server.sessions.tally().ended == {"TOO_SLOW": 2}
 
     asyncio.run(play())
 
@@ -210,7 +210,7 @@ def test_many_sessions_of_all_kinds_return_all_slots():
 
     async def play():
         limits = {"step_seconds": 1.0, "resume_seconds": 0.2}
-        async with serving(limits=limits, max_sessions=8) as front, browsing(front) as http:
+        async with serving(limits=limits, max_sessions=8) as server, browsing(server) as http:
 
             async def one(kind):
                 client = await (await Client(http).connect()).begin()
@@ -226,8 +226,8 @@ def test_many_sessions_of_all_kinds_return_all_slots():
 
             for _ in range(3):
                 await asyncio.gather(*map(one, ["healthy", "vanish", "hang", "abort", "healthy", "exit 1", "healthy"]))
-                await until(lambda: not front.sessions.open)
-            assert sorted(front.sessions._free) == list(range(8))
-            assert front.sessions.tally().ended == {"closed": 9, "DEADLINE": 3, "WORKER_DIED": 6, "IDLE": 3}
+                await until(lambda: not server.sessions.open)
+            assert sorted(server.sessions._free) == list(range(8))
+            assert server.sessions.tally().ended == {"closed": 9, "DEADLINE": 3, "WORKER_DIED": 6, "IDLE": 3}
 
     asyncio.run(play())

@@ -21,14 +21,14 @@ async def started(client, word):
 @pytest.mark.parametrize("how", ["abort", "close", "killed"])
 def test_what_a_worker_started_goes_with_it_wherever_it_hid(how):
     async def play():
-        async with serving() as front, session(front) as other, session(front) as client:
+        async with serving() as server, session(server) as other, session(server) as client:
             await other.begin()
             kept = await started(other, "escape")
             await client.begin()
             started_here = [await started(client, word) for word in ("child", "escape", "escape")]
             assert all(map(alive, [kept, *started_here]))
             if how == "killed":
-                await until(lambda: front.sessions.states()["waiting"] == 2)  # else it dies within its answer
+                await until(lambda: server.sessions.states()["waiting"] == 2)  # else it dies within its answer
                 os.kill(client.pid, signal.SIGKILL)
                 assert (await client.receive())["error"]["code"] == "WORKER_DIED"
             elif how == "close":
@@ -43,22 +43,22 @@ def test_what_a_worker_started_goes_with_it_wherever_it_hid(how):
     asyncio.run(play())
 
 
-@pytest.mark.parametrize("who", ["zygote", "keeper"])
+@pytest.mark.parametrize("who", ["zygote", "supervisor"])
 def test_when_the_zygote_or_its_keeper_is_killed_nothing_is_left_and_it_starts_again(who):
     async def play():
-        async with serving() as front:
-            async with session(front) as client:
+        async with serving() as server:
+            async with session(server) as client:
                 await client.begin()
                 left = [await started(client, word) for word in ("child", "escape")]
                 zygote = parent_of(client.pid)
-                keeper = front.forks._process.pid
-                assert parent_of(zygote) == keeper
-                await until(lambda: front.sessions.states()["waiting"] == 1)
-                os.kill(zygote if who == "zygote" else keeper, signal.SIGKILL)
+                supervisor = server.forks._process.pid
+                assert parent_of(zygote) == supervisor
+                await until(lambda: server.sessions.states()["waiting"] == 1)
+                os.kill(zygote if who == "zygote" else supervisor, signal.SIGKILL)
                 assert (await client.receive())["error"]["code"] == "WORKER_DIED"
-                await until(lambda: not any(map(alive, [client.pid, zygote, keeper, *left])))
-            await until(lambda: front.forks.ready)
-            async with session(front) as client:
+                await until(lambda: not any(map(alive, [client.pid, zygote, supervisor, *left])))
+            await until(lambda: server.forks.ready)
+            async with session(server) as client:
                 await client.begin()
                 assert (await client.step("echo again"))["result"]
 
@@ -67,16 +67,16 @@ def test_when_the_zygote_or_its_keeper_is_killed_nothing_is_left_and_it_starts_a
 
 def test_spare_workers_that_die_are_replaced():
     async def play():
-        async with serving(workers=2) as front:
-            await until(lambda: len(front.forks._keys) == 2)
-            for pid in list(front.forks._keys):
+        async with serving(workers=2) as server:
+            await until(lambda: len(server.forks._keys) == 2)
+            for pid in list(server.forks._keys):
                 os.kill(pid, signal.SIGKILL)
             # Both are told of before a session can take them, or it finds that they are gone.
-            async with session(front) as client:
+            async with session(server) as client:
                 if "error" in client.hello:  # taken between its death and its being heard of
                     assert client.hello["error"]["code"] == "WORKER_DIED"
-            await until(lambda: front.sessions.states()["spare"] == 2 and len(front.forks._keys) == 2)
-            async with session(front) as client:
+            await until(lambda: server.sessions.states()["spare"] == 2 and len(server.forks._keys) == 2)
+            async with session(server) as client:
                 await client.begin()
 
     asyncio.run(play())
@@ -92,11 +92,11 @@ def test_nothing_is_left_of_a_front_that_is_killed():
             client = await (await Client(http, "Faulty").connect()).begin()
             left = [await started(client, word) for word in ("child", "escape")]
             zygote = parent_of(client.pid)
-            keeper = parent_of(zygote)
-            assert parent_of(keeper) == process.pid
+            supervisor = parent_of(zygote)
+            assert parent_of(supervisor) == process.pid
             process.kill()
             await client.ws.close()
-            await until(lambda: not any(map(alive, [client.pid, zygote, keeper, *left])))
+            await until(lambda: not any(map(alive, [client.pid, zygote, supervisor, *left])))
 
     try:
         asyncio.run(play(url_told_by(process)))
@@ -108,15 +108,15 @@ def test_nothing_is_left_of_a_front_that_is_killed():
 
 def test_opening_takes_a_worker_that_waits():
     async def play():
-        async with serving(workers=1) as front, browsing(front) as http:
-            await until(lambda: len(front.forks._keys) == 1)
-            [waiting] = front.forks._keys
+        async with serving(workers=1) as server, browsing(server) as http:
+            await until(lambda: len(server.forks._keys) == 1)
+            [waiting] = server.forks._keys
             client = await (await Client(http).connect()).begin()
             assert client.pid == waiting
-            await until(lambda: len(front.forks._keys) == 2)
+            await until(lambda: len(server.forks._keys) == 2)
             await client.ws.close()
-        async with serving(workers=0) as front, session(front) as client:
+        async with serving(workers=0) as server, session(server) as client:
             await client.begin()
-            assert list(front.forks._keys) == [client.pid]
+            assert list(server.forks._keys) == [client.pid]
 
     asyncio.run(play())

@@ -94,19 +94,19 @@ class Reader:
 async def server_of(first):
     """The kind of server that an example's first line names."""
     if first.endswith("# with --token-file"):
-        async with serving(envs=ENVS, tokens={"t": "a-token-of-16-letters"}) as front:
-            yield front
+        async with serving(envs=ENVS, tokens={"t": "a-token-of-16-letters"}) as server:
+            yield server
     elif first.endswith("# full"):
         async with (
-            serving(envs=ENVS, max_sessions=1) as front,
-            aiohttp.ClientSession(front.url) as http,
+            serving(envs=ENVS, max_sessions=1) as server,
+            aiohttp.ClientSession(server.url) as http,
             http.ws_connect("/envs/countdown/session") as held,
         ):
             await held.receive_str()
-            yield front
+            yield server
     else:
-        async with serving(envs=ENVS) as front:
-            yield front
+        async with serving(envs=ENVS) as server:
+            yield server
 
 
 def kind(block):
@@ -119,10 +119,10 @@ def test_its_examples_are_what_a_server_answers(words, monkeypatch):
     mine = [block for block in BLOCKS if kind(block) == words]
 
     async def replay():
-        async with server_of(mine[0].partition("\n")[0]) as front:
+        async with server_of(mine[0].partition("\n")[0]) as server:
             for block in mine:
                 timeout = aiohttp.ClientTimeout(SECONDS)
-                async with aiohttp.ClientSession(front.url, timeout=timeout) as http:
+                async with aiohttp.ClientSession(server.url, timeout=timeout) as http:
                     await Reader(http).play(block.splitlines())
 
     asyncio.run(replay())

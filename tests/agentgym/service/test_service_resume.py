@@ -62,7 +62,7 @@ def test_a_hello_that_is_lost_does_not_lose_the_session(tmp_path):
     notes = tmp_path / "notes"
 
     async def play():
-        async with serving() as front, browsing(front) as http:
+        async with serving() as server, browsing(server) as http:
             client = await (await Client(http).connect()).begin()
             step = await client.step(f"note {notes}")
             token = client.hello["resume"]
@@ -78,7 +78,7 @@ def test_a_hello_that_is_lost_does_not_lose_the_session(tmp_path):
                 refused = await http.get(client.path, params={"resume": used}, headers=UPGRADE)
                 assert (refused.status, (await refused.json())["error"]["code"]) == (409, "RESUME_REFUSED")
             await client.drop()
-            await until(lambda: front.sessions.states()["detached"] == 1)
+            await until(lambda: server.sessions.states()["detached"] == 1)
             await client.connect(resume=newest)
             assert (await client.step("echo"))["result"][0][0]["content"] == "2: "
             await client.ws.close()

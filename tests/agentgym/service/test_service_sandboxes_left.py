@@ -48,24 +48,24 @@ async def none_left(pid):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_worker_that_is_killed_leaves_no_sandbox(backend):
     async def play():
-        front = await serve(ServeSettings(envs={"code": boxed(backend)}, port=0))
+        server = await serve(ServeSettings(envs={"code": boxed(backend)}, port=0))
         try:
-            async with session(front, "code") as client:
+            async with session(server, "code") as client:
                 await begun(client)
-                [pid] = [pid for pid in front.forks._keys if await boxes_of(pid)]
-                await until(lambda: front.sessions.states()["waiting"] == 1)  # else it dies within its answer
+                [pid] = [pid for pid in server.forks._keys if await boxes_of(pid)]
+                await until(lambda: server.sessions.states()["waiting"] == 1)  # else it dies within its answer
                 os.kill(pid, signal.SIGKILL)
                 assert (await client.receive())["error"]["code"] == "WORKER_DIED"
                 await none_left(pid)
                 assert not alive(pid)
         finally:
-            await front.close()
+            await server.close()
 
     asyncio.run(play())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("who", ["front", "zygote", "nobody"])
+@pytest.mark.parametrize("who", ["server", "zygote", "nobody"])
 def test_a_server_that_ends_leaves_no_sandbox(backend, who):
     kwargs = json.dumps({"sandbox": backend, "data": "own"})
     words = [
@@ -94,7 +94,7 @@ def test_a_server_that_ends_leaves_no_sandbox(backend, who):
             if who == "nobody":
                 process.terminate()
             else:
-                os.kill({"front": process.pid, "zygote": zygote}[who], signal.SIGKILL)
+                os.kill({"server": process.pid, "zygote": zygote}[who], signal.SIGKILL)
             await client.ws.close()
             await until(lambda: not alive(mine[0]) and not alive(zygote))
             await none_left(mine[0])

@@ -1,4 +1,4 @@
-"""The front: who may come in, what it tells, capacity, TLS, its end."""
+"""The server: who may come in, what it tells, capacity, TLS, its end."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ async def refused(http, path, **kw):
 
 def test_environments_and_tasks_are_listed_by_page():
     async def look():
-        async with serving() as front, browsing(front) as http:
+        async with serving() as server, browsing(server) as http:
             [about] = (await (await http.get("/envs")).json())["envs"]
             assert about["id"] == "faulty"
             assert {name: split["size"] for name, split in about["splits"].items()} == {"train": 2500, "test": 2500}
@@ -55,13 +55,13 @@ def test_environments_and_tasks_are_listed_by_page():
 
 def test_only_a_websocket_handshake_opens_a_session():
     async def knock():
-        async with serving() as front, browsing(front) as http:
+        async with serving() as server, browsing(server) as http:
             assert await refused(http, SESSION) == (426, "UPGRADE_REQUIRED")
             for name, value in [("Sec-WebSocket-Version", "8"), ("Sec-WebSocket-Key", "x"), ("Upgrade", "h2c")]:
                 assert await refused(http, SESSION, headers={**UPGRADE, name: value}) == (426, "UPGRADE_REQUIRED")
             other = {**UPGRADE, "Origin": "https://elsewhere.example"}
             assert await refused(http, SESSION, headers=other) == (403, "FORBIDDEN")
-            assert not front.sessions.open
+            assert not server.sessions.open
 
     asyncio.run(knock())
 
@@ -70,17 +70,17 @@ def test_a_token_is_wanted_everywhere_but_for_health():
     tokens = {"ann": "a" * 20, "bob": "b" * 20}
 
     async def knock():
-        async with serving(tokens=tokens, max_sessions_per_token=1) as front:
-            async with browsing(front) as http:
+        async with serving(tokens=tokens, max_sessions_per_token=1) as server:
+            async with browsing(server) as http:
                 for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic " + "a" * 20}):
                     for path in ("/envs", "/metrics", "/envs/faulty/tasks", SESSION, "/nowhere"):
                         assert await refused(http, path, headers=headers) == (401, "UNAUTHORIZED")
                 assert (await http.get("/health")).status == 200
-            async with session(front, token="a" * 20) as client:
-                async with browsing(front, "a" * 20) as http:
+            async with session(server, token="a" * 20) as client:
+                async with browsing(server, "a" * 20) as http:
                     assert (await http.get("/metrics")).status == 200
                     assert await refused(http, SESSION, headers=UPGRADE) == (429, "TOO_MANY")
-                async with browsing(front, "b" * 20) as http:  # bob may have one of his own, and not ann's
+                async with browsing(server, "b" * 20) as http:  # bob may have one of his own, and not ann's
                     stolen = await refused(http, SESSION, headers=UPGRADE, params={"resume": client.hello["resume"]})
                     assert stolen == (409, "RESUME_REFUSED")
                     bob = await Client(http).connect()
@@ -91,17 +91,17 @@ def test_a_token_is_wanted_everywhere_but_for_health():
 
 def test_at_capacity_it_says_when_to_come_again():
     async def knock():
-        async with serving(max_sessions=1) as front, session(front) as client:
+        async with serving(max_sessions=1) as server, session(server) as client:
             await client.begin()
-            await until(lambda: front.sessions.states()["waiting"] == 1)
-            async with browsing(front) as http:
+            await until(lambda: server.sessions.states()["waiting"] == 1)
+            async with browsing(server) as http:
                 async with http.get(SESSION, headers=UPGRADE) as answer:
                     assert (answer.status, (await answer.json())["error"]["code"]) == (503, "CAPACITY")
                     assert int(answer.headers["Retry-After"]) > 0
                 text = await (await http.get("/metrics")).text()
             await client.ask("close")
-            await until(lambda: not front.sessions.open)
-            async with session(front) as again:
+            await until(lambda: not server.sessions.open)
+            async with session(server) as again:
                 await again.begin()
             assert "agentgym_sessions 1\n" in text
             assert 'agentgym_refused_total{reason="CAPACITY"} 1\n' in text
@@ -112,11 +112,11 @@ def test_at_capacity_it_says_when_to_come_again():
 
 def test_draining_ends_after_the_running_episodes():
     async def drain():
-        async with serving(drain_seconds=SECONDS) as front, browsing(front) as http:
+        async with serving(drain_seconds=SECONDS) as server, browsing(server) as http:
             playing = await (await Client(http).connect()).begin()
             idle = await (await Client(http).connect()).begin()
-            draining = asyncio.create_task(front.drain())
-            await until(lambda: front.sessions.draining)
+            draining = asyncio.create_task(server.drain())
+            await until(lambda: server.sessions.draining)
             assert (await http.get("/ready")).status == 503
             assert await refused(http, SESSION, headers=UPGRADE) == (503, "DRAINING")
             assert (await playing.step("echo on"))["result"][0][0]["content"] == "1: on"
@@ -125,16 +125,16 @@ def test_draining_ends_after_the_running_episodes():
                 assert (error["code"], error["fatal"]) == ("DRAINING", True)
                 await client.ws.close()
             await draining
-            assert not front.sessions.open
+            assert not server.sessions.open
 
     asyncio.run(drain())
 
 
 def test_what_does_not_end_by_itself_is_ended():
     async def drain():
-        async with serving(drain_seconds=0.2) as front, session(front) as client:
+        async with serving(drain_seconds=0.2) as server, session(server) as client:
             await client.begin()
-            await asyncio.gather(front.drain(), asyncio.sleep(0))
+            await asyncio.gather(server.drain(), asyncio.sleep(0))
             assert (await client.receive())["error"]["code"] == "DRAINING"
             assert await client.ended() == 4504
 
@@ -155,14 +155,14 @@ def test_over_tls_it_is_the_same(certificate):
     cert, key = certificate
 
     async def play():
-        async with serving(cert=cert, key=key, limits={"step_seconds": 1.0}) as front:
+        async with serving(cert=cert, key=key, limits={"step_seconds": 1.0}) as server:
             connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=cert))
-            async with aiohttp.ClientSession(front.url, connector=connector) as http:
+            async with aiohttp.ClientSession(server.url, connector=connector) as http:
                 client = await (await Client(http).connect()).begin()
                 text = "x" * 3_000_000
                 assert (await client.step(f"echo {text}"))["result"][0][0]["content"] == f"1: {text}"
                 await client.drop()
-                await until(lambda: front.sessions.states()["detached"] == 1)
+                await until(lambda: server.sessions.states()["detached"] == 1)
                 await client.connect(resume=client.hello["resume"])
                 assert (await client.step("hang"))["error"]["code"] == "DEADLINE"
                 assert await client.ended() == 4408
@@ -176,18 +176,18 @@ def test_connections_that_shake_no_hands_make_room_too(certificate):
     settings = {"cert": cert, "key": key, "tokens": {"ann": "a" * 20}, "max_sessions": 1}
 
     async def knock():
-        async with serving(**settings) as front:
+        async with serving(**settings) as server:
             connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=cert))
-            most, silent = front.connections.most, []
-            async with aiohttp.ClientSession(front.url, connector=connector) as http:
+            most, silent = server.connections.most, []
+            async with aiohttp.ClientSession(server.url, connector=connector) as http:
                 for _ in range(most + 20):
-                    silent.append(await asyncio.open_connection("127.0.0.1", front.port))
-                await until(lambda: front.connections.cut["capacity"] >= 20)
+                    silent.append(await asyncio.open_connection("127.0.0.1", server.port))
+                await until(lambda: server.connections.cut["capacity"] >= 20)
                 assert (await http.get("/health")).status == 200
-                assert len(front.connections) <= most
+                assert len(server.connections) <= most
             for _, writer in silent:
                 writer.transport.abort()
-            await until(lambda: not len(front.connections))
+            await until(lambda: not len(server.connections))
 
     asyncio.run(knock())
 

@@ -13,7 +13,7 @@ def test_a_session_plays_episodes_and_ends_with_close(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTY_CLOSED", str(tmp_path / "closed"))
 
     async def play():
-        async with serving() as front, session(front) as client:
+        async with serving() as server, session(server) as client:
             assert client.hello["protocol"] == 1
             assert client.hello["env"]["methods"] == ["expert_action", "random_action"]
             assert await client.ask("init", task={"id": "a"}) == {"id": 1, "result": {}}
@@ -30,10 +30,10 @@ def test_a_session_plays_episodes_and_ends_with_close(tmp_path, monkeypatch):
             assert (await client.ask("expert_action"))["result"] == {"action": "echo 0"}
             assert await client.ask("close") == {"id": 9, "result": {}}
             assert await client.ended() == 1000
-            await until(lambda: not front.sessions.open)
-            assert front.sessions.tally().counters["steps"] == 3
-            assert front.sessions.tally().counters["episodes"] == 1
-            assert front.sessions.tally().ended == {"closed": 1}
+            await until(lambda: not server.sessions.open)
+            assert server.sessions.tally().counters["steps"] == 3
+            assert server.sessions.tally().counters["episodes"] == 1
+            assert server.sessions.tally().ended == {"closed": 1}
 
     asyncio.run(play())
     assert (tmp_path / "closed").read_text().count("closed") == 2  # the call, and the worker's own
@@ -41,7 +41,7 @@ def test_a_session_plays_episodes_and_ends_with_close(tmp_path, monkeypatch):
 
 def test_reset_draws_a_task_and_tells_it():
     async def play():
-        async with serving() as front, session(front) as client:
+        async with serving() as server, session(server) as client:
             drawn = (await client.ask("reset", seed=5))["result"]["task"]
             again = (await client.ask("reset", seed=5))["result"]
             assert again["task"] == drawn
@@ -54,7 +54,7 @@ def test_reset_draws_a_task_and_tells_it():
 
 def test_a_list_of_requests_is_answered_by_a_list():
     async def play():
-        async with serving() as front, session(front) as client:
+        async with serving() as server, session(server) as client:
             steps = [{"id": n, "call": "step", "action": f"echo {n}"} for n in range(3, 30)]
             begin = [{"id": 1, "call": "init", "task": {"id": "a"}}, {"id": 2, "call": "reset"}]
             await client.ws.send_json(begin + steps)
@@ -69,7 +69,7 @@ def test_a_list_of_requests_is_answered_by_a_list():
 
 def test_random_actions_are_those_of_the_same_generator_here():
     async def play():
-        async with serving() as front, session(front) as client:
+        async with serving() as server, session(server) as client:
             await client.begin()
             rng = random.Random(3)
             answer = (await client.ask("random_action", rng=rng_to_json(rng)))["result"]
@@ -81,7 +81,7 @@ def test_random_actions_are_those_of_the_same_generator_here():
 
 def test_bad_messages_are_answered_and_the_session_goes_on():
     async def play():
-        async with serving() as front, session(front) as client:
+        async with serving() as server, session(server) as client:
             for text, code in [
                 ("nonsense", "BAD_FRAME"),
                 ("[]", "BAD_REQUEST"),
@@ -110,7 +110,7 @@ def test_bad_messages_are_answered_and_the_session_goes_on():
 
 def test_async_environments_run_in_one_task():
     async def play():
-        async with serving(envs={"later": "service_faults:Later"}) as front, session(front, "later") as client:
+        async with serving(envs={"later": "service_faults:Later"}) as server, session(server, "later") as client:
             await client.begin()
             assert (await client.step("echo hi"))["result"][0][0]["content"] == "1: hi"
 
@@ -121,23 +121,23 @@ def test_a_client_comes_back_and_no_step_is_run_twice(tmp_path):
     notes, go = tmp_path / "notes", tmp_path / "go"
 
     async def play():
-        async with serving() as front, browsing(front) as http:
+        async with serving() as server, browsing(server) as http:
             client = await (await Client(http).connect()).begin()
             await client.send("step", action=f"until {go}")
-            await until(lambda: front.sessions.states()["step"] == 1)
+            await until(lambda: server.sessions.states()["step"] == 1)
             await client.drop()  # in the middle of a step
             first = client.hello["resume"]
             back = asyncio.create_task(client.connect(resume=first))
-            await until(lambda: front.sessions.tally().resumed == 1)
+            await until(lambda: server.sessions.tally().resumed == 1)
             go.touch()
             await back
-            assert client.hello["session"] in front.sessions.open
+            assert client.hello["session"] in server.sessions.open
             await client.ws.send_json({"id": client.id, "call": "step", "action": f"until {go}"})
             assert (await client.receive())["result"][0][0]["content"].startswith("1: ")
             assert client.hello["last"] == client.id  # it was run before the hello could be said
             step = await client.step(f"note {notes}")
             await client.drop()
-            await until(lambda: front.sessions.states()["detached"] == 1)
+            await until(lambda: server.sessions.states()["detached"] == 1)
             for token in (first, "x", client.hello["session"], client.hello["resume"] + "x"):
                 refused = await http.get("/envs/faulty/session", params={"resume": token}, headers=UPGRADE)
                 assert (refused.status, (await refused.json())["error"]["code"]) == (409, "RESUME_REFUSED")
@@ -145,7 +145,7 @@ def test_a_client_comes_back_and_no_step_is_run_twice(tmp_path):
             await client.ws.send_json({"id": client.id, "call": "step", "action": f"note {notes}"})
             assert await client.receive() == step
             assert (await client.step("echo"))["result"][0][0]["content"] == "3: "
-            assert front.sessions.tally().resumed == 2
+            assert server.sessions.tally().resumed == 2
             await client.ws.close()
 
     asyncio.run(play())
@@ -165,16 +165,16 @@ UPGRADE = {
 )
 def test_a_worker_that_dies_is_told_and_its_slot_returns(action, how):
     async def play():
-        async with serving(max_sessions=2) as front, session(front) as other:
+        async with serving(max_sessions=2) as server, session(server) as other:
             await other.begin()
-            async with session(front) as client:
+            async with session(server) as client:
                 await client.begin()
                 answer = await client.step(action)
                 assert answer["error"]["code"] == "WORKER_DIED"
                 assert answer["error"]["fatal"]
                 assert how in answer["error"]["message"]
                 assert await client.ended() == 4500
-                await until(lambda: len(front.sessions.open) == 1)
+                await until(lambda: len(server.sessions.open) == 1)
                 assert not alive(client.pid)
             assert (await other.step("echo hi"))["result"][0][0]["content"] == "1: hi"
 
@@ -183,7 +183,7 @@ def test_a_worker_that_dies_is_told_and_its_slot_returns(action, how):
 
 def test_what_a_worker_started_goes_with_it():
     async def play():
-        async with serving() as front, session(front) as client:
+        async with serving() as server, session(server) as client:
             await client.begin()
             child = int((await client.step("child"))["result"][0][0]["content"].split()[1])
             assert alive(child)
@@ -195,12 +195,12 @@ def test_what_a_worker_started_goes_with_it():
 
 def test_an_environment_that_cannot_be_made_says_why():
     async def play():
-        async with serving(envs={"no": "service_faults:NotMade"}) as front, browsing(front) as http:
+        async with serving(envs={"no": "service_faults:NotMade"}) as server, browsing(server) as http:
             client = await Client(http, "no").connect()
             assert "no such database" in client.hello["error"]["message"]
             assert client.hello["error"]["fatal"]
             await client.ws.close()
-            await until(lambda: not front.sessions.open)
-            assert front.sessions.tally().ended == {"ENV_ERROR": 1}
+            await until(lambda: not server.sessions.open)
+            assert server.sessions.tally().ended == {"ENV_ERROR": 1}
 
     asyncio.run(play())

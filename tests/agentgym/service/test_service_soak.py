@@ -20,7 +20,7 @@ def test_memory_and_files_stay_as_they_are(tmp_path):
     assert [row["episodes"] for row in rows if row["part"] == "episodes"] == list(range(0, 4501, 450))
     for part in ("sessions", "episodes"):
         warm, *_, last = [row for row in rows if row["part"] == part][2:]
-        for process in ("front", "keeper", "zygote"):
+        for process in ("server", "supervisor", "zygote"):
             assert last["own"][process] > 0
             assert last["own"][process] - warm["own"][process] < 2, (part, process)
             assert last["files"][process] <= warm["files"][process], (part, process)
@@ -30,9 +30,9 @@ def test_a_rise_is_told(tmp_path):
     """The judgement itself: numbers that rise, and a file that stays open."""
     code = (
         f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import service_soak as soak\n"
-        "names = ('front', 'keeper', 'zygote', 'workers')\n"
-        "def row(part, count, front, files):\n"
-        "    own = {**dict.fromkeys(names, 5.0), 'front': front}\n"
+        "names = ('server', 'supervisor', 'zygote', 'workers')\n"
+        "def row(part, count, server, files):\n"
+        "    own = {**dict.fromkeys(names, 5.0), 'server': server}\n"
         "    return soak.Reading(part, count, 1.0, own, own, dict.fromkeys(names, files))\n"
         "flat = [row(part, count, 30 + count % 2, 9) for part in ('sessions', 'episodes') for count in range(11)]\n"
         "rises = [*flat[:11], *(row('episodes', count, 30 + count / 2, 9 + (count > 9)) for count in range(11))]\n"
@@ -40,5 +40,5 @@ def test_a_rise_is_told(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith(
-        "[] ['episodes: front grows by 500.000 MiB per 1,000 episodes', 'episodes: front has 10"
+        "[] ['episodes: server grows by 500.000 MiB per 1,000 episodes', 'episodes: server has 10"
     )

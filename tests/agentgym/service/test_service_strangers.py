@@ -35,7 +35,7 @@ class TestBodies:
         inflating_one = time.process_time() - begun
 
         async def knock():
-            async with serving(tokens={"ann": TOKEN}) as front, browsing(front) as http:
+            async with serving(tokens={"ann": TOKEN}) as server, browsing(server) as http:
                 begun = time.process_time()
                 for path in ("/reset", "/envs", "/nowhere", "/health"):
                     for encoding in ("gzip", "deflate"):
@@ -52,7 +52,7 @@ class TestBodies:
                 return answer.status
 
         async def knock():
-            async with serving(limits={"message_bytes": 100_000}) as front, browsing(front) as http:
+            async with serving(limits={"message_bytes": 100_000}) as server, browsing(server) as http:
                 good = b'{"seed": 3}'
                 assert await ask(http, gzip.compress(good), "gzip") == 200
                 assert await ask(http, zlib.compress(good), "deflate") == 200
@@ -76,14 +76,14 @@ class TestBodies:
 
     def test_no_websocket_is_compressed(self):
         async def knock():
-            async with serving(max_sessions=1, limits={"resume_seconds": 0.1}) as front, browsing(front) as http:
+            async with serving(max_sessions=1, limits={"resume_seconds": 0.1}) as server, browsing(server) as http:
                 headers = {**UPGRADE, "Sec-WebSocket-Extensions": "permessage-deflate"}
                 for path in ("/envs/faulty/session", "/ws", "/mcp", "/ws?session_id=none"):
                     async with http.get(path, headers=headers) as answer:
                         assert (answer.status, "Sec-WebSocket-Extensions" in answer.headers) == (101, False), path
                         answer.close()
-                    await until(lambda: not front.sessions.open)
-                async with session(front), http.get("/ws", headers=headers) as refused:
+                    await until(lambda: not server.sessions.open)
+                async with session(server), http.get("/ws", headers=headers) as refused:
                     assert (refused.status, "Sec-WebSocket-Extensions" in refused.headers) == (101, False)
 
         asyncio.run(knock())
@@ -102,33 +102,33 @@ def idle(port, count):
 class TestConnections:
     def test_idle_ones_without_a_token_make_room_for_probes_and_for_those_with_one(self):
         async def knock():
-            async with serving(tokens={"ann": TOKEN}, max_sessions=2) as front, browsing(front, TOKEN) as ann:
+            async with serving(tokens={"ann": TOKEN}, max_sessions=2) as server, browsing(server, TOKEN) as ann:
                 cap = 2 * 2 + SPARE_CONNECTIONS
-                async with session(front, token=TOKEN) as client:
+                async with session(server, token=TOKEN) as client:
                     await client.begin()
                     assert (await ann.get("/envs")).status == 200
-                    kept = next(iter(front.connections._known))
-                    with idle(front.port, cap + 30):
-                        await until(lambda: front.connections.cut["capacity"] >= 30)
-                        async with browsing(front) as probe:
+                    kept = next(iter(server.connections._known))
+                    with idle(server.port, cap + 30):
+                        await until(lambda: server.connections.cut["capacity"] >= 30)
+                        async with browsing(server) as probe:
                             assert (await probe.get("/health")).status == 200
-                        async with session(front, token=TOKEN) as another:
+                        async with session(server, token=TOKEN) as another:
                             assert (await another.begin()).pid
                         assert (await client.step("echo on"))["result"]
-                        assert kept in front.connections._known, "the one with a token was cut"
+                        assert kept in server.connections._known, "the one with a token was cut"
                         assert (await ann.get("/envs")).status == 200
-                        assert len(front.connections) <= cap
-                await until(lambda: front.connections.states()["anonymous"] == 0)
+                        assert len(server.connections) <= cap
+                await until(lambda: server.connections.states()["anonymous"] == 0)
 
         asyncio.run(knock())
 
     def test_those_in_which_a_request_runs_stay(self):
         async def knock():
-            async with serving(max_sessions=1) as front, browsing(front) as http:
+            async with serving(max_sessions=1) as server, browsing(server) as http:
                 running = asyncio.create_task(http.post("/step", json={"action": {"message": "sleep 1.5"}}))
-                await until(lambda: front.sessions.states()["step"] == 1)
-                with idle(front.port, 2 + SPARE_CONNECTIONS + 20):
-                    await until(lambda: front.connections.cut["capacity"] >= 20)
+                await until(lambda: server.sessions.states()["step"] == 1)
+                with idle(server.port, 2 + SPARE_CONNECTIONS + 20):
+                    await until(lambda: server.connections.cut["capacity"] >= 20)
                     assert (await running).status == 200
 
         asyncio.run(knock())
@@ -147,14 +147,14 @@ class TestConnections:
                 return [answer[9:12] for answer in answers]
 
         async def knock():
-            async with serving(limits={"message_seconds": 0.4}) as front, browsing(front) as http:
-                assert await asyncio.to_thread(asked, front.port, whole, part) == [b"200", b"", b""]
-                assert await asyncio.to_thread(asked, front.port, whole + part) == [b"200", b""]
+            async with serving(limits={"message_seconds": 0.4}) as server, browsing(server) as http:
+                assert await asyncio.to_thread(asked, server.port, whole, part) == [b"200", b"", b""]
+                assert await asyncio.to_thread(asked, server.port, whole + part) == [b"200", b""]
                 assert (await http.get("/health")).status == 200
-                [kept] = front.connections._strangers
+                [kept] = server.connections._strangers
                 await asyncio.sleep(1.0)  # with no request begun it may wait
                 assert (await http.get("/health")).status == 200
-                assert list(front.connections._strangers) == [kept]
+                assert list(server.connections._strangers) == [kept]
 
         asyncio.run(knock())
 
@@ -168,17 +168,17 @@ class TestHosts:
                 return answer.status
 
         async def knock():
-            async with serving(allowed_hosts=("our.example",)) as front, browsing(front) as http:
+            async with serving(allowed_hosts=("our.example",)) as server, browsing(server) as http:
                 for path in ("/envs", "/envs/faulty/tasks", "/metrics", "/envs/faulty/session", "/ws", "/nowhere"):
                     assert await status(http, path, "evil.example", **UPGRADE) == 403, path
                 evil = {"Origin": "http://evil.example"}
                 assert await status(http, "/envs", "evil.example", **evil) == 403
                 assert await status(http, "/envs", "localhost", **evil) == 403
                 assert await status(http, "/envs", "our.example:8000", Origin="http://our.example:8000") == 200
-                assert await status(http, "/envs", f"localhost:{front.port}") == 200
+                assert await status(http, "/envs", f"localhost:{server.port}") == 200
                 assert await status(http, "/health", "10.0.0.7:8000") == 200  # probes ask by an address
-                assert not front.sessions.open
-            async with serving(tokens={"ann": TOKEN}) as front, browsing(front, TOKEN) as http:
+                assert not server.sessions.open
+            async with serving(tokens={"ann": TOKEN}) as server, browsing(server, TOKEN) as http:
                 assert await status(http, "/envs", "any.example") == 200  # the token says who asks
 
         asyncio.run(knock())
@@ -186,9 +186,9 @@ class TestHosts:
 
 def test_what_is_open_is_counted():
     async def look():
-        async with serving(tokens={"ann": TOKEN}) as front, browsing(front, TOKEN) as http:
-            with idle(front.port, 3):
-                await until(lambda: len(front.connections) == 3)
+        async with serving(tokens={"ann": TOKEN}) as server, browsing(server, TOKEN) as http:
+            with idle(server.port, 3):
+                await until(lambda: len(server.connections) == 3)
                 text = await (await http.get("/metrics")).text()
             assert 'agentgym_connections{state="anonymous"} 3\n' in text
             assert 'agentgym_connections{state="busy"} 1\n' in text

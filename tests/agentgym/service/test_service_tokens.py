@@ -54,9 +54,9 @@ def test_a_token_is_good_for_its_scopes_alone():
     paths |= {"/sandboxes": "sandboxes", "/sandboxes/session": "sandboxes"}
 
     async def ask():
-        async with serving(tokens=tokens, sandbox={"backend": "bubblewrap"}) as front:
+        async with serving(tokens=tokens, sandbox={"backend": "bubblewrap"}) as server:
             for scope, token in tokens.items():
-                async with browsing(front, token.secret) as http:
+                async with browsing(server, token.secret) as http:
                     for path, needed in paths.items():
                         async with http.get(path) as answer:
                             assert (answer.status == 403) == (scope != needed), (scope, path, answer.status)
@@ -71,20 +71,20 @@ def test_a_token_is_good_for_its_scopes_alone():
 def test_the_file_is_read_again_when_it_changes(file, caplog):
     file.write_text(f"ann {ANN}\nbob {BOB}\n")
 
-    async def status(front, token):
-        async with browsing(front, token) as http, http.get("/envs") as answer:
+    async def status(server, token):
+        async with browsing(server, token) as http, http.get("/envs") as answer:
             return answer.status
 
     async def play():
         async with (
-            serving(tokens=read_tokens(file), token_file=file) as front,
-            session(front, token=BOB) as client,
+            serving(tokens=read_tokens(file), token_file=file) as server,
+            session(server, token=BOB) as client,
         ):
             await client.begin()
             file.write_text(f"ann {ANN} metrics\neve {EVE}\n")
-            await until(lambda: front.tokens.owner_of(f"Bearer {EVE}") == "eve", "the new token")
-            assert (await status(front, ANN), await status(front, BOB), await status(front, EVE)) == (403, 401, 200)
-            async with browsing(front, BOB) as http:
+            await until(lambda: server.tokens.owner_of(f"Bearer {EVE}") == "eve", "the new token")
+            assert (await status(server, ANN), await status(server, BOB), await status(server, EVE)) == (403, 401, 200)
+            async with browsing(server, BOB) as http:
                 for resume in (None, client.hello["resume"]):
                     with pytest.raises(aiohttp.WSServerHandshakeError, match="401"):
                         await Client(http).connect(resume)

@@ -59,8 +59,8 @@ def link():
 def test_the_slot_of_a_machine_that_vanished_returns(link, tmp_path):
     space, here, address = link
 
-    async def play(front, action):
-        words = ["ip", "netns", "exec", space, sys.executable, "-c", CLIENT, front.url, action]
+    async def play(server, action):
+        words = ["ip", "netns", "exec", space, sys.executable, "-c", CLIENT, server.url, action]
         process = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
         async with asyncio.timeout(SECONDS):
             assert await process.stdout.readline() == b"playing\n"
@@ -68,16 +68,16 @@ def test_the_slot_of_a_machine_that_vanished_returns(link, tmp_path):
 
     async def vanish():
         go, limits = tmp_path / "go", {"resume_seconds": 1.0, "message_seconds": 1.0}
-        async with serving(host=address, tokens={"ann": TOKEN}, limits=limits) as front:
+        async with serving(host=address, tokens={"ann": TOKEN}, limits=limits) as server:
             # One waits for its agent; one is sent an answer that nobody confirms.
-            clients = await asyncio.gather(play(front, ""), play(front, f"until {go}"))
+            clients = await asyncio.gather(play(server, ""), play(server, f"until {go}"))
             try:
-                await until(lambda: front.sessions.states()["step"] == 1)
-                assert len(front.sessions.open) == 2
+                await until(lambda: server.sessions.states()["step"] == 1)
+                assert len(server.sessions.open) == 2
                 ip("link", "set", here, "down")
                 go.touch()
-                await until(lambda: not front.sessions.open, "the end of both sessions")
-                assert front.sessions.tally().ended == {"IDLE": 2}
+                await until(lambda: not server.sessions.open, "the end of both sessions")
+                assert server.sessions.tally().ended == {"IDLE": 2}
             finally:
                 for client in clients:
                     client.kill()

@@ -9,14 +9,14 @@ from agentgym.service.server.env_server import ServeSettings, serve
 
 
 async def main():
-    front = await serve(
+    server = await serve(
         ServeSettings({name: spec(name) for name in sys.argv[2:]}, port=0, max_sessions=int(sys.argv[1]))
     )
-    sys.stdout.write(f"{front.url}\n")
+    sys.stdout.write(f"{server.url}\n")
     sys.stdout.flush()
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.to_thread(sys.stdin.read)
-    await front.close()
+    await server.close()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What an agent reads of a query: its rows as a table, or what went wrong and what to do about it."""
+"""The text of a query's result for the agent: a table, or an error with a hint."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 from typing import Any
 
 from agentgym_envs.sql.database import Database
-from agentgym_envs.sql.queries import Cut, Found, Problem
+from agentgym_envs.sql.queries import Cut, QueryFailure, QueryResult
 
-MAX_CHARACTERS = 6_000  # of the rows of one result; what is over is left out, as rows over the limit are
+MAX_CHARACTERS = 6_000  # of a result's rows; further rows are left out
 
 _ADVICE = {
     "time": "It was stopped after {seconds:g} s. Join tables on their keys, filter earlier, and end every recursion.",
@@ -44,16 +44,16 @@ _FUNCTIONS = {
 }
 
 
-def shown(answer: Found | Problem, query: str, database: Database, seconds: float) -> str:
-    """The text that answers a query; for a problem it begins with "Error: ".
+def observation_text(answer: QueryResult | QueryFailure, query: str, database: Database, seconds: float) -> str:
+    """The observation of a query; errors begin with "Error: ".
 
     Args:
-        answer: what the query found.
-        query: what was asked.
-        database: which.
-        seconds: how long a query may take.
+        answer: the query's result.
+        query: the query.
+        database: its database.
+        seconds: the query's time limit.
     """
-    if isinstance(answer, Found):
+    if isinstance(answer, QueryResult):
         return _table(answer)
     if answer.kind == "sql":
         hint = _hint(answer.text, query, database)
@@ -62,7 +62,7 @@ def shown(answer: Found | Problem, query: str, database: Database, seconds: floa
     return f"Error: {answer.text}" + (f"\nHint: {hint}" if hint else "")
 
 
-def _table(found: Found) -> str:
+def _table(found: QueryResult) -> str:
     head = " | ".join(_cell(name) for name in found.columns)
     lines: list[str] = []
     room = MAX_CHARACTERS
@@ -82,7 +82,7 @@ def _table(found: Found) -> str:
 
 
 def _cell(value: Any) -> str:
-    """A value on one line: NULL for NULL, a text that reads NULL in quotes, bytes as SQL writes them."""
+    """A value on one line: NULL as NULL, the text "NULL" in quotes, bytes as SQL literals."""
     if value is None:
         return "NULL"
     if isinstance(value, Cut):
@@ -98,7 +98,7 @@ def _cell(value: Any) -> str:
 
 
 def _hint(message: str, query: str, database: Database) -> str:
-    """What to change, for SQLite's common messages; empty where nothing is known."""
+    """Advice on common SQLite errors, or empty."""
     tables = [table.name for table in database.tables]
     if match := re.match(r"no such table: (.*)", message):
         return f"{_nearest(match[1], tables)}The tables are: {', '.join(tables)}."
@@ -117,7 +117,7 @@ def _hint(message: str, query: str, database: Database) -> str:
 
 
 def _about_column(name: str, database: Database) -> str:
-    """Where a column of this name is, or the names that are near."""
+    """The tables that have this column, or similar names."""
     column = name.rpartition(".")[2].strip('"')
     having = [
         f"{table.name}.{item.name}"

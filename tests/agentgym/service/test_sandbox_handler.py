@@ -1,4 +1,4 @@
-"""The wire of sandboxes, without a connection: whatever is asked is answered, once. With one: `test_sandbox_remote.py`."""
+"""The handler of sandboxes, without a connection: whatever is asked is answered, once. With one: `test_sandbox_remote.py`."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from agentgym.service.protocol.frames import CODES, ServiceLimits
 from agentgym.service.protocol.sandbox_frames import GUEST_CALLS, OWN_CALLS
 from agentgym.service.server.sandbox_routes import spec_of
 from agentgym.service.server.slots import Slot, make_memory, map_memory
-from agentgym.service.worker.sandbox_handler import SandboxWire
+from agentgym.service.worker.sandbox_handler import SandboxHandler
 from agentgym.service.worker.session_worker import CallRunner, SessionInfo
 
 VALUES = st.recursive(
@@ -34,26 +34,26 @@ def memory():
 
 
 @pytest.fixture
-def wire(memory):
-    return new_wire(memory)
+def handler(memory):
+    return new_handler(memory)
 
 
-def new_wire(memory):
+def new_handler(memory):
     """One that can start no sandbox: there is no such back end."""
     info = SessionInfo("session", "~sandbox", spec_of({}), ServiceLimits())
-    return SandboxWire(ServedSandbox("none", Most()), CallRunner(Slot(memory, 0)), info)
+    return SandboxHandler(ServedSandbox("none", Most()), CallRunner(Slot(memory, 0)), info)
 
 
-def ask(wire, **request):
-    return json.loads(wire.answer(json.dumps(request)))
+def ask(handler, **request):
+    return json.loads(handler.answer(json.dumps(request)))
 
 
 @given(st.lists(st.builds(lambda base, more: {**more, **base}, REQUESTS, st.dictionaries(NAMES, VALUES)), max_size=4))
 @settings(max_examples=150, deadline=None)
 def test_any_request_is_answered(memory, requests):
-    wire = new_wire(memory)
+    handler = new_handler(memory)
     for request in requests:
-        answer = json.loads(wire.answer(json.dumps(request)))
+        answer = json.loads(handler.answer(json.dumps(request)))
         assert set(answer) in ({"id", "result"}, {"id", "error"})
         if "error" in answer:
             assert answer["error"]["code"] in CODES
@@ -62,21 +62,21 @@ def test_any_request_is_answered(memory, requests):
 @given(st.text())
 @settings(max_examples=50, deadline=None)
 def test_any_text_is_answered(memory, text):
-    assert "error" in json.loads(new_wire(memory).answer(text))
+    assert "error" in json.loads(new_handler(memory).answer(text))
 
 
-def test_a_request_is_run_once_and_its_answer_kept(wire):
-    first = ask(wire, id=1, call="start", spec={"rootfs": "/"}, run="")
+def test_a_request_is_run_once_and_its_answer_kept(handler):
+    first = ask(handler, id=1, call="start", spec={"rootfs": "/"}, run="")
     assert "no setting 'rootfs'" in first["error"]["message"]
-    assert ask(wire, id=1, call="close") == first, "whatever it asks now"
-    assert not wire.ended
-    assert ask(wire, id=2, call="close") == {"id": 2, "result": {}}
-    assert wire.ended
+    assert ask(handler, id=1, call="close") == first, "whatever it asks now"
+    assert not handler.ended
+    assert ask(handler, id=2, call="close") == {"id": 2, "result": {}}
+    assert handler.ended
 
 
-def test_a_sandbox_that_cannot_be_started_ends_the_session_and_names_what_is_built(wire):
-    answer = ask(wire, id=1, call="start", spec={}, run="mine")
-    assert (answer["error"]["code"], answer["error"]["fatal"], wire.ended) == ("SANDBOX_ERROR", True, True)
+def test_a_sandbox_that_cannot_be_started_ends_the_session_and_names_what_is_built(handler):
+    answer = ask(handler, id=1, call="start", spec={}, run="mine")
+    assert (answer["error"]["code"], answer["error"]["fatal"], handler.ended) == ("SANDBOX_ERROR", True, True)
     assert "Built here: none" in answer["error"]["message"]
 
 
@@ -87,8 +87,8 @@ def test_a_server_has_a_total_for_all_sandboxes_and_a_request_beyond_it_finds_it
     info = SessionInfo("session", "~sandbox", spec_of({}), ServiceLimits())
 
     def start(slot, **spec):
-        wire = SandboxWire(ServedSandbox("none", Most(), total), CallRunner(Slot(slots, slot)), info)
-        return ask(wire, id=1, call="start", spec=spec, run="")["error"]["code"], wire.ended
+        handler = SandboxHandler(ServedSandbox("none", Most(), total), CallRunner(Slot(slots, slot)), info)
+        return ask(handler, id=1, call="start", spec=spec, run="")["error"]["code"], handler.ended
 
     tried, full = ("SANDBOX_ERROR", True), ("CAPACITY", True)  # there is no back end "none"
     assert start(0, cpus=1.0, memory=1 << 30) == tried
@@ -118,13 +118,13 @@ def test_a_server_has_a_total_for_all_sandboxes_and_a_request_beyond_it_finds_it
         {"start_timeout": "soon"},
     ],
 )
-def test_a_spec_that_cannot_be_is_refused_and_another_may_be_tried(wire, spec):
-    answer = ask(wire, id=1, call="start", spec=spec, run="")
-    assert (answer["error"]["code"], wire.ended) == ("BAD_REQUEST", False)
+def test_a_spec_that_cannot_be_is_refused_and_another_may_be_tried(handler, spec):
+    answer = ask(handler, id=1, call="start", spec=spec, run="")
+    assert (answer["error"]["code"], handler.ended) == ("BAD_REQUEST", False)
     assert next(iter(spec)) in answer["error"]["message"]
 
 
-def test_an_ending_server_starts_none(wire):
-    wire.draining = True
-    assert ask(wire, id=1, call="start", spec={}, run="")["error"]["code"] == "DRAINING"
-    assert wire.ended
+def test_an_ending_server_starts_none(handler):
+    handler.draining = True
+    assert ask(handler, id=1, call="start", spec={}, run="")["error"]["code"] == "DRAINING"
+    assert handler.ended

@@ -1,4 +1,4 @@
-"""What a server tells over plain HTTP: its environments and their tasks.
+"""Asks servers over HTTP about environments and tasks.
 
 Blocking, as task sets are: they are read before episodes are played, or by positions in between.
 """
@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from agentgym.cli.usage_error import instead
-from agentgym.core.registration import REMOTE_ENV, EnvSpec
+from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import Task
-from agentgym.service.client.address import Address, Unavailable, parse
+from agentgym.core.usage_error import instead
+from agentgym.service.client.address import REMOTE_ENV, Address, Unavailable, parse
 from agentgym.service.client.balance import pool_of
 
 SECONDS = 10.0
@@ -31,11 +31,11 @@ _asking: dict[Address, threading.Lock] = {}
 
 
 class NotFound(ValueError):
-    """A server says that there is no such thing."""
+    """A server answered 404."""
 
 
 def record_of(address: Address) -> dict[str, Any]:
-    """What servers tell about the environment: description, tags, splits, tools, methods, max_turns. Kept for a minute.
+    """The servers' record of the environment: description, tags, splits, tools, methods, max_turns. Cached for a minute.
 
     Raises:
         Unavailable: no server answers, or they refuse.
@@ -83,7 +83,7 @@ def _record_for(spec: EnvSpec) -> dict[str, Any]:
 
 
 def records_at(address: Address) -> dict[str, dict[str, Any]]:
-    """What servers tell about each of their environments, by id. That of the address may be "".
+    """The servers' records of all their environments by id. The address's `env` may be "".
 
     Raises:
         Unavailable: no server answers, or they refuse.
@@ -103,7 +103,7 @@ def _record_at(address: Address) -> dict[str, Any]:
 
 
 class Pages:
-    """Tasks of a split by position, read from the servers by the page. Picklable; the pages stay behind.
+    """Tasks of a split by position, read from the servers in pages. Picklable, without the pages.
 
     Attributes:
         name: of the task set.
@@ -173,7 +173,7 @@ class Pages:
 
 
 def ask(address: Address, path: str, query: Mapping[str, Any] | None = None) -> Any:
-    """The JSON that a server gives for a path; the next server is asked where one fails.
+    """GET a path as JSON; if a server fails, the next one is asked.
 
     Raises:
         NotFound: a server answers that there is no such thing, and none has it.
@@ -221,7 +221,7 @@ def _get(address: Address, server: str, target: str) -> Any:
 
 
 def _body(answer: http.client.HTTPResponse) -> bytes:
-    """All of a body, unless it is too large or takes too long to arrive."""
+    """Read a body within limits of size and time."""
     until = time.monotonic() + 3 * SECONDS
     parts, size = [], 0
     while part := answer.read1(1 << 20):
@@ -237,7 +237,7 @@ def _body(answer: http.client.HTTPResponse) -> bytes:
 
 
 def _why(error: Exception) -> str:
-    """What went wrong, and what to do about it where that is known."""
+    """An error in words, with a remedy if one is known."""
     said = str(error) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in said and "mismatch" not in said:
         return f"{said}: a certificate of your own needs ca_file="
@@ -249,7 +249,7 @@ def _why(error: Exception) -> str:
 
 
 def _message_of(body: bytes) -> str:
-    """The words of an error, which is {"error": {"code", "message"}} where the server is ours."""
+    """The message of an error response; agentgym's servers send {"error": {"code", "message"}}."""
     try:
         error = json.loads(body)["error"]
         return str(error["message"])
