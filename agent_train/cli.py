@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refuse_or_run(arguments: argparse.Namespace) -> int:
     try:
+        from agent_train.config.advice import unusual
         from agent_train.config.compose import compose, to_yaml
         from agent_train.config.schema import ConfigError
         from agent_train.config.validation import validate
@@ -67,6 +68,8 @@ def _refuse_or_run(arguments: argparse.Namespace) -> int:
         validate(config)
     except ConfigError as error:
         return _refuse(error.problems)
+    for line in unusual(config):
+        print(f"agent-train: warning: {line}", file=sys.stderr)
     if arguments.dry_run:
         from agent_train.config.plan import as_text, plan
 

@@ -14,12 +14,14 @@ Legend: T tokens of one packed micro-batch, S rows (segments) in it. Log-probabi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from agent_train.algorithms.losses import MAX_LOG_RATIO, keep
 from agent_train.algorithms.segments import segment_means, segment_sums
+from agent_train.config.extensions import corrections
 
 PROXIMAL = ("recomputed", "interpolated", "behaviour")
 LEVELS = ("token", "sequence", "geometric")
@@ -109,7 +111,7 @@ def correction(
 ) -> Tensor:
     """What each token's policy loss is multiplied by: an importance weight, cut at `cap`, inside a band; 0 outside it.
 
-    The named corrections are choices of these settings; see `NAMED`.
+    The named corrections are choices of these settings.
 
     Args:
         gap: from `gap_of`.
@@ -160,22 +162,21 @@ def level_ratios(level: str, log_weight_T: Tensor, mask_T: Tensor, segment_T: Te
     return log_weight_T.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-# Name -> the settings of `correction` that it fixes; the numbers (cap, low, high) are the user's.
-NAMED: dict[str, dict[str, str | None]] = {
-    # Truncated importance sampling (fengyao.notion.site/off-policy-rl; arXiv 2505.24298 per token): takes cap.
-    "tis": {"level": "token", "band_level": None},
-    # IcePop (arXiv 2510.18855): takes low and high.
-    "icepop": {"level": "token", "band_level": "token"},
-    # The row's geometric mean decides on the row, the tokens keep their own weights (richardli.xyz/rl-collapse).
-    "seq-mask-tis": {"level": "token", "band_level": "geometric"},
-    # The product of the row on every token (richardli.xyz/rl-collapse): takes cap.
-    "sequence-is": {"level": "sequence", "band_level": None},
-    # The row's geometric mean on every token: takes cap.
-    "geometric-is": {"level": "geometric", "band_level": None},
-    # Rows are kept or dropped whole, by their product or their geometric mean; nothing is weighted.
-    "sequence-mask": {"level": None, "band_level": "sequence"},
-    "geometric-mask": {"level": None, "band_level": "geometric"},
-}
+# The corrections that `algorithm.correction.name` names; the numbers (cap, low, high) are the user's. One of your own is a function of
+# the same arguments: `(gap, mask_T, segment_T, n_segments, *, cap, low, high)`, which returns a weight for each token.
+# Truncated importance sampling (fengyao.notion.site/off-policy-rl; arXiv 2505.24298 per token): takes cap.
+tis = partial(correction, level="token", band_level=None)
+# IcePop (arXiv 2510.18855): takes low and high.
+icepop = partial(correction, level="token", band_level="token")
+# The sample's geometric mean decides on the sample, the tokens keep their weights (richardli.xyz/rl-collapse).
+seq_mask_tis = partial(correction, level="token", band_level="geometric")
+# The product of the sample on every token (richardli.xyz/rl-collapse): takes cap.
+sequence_is = partial(correction, level="sequence", band_level=None)
+# The sample's geometric mean on every token: takes cap.
+geometric_is = partial(correction, level="geometric", band_level=None)
+# Samples are kept or dropped whole, by their product or their geometric mean; nothing is weighted.
+sequence_mask = partial(correction, level=None, band_level="sequence")
+geometric_mask = partial(correction, level=None, band_level="geometric")
 
 
 def check_one_weight(proximal: str, name: str | None, loss_divides_by_behaviour: bool) -> None:
@@ -183,7 +184,7 @@ def check_one_weight(proximal: str, name: str | None, loss_divides_by_behaviour:
 
     Args:
         proximal: one of `PROXIMAL`.
-        name: of the correction, one of `NAMED`; None corrects nothing.
+        name: of the correction; None corrects nothing.
         loss_divides_by_behaviour: the loss has the ratio p / b inside (DPPO, AIPO, M2PO), whatever the proximal policy is.
 
     Raises:
@@ -191,8 +192,8 @@ def check_one_weight(proximal: str, name: str | None, loss_divides_by_behaviour:
     """
     if proximal not in PROXIMAL:
         raise ValueError(f"proximal must be one of {', '.join(PROXIMAL)}, not {proximal!r}")
-    if name is not None and name not in NAMED:
-        raise ValueError(f"correction must be one of {', '.join(NAMED)}, or null, not {name!r}")
+    if name is not None:
+        corrections.path(name)
     if loss_divides_by_behaviour and proximal != "behaviour":
         raise ValueError(f"this loss divides by the behaviour policy: set proximal to behaviour, not {proximal!r}")
     if name is not None and proximal == "behaviour":

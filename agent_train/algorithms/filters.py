@@ -1,6 +1,7 @@
 """Which groups of a step to train on, by how much the rewards inside each differ. Pure Python; a step has some hundred groups.
 
-The filters return indices in the order of the groups, so that what is trained does not depend on how it was chosen.
+A filter is a function `(rewards, share)`: the rewards of each group's episodes, with None for an episode that takes no part, and
+`algorithm.filter.share`. It returns the indices of the groups to keep, ascending. `algorithm.filter.name` names it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,29 @@ import math
 from collections.abc import Sequence
 
 from agent_train.algorithms.advantages import has_spread
+from agent_train.algorithms.shaping import informative
+
+Rewards = Sequence[Sequence[float | None]]  # of each group's episodes
+
+
+def all_groups(rewards: Rewards, share: float) -> list[int]:
+    """Keep every group."""
+    return list(range(len(rewards)))
+
+
+def with_spread(rewards: Rewards, share: float) -> list[int]:
+    """Keep the groups whose rewards differ: the others teach nothing (DAPO, arXiv 2503.14476)."""
+    return [index for index, group in enumerate(rewards) if informative(group)]
+
+
+def uncertain(rewards: Rewards, share: float) -> list[int]:
+    """Keep the share of the groups whose rewards differ most; see `most_uncertain`."""
+    return most_uncertain([reward_spread(group) for group in rewards], share)
+
+
+def nucleus(rewards: Rewards, share: float) -> list[int]:
+    """Keep the fewest groups that hold `share` of the spread; see `top_p`."""
+    return top_p([reward_spread(group) for group in rewards], share)
 
 
 def reward_spread(rewards: Sequence[float | None]) -> float:

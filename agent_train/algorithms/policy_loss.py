@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from agent_train.algorithms.losses import keep, single
-from agent_train.algorithms.registry import imported, loss_path
+from agent_train.config.extensions import losses
 
 
 @dataclass(frozen=True)
@@ -119,15 +119,14 @@ def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyL
     """The loss of this name with these settings, tried on a few tokens.
 
     Args:
-        name: of `registry.losses`, or `"package.module:function"`.
+        name: of `agent_train.config.extensions.losses`, or `"package.module:function"`.
         settings: what the function takes besides inputs; those that have a default may be left out.
 
     Raises:
         ValueError: no such loss or setting; a setting without a value, or of the wrong kind; the function fails on the few tokens,
             or gives them another shape, a number that is not finite, or no gradient.
     """
-    path = loss_path(name)
-    function = imported("policy loss", name, path)
+    function = losses.load(name)
     parameters = inspect.signature(function).parameters
     _check_parameters(name, parameters)
     known = {key: p for key, p in parameters.items() if key not in INPUTS}

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_train.algorithms.filters import most_uncertain, reward_spread, top_p
 from agent_train.algorithms.shaping import informative, mask_truncated, overlong_penalty, sample_again
 from agent_train.algorithms.turn_rewards import fold_silent_turns
+from agent_train.config.extensions import filters, reward_shaping
 from agent_train.config.schema import AlgorithmConfig, FilterConfig, OverlongConfig
 from agentgym.core.trajectory import Group, Trajectory
 
@@ -80,21 +80,15 @@ def choose(
 
 
 def kept_groups(groups: Sequence[Group], settings: FilterConfig, overlong: OverlongConfig) -> list[int]:
-    """Indices of the groups that the filter keeps, ascending; none where no group has what it asks for.
+    """Indices of the groups that the filter keeps, ascending; none if no group has what it asks for.
 
     Raises:
-        ValueError: an unknown filter.
+        ValueError: an unknown filter, or it returns something else than ascending indices.
     """
-    if settings.name == "none":
-        return list(range(len(groups)))
-    if settings.name == "spread":
-        return [index for index, group in enumerate(groups) if _informative(group, overlong)]
-    spreads = [reward_spread(_rewards(group, overlong)) for group in groups]
-    if settings.name == "uncertain":
-        return most_uncertain(spreads, settings.share)
-    if settings.name == "top_p":
-        return top_p(spreads, settings.share)
-    raise ValueError(f"filter must be one of none, spread, uncertain, top_p, not {settings.name!r}")
+    kept = list(filters.load(settings.name)([_rewards(group, overlong) for group in groups], settings.share))
+    if kept != sorted(set(kept)) or not all(0 <= index < len(groups) for index in kept):
+        raise ValueError(f"filter {settings.name!r} returns {kept}, not ascending indices of {len(groups)} groups")
+    return kept
 
 
 def participants(group: Group, overlong: OverlongConfig) -> list[tuple[Trajectory, bool]]:
@@ -131,11 +125,20 @@ def penalty(trajectory: Trajectory, overlong: OverlongConfig) -> float:
     return overlong_penalty(trajectory.sampled_tokens, overlong.length, overlong.buffer, overlong.factor)
 
 
-def turn_rewards(trajectory: Trajectory, overlong: OverlongConfig) -> list[float]:
-    """The rewards of the turns with sampled tokens; the last includes the overlong penalty."""
+def turn_rewards(trajectory: Trajectory, algorithm: AlgorithmConfig) -> list[float]:
+    """The rewards of the turns with sampled tokens, after `algorithm.reward_shaping`; the last includes the overlong penalty.
+
+    Raises:
+        ValueError: the shaping returns something else than a finite number for each turn.
+    """
+    shaping = algorithm.reward_shaping
+    given = [turn.reward for turn in trajectory.turns] if shaping is None else reward_shaping.load(shaping)(trajectory)
     sampled = [len(turn.tokens.completion_ids) if turn.tokens else 0 for turn in trajectory.turns]
-    rewards = fold_silent_turns([turn.reward for turn in trajectory.turns], sampled)
-    rewards[-1] += penalty(trajectory, overlong)
+    shaped = [float(reward) for reward in given]
+    if len(shaped) != len(sampled) or not all(math.isfinite(reward) for reward in shaped):
+        raise ValueError(f"reward shaping returns {shaped}, not a finite number for each of {len(sampled)} turns")
+    rewards = fold_silent_turns(shaped, sampled)
+    rewards[-1] += penalty(trajectory, algorithm.overlong)
     return rewards
 
 

@@ -1,6 +1,6 @@
 """The advantages of one training step, and the targets of its critic.
 
-A formula is a function of `AdvantageInputs` that returns one number for each token. `registry.advantages` names those that are
+A formula is a function of `AdvantageInputs` that returns one number for each token. `config.extensions.advantages` names those that are
 built in; any other is named as `package.module:function`.
 
 Legend: T tokens of all samples of the step, S trajectories, K turns with sampled tokens.
@@ -29,9 +29,9 @@ from agent_train.algorithms.distillation import distillation_advantages
 from agent_train.algorithms.gae import adaptive_lambda, bilevel_gae, gae
 from agent_train.algorithms.gigpo import gigpo_advantages, state_key
 from agent_train.algorithms.prime import prime_advantages, process_rewards
-from agent_train.algorithms.registry import advantage_path, imported
 from agent_train.algorithms.returns import moments, reinforce_pp_baseline, return_to_go, whiten
 from agent_train.algorithms.turn_rewards import turn_advantages
+from agent_train.config import extensions
 from agent_train.data.samples import TrainingSample
 from agentgym.core.trajectory import Trajectory
 
@@ -47,7 +47,7 @@ def with_advantages(inputs: AdvantageInputs, samples: Sequence[TrainingSample]) 
         ValueError: an unknown advantage, something that it needs is missing, or rewards that it cannot take.
     """
     settings = inputs.settings
-    formula = imported("advantage", settings.name, advantage_path(settings.name))
+    formula = extensions.advantages.load(settings.name)
     if not samples:
         return []
     advantages_T = formula(inputs)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from agent_train.config.schema import Config
 from agent_train.learner.roles import roles_of
@@ -117,3 +120,18 @@ def env_workers_wanted(config: Config, nodes: Sequence[float]) -> int:
 
 def _fitting(nodes: Sequence[float], cpus: float) -> int:
     return sum(int(node / cpus) for node in nodes)
+
+
+def visible_gpus() -> int:
+    """How many NVIDIA GPUs torch would see, found without importing it; 0 with a CPU build of torch."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return 0
+    version = Path(torch.origin).with_name("version.py")
+    if not version.is_file() or not re.search(r"^cuda\b.*=\s*['\"]", version.read_text(encoding="utf-8"), re.MULTILINE):
+        return 0
+    here = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return here
+    return min(here, len([part for part in chosen.split(",") if part.strip() not in ("", "-1")]))

@@ -11,15 +11,11 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent_train.algorithms.registry import advantage_path, advantages, loss_path, losses, of_whole_rows
+from agent_train.config.extensions import WHOLE_SAMPLE_LOSSES, advantages, losses
 from agent_train.config.schema import Config
 from agent_train.learner.roles import WITH_CRITIC
 from agentgym.service.client.address import is_url
 
-REDUCTIONS = (
-    *("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant", "prompt-mean"),
-    "trajectory-mean",
-)
 # What a loss may read: every other parameter of its function is a setting.
 INPUTS = (
     *("logprobs_T", "advantages_T", "mask_T", "old_T", "behaviour_T", "entropy_T", "segment_T", "n_segments"),
@@ -38,11 +34,11 @@ WITHOUT_REWARDS = ("distill", "constant")
 
 
 def wrong_combinations(config: Config) -> Iterator[str]:
-    """What is wrong with the settings of the algorithm and its roles, taken together; names alone are `validation.CHOICES`."""
+    """What is wrong with the settings of the algorithm and its roles, taken together; each setting by itself is checked by `validation`."""
     yield from _wrong_loss(config)
     yield from _wrong_weights(config)
     try:
-        advantage_path(config.algorithm.advantage.name)
+        advantages.path(config.algorithm.advantage.name)
     except ValueError as error:
         yield f"algorithm.advantage.name={config.algorithm.advantage.name}: {error}"
         return
@@ -61,9 +57,9 @@ def loss_parameters(name: str) -> list[str]:
     Raises:
         ValueError: it is none of them.
     """
-    if name not in losses:
-        raise ValueError(f"{name!r} is none of {', '.join(losses)}")
-    module, _, function = losses[name].partition(":")
+    if name not in losses.shipped:
+        raise ValueError(f"{name!r} is not one of {', '.join(losses.shipped)}")
+    module, _, function = losses.shipped[name].partition(":")
     path = Path(__file__).parents[1].joinpath(*module.split(".")[1:]).with_suffix(".py")
     tree = ast.parse(path.read_text(encoding="utf-8"))
     found = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
@@ -73,11 +69,11 @@ def loss_parameters(name: str) -> list[str]:
 def _wrong_loss(config: Config) -> Iterator[str]:
     algorithm = config.algorithm
     try:
-        loss_path(algorithm.loss)
+        losses.path(algorithm.loss)
     except ValueError as error:
         yield f"algorithm.loss={algorithm.loss}: {error}"
         return
-    if algorithm.loss not in losses:
+    if algorithm.loss not in losses.shipped:
         # A loss of one's own brings torch with it anyway.
         from agent_train.algorithms.policy_loss import policy_loss
 
@@ -98,14 +94,11 @@ def _wrong_loss(config: Config) -> Iterator[str]:
 def _wrong_weights(config: Config) -> Iterator[str]:
     """Settings that would weigh the gap between engine and trainer twice, or do nothing."""
     algorithm, correction = config.algorithm, config.algorithm.correction
-    own = algorithm.loss in losses and "behaviour_T" in loss_parameters(algorithm.loss)
+    own = algorithm.loss in losses.shipped and "behaviour_T" in loss_parameters(algorithm.loss)
     if own and algorithm.proximal != "behaviour":
         yield f"algorithm.proximal={algorithm.proximal}: loss {algorithm.loss} divides by the engine's policy itself: set algorithm.proximal=behaviour"
     name = f"algorithm.correction.name={correction.name}"
     if correction.name is None:
-        for key in ("cap", "high"):
-            if getattr(correction, key) is not None:
-                yield f"algorithm.correction.{key}={getattr(correction, key)}: there is no correction: set algorithm.correction.name, or leave it out"
         return
     if algorithm.proximal == "behaviour":
         yield f"{name}: with algorithm.proximal=behaviour the loss covers the gap to the engine already, and it would count twice: leave one of the two out"
@@ -120,11 +113,8 @@ def _wrong_weights(config: Config) -> Iterator[str]:
 def _wrong_advantage(config: Config) -> Iterator[str]:
     algorithm, advantage = config.algorithm, config.algorithm.advantage
     name = f"algorithm.advantage.name={advantage.name}"
-    if (algorithm.reduction == "constant") != (algorithm.reduction_length is not None):
-        missing = (
-            "needs algorithm.reduction_length" if algorithm.reduction_length is None else "takes no reduction_length"
-        )
-        yield f"algorithm.reduction={algorithm.reduction}: {missing}, the constant that a trajectory's sum is divided by with reduction=constant"
+    if algorithm.reduction == "constant" and algorithm.reduction_length is None:
+        yield "algorithm.reduction=constant: needs algorithm.reduction_length, which divides the sum of a trajectory"
     if advantage.name == "bilevel_gae" and advantage.lam_alpha is not None and advantage.turn_lam is None:
         yield f"algorithm.advantage.lam_alpha={advantage.lam_alpha}: with bilevel_gae, set algorithm.advantage.turn_lam too: the lambda over turns"
     if advantage.whiten and advantage.name in ("reinforce_pp", "reinforce_pp_baseline"):
@@ -141,10 +131,10 @@ def _wrong_advantage(config: Config) -> Iterator[str]:
 def _wrong_for_whole_rows(config: Config) -> Iterator[str]:
     """Credit that differs inside a row, or weights by its length, with a loss that is of whole rows."""
     algorithm = config.algorithm
-    if algorithm.loss not in of_whole_rows:
+    if algorithm.loss not in WHOLE_SAMPLE_LOSSES:
         return
     # What your own function gives is seen in the first update.
-    if algorithm.advantage.name in advantages and algorithm.advantage.name not in OF_EPISODES:
+    if algorithm.advantage.name in advantages.shipped and algorithm.advantage.name not in OF_EPISODES:
         instead = "algorithm.loss=gspo_token" if algorithm.loss == "gspo" else "algorithm.loss=gspo_token or ppo"
         yield f"algorithm.loss={algorithm.loss}: its ratio is of a whole sequence, and would average the credit of advantage {algorithm.advantage.name} away, which differs inside a sequence: set {instead}"
     if algorithm.reduction not in OF_ROWS:
@@ -154,8 +144,6 @@ def _wrong_for_whole_rows(config: Config) -> Iterator[str]:
 
 def _wrong_groups(config: Config) -> Iterator[str]:
     algorithm, advantage, chosen = config.algorithm, config.algorithm.advantage, config.algorithm.filter
-    if chosen.rounds > 1 and chosen.name != "spread":
-        yield f"algorithm.filter.rounds={chosen.rounds}: dynamic sampling looks for groups with spread: set algorithm.filter.name=spread"
     if algorithm.group_size > 1:
         return
     grouped = advantage.name == "group" and "group" in (advantage.mean_level, advantage.std_level)
@@ -168,15 +156,9 @@ def _wrong_groups(config: Config) -> Iterator[str]:
 def _wrong_kl(config: Config) -> Iterator[str]:
     algorithm, kl = config.algorithm, config.algorithm.kl
     if kl.coef == 0:
-        if kl.target is not None:
-            yield f"algorithm.kl.target={kl.target}: algorithm.kl.coef=0 stays 0: set the coefficient to begin with"
         return
-    if kl.place == "reward":
-        for key, default in (("gradient", None), ("importance", "none"), ("max_value", None)):
-            if getattr(kl, key) != default:
-                yield f"algorithm.kl.{key}={getattr(kl, key)}: is of algorithm.kl.place=loss: leave it out"
-        if algorithm.advantage.name in WITHOUT_REWARDS:
-            yield f"algorithm.kl.place=reward: advantage {algorithm.advantage.name} looks at no reward: set algorithm.kl.place=loss"
+    if kl.place == "reward" and algorithm.advantage.name in WITHOUT_REWARDS:
+        yield f"algorithm.kl.place=reward: advantage {algorithm.advantage.name} looks at no reward: set algorithm.kl.place=loss"
     most = algorithm.group_size * config.trainer.groups_per_step
     if kl.target is not None and kl.horizon < most:
         yield f"algorithm.kl.horizon={kl.horizon}: must be at least the {most} episodes of a step"
@@ -185,8 +167,6 @@ def _wrong_kl(config: Config) -> Iterator[str]:
 def _wrong_overlong(config: Config) -> Iterator[str]:
     overlong, name = config.algorithm.overlong, config.algorithm.advantage.name
     if overlong.length is None:
-        if overlong.buffer:
-            yield f"algorithm.overlong.buffer={overlong.buffer}: there is no length to lie before: set algorithm.overlong.length"
         return
     if overlong.buffer > overlong.length:
         yield f"algorithm.overlong.buffer={overlong.buffer}: must be at most algorithm.overlong.length={overlong.length}"

@@ -5,11 +5,10 @@ Nothing here imports torch, ray or transformers, so that a wrong word is refused
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -21,11 +20,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from agent_train.config.schema import Config, ConfigError
+from agent_train.cluster.placement import visible_gpus
+from agent_train.config.keys import default_config, settings
+from agent_train.config.model_folder import context_of, is_tiny
+from agent_train.config.schema import MODES, Config, ConfigError
 from agentgym.core.registration import UnknownEnvError, registry, spec
 
 GROUPS = ("env", "model", "engine", "algorithm")
-FILE_MODES = ("sft", "dpo", "rm")  # they learn from files and play no environment
 FREE_KEYS = ("env.kwargs", "algorithm.loss_settings")
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list[str]: "a list, as in [A,B]"}
 
@@ -54,13 +55,19 @@ def compose(overrides: Sequence[str]) -> Config:
     if env is None and not groups and (settings := _settings_of_run(parsed)) is not None:
         return _compose_again(settings, parsed)
     mode = _mode_of(values.get("mode"))
-    if mode in FILE_MODES:
+    if mode != "rl":
         _refuse_env(mode, env, values)
     elif env is None:
         raise ConfigError([f"no environment: choose one with +env=NAME. {_environments()}"])
+    folder = _model_path_of(parsed)
+    if is_tiny(folder):
+        groups.setdefault("model", "tiny")
     chosen = [f"{group}={_known_choice(group, name)}" for group, name in groups.items()]
     chosen += _env_overrides(env) if env else []
-    return _compose_with_hydra([*chosen, *values.values()])
+    if groups.get("model") == "tiny" and env in choices("tiny"):
+        chosen.append(f"tiny={env}")
+    defaults = default_config(mode, visible_gpus() > 0, context_of(folder) if folder else None)
+    return _compose_with_hydra(defaults, [*chosen, *values.values()])
 
 
 def to_yaml(config: Config) -> str:
@@ -104,16 +111,6 @@ def choices(group: str) -> list[str]:
 def environment_names() -> list[str]:
     """Every environment that can be named: files of `configs/env` and registered ids, sorted."""
     return sorted({*choices("env"), *registry})
-
-
-def settings_keys(schema: type = Config, prefix: str = "") -> dict[str, Any]:
-    """Every dotted key of the settings with its type; a section has its dataclass as type."""
-    keys: dict[str, Any] = {}
-    for name, kind in get_type_hints(schema).items():
-        keys[prefix + name] = kind
-        if dataclasses.is_dataclass(kind):
-            keys.update(settings_keys(kind, f"{prefix}{name}."))  # type: ignore[arg-type]
-    return keys
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
@@ -198,15 +195,14 @@ def _value_override(override: Override) -> str:
 
 
 def _check_key(key: str) -> None:
-    keys = settings_keys()
-    kind = keys.get(key)
-    if kind is None:
-        same_leaf = [k for k in keys if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
-        guess = " or ".join(same_leaf) or nearest(key, keys)
-        raise ConfigError([f"unknown key {key!r}: did you mean {guess}?"])
-    if dataclasses.is_dataclass(kind):
-        inside = [f"{key}.{field.name}" for field in dataclasses.fields(kind)]
+    keys = settings()
+    if key in keys:
+        return
+    if inside := [known for known in keys if known.startswith(f"{key}.")]:
         raise ConfigError([f"{key!r} is a section: set one of its keys: {', '.join(inside)}"])
+    same_leaf = [k for k in keys if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+    guess = " or ".join(same_leaf) or nearest(key, keys)
+    raise ConfigError([f"unknown key {key!r}: did you mean {guess}?"])
 
 
 def _known_choice(group: str, name: str) -> str:
@@ -229,12 +225,17 @@ def _id_of(override: str | None) -> str | None:
 
 def _mode_of(override: str | None) -> str:
     mode = Config.mode if override is None else str(OverridesParser.create().parse_override(override).value())
-    if mode not in (Config.mode, *FILE_MODES):
-        modes = (Config.mode, *FILE_MODES)
+    if mode not in MODES:
         raise ConfigError(
-            [f"mode={mode}: unknown: did you mean mode={nearest(mode, modes)}? Choices: {', '.join(modes)}"]
+            [f"mode={mode}: unknown: did you mean mode={nearest(mode, MODES)}? Choices: {', '.join(MODES)}"]
         )
     return mode
+
+
+def _model_path_of(overrides: Sequence[Override]) -> str | None:
+    """The folder that `model.path` names on the command line."""
+    named = [_plain(override.value()) for override in overrides if override.key_or_group == "model.path"]
+    return str(named[-1]) if named and named[-1] else None
 
 
 def _refuse_env(mode: str, env: str | None, values: dict[str, str]) -> None:
@@ -268,8 +269,8 @@ def _environments() -> str:
     return f"Environments: {', '.join(environment_names())}"
 
 
-def _compose_with_hydra(overrides: list[str]) -> Config:
-    ConfigStore.instance().store(name="schema", node=Config)
+def _compose_with_hydra(defaults: Config, overrides: list[str]) -> Config:
+    ConfigStore.instance().store(name="schema", node=defaults)
     try:
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
             composed = hydra_compose("config", overrides)
@@ -294,10 +295,14 @@ def _explain(error: BaseException) -> str:
     if cause is None:
         return _first_line(error)
     key = str(getattr(cause, "full_key", None) or "")
-    keys = settings_keys()
-    if key and key not in keys and not any(key.startswith(free) for free in FREE_KEYS):
+    keys = settings()
+    if (
+        key
+        and key not in keys
+        and not any(known.startswith(f"{key}.") or key.startswith(free) for known in keys for free in FREE_KEYS)
+    ):
         return f"unknown key {key!r}: did you mean {nearest(key, keys)}?"
-    wanted = KINDS.get(keys.get(key))  # type: ignore[arg-type]
+    wanted = KINDS.get(keys[key].kind) if key in keys else None
     problem = _first_line(cause)
     return f"{key}: needs {wanted}: {problem}" if wanted else f"{key}: {problem}" if key else problem
 

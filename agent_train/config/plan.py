@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from agent_train.cluster.placement import visible_gpus
 from agent_train.config.schema import Config
-from agent_train.config.validation import env_spec, sandbox_choice, visible_gpus
+from agent_train.config.validation import env_spec, sandbox_choice
 from agent_train.learner.roles import learning_rate, learns, roles_of, source_of
 from agent_train.trainer.offline import plan as files
 from agent_train.trainer.resume import run_path

@@ -1,230 +1,295 @@
-"""The settings of a run. Each group is a dataclass; `configs/` holds named choices for each.
+"""The settings of a run: name, type, default, range, what each excludes, and one line of documentation, in one place.
 
-The dataclasses are the schema: Hydra's compose API merges YAML and command line onto them, so that an unknown key or a
+Each section is a dataclass. `setting` keeps what the type cannot say in the field's metadata: validation, `--dry-run` and the table
+in docs/training.md are made from it. Hydra merges `configs/` and the command line onto these dataclasses, so an unknown key or a
 value of the wrong type fails before anything starts. Nothing writes to a config after `validate`.
+
+The defaults are for a real instruct model. `configs/model/tiny.yaml` and `configs/tiny/` hold those of the tiny policy.
 """
 
+# ruff: noqa: RUF009 - `setting` makes a dataclass field
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 
 class ConfigError(ValueError):
-    """Settings that cannot be run. `problems` has one line for each thing that is wrong: the key, why, and what to do."""
+    """Settings that cannot be run. `problems` has one line for each problem: the key, why, and what to do."""
 
     def __init__(self, problems: Sequence[str]):
         super().__init__("\n".join(problems))
         self.problems = list(problems)
 
 
-@dataclass
-class EnvConfig:
-    """Which environment, what it is made with, and where it runs.
+@dataclass(frozen=True)
+class Setting:
+    """What a field's type and default do not say.
 
-    `url` lists the servers of one that is served; `id` is then its name here. `placement` ray spreads it over the CPUs of a
-    Ray cluster: `workers` servers, 0 for as many as fit, which take `cpus` CPUs each.
+    Attributes:
+        doc: one line for `docs/training.md`.
+        choices: the only values, if there are few; None is null.
+        bounds: interval of a number, as in "[0, 1)".
+        needs: the setting that a value other than the default goes with: "KEY=A|B", or "KEY" for any value but null and 0.
+        extensions: name of the extension point (`agent_train.config.extensions`) whose names are the choices.
+        by_mode: defaults of single modes.
+        on_gpu: default on a machine with a GPU; None: the same.
+        share_of_context: the default is at most this share of the tokens that the model reads; 0: no such limit.
     """
 
-    id: str = "frozen_lake"
-    url: list[str] = field(default_factory=list)
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    train_split: str = "train"
-    test_split: str = "test"
-    step_timeout: float = 60.0
-    placement: str = "local"
-    workers: int = 0
-    cpus: float = 1.0
+    doc: str
+    choices: tuple[str | None, ...] = ()
+    bounds: str = "(0, inf)"
+    needs: str | None = None
+    extensions: str | None = None
+    by_mode: Mapping[str, Any] = field(default_factory=dict)
+    on_gpu: Any = None
+    share_of_context: float = 0.0
+
+
+def setting(default: Any, doc: str, **more: Any) -> Any:
+    """A field of a section: its default and its `Setting`. A list or a dict is copied for each config."""
+    metadata = {"setting": Setting(doc, **more)}
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: copy.copy(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+ZERO = "[0, inf)"
+ANY = "(-inf, inf)"
+UNIT = "[0, 1]"
+
+
+@dataclass
+class EnvConfig:
+    """The environment, its arguments, and where it runs."""
+
+    id: str = setting("frozen_lake", "the environment; the same as `+env=`")
+    url: list[str] = setting(
+        [], "servers of a [served](#environments-on-other-machines) environment; empty: the run makes it"
+    )
+    kwargs: dict[str, Any] = setting({}, "arguments of the environment: `env.kwargs.size=6`")
+    train_split: str = setting("train", "tasks to train on")
+    test_split: str = setting("test", "held-out tasks, for evaluation only")
+    step_timeout: float = setting(60.0, "seconds for one `step`")
+    placement: str = setting(
+        "local",
+        "local: environments run beside the trainer; ray: [spread over a Ray cluster](#environments-over-a-ray-cluster)",
+        choices=("local", "ray"),
+    )
+    workers: int = setting(
+        0,
+        "servers of environments in the cluster; 0: as many as fit beside the learner",
+        bounds=ZERO,
+        needs="env.placement=ray",
+    )
+    cpus: float = setting(1.0, "CPUs of each of these servers")
+    rollout: str = setting("episode", "function that plays one episode", extensions="rollouts")
 
 
 @dataclass
 class TinyConfig:
-    """Shape of the model that is built by code when `model.path` is not set (Qwen3 architecture)."""
+    """Shape of the tiny model, which is built by code if `model.path` is not set (Qwen3 architecture)."""
 
-    hidden: int = 128
-    layers: int = 4
-    heads: int = 4
-    intermediate: int = 384
-    vocab: int = 512
+    hidden: int = setting(128, "width of the tiny model")
+    layers: int = setting(4, "its layers")
+    heads: int = setting(4, "its attention heads; hidden / heads must be a head size of vLLM")
+    intermediate: int = setting(384, "width of its feed-forward layers")
+    vocab: int = setting(512, "upper limit of its vocabulary")
 
 
 @dataclass
 class ModelConfig:
-    """The policy. `path` is a Hugging Face folder; null builds the tiny one."""
+    """The policy."""
 
-    path: str | None = None
-    dtype: str = "float32"
+    path: str | None = setting(None, "Hugging Face folder; null builds the tiny model")
+    dtype: str = setting(
+        "float32",
+        "type of the layers' computation and of the engine's weights. The trainer's weights, gradients and optimizer states stay "
+        "float32",
+        choices=("float32", "bfloat16", "float16"),
+        on_gpu="bfloat16",
+    )
     tiny: TinyConfig = field(default_factory=TinyConfig)
 
 
 @dataclass
 class EngineConfig:
-    """What samples. `vllm` starts servers; `embedded` runs in this process.
+    """The inference engine: `vllm` starts servers, `embedded` runs in this process."""
 
-    `port` 0 takes a free one. Times are seconds, `kv_cache_bytes` is for CPU engines. `batch_wait` is how long a batch of the
-    embedded engine waits for episodes that have not asked; with `trainer.deterministic` it waits for all of them, however long.
-    """
-
-    name: str = "vllm"
-    replicas: int = 1
-    tensor_parallel: int = 1
-    max_model_len: int = 1024
-    max_concurrent: int = 64
-    batch_wait: float = 10.0
-    port: int = 0
-    kv_cache_bytes: int = 268435456
-    gpu_memory_utilization: float = 0.85
-    start_timeout: float = 300.0
-    request_timeout: float = 120.0
+    name: str = setting("vllm", "the engine; the same as `engine=`", extensions="engines")
+    replicas: int = setting(1, "vLLM servers")
+    tensor_parallel: int = setting(1, "devices of one server")
+    max_model_len: int = setting(
+        8192,
+        'longest prompt and answer together, in tokens. An episode that outgrows it ends with "context"',
+        share_of_context=1.0,
+    )
+    max_concurrent: int = setting(
+        64, "limit of concurrent requests to one server; times the replicas, of concurrent episodes"
+    )
+    batch_wait: float = setting(
+        10.0,
+        "seconds that a batch of the embedded engine waits for a slow episode, in a long `env.step` say. With "
+        "`trainer.deterministic` it waits for all",
+    )
+    port: int = setting(0, "of the first server, the next ones follow; 0 takes free ones", bounds="[0, 65535]")
+    kv_cache_bytes: int = setting(4 << 30, "key-value cache of a CPU server")
+    gpu_memory_utilization: float = setting(0.85, "share of a GPU's memory that a server takes", bounds="(0, 1]")
+    start_timeout: float = setting(300.0, "seconds until a server must answer")
+    request_timeout: float = setting(120.0, "seconds for one answer")
 
 
 @dataclass
 class SamplingConfig:
     """How actions are sampled, in training and in evaluation."""
 
-    temperature: float = 1.0
-    max_tokens: int = 8
+    temperature: float = setting(1.0, "divides the logits, in the engine and in the trainer")
+    max_tokens: int = setting(1024, "limit of one answer, in tokens", share_of_context=0.5)
 
 
 @dataclass
 class AdvantageConfig:
-    """From rewards to one number per sampled token. Docs: docs/algorithms.md.
+    """From rewards to one number per sampled token. Docs: docs/algorithms.md."""
 
-    Attributes:
-        name: group (GRPO and its kin), rloo, opo, maxrl, remax, best_of, reinforce_pp, reinforce_pp_baseline, gae,
-            bilevel_gae, turn (process supervision), gigpo, prime, distill (on-policy distillation), constant (all 1).
-        mean_level, std_level: of `group`: what the baseline is the mean of and what is divided by: group, batch or none.
-        std: sample (n-1) or population (n); `eps` is added to it.
-        gamma, lam: discount and lambda per sampled token.
-        lam_alpha: length-adaptive lambda of this alpha in place of `lam`; null: `lam`.
-        value_lam: lambda of what the critic learns; null: the same.
-        turn_gamma, turn_lam: the same over turns: of bilevel_gae and gigpo; turn_lam null: `lam`.
-        step_weight: weight of GiGPO's step advantages.
-        prime_beta: scale of PRIME's process rewards.
-        whiten: whether the advantages of a step are made to have mean 0 and spread 1 over all sampled tokens.
-    """
-
-    name: str = "group"
-    mean_level: str = "group"
-    std_level: str = "group"
-    std: str = "sample"
-    eps: float = 1.0e-6
-    gamma: float = 1.0
-    lam: float = 1.0
-    lam_alpha: float | None = None
-    value_lam: float | None = None
-    turn_gamma: float = 0.95
-    turn_lam: float | None = None
-    step_weight: float = 1.0
-    prime_beta: float = 0.05
-    whiten: bool = False
+    name: str = setting(
+        "group",
+        "how rewards become a number for each token; see [advantages](algorithms.md#advantages)",
+        extensions="advantages",
+    )
+    mean_level: str = setting("group", "of group: scope of the baseline", choices=("group", "batch", "none"))
+    std_level: str = setting(
+        "group",
+        "of group: scope of the standard deviation that divides. turn and gigpo take none too",
+        choices=("group", "batch", "none"),
+    )
+    std: str = setting("sample", "standard deviation with n-1 or with n", choices=("sample", "population"))
+    eps: float = setting(1.0e-6, "added to the standard deviation", bounds=ZERO)
+    gamma: float = setting(1.0, "discount per sampled token", bounds=UNIT)
+    lam: float = setting(1.0, "lambda of GAE per sampled token", bounds=UNIT)
+    lam_alpha: float | None = setting(None, "replaces lambda by the length-adaptive 1 - 1 / (alpha length)")
+    value_lam: float | None = setting(None, "lambda of the critic's targets; null: the same", bounds=UNIT)
+    turn_gamma: float = setting(0.95, "discount per turn, of bilevel_gae and gigpo", bounds=UNIT)
+    turn_lam: float | None = setting(None, "lambda per turn, of bilevel_gae; null: that of tokens", bounds=UNIT)
+    step_weight: float = setting(1.0, "weight of gigpo's step advantages beside its episode advantages", bounds=ZERO)
+    prime_beta: float = setting(0.05, "scale of prime's process rewards")
+    whiten: bool = setting(False, "normalize the advantages of a step to mean 0 and spread 1 over its sampled tokens")
 
 
 @dataclass
 class CorrectionConfig:
-    """Weights for what the engine sampled and the trainer's proximal policy would not have. `name` null: none.
+    """Weights for the gap between the engine's policy and the trainer's proximal policy."""
 
-    `name` is one of tis, icepop, seq-mask-tis, sequence-is, geometric-is, sequence-mask, geometric-mask; `cap` cuts weights,
-    `low` and `high` are the band outside of which they are 0. `drift` (OPSM) drops rows with a negative advantage from which
-    the policy has moved by more nats per token.
-    """
+    name: str | None = setting(
+        None,
+        "importance weights for the gap between engine and trainer; see [corrections](algorithms.md#corrections)",
+        extensions="corrections",
+    )
+    cap: float | None = setting(None, "the largest weight", needs="algorithm.correction.name")
+    low: float = setting(0.0, "the weight is 0 below it", bounds=ZERO)
+    high: float | None = setting(None, "the weight is 0 above it", needs="algorithm.correction.name")
+    drift: float | None = setting(
+        None,
+        "drop samples with a negative advantage from which the policy has moved by more nats a token",
+        bounds=ZERO,
+    )
 
-    name: str | None = None
-    cap: float | None = None
-    low: float = 0.0
-    high: float | None = None
-    drift: float | None = None
+
+KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
 
 
 @dataclass
 class KlConfig:
-    """The pull towards the reference policy; coefficient 0: none, and no reference model is loaded.
+    """The pull towards the reference policy."""
 
-    Attributes:
-        coef: the coefficient; of the first step where it adapts.
-        place: loss or reward.
-        value: estimator of the number: k1, k2, k3 or abs.
-        gradient: estimator whose gradient is taken; null: that of `value`. For `place` loss only, as the next two.
-        importance: none, detached or full: what the off-policy ratio does.
-        max_value: bounds the estimate; null: no bound.
-        target: the KL that an adaptive coefficient steers to; null: the coefficient is fixed.
-        horizon: trajectories over which it moves by at most a fifth.
-    """
-
-    coef: float = 0.0
-    place: str = "loss"
-    value: str = "k3"
-    gradient: str | None = None
-    importance: str = "none"
-    max_value: float | None = None
-    target: float | None = None
-    horizon: int = 10000
+    coef: float = setting(0.0, "pull towards the reference policy; 0: none, and no reference is loaded", bounds=ZERO)
+    place: str = setting("loss", "where the KL is added", choices=("loss", "reward"))
+    value: str = setting("k3", "estimator of the number", choices=KL_ESTIMATORS)
+    gradient: str | None = setting(
+        None,
+        "estimator whose gradient is taken; null: that of `value`",
+        choices=(None, *KL_ESTIMATORS),
+        needs="algorithm.kl.place=loss",
+    )
+    importance: str = setting(
+        "none",
+        "effect of the off-policy ratio on the estimate",
+        choices=("none", "detached", "full"),
+        needs="algorithm.kl.place=loss",
+    )
+    max_value: float | None = setting(None, "upper limit of the estimate", needs="algorithm.kl.place=loss")
+    target: float | None = setting(
+        None, "nats a token to which an adaptive coefficient steers; null: it is fixed", needs="algorithm.kl.coef"
+    )
+    horizon: int = setting(10000, "episodes over which it moves by at most a fifth")
 
 
 @dataclass
 class OverlongConfig:
-    """Episodes that sampled many tokens or were cut off. Lengths are sampled tokens of a whole episode.
+    """Episodes that sampled many tokens or were truncated. Lengths are sampled tokens of a whole episode."""
 
-    Attributes:
-        length: the most that is wanted; null: no shaping.
-        buffer: before `length` in which the penalty grows (DAPO).
-        factor: the largest penalty.
-        mask: whether episodes that a limit cut off are left out of the loss.
-        baseline: whether those count in their group's baseline all the same.
-    """
-
-    length: int | None = None
-    buffer: int = 0
-    factor: float = 1.0
-    mask: bool = False
-    baseline: bool = True
+    length: int | None = setting(
+        None, "sampled tokens of an episode above which the penalty is whole; null: no penalty"
+    )
+    buffer: int = setting(
+        0, "tokens before that in which the penalty grows", bounds=ZERO, needs="algorithm.overlong.length"
+    )
+    factor: float = setting(1.0, "the largest penalty", bounds=ZERO)
+    mask: bool = setting(False, "leave truncated episodes out of the loss")
+    baseline: bool = setting(True, "count truncated episodes in their group's baseline, masked or not")
 
 
 @dataclass
 class FilterConfig:
-    """Which groups of a step are trained on, by the spread of their rewards.
+    """Which groups of a step are trained on."""
 
-    Attributes:
-        name: none (all), spread (those with any), uncertain (StarPO-S: the `share` of the groups that differ most), or top_p
-            (RAGEN: the fewest that hold `share` of the spread).
-        share: over 0 up to 1.
-        rounds: most rollouts of a step: above 1, groups without spread are replaced by those of further tasks until
-            `trainer.groups_per_step` have some (DAPO's dynamic sampling).
-    """
-
-    name: str = "none"
-    share: float = 0.25
-    rounds: int = 1
+    name: str = setting(
+        "none",
+        "which groups of a step are trained on; see [filters](algorithms.md#filters-and-lengths)",
+        extensions="filters",
+    )
+    share: float = setting(
+        0.25, "of the groups (uncertain), or of the spread of their rewards (top_p)", bounds="(0, 1]"
+    )
+    rounds: int = setting(
+        1,
+        "limit of rollouts of a step: above 1, further tasks replace groups without spread",
+        needs="algorithm.filter.name=spread",
+    )
 
 
 @dataclass
 class AlgorithmConfig:
-    """What is optimised. A recipe of a paper is a file of `configs/algorithm/`.
+    """What is optimized. A recipe of a paper is a file of `configs/algorithm/`."""
 
-    Attributes:
-        name: of the recipe, for people; nothing is decided by it.
-        group_size: episodes of each task.
-        updates_per_step: optimizer steps, each on its part of the rows of a training step.
-        loss: of agent_train.algorithms.registry, or "package.module:function".
-        loss_settings: its settings.
-        reduction: what a token weighs: token-mean, seq-mean-token-mean, seq-mean-token-sum, constant, prompt-mean or
-            trajectory-mean.
-        reduction_length: of constant alone: what a trajectory's sum is divided by.
-        proximal: recomputed (decoupled: what the ratio divides by is the trainer's own policy at the start of the step),
-            interpolated, or behaviour (the engine's).
-        entropy_coef: bonus for entropy.
-    """
-
-    name: str = "grpo"
-    group_size: int = 8
-    updates_per_step: int = 1
-    loss: str = "ppo"
-    loss_settings: dict[str, Any] = field(default_factory=dict)
-    reduction: str = "token-mean"
-    reduction_length: float | None = None
-    proximal: str = "recomputed"
-    entropy_coef: float = 0.0
+    name: str = setting("grpo", "of the recipe, for people; see [algorithms](algorithms.md#recipes)")
+    group_size: int = setting(8, "episodes of one task in a step; comparisons within a group need at least 2")
+    updates_per_step: int = setting(1, "optimizer steps per training step, each on its part of the episodes")
+    loss: str = setting("ppo", "policy loss; see [losses](algorithms.md#losses)", extensions="losses")
+    loss_settings: dict[str, Any] = setting({}, "its settings: `algorithm.loss_settings.clip_high=0.28`")
+    reduction: str = setting(
+        "token-mean",
+        "weight of a token in the loss",
+        choices=(
+            *("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant", "prompt-mean"),
+            "trajectory-mean",
+        ),
+    )
+    reduction_length: float | None = setting(
+        None, "divides the sum of a trajectory", needs="algorithm.reduction=constant"
+    )
+    proximal: str = setting(
+        "recomputed",
+        "denominator of the loss's ratio: recomputed (the trainer's policy at the start of the step), interpolated, or behaviour "
+        "(the engine's)",
+        choices=("recomputed", "interpolated", "behaviour"),
+    )
+    entropy_coef: float = setting(0.0, "bonus for entropy", bounds=ANY)
+    reward_shaping: str | None = setting(
+        None, "function that changes the turn rewards of an episode before the advantages", extensions="reward_shaping"
+    )
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     kl: KlConfig = field(default_factory=KlConfig)
@@ -234,161 +299,166 @@ class AlgorithmConfig:
 
 @dataclass
 class LearnerConfig:
-    """The FSDP2 workers and their optimizer, of every role. `microbatch_tokens` bounds one forward pass.
+    """The FSDP2 workers of every role, and their optimizer."""
 
-    With `schedule` constant the learning rate stays. With linear it falls in a line from the whole rate at the first of N steps to
-    1/N of it at the last, so that no step is made at rate 0. The warm-up over `warmup_steps` multiplies either.
-
-    Attributes:
-        workers: ranks of each role.
-        tensor_parallel, sequence_parallel: ranks that share the layers of one replica, or the tokens of one micro-batch; both
-            divide `workers`.
-        optimizer: adamw, or adamw8bit (needs torchao).
-        weight_decay: of matrices; norms, biases and other parameters of one dimension are left alone.
-        offload: whether parameters and optimizer lie in host memory between uses.
-        compile: whether blocks are compiled.
-        shared_prefix: whether the prompt of a group is computed once.
-        head_chunk, vocab_chunk: tokens and vocabulary entries whose logits exist at one time; vocab_chunk 0: all.
-        placement: shared (roles share each device) or own (each role has its own).
-    """
-
-    workers: int = 2
-    tensor_parallel: int = 1
-    sequence_parallel: int = 1
-    lr: float = 1.0e-3
-    warmup_steps: int = 2
-    schedule: str = "constant"
-    optimizer: str = "adamw"
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    max_grad_norm: float = 1.0
-    microbatch_tokens: int = 4096
-    shared_prefix: bool = False
-    head_chunk: int = 1024
-    vocab_chunk: int = 0
-    gradient_checkpointing: bool = False
-    offload: bool = False
-    compile: bool = False
-    placement: str = "shared"
-    timeout: float = 600.0
+    workers: int = setting(2, "FSDP2 ranks; one GPU each where there are any")
+    tensor_parallel: int = setting(1, "ranks that share the layers of one replica; divides `learner.workers`")
+    sequence_parallel: int = setting(1, "ranks that share the tokens of one micro-batch; divides `learner.workers`")
+    lr: float = setting(1.0e-6, "learning rate", bounds=ZERO, by_mode={"sft": 1.0e-5, "dpo": 5.0e-7, "rm": 1.0e-5})
+    warmup_steps: int = setting(2, "optimizer steps of linear warm-up", bounds=ZERO)
+    schedule: str = setting(
+        "constant",
+        "linear falls from the whole rate at the first of N steps to 1/N of it at the last. The warm-up multiplies either",
+        choices=("constant", "linear"),
+    )
+    optimizer: str = setting("adamw", "adamw8bit needs torchao", choices=("adamw", "adamw8bit"))
+    weight_decay: float = setting(
+        0.0,
+        "AdamW's, of matrices (adapters too); norms, biases and other parameters of one dimension have none",
+        bounds=ZERO,
+    )
+    beta1: float = setting(0.9, "AdamW's", bounds="[0, 1)")
+    beta2: float = setting(0.95, "AdamW's", bounds="[0, 1)")
+    max_grad_norm: float = setting(1.0, "the gradient is scaled down to this norm")
+    microbatch_tokens: int = setting(4096, "limit of tokens of one forward pass; bounds memory, not the result")
+    shared_prefix: bool = setting(False, "compute the prompt of a group once")
+    head_chunk: int = setting(1024, "sampled tokens whose logits exist at one time; bounds memory, not the result")
+    vocab_chunk: int = setting(
+        0, "vocabulary entries whose logits exist at one time; 0: all. Bounds memory, not the result", bounds=ZERO
+    )
+    gradient_checkpointing: bool = setting(
+        False, "compute activations again in the backward pass, to save memory", on_gpu=True
+    )
+    offload: bool = setting(False, "keep parameters and optimizer in host memory between uses")
+    compile: bool = setting(False, "compile the blocks")
+    placement: str = setting(
+        "shared", "shared: roles share each device; own: each role has its devices", choices=("shared", "own")
+    )
+    timeout: float = setting(600.0, "seconds for one call of the ranks")
 
 
 @dataclass
 class LoraConfig:
-    """Low-rank adapters in place of all weights; rank 0: none. Files are in PEFT's format."""
+    """Low-rank adapters in place of all weights. Files are in PEFT's format."""
 
-    rank: int = 0
-    alpha: float = 32.0
-    targets: list[str] = field(
-        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    rank: int = setting(0, "rank of low-rank adapters in place of all weights; 0: none", bounds=ZERO)
+    alpha: float = setting(32.0, "their scale is alpha / rank")
+    targets: list[str] = setting(
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], "the layers that get one"
     )
 
 
 @dataclass
-class RoleConfig:
-    """A frozen model beside the policy. `path` null: the policy as the run starts."""
+class ReferenceConfig:
+    """The frozen policy that KL and preferences compare with."""
 
-    path: str | None = None
+    path: str | None = setting(None, "the reference policy; null: the policy as the run starts")
+
+
+@dataclass
+class RewardModelConfig:
+    """A frozen reward model."""
+
+    path: str | None = setting(
+        None, "a reward model, whose score is added to the reward of an episode's last turn; null: none"
+    )
 
 
 @dataclass
 class TeacherConfig:
-    """Whose log-probabilities on-policy distillation follows: a model folder (`path`), or a vLLM endpoint (`url`, `model`)."""
+    """The teacher of on-policy distillation: a model folder, or a vLLM endpoint."""
 
-    path: str | None = None
-    url: str | None = None
-    model: str = ""
-    coef: float = 1.0
+    path: str | None = setting(None, "the teacher of distillation: a model folder")
+    url: str | None = setting(None, "or a vLLM endpoint")
+    model: str = setting("", "the endpoint's name for it; empty: its only model")
+    coef: float = setting(1.0, "weight of a nat of difference to the teacher")
 
 
 @dataclass
 class CriticConfig:
-    """The value model of GAE and its optimizer. `path` null: the policy as the run starts, with a new value head.
+    """The value model of GAE, and its optimizer."""
 
-    `clip` bounds how far a value moves from that of the rollout; null: nothing does. In the first `alone_steps` training steps
-    the critic learns alone.
-    """
-
-    path: str | None = None
-    lr: float = 1.0e-3
-    warmup_steps: int = 0
-    clip: float | None = None
-    alone_steps: int = 0
+    path: str | None = setting(
+        None,
+        "where the critic starts (prime's reward model too); null: the policy as the run starts, with a new value head",
+    )
+    lr: float = setting(1.0e-5, "its learning rate", bounds=ZERO)
+    warmup_steps: int = setting(0, "its warm-up", bounds=ZERO)
+    clip: float | None = setting(None, "how far a value may move from that of the rollout; null: no bound")
+    alone_steps: int = setting(0, "first training steps in which the critic learns alone", bounds=ZERO)
 
 
 @dataclass
 class SftConfig:
-    """Warm start from the environment's scripted expert; 0 episodes skips it. `mistakes` is the share of random actions."""
+    """Warm start from the environment's scripted expert."""
 
-    episodes: int = 0
-    mistakes: float = 0.3
-    epochs: int = 1
-    batch_rows: int = 64
-    lr: float = 2.0e-3
+    episodes: int = setting(0, "expert episodes of the warm start; 0 skips it", bounds=ZERO)
+    mistakes: float = setting(
+        0.3, "share of random actions in them, which are learned too: the more, the weaker the start", bounds=UNIT
+    )
+    epochs: int = setting(1, "passes over the samples")
+    batch_rows: int = setting(64, "samples of one step of the warm start")
+    lr: float = setting(1.0e-5, "its learning rate, falling linearly to 1/N of it at the last of N steps", bounds=ZERO)
 
 
 @dataclass
 class DataConfig:
-    """What the modes sft, dpo and rm learn from. See docs/training.md for the fields of the files.
+    """What the modes sft, dpo and rm learn from. See docs/training.md for the fields of the files."""
 
-    Attributes:
-        train: a file (JSON Lines, Parquet), or the folder of a run whose episodes are learned from.
-        test: the same, held out.
-        epochs: times over the examples.
-        batch_rows: examples of an optimizer step.
-        max_tokens: longer examples are left out; null: what the model reads.
-        min_reward: episodes with less are not imitated, and disliked by kto; null: all are imitated, and successes liked.
-        loss: of mode dpo: dpo, ipo or kto.
-        beta: how strongly the reference holds.
-    """
-
-    train: str | None = None
-    test: str | None = None
-    epochs: int = 1
-    batch_rows: int = 64
-    max_tokens: int | None = None
-    min_reward: float | None = None
-    loss: str = "dpo"
-    beta: float = 0.1
+    train: str | None = setting(
+        None, "data of the [modes](#modes) sft, dpo and rm: a file (JSON Lines, Parquet) or the folder of a run"
+    )
+    test: str | None = setting(
+        None, "the same, held out: measured before the first step, every `trainer.eval_every` steps and after the last"
+    )
+    epochs: int = setting(1, "passes over the examples")
+    batch_rows: int = setting(64, "examples of one optimizer step")
+    max_tokens: int | None = setting(None, "longer examples are left out; null: no more than the model reads")
+    min_reward: float | None = setting(None, "episodes with less are not imitated, and disliked by kto", bounds=ANY)
+    loss: str = setting("dpo", "loss of mode=dpo", choices=("dpo", "ipo", "kto"), needs="mode=dpo")
+    beta: float = setting(0.1, "how strongly its reference holds")
 
 
 @dataclass
 class TrainerConfig:
-    """The run: how long, how it is measured, where it is kept. `name` null makes one from env, algorithm and time.
+    """The run: how long, how it is measured, where it is kept."""
 
-    `keep_checkpoints` is how many of the newest checkpoints stay on disk. `resume` is auto (a run of that name goes on from its
-    newest checkpoint), never (a run of that name is refused), or the folder of a run to go on with. `deterministic` has torch
-    refuse operations whose result may differ from run to run. `record` names a file that gets the run's result (success at the
-    start and at the end, curve, minutes, command), besides `result.json` in the run folder.
-    """
+    name: str | None = setting(None, "of the run folder; null makes one from environment, algorithm and time")
+    runs_dir: str = setting("runs", "parent of the run folders")
+    steps: int = setting(50, "training steps")
+    groups_per_step: int = setting(16, "tasks of one step; times `algorithm.group_size`, its episodes")
+    seed: int = setting(0, "of everything that is drawn", bounds=ZERO)
+    eval_every: int = setting(
+        10, "steps between evaluations; there is one before the first step and one after the last"
+    )
+    eval_episodes: int = setting(
+        200, "held-out tasks of an evaluation, each played once, always the same with the same seeds"
+    )
+    save_every: int = setting(
+        10, "steps between checkpoints; there is one before the first step and one after the last"
+    )
+    keep_checkpoints: int = setting(3, "newest checkpoints that stay on disk")
+    resume: str = setting(
+        "auto", "auto: a run of that name goes on; never: it is refused; or the folder of a run to go on with"
+    )
+    deterministic: bool = setting(False, "refuse operations whose result may differ from run to run")
+    record: str | None = setting(None, "a further file for the run's result, besides `result.json`")
+    trackers: list[str] = setting([], "receive every record of `metrics.jsonl` as well", extensions="trackers")
 
-    name: str | None = None
-    runs_dir: str = "runs"
-    steps: int = 50
-    groups_per_step: int = 16
-    seed: int = 0
-    eval_every: int = 10
-    eval_episodes: int = 200
-    save_every: int = 10
-    keep_checkpoints: int = 3
-    resume: str = "auto"
-    deterministic: bool = False
-    record: str | None = None
+
+MODES = ("rl", "sft", "dpo", "rm")
 
 
 @dataclass
 class Config:
-    """Everything `agent-train` reads.
+    """Everything `agent-train` reads."""
 
-    `mode` is rl, or sft, dpo or rm, which learn from the files that `data` names and play no episode.
-
-    `sandbox` is where environments run what an agent writes: docker, bubblewrap, or auto, which is what AGENTGYM_SANDBOX says
-    and otherwise docker where an engine has the image. `env.kwargs.sandbox` goes before it.
-    """
-
-    mode: str = "rl"
-    sandbox: str = "auto"
+    mode: str = setting("rl", "rl plays episodes; sft, dpo and rm learn from files, see [modes](#modes)", choices=MODES)
+    sandbox: str = setting(
+        "auto",
+        "where environments with a [sandbox](sandboxes.md) run what an agent writes; auto is what `AGENTGYM_SANDBOX` says, and "
+        "otherwise docker where an engine has the image. `env.kwargs.sandbox` goes before it",
+    )
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -397,8 +467,8 @@ class Config:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
-    reference: RoleConfig = field(default_factory=RoleConfig)
-    reward_model: RoleConfig = field(default_factory=RoleConfig)
+    reference: ReferenceConfig = field(default_factory=ReferenceConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     sft: SftConfig = field(default_factory=SftConfig)
     data: DataConfig = field(default_factory=DataConfig)

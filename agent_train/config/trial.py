@@ -58,11 +58,10 @@ def _rows(config: Config) -> list[TrainingSample]:
     """
     algorithm = config.algorithm
     groups = [_group(f"task {number}", algorithm.group_size) for number in range(2)]
-    overlong = algorithm.overlong
     rows = []
     for group in groups:
-        for trajectory, in_loss in participants(group, overlong):
-            rows += samples_of(trajectory, 1.0, turn_rewards(trajectory, overlong), in_loss)
+        for trajectory, in_loss in participants(group, algorithm.overlong):
+            rows += samples_of(trajectory, 1.0, turn_rewards(trajectory, algorithm), in_loss)
     made = []
     for row in rows:
         said = [p - 0.2 if on else 0.0 for p, on in zip(row.logprobs, row.mask, strict=True)]

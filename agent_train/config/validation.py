@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import os
 import re
 import socket
@@ -17,77 +16,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agent_train.cluster.placement import gpus_needed
-from agent_train.config.combinations import BANDED, CAPPED, REDUCTIONS, wrong_combinations, wrong_learner
-from agent_train.config.compose import nearest, settings_keys
+from agent_train.cluster.placement import gpus_needed, visible_gpus
+from agent_train.config.combinations import wrong_combinations, wrong_learner
+from agent_train.config.compose import nearest
+from agent_train.config.extensions import POINTS
+from agent_train.config.keys import Key, get, settings
+from agent_train.config.model_folder import context_of, read_json
 from agent_train.config.schema import Config, ConfigError, ModelConfig
 from agent_train.learner.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
 from agent_train.trainer.offline.validation import wrong_files, wrong_without_files
 from agent_train.trainer.resume import refusals, run_path
 from agentgym.core.registration import EnvSpec, UnknownEnvError, parameters, spec
 from agentgym.sandbox import SandboxError, describe
+from agentgym.sandbox.backends.select import check_backend
 from agentgym.service.client.address import is_url
 from agentgym.service.client.lookup import held
 
-KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
-CHOICES: dict[str, tuple[str | None, ...]] = {
-    "sandbox": ("auto", "docker", "bubblewrap", "remote"),
-    "env.placement": ("local", "ray"),
-    "engine.name": ("vllm", "embedded"),
-    "mode": ("rl", "sft", "dpo", "rm"),
-    "algorithm.proximal": ("recomputed", "interpolated", "behaviour"),
-    "algorithm.reduction": REDUCTIONS,
-    "algorithm.advantage.mean_level": ("group", "batch", "none"),
-    "algorithm.advantage.std_level": ("group", "batch", "none"),
-    "algorithm.advantage.std": ("sample", "population"),
-    "algorithm.correction.name": (None, *CAPPED, *BANDED),
-    "algorithm.kl.place": ("loss", "reward"),
-    "algorithm.kl.value": KL_ESTIMATORS,
-    "algorithm.kl.gradient": (None, *KL_ESTIMATORS),
-    "algorithm.kl.importance": ("none", "detached", "full"),
-    "algorithm.filter.name": ("none", "spread", "uncertain", "top_p"),
-    "learner.schedule": ("constant", "linear"),
-    "learner.optimizer": ("adamw", "adamw8bit"),
-    "learner.placement": ("shared", "own"),
-    "model.dtype": ("float32", "bfloat16", "float16"),
-}
 CLUSTER_SECONDS = 5.0
 SERVED = "remote"  # the file of `configs/env` for any environment that is served
-# Where a number may lie. Every number that is not named here must be positive; one that may be null may be null.
-INTERVALS = {
-    "algorithm.entropy_coef": "(-inf, inf)",
-    "algorithm.advantage.eps": "[0, inf)",
-    "algorithm.advantage.gamma": "[0, 1]",
-    "algorithm.advantage.lam": "[0, 1]",
-    "algorithm.advantage.turn_gamma": "[0, 1]",
-    "algorithm.advantage.value_lam": "[0, 1]",
-    "algorithm.advantage.turn_lam": "[0, 1]",
-    "algorithm.advantage.step_weight": "[0, inf)",
-    "algorithm.correction.low": "[0, inf)",
-    "algorithm.correction.drift": "[0, inf)",
-    "algorithm.kl.coef": "[0, inf)",
-    "algorithm.overlong.buffer": "[0, inf)",
-    "algorithm.overlong.factor": "[0, inf)",
-    "algorithm.filter.share": "(0, 1]",
-    "lora.rank": "[0, inf)",
-    "critic.lr": "[0, inf)",
-    "critic.warmup_steps": "[0, inf)",
-    "critic.alone_steps": "[0, inf)",
-    "learner.vocab_chunk": "[0, inf)",
-    "env.workers": "[0, inf)",
-    "engine.port": "[0, 65535]",
-    "engine.gpu_memory_utilization": "(0, 1]",
-    "learner.lr": "[0, inf)",
-    "learner.warmup_steps": "[0, inf)",
-    "learner.weight_decay": "[0, inf)",
-    "learner.beta1": "[0, 1)",
-    "learner.beta2": "[0, 1)",
-    "data.min_reward": "(-inf, inf)",
-    "sft.episodes": "[0, inf)",
-    "sft.mistakes": "[0, 1]",
-    "sft.lr": "[0, inf)",
-    "trainer.seed": "[0, inf)",
-}
 
 
 def validate(config: Config) -> None:
@@ -113,8 +59,7 @@ def _wrong_formulas(config: Config) -> list[str]:
 
 
 def _wrong_for_episodes(config: Config) -> Iterator[str]:
-    yield from _wrong_numbers(config)
-    yield from _wrong_choices(config)
+    yield from wrong_values(config)
     yield from wrong_without_files(config)
     yield from wrong_combinations(config)
     yield from wrong_learner(config)
@@ -131,32 +76,32 @@ def _wrong_for_episodes(config: Config) -> Iterator[str]:
 
 def _wrong_for_files(config: Config) -> Iterator[str]:
     """Of the modes that play nothing: no engine starts, whatever its settings say."""
-    yield from _wrong_numbers(config)
-    yield from _wrong_choices(config)
+    wrong = list(wrong_values(config))
+    yield from wrong
     yield from _wrong_tiny(config.model)
     yield from _wrong_model_folder(config)
     yield from _wrong_machine(dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="embedded")))
     yield from _wrong_cluster()
     yield from _wrong_run_folder(config)
     yield from wrong_learner(config)
-    yield from wrong_files(config)
+    if not wrong:
+        yield from wrong_files(config)
 
 
-def get(config: Any, key: str) -> Any:
-    """The value of a dotted key."""
-    for name in key.split("."):
-        config = getattr(config, name)
-    return config
-
-
-def _wrong_numbers(config: Config) -> Iterator[str]:
-    for key, kind in settings_keys().items():
-        interval = INTERVALS.get(key, "(0, inf)")
+def wrong_values(config: Config) -> Iterator[str]:
+    """Every setting by itself, as the schema describes it: its range, its choices, and the setting that it goes with."""
+    for key, known in settings().items():
         value = get(config, key)
-        number = kind in (int, float) or (kind in (int | None, float | None) and value is not None)
-        if number and not _inside(value, interval):
-            words = {"(0, inf)": "be positive", "[0, inf)": "be 0 or more"}
-            yield f"{key}={value}: must {words.get(interval, 'lie in ' + interval)}"
+        if problem := _wrong_number(value, known) or _wrong_choice(value, known) or _wrong_needs(config, value, known):
+            yield f"{key}={value}: {problem}"
+
+
+def _wrong_number(value: Any, known: Key) -> str | None:
+    bounds = known.setting.bounds
+    if known.kind not in (int, float, int | None, float | None) or value is None or _inside(value, bounds):
+        return None
+    words = {"(0, inf)": "be positive", "[0, inf)": "be 0 or more"}
+    return f"must {words.get(bounds, 'lie in ' + bounds)}"
 
 
 def _inside(value: float, interval: str) -> bool:
@@ -164,12 +109,30 @@ def _inside(value: float, interval: str) -> bool:
     return low < value < high or (value == low and interval[0] == "[") or (value == high and interval[-1] == "]")
 
 
-def _wrong_choices(config: Config) -> Iterator[str]:
-    for key, names in CHOICES.items():
-        value = get(config, key)
-        if value not in names and not (key == "sandbox" and is_url(str(value))):
-            words = [name or "null" for name in names]
-            yield f"{key}={value}: unknown: did you mean {nearest(str(value), words)}? Choices: {', '.join(words)}"
+def _wrong_choice(value: Any, known: Key) -> str | None:
+    if known.setting.extensions and known.setting.extensions != "losses":  # `combinations` tries those
+        point = POINTS[known.setting.extensions]
+        try:
+            for name in value if isinstance(value, list) else [value] if value is not None else []:
+                (point.path if name in point.shipped else point.load)(name)
+        except ValueError as error:
+            return str(error)
+    elif known.setting.choices and value not in known.setting.choices:
+        words = [name or "null" for name in known.setting.choices]
+        return f"unknown: did you mean {nearest(str(value), words)}? Choices: {', '.join(words)}"
+    return None
+
+
+def _wrong_needs(config: Config, value: Any, known: Key) -> str | None:
+    """A setting that has an effect only beside another one."""
+    needs = known.setting.needs
+    if needs is None or value == known.default:
+        return None
+    key, _, values = needs.partition("=")
+    there = get(config, key)
+    if str(there) in values.split("|") if values else there:
+        return None
+    return f"has no effect without {needs}: set that too, or leave this out"
 
 
 def _wrong_lengths(config: Config) -> Iterator[str]:
@@ -219,24 +182,16 @@ def _wrong_model_folder(config: Config) -> Iterator[str]:
         yield f"{name}: no tokenizer: it has neither tokenizer.json nor tokenizer.model"
     elif not _has_chat_template(folder):
         yield f"{name}: no chat template: it has neither chat_template.jinja nor chat_template in tokenizer_config.json; take the instruct version"
-    longest = _read_json(folder / "config.json").get("max_position_embeddings")
-    if config.mode == "rl" and isinstance(longest, int) and config.engine.max_model_len > longest:
+    longest = context_of(folder)
+    if config.mode == "rl" and longest is not None and config.engine.max_model_len > longest:
         yield f"engine.max_model_len={config.engine.max_model_len}: the model in {folder} reads at most {longest} tokens"
 
 
 def _has_chat_template(folder: Path) -> bool:
     files = ("chat_template.jinja", "chat_template.json")
     return any((folder / f).is_file() for f in files) or bool(
-        _read_json(folder / "tokenizer_config.json").get("chat_template")
+        read_json(folder / "tokenizer_config.json").get("chat_template")
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _wrong_machine(config: Config) -> Iterator[str]:
@@ -272,7 +227,6 @@ def _wrong_placement(config: Config) -> Iterator[str]:
     """What is wrong with where environments run, as far as this machine can tell: the cluster is asked when Ray has started."""
     env = config.env
     if env.placement != "ray":
-        yield from [f"env.workers={env.workers}: takes env.placement=ray"] if env.workers > 0 else []
         return
     if env.url:
         yield "env.placement=ray: the servers of env.url are placed already: leave one of the two out"
@@ -284,21 +238,6 @@ def _wrong_placement(config: Config) -> Iterator[str]:
     if not os.environ.get("RAY_ADDRESS") and env.cpus > 0 and max(env.workers, 1) * env.cpus > here:
         many = f"env.workers={env.workers} x " if env.workers else ""
         yield f"{many}env.cpus={env.cpus:g}: this machine has {here} CPUs: lower it, or name a larger cluster by RAY_ADDRESS"
-
-
-def visible_gpus() -> int:
-    """How many NVIDIA GPUs torch would see, found without importing it; 0 with a CPU build of torch."""
-    torch = importlib.util.find_spec("torch")
-    if torch is None or torch.origin is None:
-        return 0
-    version = Path(torch.origin).with_name("version.py")
-    if not version.is_file() or not re.search(r"^cuda\b.*=\s*['\"]", version.read_text(encoding="utf-8"), re.MULTILINE):
-        return 0
-    here = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return here
-    return min(here, len([part for part in chosen.split(",") if part.strip() not in ("", "-1")]))
 
 
 def _wrong_ports(config: Config) -> Iterator[str]:
@@ -364,7 +303,10 @@ def _wrong_env(config: Config) -> Iterator[str]:
 
 
 def _wrong_sandbox(config: Config) -> Iterator[str]:
-    if config.sandbox not in CHOICES["sandbox"] and not is_url(config.sandbox):
+    try:
+        check_backend(config.sandbox)
+    except ValueError as error:
+        yield str(error)
         return
     if config.sandbox != "auto" and not _takes_sandbox(_named_spec(config)):
         yield f"sandbox={config.sandbox}: {config.env.id} has no sandbox: leave it out"

@@ -24,12 +24,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agent_train.algorithms.corrections import NAMED, Gap, check_one_weight, correction, drifted, gap_of, proximal_share
+from agent_train.algorithms.corrections import Gap, check_one_weight, drifted, gap_of, proximal_share
 from agent_train.algorithms.kl import estimator, kl_loss
 from agent_train.algorithms.losses import entropy_bonus, keep, weighted_sum
 from agent_train.algorithms.policy_loss import LossInputs, PolicyLoss, policy_loss
 from agent_train.algorithms.policy_losses import m2po_drift, m2po_limit
-from agent_train.algorithms.registry import of_whole_rows
+from agent_train.config.extensions import WHOLE_SAMPLE_LOSSES, corrections
 from agent_train.config.schema import AlgorithmConfig
 from agent_train.data.packing import MicroBatch, RankBatch
 from agent_train.data.samples import TrainingSample
@@ -103,7 +103,7 @@ class PolicyObjective:
                 raise ValueError(
                     f"{where}: algorithm.kl needs its log-probabilities under the reference, and it has none"
                 )
-            if self.loss.name in of_whole_rows and _differ(row):
+            if self.loss.name in WHOLE_SAMPLE_LOSSES and _differ(row):
                 raise ValueError(
                     f"{where}: loss {self.loss.name!r} needs one advantage for all its sampled tokens, and they differ: take gspo_token"
                 )
@@ -195,8 +195,8 @@ class PolicyObjective:
         where = (batch.mask_T, batch.segment_T, batch.n_segments)
         if settings.name is not None and gap is not None:
             high = math.inf if settings.high is None else settings.high
-            named = NAMED[settings.name]
-            weights_T = correction(gap, *where, **named, cap=settings.cap, low=settings.low, high=high)
+            correct = corrections.load(settings.name)
+            weights_T = correct(gap, *where, cap=settings.cap, low=settings.low, high=high)
         if settings.drift is not None:
             left = drifted(
                 logprobs_T.detach(), batch.behaviour_logprobs_T, batch.advantages_T, *where, delta=settings.drift

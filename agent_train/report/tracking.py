@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -170,11 +170,20 @@ class Tracker:
         run: where `metrics.jsonl` is.
         total_steps: training steps of the run.
         console: default: standard output. Live if it is a terminal, a line for each step if it is not.
+        also: the trackers of `trainer.trackers`: each is called with every record of `metrics.jsonl`.
         elapsed: seconds that the run had taken before it was resumed. What it had measured is read from `metrics.jsonl`.
     """
 
-    def __init__(self, run: RunFolder, total_steps: int, console: Console | None = None, elapsed: float = 0.0):
+    def __init__(
+        self,
+        run: RunFolder,
+        total_steps: int,
+        console: Console | None = None,
+        elapsed: float = 0.0,
+        also: Sequence[Callable[[dict[str, Any]], object]] = (),
+    ):
         self.run = run
+        self._also = also
         self._began = time.monotonic() - elapsed
         self._display = Display(console or Console(), title=run.name, total_steps=total_steps)
         self._evals: list[EvalMetrics] = []
@@ -297,8 +306,14 @@ class Tracker:
 
     def _append(self, fields: dict[str, Any]) -> None:
         record = {"kind": fields["kind"], "elapsed": round(self.elapsed, 3), **fields}
-        self._out.write(json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n")
+        record = _finite(record)
+        self._out.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
         self._out.flush()
+        for track in self._also:
+            try:
+                track(record)
+            except Exception as error:  # a tracker that fails does not end the run
+                self.note(f"tracker {track!r}: {type(error).__name__}: {error}")
 
 
 def step_metrics(

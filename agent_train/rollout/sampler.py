@@ -19,7 +19,7 @@ from agent_train.trainer.seeds import derive_seed
 from agentgym.core.env import Env
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.core.trajectory import Group, Trajectory
-from agentgym.rollout.episode import Episode, Limits, run_many
+from agentgym.rollout.episode import Episode, Limits, Rollout, run_episode, run_many
 
 OnEnd = Callable[[Trajectory], None]
 
@@ -87,6 +87,7 @@ class Sampler:
         seed: of the run.
         concurrency: most episodes at a time.
         limits: of turns and seconds of an episode.
+        play: runs one episode; see `run_many`.
     """
 
     make_env: Callable[[], Env]
@@ -97,6 +98,7 @@ class Sampler:
     seed: int = 0
     concurrency: int = 64
     limits: Limits = Limits()  # noqa: RUF009 - frozen
+    play: Rollout = run_episode
 
     async def collect(
         self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None, before: Sequence[Task] = ()
@@ -169,7 +171,13 @@ class Sampler:
         self.engine.open_session(sessions)
         try:
             trajectories = await run_many(
-                self.make_env, make_policy, episodes, concurrency=concurrency, limits=self.limits, on_end=ended
+                self.make_env,
+                make_policy,
+                episodes,
+                concurrency=concurrency,
+                limits=self.limits,
+                on_end=ended,
+                play=self.play,
             )
         finally:
             self.engine.close_session(sessions)

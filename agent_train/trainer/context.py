@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from agent_train.cluster.placement import own_ray_cpus
 from agent_train.cluster.ray_cluster import start_ray
+from agent_train.config.extensions import rollouts
 from agent_train.config.schema import Config
 from agent_train.config.validation import env_spec, env_spec_of_run, sandbox_choice
 from agent_train.data.samples import TrainingSample
@@ -177,6 +178,7 @@ def _sampler(
         seed=config.trainer.seed,
         concurrency=config.engine.max_concurrent * config.engine.replicas,
         limits=Limits(step_timeout=config.env.step_timeout, act_timeout=act_timeout),
+        play=rollouts.load(config.env.rollout),
     )
 
 

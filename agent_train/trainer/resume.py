@@ -17,7 +17,8 @@ from typing import Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from agent_train.config.compose import config_from_yaml, settings_keys, to_yaml
+from agent_train.config.compose import config_from_yaml, to_yaml
+from agent_train.config.keys import get, settings
 from agent_train.config.schema import Config, ConfigError
 from agent_train.report.metrics_file import record_of
 from agent_train.trainer.checkpoint import REPLACED, Checkpoint, newest_whole
@@ -171,14 +172,7 @@ def _may_change(name: str, config: Config) -> bool:
 
 def _flat(config: Config) -> dict[str, Any]:
     """Every setting by its dotted key; the kwargs of an environment are one."""
-    sections = {key.rpartition(".")[0] for key in settings_keys()}
-    return {key: _get(config, key) for key in settings_keys() if key not in sections}
-
-
-def _get(config: Any, key: str) -> Any:
-    for name in key.split("."):
-        config = getattr(config, name)
-    return config
+    return {key: get(config, key) for key in settings()}
 
 
 def _wrong_latest(run: RunFolder) -> str | None:

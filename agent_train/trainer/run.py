@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_train.cluster.placement import PlacementError
+from agent_train.config.extensions import trackers
 from agent_train.config.schema import Config, ConfigError
 from agent_train.engine.base import EngineError
 from agent_train.learner.actor_group import LearnerError
@@ -89,7 +90,9 @@ def run(config: Config) -> int:
     if config.trainer.deterministic:
         make_deterministic(config.trainer.seed)
     stop = Stop()
-    with Tracker(folder, config.trainer.steps, elapsed=checkpoint.elapsed if checkpoint else 0.0) as tracker:
+    elapsed = checkpoint.elapsed if checkpoint else 0.0
+    also = [trackers.load(name)(folder.path) for name in config.trainer.trackers]
+    with Tracker(folder, config.trainer.steps, elapsed=elapsed, also=also) as tracker:
         for line in opened.told:
             tracker.note(line)
         code, error = _train(config, opened, tracker, stop)

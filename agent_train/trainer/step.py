@@ -70,12 +70,13 @@ def training_samples(config: Config, played: Sequence[Group], kept: Sequence[Gro
     trajectories = [trajectory for group in played for trajectory in group.trajectories]
     if not any(t.sampled_tokens for t in trajectories if not t.failed):
         raise nothing_played("training step", trajectories)
-    overlong, temperature = config.algorithm.overlong, config.sampling.temperature
     return [
         sample
         for group in kept
-        for trajectory, in_loss in participants(group, overlong)
-        for sample in samples_of(trajectory, temperature, turn_rewards(trajectory, overlong), in_loss)
+        for trajectory, in_loss in participants(group, config.algorithm.overlong)
+        for sample in samples_of(
+            trajectory, config.sampling.temperature, turn_rewards(trajectory, config.algorithm), in_loss
+        )
     ]
 
 

@@ -44,18 +44,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--split", help="which tasks (default: test)")
     add("-n", "--n", type=_count, metavar="N", help="how many tasks of each environment, or all (default: 100)")
-    add(
-        "--task",
-        action="append",
-        metavar="ID",
-        help="play only this task instead of the first N; repeatable",
-    )
-    add(
-        "--shuffle",
-        action="store_true",
-        default=None,
-        help="shuffle the split by --seed before taking the first N",
-    )
+    add("--task", action="append", metavar="ID", help="play only this task instead of the first N; repeatable")
+    add("--shuffle", action="store_true", default=None, help="shuffle the split by --seed before taking the first N")
     add("-k", "--k", type=int, metavar="K", help="episodes of each task (default: 1)")
     add("--seed", type=int, help="seed of episodes and sampling (default: 0)")
     add("--kwargs", type=_table, metavar="JSON", help="keyword arguments of the environments")

@@ -13,7 +13,6 @@ calls `register` and `register_adapter`. Entry points are loaded once, when an e
 from __future__ import annotations
 
 import difflib
-import importlib
 import importlib.util
 import inspect
 import re
@@ -25,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from agentgym.core.extensions import import_path
 from agentgym.core.usage_error import nearest
 
 if TYPE_CHECKING:
@@ -373,16 +373,10 @@ def _unknown(id: str, name: str) -> str:
 
 
 def _resolve(path: str, id: str) -> Any:
-    module_name, _, qualname = path.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
+        return import_path(path)
     except ImportError as error:
-        raise ImportError(f"environment {id!r}: cannot import module {module_name!r} of {path!r}: {error}") from error
-    for part in qualname.split("."):
-        if not hasattr(found, part):
-            raise ImportError(f"environment {id!r}: module {module_name!r} has no {qualname!r} (entry point {path!r})")
-        found = getattr(found, part)
-    return found
+        raise ImportError(f"environment {id!r}: {error}") from error
 
 
 def is_here(module: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -267,6 +267,7 @@ async def run_many(
     env_id: str = "",
     go_on: Callable[[], bool] = lambda: True,
     keep: bool = True,
+    play: Rollout | None = None,
 ) -> list[Trajectory]:
     """Run episodes, at most `concurrency` at a time, each in an environment that no other uses meanwhile.
 
@@ -285,6 +286,7 @@ async def run_many(
         env_id: the name to record. Default: the id that the environment was made by.
         go_on: called before each episode; once it returns False, no other begins, and those that run are finished.
         keep: False returns nothing, so that the trajectories that `on_end` took need not stay in memory.
+        play: runs one episode, with the arguments of `run_episode`, which is the default.
 
     Returns:
         The trajectories of the episodes that were run, in the order of `episodes`.
@@ -301,9 +303,13 @@ async def run_many(
         if on_end is not None:
             on_end(trajectory)
 
-    batch = Batch(make_env, make_policy, episodes, ended, limits, env_id)
+    batch = Batch(make_env, make_policy, episodes, ended, limits, env_id, play=play or run_episode)
     await run_batches([batch], concurrency=concurrency, retries=retries, go_on=go_on)
     return [results[index] for index in sorted(results)]
+
+
+Rollout = Callable[..., Awaitable[Trajectory]]
+"""Runs one episode with the arguments of `run_episode`, and returns its trajectory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,6 +328,7 @@ class Batch:
     limits: Limits = Limits()
     env_id: str = ""
     on_begin: Callable[[], None] = lambda: None
+    play: Rollout = run_episode
 
 
 async def run_batches(
@@ -436,7 +443,7 @@ class _EnvSlot:
             error = f"{self.batch.env_id or 'environment'}, task {task.id!r}: {failure}"
             record = Trajectory(f"{task.id}/{episode.sample}", self.batch.env_id, task.id, episode.sample, episode.seed)
             return replace(record, end="error", error=error, metadata=failure.facts())
-        trajectory = await run_episode(
+        trajectory = await self.batch.play(
             env,
             policy,
             task,

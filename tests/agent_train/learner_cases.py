@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agent_train.config.schema import Config
+from agent_train.config.schema import Config, CriticConfig
 from agent_train.data.samples import TrainingSample
 from agent_train.learner.actor_group import Learner
 from agent_train.learner.shipping import Shipper
@@ -63,8 +63,8 @@ def advantage_of(row):
 
 def make_config(**learner):
     """Settings without weight decay, warm-up or clipping, so that an update is what its gradient says."""
-    config = Config()
-    plain = {"workers": 1, "warmup_steps": 0, "max_grad_norm": 1e9, "timeout": 60.0, "head_chunk": 7}
+    config = Config(critic=CriticConfig(lr=1e-3))
+    plain = {"lr": 1e-3, "workers": 1, "warmup_steps": 0, "max_grad_norm": 1e9, "timeout": 60.0, "head_chunk": 7}
     return dataclasses.replace(config, learner=dataclasses.replace(config.learner, **{**plain, **learner}))
 
 

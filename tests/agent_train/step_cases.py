@@ -56,7 +56,7 @@ def samples_for(groups, settings, **lists):
         sample
         for each in kept
         for trajectory, in_loss in participants(each, settings.overlong)
-        for sample in samples_of(trajectory, 1.0, turn_rewards(trajectory, settings.overlong), in_loss)
+        for sample in samples_of(trajectory, 1.0, turn_rewards(trajectory, settings), in_loss)
     ]
     for name, numbers in lists.items():
         rest = iter(numbers)

@@ -7,16 +7,17 @@ import sys
 import pytest
 from recipe_cases import settings_of
 
-from agent_train.algorithms import corrections, kl, policy_loss, reductions, registry
-from agent_train.config import combinations
+from agent_train.algorithms import corrections, kl, policy_loss, reductions
+from agent_train.config import combinations, extensions
 from agent_train.config.combinations import loss_parameters, wrong_combinations, wrong_learner
 from agent_train.config.compose import choices
-from agent_train.config.validation import CHOICES
+from agent_train.config.keys import settings
+from agent_train.config.validation import wrong_values
 
 
 def problems(*overrides):
     config = settings_of(*overrides)
-    return [*wrong_combinations(config), *wrong_learner(config)]
+    return [*wrong_values(config), *wrong_combinations(config), *wrong_learner(config)]
 
 
 @pytest.mark.parametrize("name", choices("algorithm"))
@@ -31,7 +32,7 @@ OWN_LOSS = "algorithm.loss=agent_train.algorithms.losses:entropy_bonus"
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["algorithm.loss=pppo"], ["algorithm.loss=pppo", "known are ppo", "package.module:function"]),
+        (["algorithm.loss=pppo"], ["algorithm.loss=pppo", "did you mean ppo", "package.module:function"]),
         (["algorithm.loss_settings.clip=1"], ["algorithm.loss_settings.clip=1", "clip_low, clip_high, dual_clip"]),
         (["algorithm.loss_settings.clip_low=wide"], ["algorithm.loss_settings.clip_low=wide", "number"]),
         (["algorithm.loss_settings.clip_low=-1"], ["algorithm.loss_settings.clip_low=-1", "0 or more"]),
@@ -39,11 +40,11 @@ OWN_LOSS = "algorithm.loss=agent_train.algorithms.losses:entropy_bonus"
         (["algorithm=dppo", "algorithm.proximal=recomputed"], ["algorithm.proximal", "proximal=behaviour"]),
         (["algorithm=tis", "algorithm.proximal=behaviour"], ["correction.name=tis", "count twice"]),
         (["algorithm=tis", "algorithm.correction.cap=null"], ["correction.name=tis", "correction.cap"]),
-        (["algorithm.correction.cap=2"], ["correction.cap=2", "set algorithm.correction.name"]),
+        (["algorithm.correction.cap=2"], ["correction.cap=2", "without algorithm.correction.name"]),
         (["algorithm.correction.name=icepop"], ["correction.name=icepop", "low and"]),
         (["algorithm=icepop", "algorithm.correction.low=9"], ["correction.low=9", "correction.high=5"]),
         (["algorithm.reduction=constant"], ["reduction=constant", "reduction_length"]),
-        (["algorithm.reduction_length=5"], ["reduction=token-mean", "reduction_length"]),
+        (["algorithm.reduction_length=5"], ["reduction_length=5", "without algorithm.reduction=constant"]),
         (["algorithm=gspo", "algorithm.advantage.name=gigpo"], ["loss=gspo", "advantage gigpo", "loss=gspo_token"]),
         (["algorithm=gmpo", "algorithm.advantage.name=turn"], ["loss=gmpo", "advantage turn", "gspo_token or ppo"]),
         (["algorithm=gspo", "algorithm.reduction=token-mean"], ["reduction=token-mean", "seq-mean", "gspo_token"]),
@@ -52,7 +53,7 @@ OWN_LOSS = "algorithm.loss=agent_train.algorithms.losses:entropy_bonus"
         (["algorithm=rloo", "algorithm.group_size=1"], ["group_size=1", "advantage rloo", "at least 2"]),
         (["algorithm=remax", "algorithm.filter.name=spread"], ["filter.name=spread", "never differ"]),
         (["algorithm.filter.rounds=3"], ["filter.rounds=3", "filter.name=spread"]),
-        (["algorithm.kl.target=0.1"], ["kl.target=0.1", "kl.coef=0"]),
+        (["algorithm.kl.target=0.1"], ["kl.target=0.1", "without algorithm.kl.coef"]),
         (["algorithm.kl.coef=1", "algorithm.kl.target=1", "algorithm.kl.horizon=9"], ["kl.horizon=9", "192 episodes"]),
         (["algorithm=rloo", "algorithm.kl.gradient=k2"], ["kl.gradient=k2", "kl.place=loss"]),
         (["algorithm.overlong.buffer=3"], ["overlong.buffer=3", "overlong.length"]),
@@ -91,7 +92,7 @@ def test_what_does_not_go_together_is_refused_with_what_to_do(overrides, words):
 DIFFERING = ("gae", "bilevel_gae", "turn", "gigpo", "prime", "distill", "remax", "reinforce_pp")
 
 
-@pytest.mark.parametrize("loss", sorted(registry.of_whole_rows))
+@pytest.mark.parametrize("loss", sorted(extensions.WHOLE_SAMPLE_LOSSES))
 @pytest.mark.parametrize("name", [*DIFFERING, *combinations.OF_EPISODES])
 def test_a_loss_of_whole_rows_takes_one_advantage_for_an_episode(loss, name):
     told = [text for text in problems(f"algorithm={loss}", f"algorithm.advantage.name={name}") if "credit" in text]
@@ -100,20 +101,24 @@ def test_a_loss_of_whole_rows_takes_one_advantage_for_an_episode(loss, name):
 
 
 def test_every_advantage_is_said_to_be_of_episodes_or_not():
-    assert {*DIFFERING, *combinations.OF_EPISODES} == set(registry.advantages)
+    assert {*DIFFERING, *combinations.OF_EPISODES} == set(extensions.advantages.shipped)
 
 
 def test_the_names_are_those_of_the_formulas():
     """Validation imports no torch, so it names them once more."""
-    assert set(combinations.REDUCTIONS) == set(reductions.MODES)
+    assert choices("algorithm.reduction") == set(reductions.MODES)
     assert combinations.INPUTS == policy_loss.INPUTS
-    assert {*combinations.CAPPED, *combinations.BANDED} == set(corrections.NAMED)
-    assert CHOICES["algorithm.kl.value"] == tuple(kl.ESTIMATORS)
-    assert CHOICES["algorithm.kl.importance"] == kl.IMPORTANCE
-    assert CHOICES["algorithm.proximal"] == corrections.PROXIMAL
+    assert {*combinations.CAPPED, *combinations.BANDED} == set(extensions.corrections.shipped)
+    assert choices("algorithm.kl.value") == set(kl.ESTIMATORS)
+    assert choices("algorithm.kl.importance") == set(kl.IMPORTANCE)
+    assert choices("algorithm.proximal") == set(corrections.PROXIMAL)
 
 
-@pytest.mark.parametrize("name", sorted(registry.losses))
+def choices(key):
+    return set(settings()[key].setting.choices)
+
+
+@pytest.mark.parametrize("name", sorted(extensions.losses.shipped))
 def test_the_parameters_of_a_loss_are_read_from_its_source(name):
     function = policy_loss.policy_loss(name).function
     assert loss_parameters(name) == list(inspect.signature(function).parameters)

@@ -237,7 +237,7 @@ def test_a_model_folder_that_lacks_something(missing, words, tmp_path):
 
 
 def test_a_context_that_the_model_cannot_read(tmp_path):
-    (text,) = problems(tmp_path, f"model.path={model_folder(tmp_path, longest=256)}")
+    (text,) = problems(tmp_path, f"model.path={model_folder(tmp_path, longest=256)}", "engine.max_model_len=512")
     assert text.startswith("engine.max_model_len=512")
     assert "256" in text
 

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from agent_train.algorithms.policy_losses import m2po_limit
 from agent_train.algorithms.reductions import MODES
-from agent_train.algorithms.registry import losses
+from agent_train.config.extensions import losses
 from agent_train.config.schema import AlgorithmConfig, CorrectionConfig, KlConfig
 from agent_train.data.packing import batch_of
 from agent_train.learner.measures import MAXIMA, SUMS
@@ -247,7 +247,7 @@ def test_settings_that_weigh_one_gap_twice_make_no_objective(fields, problem):
 # The proximal policy.
 
 
-@pytest.mark.parametrize("loss", sorted(losses))
+@pytest.mark.parametrize("loss", sorted(losses.shipped))
 def test_on_policy_every_loss_is_that_of_the_policy_gradient(worker, loss):
     """Ratio exactly 1, nothing clipped, and the gradient of -A log p."""
     advantages = [0.5, 0.5, -2.0]
@@ -353,7 +353,7 @@ def test_staleness_is_the_mean_lag_of_the_tokens_whose_version_is_known(worker):
 # What may not change anything.
 
 
-@pytest.mark.parametrize("loss", sorted(losses))
+@pytest.mark.parametrize("loss", sorted(losses.shipped))
 def test_learning_rate_zero_leaves_the_mismatch_where_it_was(worker, loss):
     rows = [row_of([-1.1, -0.7], [1.0, 1.0]), row_of([-2.0], [-1.0], first=3)]
     found = [learn(worker, rows, [-1.0, -0.8, -2.2], settings(loss), updates=2) for _ in range(3)]
@@ -362,7 +362,7 @@ def test_learning_rate_zero_leaves_the_mismatch_where_it_was(worker, loss):
     assert found[0].grads == found[2].grads
 
 
-@pytest.mark.parametrize("loss", sorted(losses))
+@pytest.mark.parametrize("loss", sorted(losses.shipped))
 def test_nan_in_every_masked_cell_leaves_loss_and_gradient_finite(worker, loss):
     """The table's log-probability and entropy of the prompt's token are NaN too, and so is its reference."""
     row = row_of([-1.1, -0.7], [1.0, 1.0], reference=[math.nan, -1.0, -1.0], values=[math.nan] * 3)
@@ -378,7 +378,7 @@ TOKENS = st.tuples(st.floats(-3.0, -0.1), st.floats(-0.4, 0.4), st.floats(-2.0, 
 ROWS = st.lists(st.lists(TOKENS, min_size=1, max_size=5), min_size=2, max_size=8)
 
 
-@pytest.mark.parametrize("loss", sorted(losses))
+@pytest.mark.parametrize("loss", sorted(losses.shipped))
 @given(tokens=ROWS, order=st.randoms(use_true_random=False), reduction=st.sampled_from(REDUCTIONS))
 @rounds(max_examples=12, deadline=None)
 def test_no_loss_and_no_reduction_sees_the_order_or_the_micro_batches(worker, loss, tokens, order, reduction):
@@ -440,7 +440,7 @@ def test_the_metrics_of_an_update_are_plain_numbers(worker):
     assert all(type(value) in (int, float) for value in dataclasses.asdict(found.metrics).values())
 
 
-@pytest.mark.parametrize("loss", sorted(losses))
+@pytest.mark.parametrize("loss", sorted(losses.shipped))
 def test_nothing_is_read_back_to_the_host_inside_a_loss(loss):
     """Tensors without numbers raise where a number is asked of them."""
     correction = CorrectionConfig(name=None if loss in OF_BEHAVIOUR else "seq-mask-tis", cap=2.0, low=0.5, drift=0.1)

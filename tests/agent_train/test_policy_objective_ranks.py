@@ -16,7 +16,7 @@ from learner_cases import assert_same, make_rows, one_rank, write_model
 from objective_cases import BIG, OF_BEHAVIOUR, fork_worlds, gradients_by, settings
 
 from agent_train.algorithms.reductions import MODES
-from agent_train.algorithms.registry import losses
+from agent_train.config.extensions import losses
 from agent_train.config.schema import CorrectionConfig
 from agent_train.data.packing import shares
 
@@ -44,7 +44,7 @@ def case_of(loss, mode, rows):
     return algorithm, rows
 
 
-NAMES = [*zip(sorted(losses), cycle(MODES)), ("ppo", "token-mean"), ("m2po", "prompt-mean")]
+NAMES = [*zip(sorted(losses.shipped), cycle(MODES)), ("ppo", "token-mean"), ("m2po", "prompt-mean")]
 # The last two have one row: all ranks but one have nothing, and take part.
 SHORT = len(NAMES) - 2
 

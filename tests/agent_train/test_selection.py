@@ -17,7 +17,7 @@ from agent_train.algorithms.selection import (
     penalty,
     turn_rewards,
 )
-from agent_train.config.schema import Config, OverlongConfig
+from agent_train.config.schema import AlgorithmConfig, Config, OverlongConfig
 from agent_train.trainer.progress import Progress
 from agent_train.trainer.step import play
 from agentgym.core.tasks import Task, TaskSet
@@ -57,7 +57,7 @@ def test_a_filter_keeps_whole_groups_in_their_order(chosen, kept):
 
 
 def test_an_unknown_filter_is_refused():
-    with pytest.raises(ValueError, match="one of none, spread"):
+    with pytest.raises(ValueError, match="unknown filter 'best'"):
         kept_groups(STEP, algorithm(chosen={"name": "best"}).filter, OverlongConfig())
 
 
@@ -66,7 +66,7 @@ def test_a_filter_looks_at_rewards_as_the_environment_gave_them():
     both = group("t", [[(2, 1.0)], [(9, 1.0)]])
     settings = algorithm(chosen={"name": "spread"}, overlong={"length": 10, "buffer": 4})
     assert choose([both], settings, 1)[0] == []
-    assert turn_rewards(both.trajectories[1], settings.overlong) == [0.25]
+    assert turn_rewards(both.trajectories[1], settings) == [0.25]
 
 
 @pytest.mark.parametrize(("size", "expected"), [(6, 0.0), (7, -0.25), (10, -1.0), (12, -1.0)])
@@ -185,4 +185,4 @@ def test_an_agent_failure_is_in_the_baseline_and_is_trained_on_and_an_error_is_n
     broken.turns[-1].info["agent_failure"] = "sandbox_lost"
     failed.end, failed.error = "error", "e, task 't', turn 1: step failed"
     assert [(t.id, in_loss) for t, in_loss in participants(whole, OverlongConfig())] == [("t/0", True), ("t/1", True)]
-    assert turn_rewards(broken, OverlongConfig()) == [0.0]
+    assert turn_rewards(broken, AlgorithmConfig()) == [0.0]

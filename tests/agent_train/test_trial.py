@@ -3,11 +3,11 @@
 import pytest
 from recipe_cases import settings_of
 
-from agent_train.algorithms.registry import advantages
 from agent_train.config import combinations, trial
 from agent_train.config.compose import choices
+from agent_train.config.extensions import advantages
+from agent_train.config.keys import settings
 from agent_train.config.trial import wrong_formulas
-from agent_train.config.validation import CHOICES
 
 
 def problems(*overrides):
@@ -19,7 +19,7 @@ def test_every_recipe_computes(name):
     assert problems(f"algorithm={name}") == []
 
 
-@pytest.mark.parametrize("name", [name for name in advantages if name != "maxrl"])
+@pytest.mark.parametrize("name", [name for name in advantages.shipped if name != "maxrl"])
 def test_every_advantage_computes_with_the_kl_in_the_reward(name):
     assert problems(f"algorithm.advantage.name={name}", "algorithm.kl.coef=0.1", "algorithm.kl.place=reward") == []
 
@@ -32,8 +32,8 @@ def test_every_correction_computes(name, proximal):
     assert problems(*given) == []
 
 
-@pytest.mark.parametrize("value", CHOICES["algorithm.kl.value"])
-@pytest.mark.parametrize("importance", CHOICES["algorithm.kl.importance"])
+@pytest.mark.parametrize("value", settings()["algorithm.kl.value"].setting.choices)
+@pytest.mark.parametrize("importance", settings()["algorithm.kl.importance"].setting.choices)
 def test_every_kl_computes(value, importance):
     assert (
         problems("algorithm.kl.coef=0.1", f"algorithm.kl.value={value}", f"algorithm.kl.importance={importance}") == []
@@ -98,4 +98,4 @@ def test_a_users_own_advantage_is_tried_and_one_that_cannot_be_imported_is_refus
     assert problems(f"algorithm.advantage.name={__name__}:above_the_worst") == []
     (problem,) = problems("algorithm.advantage.name=no_such_module:f")
     assert problem.startswith("algorithm.advantage.name=no_such_module:f: advantage")
-    assert "cannot be imported" in problem
+    assert "cannot import module" in problem

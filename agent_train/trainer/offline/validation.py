@@ -9,7 +9,6 @@ from pathlib import Path
 from agent_train.config.schema import Config
 from agent_train.trainer.offline.records import DataError, form_of, read_examples
 
-LOSSES = ("dpo", "ipo", "kto")
 MODES = {
     "sft": "imitates the assistant's messages",
     "dpo": "prefers answers to others",
@@ -20,11 +19,6 @@ MODES = {
 def wrong_files(config: Config) -> Iterator[str]:
     """What is wrong with the data settings of a mode, the files themselves included: they are read whole."""
     data = config.data
-    if data.loss not in LOSSES:
-        yield f"data.loss={data.loss}: unknown: choices: {', '.join(LOSSES)}"
-        return
-    if config.mode != "dpo" and data.loss != "dpo":
-        yield f"data.loss={data.loss}: belongs to mode=dpo: leave it out with mode={config.mode}"
     if config.mode != "dpo" and config.reference.path:
         yield f"reference.path={config.reference.path}: mode={config.mode} has no reference: leave it out"
     elif config.reference.path and not (Path(config.reference.path).expanduser() / "config.json").is_file():

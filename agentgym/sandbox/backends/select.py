@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from agentgym.core.extensions import ExtensionPoint
 from agentgym.sandbox.api import Sandbox, SandboxError, SandboxSpec
 from agentgym.sandbox.pool import Places, SandboxPool
 
@@ -25,6 +26,19 @@ if TYPE_CHECKING:
 
 PROBE_SECONDS = 20.0  # in which a fresh sandbox must have started and run a program
 KEPT_SECONDS = 2.0  # for which an answer holds: many sandboxes may be lost at once
+# A back end is a function `(spec: SandboxSpec, run: str) -> Sandbox` that opens one; `run` is the label of its run.
+BACKENDS = ExtensionPoint(
+    "sandbox back end",
+    "agentgym.sandboxes",
+    {
+        "docker": "agentgym.sandbox.backends.docker:open_docker",
+        "bubblewrap": "agentgym.sandbox.backends.bubblewrap:open_bubblewrap",
+    },
+)
+ENGINE_SECONDS = 2.0  # in which a Docker Engine must answer to be chosen by "auto"
+IDLE_SECONDS = 300.0  # after which an unused sandbox is closed
+REMOTE_IDLE_SECONDS = 60.0  # and one of a server's, which others may want
+LIMIT = 64  # sandboxes of a process at a time, unless AGENTGYM_SANDBOXES says otherwise
 
 _log = logging.getLogger("agentgym.sandbox")
 
@@ -71,13 +85,6 @@ class Health:
         thread.start()
         thread.join(PROBE_SECONDS)
         return found == [True]
-
-
-BACKENDS = ("docker", "bubblewrap")
-ENGINE_SECONDS = 2.0  # in which a Docker Engine must answer to be chosen by "auto"
-IDLE_SECONDS = 300.0  # after which an unused sandbox is closed
-REMOTE_IDLE_SECONDS = 60.0  # and one of a server's, which others may want
-LIMIT = 64  # sandboxes of a process at a time, unless AGENTGYM_SANDBOXES says otherwise
 
 
 @dataclass(frozen=True)
@@ -163,11 +170,11 @@ def check_backend(name: str, what: str = "sandbox") -> str:
         from agentgym.sandbox.backends.remote import urls_of
 
         return urls_of(name, what)
-    valid = (*BACKENDS, "auto", "remote")
-    if name not in valid:
+    valid = (*BACKENDS.names, "auto", "remote")
+    if name not in valid and ":" not in name:
         near = max(valid, key=lambda known: difflib.SequenceMatcher(None, name, known).ratio())
         raise ValueError(
-            f"{what}={name}: no such back end: did you mean {near}? There are {', '.join(valid)} and http://HOST:PORT"
+            f"{what}={name}: no such back end: did you mean {near}? There are {', '.join(valid)}, http://HOST:PORT and package.module:function"
         )
     return name
 
@@ -207,8 +214,11 @@ def _try_one(name: str, image: str, source: str) -> Choice:
         from agentgym.sandbox.backends import remote
 
         why_not = remote.why_not(name, image)
-    else:
+    elif name in BACKENDS.shipped:
         why_not = _why_not_docker(image) if name == "docker" else _why_not_bubblewrap(image)
+    else:
+        BACKENDS.load(name)
+        why_not = None
     if why_not is not None:
         raise SandboxError(
             f"no sandbox of image {image!r} by {name}, and {source}: {why_not}; or take another back end"
@@ -295,13 +305,8 @@ def opener(name: str) -> Callable[[SandboxSpec, str], GuestSandbox]:
         from agentgym.sandbox.backends.remote import open_remote
 
         return partial(open_remote, name)
-    if name == "docker":
-        from agentgym.sandbox.backends.docker import open_docker
-
-        return open_docker
-    from agentgym.sandbox.backends.bubblewrap import open_bubblewrap
-
-    return open_bubblewrap
+    opens: Callable[[SandboxSpec, str], GuestSandbox] = BACKENDS.load(name)
+    return opens
 
 
 def _health(name: str, open: Callable[[], GuestSandbox]) -> Health:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
+
+from agentgym.core.extensions import import_path
 
 HANDLERS = {
     "agentgym/1": "agentgym.service.worker.agentgym_handler:AgentgymHandler",
@@ -18,5 +19,4 @@ def handler_class(name: str) -> Any:
     Raises:
         KeyError: there is none of this name.
     """
-    module, _, attribute = HANDLERS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return import_path(HANDLERS[name])

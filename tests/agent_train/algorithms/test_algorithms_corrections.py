@@ -3,9 +3,10 @@ import math
 import pytest
 import torch
 
-from agent_train.algorithms.corrections import NAMED, Gap, check_one_weight, correction, drifted, gap_of, proximal_share
+from agent_train.algorithms.corrections import Gap, check_one_weight, correction, drifted, gap_of, proximal_share
 from agent_train.algorithms.losses import keep, ppo_clip, weighted_sum
 from agent_train.algorithms.segments import segment_means
+from agent_train.config.extensions import corrections
 
 ALL = torch.ones(3, dtype=torch.bool)
 ONE_ROW = torch.zeros(3, dtype=torch.long)
@@ -28,7 +29,7 @@ GAP = Gap(torch.zeros(3), W.log())
 def test_the_numbers_of_three_tokens(name, numbers, loss):
     logprobs_T = torch.zeros(3, requires_grad=True)
     policy_T = ppo_clip(logprobs_T, GAP.old_T, torch.ones(3), 0.2, 0.28)
-    weights_T = correction(GAP, ALL, ONE_ROW, 1, **NAMED[name], **numbers)
+    weights_T = corrections.load(name)(GAP, ALL, ONE_ROW, 1, **numbers)
     value = weighted_sum(policy_T * weights_T, torch.full((3,), 1 / 3), ALL)
     assert value.item() == pytest.approx(loss, abs=1e-6)
     value.backward()
@@ -114,7 +115,7 @@ def test_a_gap_of_nan_in_a_masked_cell_gives_a_finite_loss_and_gradient():
         (("recomputed", "tis", True), "set proximal to behaviour"),
         (("behaviour", "tis", False), "covers it already"),
         (("behaviour", "tis", True), "covers it already"),
-        (("recomputed", "cap", False), "correction must be one of tis"),
+        (("recomputed", "cap", False), "unknown correction 'cap'"),
         (("old", None, False), "proximal must be one of"),
     ],
 )

@@ -1,0 +1,49 @@
+"""What a model folder says of its model: how large it is and how much it reads. From `config.json`, without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+TINY_PARAMETERS = 20e6  # a model of fewer gets the defaults of the tiny one
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; {} if there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def context_of(folder: str | Path) -> int | None:
+    """Most tokens that the model reads; None: the folder does not say."""
+    longest = _text_config(folder).get("max_position_embeddings")
+    return longest if isinstance(longest, int) and longest > 0 else None
+
+
+def parameters_of(folder: str | Path) -> float | None:
+    """About how many parameters the model has; None: the folder does not say. A mixture of experts counts as one expert."""
+    shape = _text_config(folder)
+    try:
+        hidden, layers, vocab = (int(shape[key]) for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    except (KeyError, TypeError, ValueError):
+        return None
+    intermediate = shape.get("intermediate_size") or 4 * hidden
+    return float(vocab * hidden + layers * (4 * hidden**2 + 3 * hidden * intermediate))
+
+
+def is_tiny(folder: str | Path | None) -> bool:
+    """Whether the run's model is a tiny one: built by code (no folder), or a folder of one."""
+    if folder is None:
+        return True
+    size = parameters_of(folder)
+    return size is not None and size < TINY_PARAMETERS
+
+
+def _text_config(folder: str | Path) -> dict[str, Any]:
+    found = read_json(Path(folder).expanduser() / "config.json")
+    text = found.get("text_config")
+    return text if isinstance(text, dict) else found

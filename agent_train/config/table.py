@@ -1,0 +1,74 @@
+"""The table of settings in docs/training.md, made from the schema: `python -m agent_train.config.table` writes it there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from agent_train.config.extensions import POINTS
+from agent_train.config.keys import settings
+from agent_train.config.schema import Setting
+
+BEGIN, END = "<!-- settings: made from agent_train/config/schema.py -->", "<!-- end of settings -->"
+POSITIVE = "(0, inf)"
+
+
+def settings_table() -> str:
+    """Every setting with its default and what it does, as a table in Markdown."""
+    rows = [
+        f"| `{key}` | {_default(known.default, known.setting)} | {_what(known.setting)} |"
+        for key, known in settings().items()
+    ]
+    return "\n".join(["| setting | default | what |", "|---|---|---|", *rows])
+
+
+def with_table(page: str) -> str:
+    """A page with the table between its two marks.
+
+    Raises:
+        ValueError: the page has no marks.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"the page has no line {BEGIN} followed by {END}")
+    return f"{before}{BEGIN}\n{settings_table()}\n{END}{after}"
+
+
+def _default(value: Any, said: Setting) -> str:
+    others = [f"`{_text(other)}` with mode={mode}" for mode, other in said.by_mode.items()]
+    others += [f"`{_text(said.on_gpu)}` on a GPU"] if said.on_gpu is not None else []
+    return "; ".join([f"`{_text(value)}`", *others])
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.1e}" if 0 < abs(value) < 1e-3 else str(value)
+    if isinstance(value, list):
+        return f"[{', '.join(value)}]"
+    if isinstance(value, str):
+        return value or "''"
+    return json.dumps(value)
+
+
+def _what(said: Setting) -> str:
+    parts = [said.doc]
+    if said.extensions:
+        names = ", ".join(POINTS[said.extensions].shipped)
+        parts.append(f"{names}, or `package.module:function`" if names else "`package.module:function`")
+    elif said.choices and not all(name is None or name in said.doc for name in said.choices):
+        parts.append(", ".join(name or "null" for name in said.choices))
+    if said.bounds != POSITIVE and "inf" not in said.bounds:
+        parts.append(f"in {said.bounds}")
+    if said.needs:
+        parts.append(f"needs `{said.needs.replace('|', ' or ')}`")
+    if said.share_of_context:
+        share = "what" if said.share_of_context == 1 else "half of what"
+        parts.append(f"the default is at most {share} the model reads")
+    return "; ".join(parts)
+
+
+if __name__ == "__main__":
+    page = Path(__file__).resolve().parents[2] / "docs" / "training.md"
+    page.write_text(with_table(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,83 @@
+"""Extension points: what users may add, by a name, by `package.module:attribute`, or by an entry point of their package."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from typing import Any
+
+_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def import_path(path: str) -> Any:
+    """The object at `"package.module:attribute"`.
+
+    Raises:
+        ImportError: there is no such module, or it has no such attribute.
+    """
+    module, _, attribute = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"cannot import module {module!r} of {path!r}: {error}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ImportError(f"module {module!r} has no {attribute!r} ({path!r})")
+        found = getattr(found, part)
+    return found
+
+
+@dataclass(frozen=True)
+class ExtensionPoint:
+    """The implementations of one thing, by name. Nothing is imported until `load`.
+
+    Attributes:
+        noun: for messages: "policy loss".
+        group: of entry points: a package that defines `[project.entry-points."agentgym.losses"] mine = "pkg.mod:mine"` adds `mine`.
+        shipped: path of each shipped implementation by its name.
+    """
+
+    noun: str
+    group: str
+    shipped: Mapping[str, str]
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The path of each implementation by its name; shipped ones come first and cannot be replaced."""
+        installed = {point.name: point.value for point in metadata.entry_points(group=self.group)}
+        return {**self.shipped, **{name: path for name, path in installed.items() if name not in self.shipped}}
+
+    def path(self, name: str) -> str:
+        """Where the implementation is: by its name, or the name itself if that is a path.
+
+        Raises:
+            ValueError: neither; the message has the nearest names.
+        """
+        if name in self.names:
+            return self.names[name]
+        if _PATH.fullmatch(name):
+            return name
+        near = difflib.get_close_matches(name, self.names, n=1, cutoff=0.5)
+        meant = f"did you mean {near[0]}? " if near else ""
+        known = f"Known are {', '.join(self.names)}; your own" if self.names else "Yours"
+        raise ValueError(f"unknown {self.noun} {name!r}: {meant}{known} is named as package.module:function")
+
+    def load(self, name: str) -> Any:
+        """Import the implementation.
+
+        Raises:
+            ValueError: there is none of this name, it cannot be imported, or it cannot be called.
+        """
+        path = self.path(name)
+        try:
+            found = import_path(path)
+        except ImportError as error:
+            raise ValueError(f"{self.noun} {name!r}: {error}") from error
+        if not callable(found):
+            raise ValueError(f"{self.noun} {name!r} is a {type(found).__name__}, not a function")
+        return found
