@@ -13,9 +13,10 @@ DISTRIBUTION = "agentgym-toolkit"
 """The name that package installers know. `agentgym` on the package index is another project."""
 
 _HOME = {
+    "AsyncEnv": "core.env",
     "Env": "core.env",
     "Wrapper": "core.env",
-    "Blocking": "core.blocking",
+    "Blocking": "core.env",
     "Message": "core.messages",
     "assistant": "core.messages",
     "user": "core.messages",
@@ -42,6 +43,7 @@ _HOME = {
     "check_env": "checks.check_env",
 }
 __all__ = [
+    "AsyncEnv",
     "Blocking",
     "ChatPolicy",
     "Env",
@@ -74,8 +76,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from agentgym.checks.check_env import check_env
-    from agentgym.core.blocking import Blocking
-    from agentgym.core.env import Env, Wrapper
+    from agentgym.core.env import AsyncEnv, Blocking, Env, Wrapper
     from agentgym.core.messages import Message, assistant, user
     from agentgym.core.registration import EnvSpec, make, register, registry, spec
     from agentgym.core.tasks import Task, TaskSet

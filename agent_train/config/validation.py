@@ -27,7 +27,7 @@ from agent_train.trainer.resume import refusals, run_path
 from agentgym.core.registration import EnvSpec, UnknownEnvError, parameters, spec
 from agentgym.sandbox import SandboxError, describe
 from agentgym.service.client.address import is_url
-from agentgym.service.server.lookup import held
+from agentgym.service.client.lookup import held
 
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
 CHOICES: dict[str, tuple[str | None, ...]] = {

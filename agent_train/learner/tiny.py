@@ -5,7 +5,6 @@ The folder that `build_tiny` writes is an ordinary Hugging Face one: transformer
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from agent_train.config.schema import TinyConfig
-from agentgym.core.blocking import Blocking
+from agentgym.core.env import Blocking
 from agentgym.core.messages import text_of
 
 if TYPE_CHECKING:
@@ -177,8 +176,7 @@ def texts_of_env(
 
 def _blocking(env: Env) -> Env:
     """The environment, or one with plain methods where its own are `async def`."""
-    methods = (env.init, env.reset, env.step)
-    return cast("Env", Blocking(env)) if any(map(inspect.iscoroutinefunction, methods)) else env
+    return cast("Env", Blocking(env)) if env.get_wrapper_attr("async_methods") else env
 
 
 def _episode_texts(env: Env, task: Task, rng: random.Random, mistakes: float) -> Iterator[str]:

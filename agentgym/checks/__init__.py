@@ -1,1 +1,1 @@
-"""What `agentgym check` and `agentgym validate` look at, a file for each kind of check."""
+"""The checks of `agentgym check` and `agentgym validate`, one file for each kind."""

@@ -1,4 +1,4 @@
-"""`check_env` and `examine`: what an author runs before publishing an environment. The checks are in `agentgym.checks`."""
+"""`check_env` and `examine`, which an author runs before publishing an environment."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _ALWAYS = ("any action", "close")  # which need no episode to compare with
 
 
 def check_env(env: Env | str | EnvSpec, timeout: float = TIMEOUT) -> list[str]:
-    """Problems of an environment, in words that say what to change; empty if there are none. See `examine`."""
+    """Problems of an environment, each with what to change; empty if there are none. See `examine`."""
     return [str(finding) for finding in examine(env, timeout=timeout) if finding.state == PROBLEM]
 
 
 def examine(
     env: Env | str | EnvSpec, *, timeout: float = TIMEOUT, on_beat: Callable[[], None] = lambda: None
 ) -> list[Finding]:
-    """Look at an environment from outside: it is reset, stepped with good and bad actions, and closed, again and again.
+    """Examine an environment from outside: reset it, step it with good and bad actions, close it, many times.
 
     Args:
         env: an id, spec or "module:Class" to make it by; or an environment, of which less can be seen.
@@ -84,7 +84,7 @@ def examine(
 
 
 class _Watched:
-    """An examination in a thread of its own, which others can look at."""
+    """An examination in a thread, which other threads can watch."""
 
     def __init__(self, what: Env | Wrapper | EnvSpec, timeout: float):
         self.found: list[Finding] = []
@@ -97,11 +97,11 @@ class _Watched:
         self._check = "making the environment"
 
     def run(self) -> None:
-        """What the thread does."""
+        """Run the checks; the thread's function."""
         asyncio.run(self._run())
 
     def blocked(self, thread: threading.Thread) -> Finding:
-        """What is to say of an event loop that stands still."""
+        """The finding for an event loop that is blocked."""
         frame = sys._current_frames().get(thread.ident or 0)
         place = self._subject.home.place_in(frame) if self._subject else ""
         text = (
@@ -122,8 +122,8 @@ class _Watched:
             if self._subject is not None:
                 await asyncio.sleep(
                     0
-                )  # a call that was given up ends first, or the lane would take its end for the call's
-                self._subject.lane.stop()
+                )  # a call that was given up ends first, or the executor would take its end for the call's
+                self._subject.executor.stop()
 
     async def _keep_beating(self) -> None:
         while True:
@@ -157,7 +157,7 @@ class _Watched:
             self.found.append(Finding("the rest", NOTE, f"not looked at before this is mended: {', '.join(rest)}"))
 
     async def _pass(self, checks: dict[str, Check], subject: Subject, alone: list[Played]) -> bool:
-        """Do these checks. False where a call hung."""
+        """Run these checks. False if a call hung."""
         for name, check in checks.items():
             self._check = name
             try:
@@ -172,5 +172,5 @@ class _Watched:
 
 
 def summary(found: Sequence[Finding]) -> dict[str, int]:
-    """How many findings there are of each state."""
+    """The number of findings by state."""
     return {state: sum(finding.state == state for finding in found) for state in (OK, NOTE, PROBLEM)}

@@ -13,8 +13,7 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 
 from agentgym.checks.findings import NOTE, PROBLEM, Finding, said
 from agentgym.checks.subject import MAX_STEPS, Played, Subject, problems_of
-from agentgym.core.blocking import Blocking
-from agentgym.core.env import Env
+from agentgym.core.env import Blocking, Env
 from agentgym.core.messages import Action
 from agentgym.core.tasks import Task, TaskSet
 
@@ -111,7 +110,7 @@ async def end(subject: Subject, alone: list[Played]) -> list[Finding]:
 
 
 async def rewards(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """What random play earns, and whether the last info says if it was a success."""
+    """Random play earns rewards, and the last info has `success`."""
     sums = [sum(played.rewards) for played in alone]
     spread = f"{min(sums):g} each" if min(sums) == max(sums) else f"{min(sums):g} to {max(sums):g}"
     text = f"{len(sums)} random episodes earned {spread}"
@@ -125,7 +124,7 @@ async def rewards(subject: Subject, alone: list[Played]) -> list[Finding]:
 
 
 async def close(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """Closing twice, and closing what was never reset."""
+    """An environment can be closed twice, and without a reset."""
     found = []
     fresh = await subject.another() if subject.spec is not None else None
     for one, when in ((fresh, "before any reset"), (subject, "a second time")):
@@ -146,7 +145,7 @@ async def close(subject: Subject, alone: list[Played]) -> list[Finding]:
 
 
 async def tools(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """Tool schemas are such as endpoints take."""
+    """Endpoints accept the tool schemas."""
     schemas = subject.env.get_wrapper_attr("tools")
     if not isinstance(schemas, list):
         text = f"tools must be a list of schemas, not {type(schemas).__name__}: tools = ToolSet([...]).schemas"
@@ -181,7 +180,7 @@ def _wrong_with_tool(schema: Any) -> str:
 
 
 async def tasks(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """Tasks are JSON, their ids unique, and no id is in two splits; of each split's first tasks."""
+    """The first tasks of each split are JSON, their ids unique, and no id is in two splits."""
     owner: dict[str, str] = {}
     counts = []
     for split in SPLITS:
@@ -214,7 +213,7 @@ def _wrong_with_task(task: Any, split: str, owner: dict[str, str]) -> str:
 
 
 def _read_tasks(subject: Subject, split: str) -> tuple[list[Task], int]:
-    """The first tasks of a split, as many as a short while gives, and how many there are."""
+    """The first tasks of a split, as many as can be read in a short time, and the split's size."""
     tasks = tasks_of(subject, split)
     until = time.monotonic() + min(TASK_SECONDS, subject.timeout / 2)
     first = itertools.islice(tasks, TASKS_READ)

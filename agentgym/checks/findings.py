@@ -1,4 +1,4 @@
-"""What a check found, and where in the author's code it happened."""
+"""Findings of checks, and the lines of the author's code that they are about."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Home:
         return any(file == root or (root.endswith(os.sep) and file.startswith(root)) for root in self._roots)
 
     def place_of(self, error: BaseException | TracebackType | None) -> str:
-        """The author's innermost line that an exception came through; "" where it came through none."""
+        """The author's innermost line in an exception's traceback; "" if there is none."""
         walked = error.__traceback__ if isinstance(error, BaseException) else error
         lines = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(walked)]
         return self._innermost(lines)

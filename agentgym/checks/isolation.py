@@ -1,4 +1,4 @@
-"""Checks of what an environment shares: with its process, with others of its kind, with other processes; its memory."""
+"""Checks that an environment shares nothing with its process and other environments, repeats elsewhere, and leaks no memory."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from agentgym.checks.contract import SEEDS
 from agentgym.checks.findings import NOTE, PROBLEM, Finding, said, shown
 from agentgym.checks.subject import Played, Subject, text_of
 from agentgym.core.messages import Action
-from agentgym.core.registration import REMOTE_ENV, EnvSpec, registry
+from agentgym.core.registration import EnvSpec, registry
 from agentgym.core.tasks import Task
 from agentgym.rollout.episode import Episode, Limits
 from agentgym.rollout.replays import ElsewhereError, replay_elsewhere
 from agentgym.rollout.replays import shown as shown_by
-from agentgym.service.client.address import Full
+from agentgym.service.client.address import REMOTE_ENV, Full
 
 _SOLE = "not looked at: the server allows no second session beside this one"
 MEMORY_RESETS, MEMORY_SECONDS, MEMORY_GROWTH = 60, 2.0, 50_000  # bytes that each reset may keep
@@ -51,7 +51,7 @@ _RANDOM_WORDS = tuple(
 
 
 async def spec(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """The spec goes to other processes, and says to a reader what this is."""
+    """The spec can be sent to other processes, and describes the environment."""
     given = subject.spec
     if given is None:
         text = (
@@ -100,7 +100,7 @@ def _body(name: str) -> bool:
 
 
 async def seeds(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """Whether the seed of reset draws the task: worth a note where it does not."""
+    """The seed of reset draws the task; a note where it does not."""
     if len({(played.shown[0], (played.task or {}).get("id")) for played in alone}) > 1:
         return []
     count = len(await subject.call("tasks", lambda: subject.bare.tasks)) if alone[0].task is not None else 0
@@ -116,7 +116,7 @@ async def seeds(subject: Subject, alone: list[Played]) -> list[Finding]:
 
 
 async def process_state(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """Nothing of the process is used or changed that others share: random states, folder, environment variables."""
+    """The environment uses and changes no global state: random generators, working folder, environment variables."""
     own = random.getstate(), np.random.get_state()
     # States of our own, or a second seeding by the same seed would change nothing.
     random.seed("agentgym check")
@@ -258,7 +258,7 @@ def _difference(here: Played, there: list[str]) -> str:
 
 
 async def memory(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """Many resets of one task do not keep more and more memory."""
+    """Memory does not grow over many resets of one task."""
     if tracemalloc.is_tracing():
         return []
     task = getattr(subject.bare, "task", None)

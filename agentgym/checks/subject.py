@@ -1,9 +1,8 @@
-"""An environment under check: its calls run in a lane of its own, and none is waited for longer than allowed."""
+"""An environment under check, whose calls run in a separate thread or task and under a time limit."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import json
 import math
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from agentgym.checks.findings import Home
-from agentgym.core.env import Env
+from agentgym.core.env import Env, is_async
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Action, Message, problem_of
 from agentgym.core.registration import EnvSpec
@@ -29,7 +28,7 @@ _counter = itertools.count(1)
 
 
 class Hung(Exception):
-    """A call did not come back in time; the environment is of no more use."""
+    """A call did not return in time; the environment cannot be used any more."""
 
     def __init__(self, what: str, seconds: float, place: str):
         super().__init__(f"{what} had not returned after {seconds:g} s: give whatever it waits for a timeout")
@@ -86,10 +85,10 @@ class Subject:
 
     Attributes:
         env: the environment, with its wrappers.
-        spec: how others like it are made; None where nobody knows.
+        spec: makes others like it; None if unknown.
         home: the author's files.
         timeout: seconds that a call may take.
-        lane: where its calls run.
+        executor: runs its calls.
         hung: whether a call has not come back.
         sole: whether its server was seen to let no other play beside it.
     """
@@ -98,7 +97,7 @@ class Subject:
     spec: EnvSpec | None
     home: Home
     timeout: float
-    lane: EnvExecutor = field(default_factory=lambda: EnvExecutor(f"agentgym check {next(_counter)}"))
+    executor: EnvExecutor = field(default_factory=lambda: EnvExecutor(f"agentgym check {next(_counter)}"))
     hung: bool = False
     sole: bool = False
 
@@ -110,13 +109,13 @@ class Subject:
     @property
     def is_async(self) -> bool:
         """Whether one of its methods is `async def`."""
-        return any(inspect.iscoroutinefunction(getattr(self.bare, name)) for name in ("init", "reset", "step", "close"))
+        return bool(self.bare.async_methods)
 
     async def another(self) -> Subject:
-        """Another environment of the same spec, in a lane of its own.
+        """Another environment of the same spec, with its own executor.
 
         Raises:
-            ValueError: nobody knows how to make one.
+            ValueError: there is no spec.
             Hung: making it took too long.
         """
         if self.spec is None:
@@ -131,7 +130,7 @@ class Subject:
         Raises:
             Hung: it took longer.
         """
-        waiting = asyncio.ensure_future(self.lane.call(function, *args, **kwargs))
+        waiting = asyncio.ensure_future(self.executor.call(function, *args, **kwargs))
         seconds = self.timeout * patience
         await asyncio.wait({waiting}, timeout=seconds)
         if waiting.done():
@@ -142,18 +141,18 @@ class Subject:
         raise Hung(what, seconds, place)
 
     def where(self) -> str:
-        """The author's line that a call is at now."""
+        """The author's line at which the present call is."""
         frames = sys._current_frames()
         for thread in threading.enumerate():
             if (
-                thread.name == self.lane.name
+                thread.name == self.executor.name
                 and thread.ident in frames
                 and (place := self.home.place_in(frames[thread.ident]))
             ):
                 return place
         place = ""
         for task in asyncio.all_tasks():
-            waited: Any = task.get_coro() if task.get_name() == self.lane.name else None
+            waited: Any = task.get_coro() if task.get_name() == self.executor.name else None
             while (frame := getattr(waited, "cr_frame", None)) is not None:
                 place = self.home.place_in(frame) or place
                 waited = waited.cr_await
@@ -161,7 +160,7 @@ class Subject:
 
     async def reset(self, seed: int | None, task: Any = None) -> tuple[list[Message], dict[str, Any]]:
         """Start an episode; where `init` is async, which `reset` cannot call, a task is bound first, drawn by the seed."""
-        if task is None and inspect.iscoroutinefunction(self.bare.init):
+        if task is None and is_async(self.bare, "init"):
             tasks = await self.call("tasks", lambda: self.bare.tasks)
             task = await self.call("tasks", tasks.__getitem__, random.Random(seed).randrange(len(tasks)))
         if task is not None:
@@ -182,10 +181,10 @@ class Subject:
         return result
 
     async def close(self) -> None:
-        """Close it, once, and end its thread. Nothing is waited for where a call hangs."""
+        """Close it once, unless a call hangs, and end its thread."""
         if not self.hung:
             await self.call("close", self.env.close)
-        self.lane.stop()
+        self.executor.stop()
 
     async def choose(self, rng: random.Random) -> Action:
         """A random action: the environment's own, or any text."""
@@ -244,14 +243,14 @@ async def made(spec: EnvSpec, timeout: float) -> Subject:
         )
         env: Env = await subject.call("making the environment", spec.make)
     except BaseException:
-        subject.lane.stop()
+        subject.executor.stop()
         raise
     subject.env, subject.home = env, home_of(env)
     return subject
 
 
 def home_of(env: Any) -> Home:
-    """The files of whoever wrote an environment and its wrappers."""
+    """The files of an environment's and its wrappers' authors."""
     classes: list[type] = []
     while True:
         classes += type(env).__mro__
@@ -261,7 +260,7 @@ def home_of(env: Any) -> Home:
 
 
 def text_of(value: Any) -> str:
-    """A value as JSON text; what is no JSON, which `problems_of` reports, stands there by its type."""
+    """A value as JSON text; other objects, which `problems_of` reports, appear as their type."""
     return json.dumps(value, ensure_ascii=False, default=lambda v: f"<{type(v).__name__}>")
 
 

@@ -1,5 +1,7 @@
-"""`validate`: proof that an environment measures what it should. Gold answers earn the most, saying nothing or anything earns
-the floor, and the same actions earn the same again, here and in another process."""
+"""`validate`: shows that an environment measures what it should.
+
+Gold answers earn the most, null and random policies the floor, and the same actions the same rewards, also in another process.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ _BESIDE_THE_PROBLEM = frozenset({"split", "source", "index", "id"})
 
 @dataclass(frozen=True)
 class Score:
-    """How one player did. Episodes that failed are counted in `errors` and are in no other number.
+    """The results of one policy. Failed episodes count in `errors` and in no other number.
 
     Attributes:
         player: "gold" (`expert_action`), "null" (says nothing), "random" (`random_action`, or random text).
@@ -144,14 +146,14 @@ async def validate(
 
 
 class _Silent:
-    """Says nothing."""
+    """Answers with the empty text."""
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
         return Reply({"role": "assistant", "content": ""})
 
 
 class _Babble:
-    """Says random words, for environments without `random_action`."""
+    """Answers with random words, for environments without `random_action`."""
 
     def __init__(self, rng: random.Random):
         self._rng = rng
@@ -176,7 +178,7 @@ def _players(has: dict[str, bool], seed: int) -> dict[str, Callable[[Episode], P
 
 
 def score_of(player: str, trajectories: Sequence[Trajectory]) -> Score:
-    """The numbers of one player's episodes."""
+    """The results of one policy's episodes."""
     ended = [t for t in trajectories if not t.failed]
     if not ended:
         return Score(player, 0, len(trajectories))
@@ -206,7 +208,7 @@ def _failures(played: dict[str, list[Trajectory]]) -> list[Finding]:
 
 
 def gold_is_best(played: dict[str, list[Trajectory]]) -> list[Finding]:
-    """Gold succeeds on every task, and no other play earns more on any of them."""
+    """Gold answers succeed on every task, and no other policy earns more on any of them."""
     if "gold" not in played:
         return [Finding("gold", NOTE, "not proved: there is no expert_action(), which says the right next action")]
     gold = {t.task_id: t for t in played["gold"] if not t.failed}
@@ -233,7 +235,7 @@ def gold_is_best(played: dict[str, list[Trajectory]]) -> list[Finding]:
 
 
 def silence_pays_least(played: dict[str, list[Trajectory]], own_random: bool) -> list[Finding]:
-    """Null play earns less than gold on the whole, and no more than random play; nothing is found where this is so.
+    """The null policy earns less than gold answers on average, and no more than the random policy.
 
     Silence that pays teaches silence: a policy that does badly learns to say nothing.
     """
@@ -269,7 +271,7 @@ def _mean(trajectories: Sequence[Trajectory]) -> float:
 
 
 def floor_is_low(scores: dict[str, Score], floor: float | None, own_random: bool) -> list[Finding]:
-    """Who says nothing or anything does not succeed, or not often."""
+    """Null and random policies rarely succeed."""
     gold, found = scores.get("gold"), []
     for player in ("null", "random"):
         score = scores[player]
@@ -300,7 +302,7 @@ async def _repeats(
     concurrency: int,
     say: Callable[[str], None],
 ) -> list[Finding]:
-    """Stored replies give the same again, in new environments here and in another process."""
+    """Stored replies give the same rewards again, in new environments here and in another process."""
     if spec.nondeterministic:
         return [Finding("repeats", NOTE, "not proved: it is registered with nondeterministic=True")]
     before = [t for trajectories in played.values() for t in trajectories[:REPLAYED] if not t.failed]
@@ -378,7 +380,7 @@ def _first_tasks(tasks: TaskSet) -> list[Task]:
 
 
 def _problem(task: Task) -> str:
-    """What a task asks, without what only names it: where it has content, its seed names it too."""
+    """The content of a task, without its id; without its seed too, where it has other content."""
     metadata = {key: value for key, value in task.metadata.items() if key not in _BESIDE_THE_PROBLEM}
     content = [list(task.messages), task.answer, metadata]
     return json.dumps(content if any(content) else task.seed, sort_keys=True, default=str)

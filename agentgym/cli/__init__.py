@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from agentgym.cli.output import json_alone
-from agentgym.cli.usage_error import UsageError, instead, nearest
+from agentgym.core.usage_error import UsageError, instead, nearest
 
 # By use, as `agentgym --help` shows them; each name is a module of `agentgym.cli`.
 COMMANDS = {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.cli.output import print_json
 from agentgym.cli.spec_of import ENVS, spec_of
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from agentgym.cli.output import print_json, print_table
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 
 
 def add(commands: argparse._SubParsersAction) -> None:

@@ -9,7 +9,7 @@ import shlex
 import sys
 
 from agentgym.cli.output import print_json
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 
 BASH = r"""# agentgym's completion for bash: eval "$(agentgym completion bash)", in ~/.bashrc
 _agentgym() {

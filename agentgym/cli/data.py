@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentgym.cli.output import print_json, print_table
-from agentgym.cli.usage_error import UsageError, instead
+from agentgym.core.usage_error import UsageError, instead
 
 
 def add(commands: argparse._SubParsersAction) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.cli.eval_options import add_options, suite_from
 from agentgym.cli.output import print_json, print_table
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 
 if TYPE_CHECKING:
     from agentgym.evaluate.plan import AgentSpec

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym.cli.spec_of import ENVS, find_modules, spec_of
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 
 if TYPE_CHECKING:
     from agentgym.evaluate.suite import Suite

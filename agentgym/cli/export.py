@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentgym.cli.output import print_json
 from agentgym.cli.spec_of import ENVS, json_object, spec_of
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 
 
 def add(commands: argparse._SubParsersAction) -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from agentgym.cli.output import print_json
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 
 
 def add(commands: argparse._SubParsersAction) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import Requirement
 
 from agentgym.cli.output import print_json, print_table
-from agentgym.cli.usage_error import UsageError, instead
+from agentgym.core.usage_error import UsageError, instead
 
 if TYPE_CHECKING:
     from agentgym.core.registration import Adapter, EnvSpec
@@ -77,7 +77,7 @@ def _list(args: argparse.Namespace) -> int:
 
 def _list_served(args: argparse.Namespace) -> int:
     from agentgym.service.client.address import Unavailable, server_of
-    from agentgym.service.server.lookup import NotFound, records_at
+    from agentgym.service.client.lookup import NotFound, records_at
 
     try:
         address = server_of(args.server)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agentgym.cli.output import print_json
 from agentgym.cli.spec_of import ENVS, json_object, spec_of
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.cli.output import print_json, print_table
 from agentgym.cli.spec_of import find_modules, json_object
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 
 if TYPE_CHECKING:
     from agentgym.evaluate.rescore import Rescored

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentgym.cli.output import print_json, print_table
-from agentgym.cli.usage_error import UsageError, instead
+from agentgym.core.usage_error import UsageError, instead
 
 if TYPE_CHECKING:
     from rich.table import Table

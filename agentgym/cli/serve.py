@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from agentgym.cli.output import print_json
 from agentgym.cli.serve_options import add_options, settings_of
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 
 if TYPE_CHECKING:
     from agentgym.service.server.env_server import EnvServer, ServeSettings

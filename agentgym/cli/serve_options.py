@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.cli import serve_sandboxes
 from agentgym.cli.spec_of import ENVS, json_object, spec_of
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 from agentgym.hosts import host_name
 from agentgym.processes.subprocess_query import told_apart
 from agentgym.service.protocol.frames import ServiceLimits
@@ -266,7 +265,7 @@ def _check_values(id: str, spec: EnvSpec) -> None:
     """
     try:
         env: Any = spec.make()
-        if not inspect.iscoroutinefunction(env.unwrapped.close):
+        if "close" not in env.get_wrapper_attr("async_methods"):
             env.close()
     except (ValueError, TypeError) as error:
         raise UsageError(f"--kwargs: {id!r} cannot be made with {dict(spec.kwargs)}: {error}") from error

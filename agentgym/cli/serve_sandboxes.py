@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 
 
 def add_options(add: Callable[..., Any]) -> None:

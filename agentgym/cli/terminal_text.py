@@ -5,7 +5,6 @@ Text of environments and models is printed literally: never as markup or termina
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from agentgym.core.env import Env, Wrapper
+from agentgym.core.env import Env, Wrapper, is_async
 from agentgym.core.messages import Action, Message, text_of
 from agentgym.core.trajectory import Trajectory
 from agentgym.policies.base import Policy, Reply
@@ -166,7 +165,7 @@ class RewardedSteps(Wrapper):
     def step(self, action: Action) -> Any:
         """The environment's step; its reward is noted."""
         result = self.env.step(action)
-        return self._awaited(result) if inspect.isawaitable(result) else self._noted(result)
+        return self._awaited(result) if is_async(self.env, "step") else self._noted(result)
 
     async def _awaited(self, result: Any) -> Any:
         return self._noted(await result)

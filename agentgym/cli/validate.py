@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from agentgym.cli.check import print_findings
 from agentgym.cli.output import print_json, print_table
 from agentgym.cli.spec_of import ENVS, json_object, spec_of
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 
 if TYPE_CHECKING:
     from agentgym.checks.validate import Validation

@@ -1,7 +1,7 @@
-"""What an agent's own programs break is the agent's failure: the episode ends at the environment's floor, and is no error.
+"""Agent failures: an episode that the agent's own programs broke ends at the environment's floor, and is no error.
 
-An error that leaves a sandbox in which programs had run is marked with a question, `blame`: whether those programs can have
-brought it about. `Env.step` asks it when the error leaves the step; see `agentgym.core.env.Env`.
+An error from a sandbox in which programs have run carries a function, set by `blame`, that tells whether those programs can
+have caused it. `Env.step` calls it when the error leaves the step; see `agentgym.core.env.Env`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Blame = Callable[[], str | None]
 
 
 class AgentFailure(Exception):
-    """Raised in `step`: what the agent did has broken its episode, which ends at the environment's floor.
+    """Raised in `step`: the agent has broken its episode, which ends at the environment's floor.
 
     Attributes:
-        cause: one word, by which such episodes are counted.
+        cause: one word, under which such episodes are counted.
     """
 
     def __init__(self, cause: str, message: str = ""):
@@ -32,12 +32,12 @@ class AgentFailure(Exception):
 
 
 def blame(error: BaseException, ask: Blame) -> None:
-    """Mark an error. `ask` returns the cause where the agent's programs can have brought it about, and may take seconds."""
+    """Mark an error. `ask` returns the cause if the agent's programs can have caused the error, else None; it may take seconds."""
     error.__dict__["blame"] = ask
 
 
 def cause_of(error: BaseException) -> str | None:
-    """The cause if an error, or one that it was raised from, is the agent's failure; else None. May take seconds."""
+    """The cause if an error, or one that it was raised from, is an agent failure; else None. May take seconds."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, AgentFailure):

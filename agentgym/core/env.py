@@ -1,7 +1,8 @@
 """The contract of an environment: `init`, `reset`, `step`, `close`.
 
 An environment is a `gymnasium.Env` whose observation is a list of new chat messages and whose action is an assistant
-message, or just its text. A `Task` says which problem an episode poses.
+message, or just its text. A `Task` says which problem an episode poses. The methods of an `Env` are `def`, those of an
+`AsyncEnv` are `async def`; `Blocking` calls either from plain code.
 """
 
 from __future__ import annotations
@@ -13,42 +14,48 @@ import logging
 import numbers
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
 
 from agentgym.core import agent_failure
 from agentgym.core.messages import Action, Observation, assistant, text_of, user
 from agentgym.core.spaces import ActionSpace, MessagesSpace
-from agentgym.core.tasks import Task, TaskSet
+
+if TYPE_CHECKING:
+    from agentgym.core.tasks import Task, TaskSet
 
 Step = tuple[Observation, float, bool, bool, dict[str, Any]]
+METHODS = ("init", "reset", "step", "close")
 
 _log = logging.getLogger("agentgym.env")
 
 
 class Env(gymnasium.Env[Observation, Action]):
-    """Base class of every environment.
+    """Base class of environments whose methods are `def`, and of `AsyncEnv`.
 
-    A subclass writes `reset` and `step`, and `init` and `close` if it holds a sandbox, a database or an index. Each may be
-    `def` or `async def`. The same task, seed and actions give the same observations and rewards in any process.
+    A subclass defines `reset` and `step`, and `init` and `close` if it holds a sandbox, a database or an index. The same task,
+    seed and actions give the same observations and rewards in any process.
 
-    A `step` from which an error comes that the agent's own programs can have brought about (see `agentgym.core.agent_failure`) raises
-    nothing: it ends the episode as terminated, with the reward that brings the episode's sum to `floor`, and with the cause as
-    `info["agent_failure"]`. This holds for every subclass's `step` without further ado.
+    `step` turns an error that the agent's own programs can have caused (see `agentgym.core.agent_failure`) into the end of the
+    episode: terminated, with the reward that brings the episode's sum to `floor`, and the cause as `info["agent_failure"]`. The
+    base class does this for the `step` of every subclass.
+
+    A class that has some `async def` methods and is no `AsyncEnv` works too: each method is called as what it is.
 
     Args:
-        tasks: what `reset()` draws from when no task is bound. Default: the set that `default_tasks` returns.
+        tasks: the set that `reset()` draws from when no task is bound. Default: the set that `default_tasks` returns.
         max_turns: steps after which an episode is truncated. Default: the class's `max_turns`.
 
     Attributes:
         task: the bound task, None before `init`.
         turn: steps taken in this episode.
-        tools: OpenAI tool schemas that the policy may call; empty where the env has none.
-        sandbox_image: image of the sandboxes that it acquires, None where it has none. An env that sets it takes the keyword
-            `sandbox`, the back end, which command lines and training runs pass on.
-        floor: the least reward of an episode, and that of one which the agent's own programs broke. 0 by default; an env with
-            penalties says its least sum.
+        tools: OpenAI tool schemas that the policy may call; empty where the environment has none.
+        sandbox_image: image of the sandboxes that it acquires, None where it has none. An environment that sets it takes the
+            keyword `sandbox`, the back end, which command lines and training runs pass on.
+        floor: the least reward of an episode, and the reward of one that the agent's own programs broke. 0 by default; an
+            environment with penalties sets it to their least sum.
+        async_methods: which of `init`, `reset`, `step` and `close` are `async def`.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - declared so by Gymnasium
@@ -56,13 +63,16 @@ class Env(gymnasium.Env[Observation, Action]):
     tools: ClassVar[list[dict[str, Any]]] = []
     sandbox_image: str | None = None
     floor: float = 0.0
+    async_methods: ClassVar[frozenset[str]] = frozenset()
     _stepping = False  # whether a step of this or of a subclass runs
     _earned = 0.0  # in this episode
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls.async_methods = _async_methods(cls)
         if "step" in vars(cls):
-            cls.step = _ended_by_agent(cls.step)  # type: ignore[assignment, method-assign]
+            guard: Any = _ended_by_agent_async if "step" in cls.async_methods else _ended_by_agent
+            cls.step = guard(cls.step)  # type: ignore[method-assign]
 
     def __init__(self, tasks: TaskSet | None = None, max_turns: int | None = None, render_mode: str | None = None):
         if max_turns is not None:
@@ -76,7 +86,7 @@ class Env(gymnasium.Env[Observation, Action]):
         self.turn = 0
         self.running = False
         self._tasks = tasks
-        self._drawn = False  # whether the present task was picked by reset() and not by the caller
+        self._drawn = False  # whether reset() drew the present task, and not the caller
 
     @classmethod
     def default_tasks(cls, split: str = "train") -> TaskSet:
@@ -107,8 +117,8 @@ class Env(gymnasium.Env[Observation, Action]):
             raise RuntimeError(f"{type(self).__name__}: no task is bound; call reset() first")
         return self.task
 
-    def init(self, task: Task) -> Any:
-        """Bind a task and acquire what it needs. Slow, once per task; `reset` may follow many times.
+    def init(self, task: Task) -> None:
+        """Bind a task and acquire what it needs. May be slow; `reset` may follow many times.
 
         Subclasses call `super().init(task)`.
         """
@@ -133,27 +143,32 @@ class Env(gymnasium.Env[Observation, Action]):
         Raises:
             TypeError: a task has to be bound here, and `init` is async.
         """
+        task, drawn = self._task_to_bind(seed, options)
+        if task is not None:
+            if "init" in self.async_methods:
+                raise TypeError(f"{type(self).__name__}.init is async: await init(task) before reset()")
+            self.init(task)
+            self._drawn = drawn
+        return self._begun()
+
+    def _task_to_bind(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Task | None, bool]:
+        """The task that a reset has to bind, if any, and whether it was drawn."""
         super().reset(seed=seed)
         task: Task | None = (options or {}).get("task")
         draw = task is None and (self.task is None or self._drawn)
         if draw:
-            task = self._draw(seed)
-        if task is not None:
-            if inspect.iscoroutinefunction(self.init):
-                raise TypeError(f"{type(self).__name__}.init is async: await init(task) before reset()")
-            self.init(task)
-            self._drawn = draw
+            # Not from np_random where there is a seed: a drawn task must meet the same generator as the same task bound.
+            picker = random.Random(int(self.np_random.integers(2**63)) if seed is None else seed)
+            task = self.tasks[picker.randrange(len(self.tasks))]
+        return task, draw
+
+    def _begun(self) -> tuple[Observation, dict[str, Any]]:
         self.turn = 0
         self.running = True
         self._earned = 0.0
         return [], {}
 
-    def _draw(self, seed: int | None) -> Task:
-        # Not from np_random where there is a seed: a drawn task must meet the same generator as the same task bound.
-        picker = random.Random(int(self.np_random.integers(2**63)) if seed is None else seed)
-        return self.tasks[picker.randrange(len(self.tasks))]
-
-    def step(self, action: Action) -> Any:
+    def step(self, action: Action) -> Step:
         """Answer one assistant message.
 
         Returns:
@@ -162,7 +177,7 @@ class Env(gymnasium.Env[Observation, Action]):
         """
         raise NotImplementedError
 
-    def close(self) -> Any:
+    def close(self) -> None:
         """Release what `init` acquired. May be called twice."""
         self.running = False
 
@@ -187,13 +202,22 @@ class Env(gymnasium.Env[Observation, Action]):
         return messages, float(reward), terminated, truncated, info
 
     def hung_by_agent(self) -> bool:
-        """Whether a step that does not return can be the agent's doing, where that is not known of a sandbox. May take seconds."""
+        """Whether the agent can have caused a step to hang, where no sandbox tells. May take seconds."""
         return False
 
     def agent_failed(self, cause: str) -> Step:
-        """End the episode at the floor: what the agent did has broken it. `cause` is a word of `agentgym.core.agent_failure`."""
+        """End the episode at the floor. `cause` is a word of `agentgym.core.agent_failure`."""
         self.running = False
         return failed_step(cause, self.floor - self._earned)
+
+
+def is_async(env: Env | Wrapper, name: str) -> bool:
+    """Whether the method of that name, one of `METHODS`, is `async def` in an environment or in one of its wrappers."""
+    return name in env.get_wrapper_attr("async_methods")
+
+
+def _async_methods(cls: type) -> frozenset[str]:
+    return frozenset(name for name in METHODS if inspect.iscoroutinefunction(getattr(cls, name)))
 
 
 def failed_step(cause: str, reward: float) -> Step:
@@ -203,32 +227,10 @@ def failed_step(cause: str, reward: float) -> Step:
 
 
 def _ended_by_agent(step: Callable[[Any, Action], Any]) -> Callable[[Any, Action], Any]:
-    """A `step` in which what the agent's programs broke ends the episode. One that a subclass's `step` calls is left alone."""
-
-    def counted(env: Env, outcome: Any) -> Any:
-        if type(outcome) is tuple and len(outcome) == 5:  # what else there is, others refuse
-            reward = outcome[1]
-            if type(reward) is float or isinstance(reward, numbers.Real):
-                env._earned += float(reward)
-        return outcome
-
-    def ended(env: Env, cause: str, error: Exception) -> Step:
-        _log.info("%s: the agent's failure, %s: %s: %s", type(env).__name__, cause, type(error).__name__, error)
-        return env.agent_failed(cause)
-
-    async def awaited(env: Env, outcome: Awaitable[Any]) -> Any:
-        env._stepping = True
-        try:
-            return counted(env, await outcome)
-        except Exception as error:
-            if (cause := await asyncio.to_thread(agent_failure.cause_of, error)) is None:
-                raise
-            return ended(env, cause, error)
-        finally:
-            env._stepping = False
+    """A `step` that ends the episode where the agent's programs broke it. A `step` that another `step` calls is left alone."""
 
     @functools.wraps(step)
-    def taken(self: Env, action: Action) -> Any:
+    def guarded(self: Env, action: Action) -> Any:
         if self._stepping:
             return step(self, action)
         self._stepping = True
@@ -237,28 +239,103 @@ def _ended_by_agent(step: Callable[[Any, Action], Any]) -> Callable[[Any, Action
         except Exception as error:
             if (cause := agent_failure.cause_of(error)) is None:
                 raise
-            return ended(self, cause, error)
+            return _failed(self, cause, error)
         finally:
             self._stepping = False
-        if type(outcome) is not tuple and inspect.isawaitable(outcome):
-            return awaited(self, outcome)
-        return counted(self, outcome)
+        return _counted(self, outcome)
+
+    return guarded
+
+
+def _ended_by_agent_async(step: Callable[[Any, Action], Awaitable[Any]]) -> Callable[[Any, Action], Awaitable[Any]]:
+    """As `_ended_by_agent`, of an `async def step`."""
 
     @functools.wraps(step)
-    async def taken_async(self: Env, action: Action) -> Any:
-        return await (step(self, action) if self._stepping else awaited(self, step(self, action)))
+    async def guarded(self: Env, action: Action) -> Any:
+        if self._stepping:
+            return await step(self, action)
+        self._stepping = True
+        try:
+            outcome = await step(self, action)
+        except Exception as error:
+            if (cause := await asyncio.to_thread(agent_failure.cause_of, error)) is None:
+                raise
+            return _failed(self, cause, error)
+        finally:
+            self._stepping = False
+        return _counted(self, outcome)
 
-    return taken_async if inspect.iscoroutinefunction(step) else taken
+    return guarded
+
+
+def _counted(env: Env, outcome: Any) -> Any:
+    if type(outcome) is tuple and len(outcome) == 5:  # others are refused elsewhere
+        reward = outcome[1]
+        if type(reward) is float or isinstance(reward, numbers.Real):
+            env._earned += float(reward)
+    return outcome
+
+
+def _failed(env: Env, cause: str, error: Exception) -> Step:
+    _log.info("%s: the agent's failure, %s: %s: %s", type(env).__name__, cause, type(error).__name__, error)
+    return env.agent_failed(cause)
+
+
+class AsyncEnv(Env):
+    """Base class of environments whose `init`, `reset`, `step` and `close` are all `async def`. See `Env`.
+
+    A subclass awaits the methods of this class: `await super().reset(seed=seed, options=options)`.
+
+    Raises:
+        TypeError: a subclass defines one of the four as `def`.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if plain := [name for name in METHODS if name not in cls.async_methods]:
+            raise TypeError(f"{cls.__name__} is an AsyncEnv: {plain[0]} must be `async def`")
+
+    # Gymnasium, and with it Env, declares these as `def`.
+    async def init(self, task: Task) -> None:  # type: ignore[override]
+        """Bind a task; see `Env.init`."""
+        super().init(task)
+
+    async def reset(  # type: ignore[override]
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode, and bind its task where need be; see `Env.reset`."""
+        task, drawn = self._task_to_bind(seed, options)
+        if task is not None:
+            await self.init(task)
+            self._drawn = drawn
+        return self._begun()
+
+    async def step(self, action: Action) -> Step:  # type: ignore[override]
+        """Answer one assistant message; see `Env.step`."""
+        raise NotImplementedError
+
+    async def close(self) -> None:  # type: ignore[override]
+        """Release what `init` acquired; see `Env.close`."""
+        super().close()
 
 
 class Wrapper(gymnasium.Wrapper[Observation, Action, Observation, Action]):
-    """Changes an environment from outside: override what should differ, the rest passes through."""
+    """Changes an environment from outside: override what should differ, the rest passes through.
+
+    The methods of a wrapper around an `AsyncEnv` return awaitables.
+    """
 
     env: Env
 
     def init(self, task: Task) -> Any:
         """Bind a task; see `Env.init`."""
-        return self.env.init(task)
+        return self.env.get_wrapper_attr("init")(task)
+
+    @property
+    def async_methods(self) -> frozenset[str]:
+        """Those of the environment, and those that the wrapper itself defines as `async def`."""
+        inner: frozenset[str] = self.env.get_wrapper_attr("async_methods")
+        return inner | _async_methods(type(self))
 
     @property
     def task(self) -> Task | None:
@@ -274,3 +351,74 @@ class Wrapper(gymnasium.Wrapper[Observation, Action, Observation, Action]):
     def spec(self) -> Any:  # type: ignore[override]  # read-only in gymnasium.Wrapper too
         """The wrapped environment's spec; Gymnasium's own property would copy and extend it."""
         return self.env.spec
+
+
+class Blocking(Wrapper):
+    """Makes plain calls of `async def` methods, in an event loop of its own: for Gymnasium's tools and simple scripts.
+
+    Not for use inside a running loop.
+
+    Args:
+        env: an `Env` or an `AsyncEnv`.
+    """
+
+    async_methods: frozenset[str] = frozenset()  # type: ignore[assignment]  # a property where another decides
+
+    def __init__(self, env: Env):
+        super().__init__(env)
+        self._runner: asyncio.Runner | None = None
+        self._draws = random.Random(0)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("expert_action", "random_action"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        method = getattr(self.env, name)
+        return self._waiting(method) if inspect.iscoroutinefunction(method) else method
+
+    def init(self, task: Task) -> None:
+        """Bind a task."""
+        self._call("init", task)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Start an episode; where the environment cannot bind the task that it would draw, this does."""
+        if is_async(self.env, "init") and not is_async(self.env, "reset"):
+            task = (options or {}).get("task")
+            if task is None:
+                self._draws = self._draws if seed is None else random.Random(seed)
+                tasks = self.env.unwrapped.tasks  # type: ignore[attr-defined]  # of an Env
+                task = tasks[self._draws.randrange(len(tasks))]
+            self.init(task)
+            options = {name: value for name, value in (options or {}).items() if name != "task"} or None
+        return self._call("reset", seed=seed, options=options)
+
+    def step(self, action: Action) -> Any:
+        """Answer one assistant message."""
+        return self._call("step", action)
+
+    def close(self) -> None:
+        """Close the environment, and the event loop with all that is in it."""
+        try:
+            self._call("close")
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Close the event loop and leave the environment open."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        method = self.env.get_wrapper_attr(name)
+        return (self._waiting(method) if is_async(self.env, name) else method)(*args, **kwargs)
+
+    def _waiting(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+        async def wait(*args: Any, **kwargs: Any) -> Any:
+            return await method(*args, **kwargs)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._runner is None:
+                self._runner = asyncio.Runner()
+            return self._runner.run(wait(*args, **kwargs))
+
+        return call

@@ -1,8 +1,8 @@
-"""Lanes: where the calls of one environment run, in order, and never in the way of another's.
+"""Where the calls of one environment run: in order, and never in the way of another's.
 
-All `def` calls of an environment run in one thread of its own (a database connection may refuse any other), all `async def`
-calls in one task of its own (a cancel scope may not be left in another). Threads are daemons: a call that never returns
-blocks neither another lane nor the end of the process.
+All `def` calls of an environment run in one thread (a database connection may refuse any other), all `async def` calls in one
+task (a cancel scope may not be left in another). Threads are daemons: a call that never returns blocks neither another
+environment nor the end of the process.
 """
 
 from __future__ import annotations
@@ -11,12 +11,19 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import logging
 import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:  # the server of environments reads this module, and needs no Gymnasium
+    from agentgym.core.env import Env
+
+_log = logging.getLogger("agentgym.rollout.episode")
 
 
 @dataclass(slots=True)
@@ -26,23 +33,23 @@ class _Flag:
 
 @dataclass(slots=True)
 class _Call:
-    """One call, and where its outcome is waited for. Once `outcome` is cancelled, nobody waits any more."""
+    """One call. Once `outcome` is cancelled, nobody waits for it any more."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    lane: EnvExecutor
+    executor: EnvExecutor
     outcome: asyncio.Future[Any]
     started: bool = False
     interrupted: bool = False
-    # A thing of its own: who asks whether the call has returned must not hold the call, which holds its environment.
+    # Apart from the call: `busy` must not keep the call alive, which holds its environment.
     returned: _Flag = field(default_factory=_Flag)
 
 
 class EnvExecutor:
-    """Runs calls one after another: `def` in this lane's thread, `async def` in this lane's task.
+    """Runs calls one after another: `def` in its thread, `async def` in its task.
 
-    Both start when first needed and end with `stop`. A lane serves one event loop at a time.
+    Both start when first needed and end with `stop`. An executor serves one event loop at a time.
     """
 
     def __init__(self, name: str):
@@ -59,13 +66,21 @@ class EnvExecutor:
         return not (self._last_in_thread.up and self._last_in_task.up)
 
     def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        """Begin `function(*args, **kwargs)`. The future has its result, and an awaitable that it returns is awaited first.
+        """Begin `function(*args, **kwargs)`; the future has its result. An awaitable that a `def` returns is awaited first.
 
-        Cancelling the future cancels an `async def` call, and takes out a `def` call that waits for its turn; one that runs
-        goes on, and nobody learns what comes of it.
+        Cancelling the future cancels an `async def` call, and removes a `def` call that waits for its turn. One that runs goes
+        on, and its result is dropped.
         """
+        return self._start(inspect.iscoroutinefunction(function), function, args, kwargs)
+
+    def start_method(self, env: Env, name: str, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        """As `start`, of a method of the environment: one of `agentgym.core.env.METHODS`."""
+        in_task = name in env.get_wrapper_attr("async_methods")
+        return self._start(in_task, env.get_wrapper_attr(name), args, kwargs)
+
+    def _start(self, in_task: bool, function: Callable[..., Any], args: Any, kwargs: Any) -> asyncio.Future[Any]:
         call = _Call(function, args, kwargs, self, asyncio.get_running_loop().create_future())
-        if inspect.iscoroutinefunction(function):
+        if in_task:
             self.in_task(call)
         else:
             self._in_thread(call)
@@ -94,7 +109,7 @@ class EnvExecutor:
         self._thread_calls.put((call, _inbox_of(call.outcome.get_loop())))
 
     def in_task(self, call: _Call) -> None:
-        """Let a call run in the lane's task."""
+        """Run a call in the task."""
         loop = call.outcome.get_loop()
         if self._task is None or self._task_calls is None or self._task.done() or self._task.get_loop() is not loop:
             self._task_calls = asyncio.Queue()
@@ -105,7 +120,7 @@ class EnvExecutor:
 
 
 class _Inbox:
-    """Answers of threads on their way to an event loop. One wake-up of the loop takes all that have come."""
+    """Answers of threads to an event loop. One wake-up of the loop takes all that have come."""
 
     def __init__(self) -> None:
         self._answers: deque[tuple[_Call, Any, BaseException | None]] = deque()
@@ -187,10 +202,10 @@ def _interrupt(call: _Call, task: asyncio.Task[None], outcome: asyncio.Future[An
 
 
 def _answer(call: _Call, value: Any, error: BaseException | None) -> None:
-    """Pass on what a call in a thread gave; an awaitable is awaited first, in the lane's task."""
+    """Settle a call that ran in a thread; an awaitable that it returned is awaited first, in the task."""
     if error is None and not call.outcome.done() and inspect.isawaitable(value):
         call.function, call.args, call.kwargs, call.returned = _await, (value,), {}, _Flag()
-        call.lane.in_task(call)
+        call.executor.in_task(call)
     else:
         _settle(call.outcome, value, error)
 
@@ -211,3 +226,51 @@ def _settle(outcome: asyncio.Future[Any], value: Any, error: BaseException | Non
 
 async def _await(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
+
+
+_executors: weakref.WeakKeyDictionary[Env, EnvExecutor] = weakref.WeakKeyDictionary()
+
+
+def has_executor(env: Env) -> bool:
+    """Whether calls of this environment have run before."""
+    return env in _executors
+
+
+def executor_of(env: Env, executor: EnvExecutor | None = None) -> EnvExecutor:
+    """The executor of an environment. One that has none gets `executor`, or a new one."""
+    if env not in _executors:
+        _executors[env] = executor or EnvExecutor(f"agentgym {name_of(env)}")
+        weakref.finalize(env, _executors[env].stop).atexit = False
+    return _executors[env]
+
+
+def name_of(env: Env) -> str:
+    """Its id, or its class where it was made without one."""
+    spec = env.unwrapped.spec
+    return spec.id if spec is not None else type(env.unwrapped).__name__
+
+
+async def close_env(env: Env, timeout: float | None = 5.0) -> None:
+    """Close an environment where its other calls ran. One that hangs closes itself once its call returns.
+
+    Errors of `close` are logged: the episode that used the environment has already ended.
+    """
+    executor = executor_of(env)
+    closing = executor.start_method(env, "close")
+    await asyncio.wait({closing}, timeout=timeout)
+    if not closing.done():
+        _log.warning("%s: close took longer than its limit of %g s", name_of(env), timeout or 0)
+    elif not closing.cancelled() and (error := closing.exception()):
+        _log.warning("%s: close failed: %s: %s", name_of(env), type(error).__name__, error)
+    _executors.pop(env, None)
+    executor.stop()
+
+
+async def discard(executor: EnvExecutor, made: list[Env], timeout: float | None) -> None:
+    """Close the environment that an executor has made, or is making, though nobody takes it any more."""
+    turn = executor.start(lambda: None)
+    await asyncio.wait({turn}, timeout=timeout)
+    if made:
+        executor_of(made[0], executor)
+        await close_env(made[0], timeout)
+    executor.stop()

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from agentgym.cli.usage_error import nearest
+from agentgym.core.usage_error import nearest
 
 if TYPE_CHECKING:
     from agentgym.core.env import Env
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     adapters: dict[str, Adapter]
 
 GROUP = "agentgym.envs"
-REMOTE_ENV = "agentgym.service.client.remote_env:remote_env"  # what makes environments that are served
+SERVED_ENV = "agentgym.service.client.address:spec_of"  # makes the spec of a URL
 _ID = re.compile(r"(?:(?P<namespace>[A-Za-z0-9_.-]+)/)?(?P<name>[A-Za-z0-9_.-]+?)(?:-v(?P<version>\d+))?")
 _BY_VALUE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _PREFIX = re.compile(r"[A-Za-z_]\w*")
@@ -276,7 +276,8 @@ def spec(id: str) -> EnvSpec:
             name is only seen when the environment is made.
     """
     if id.startswith(("http://", "https://")):
-        return _served(id)
+        served: EnvSpec = _resolve(SERVED_ENV, id)(id)
+        return served
     prefix, colon, name = id.partition(":")
     if colon and _PREFIX.fullmatch(prefix):
         load_plugins()
@@ -338,28 +339,6 @@ def _adapted(adapter: Adapter, name: str) -> EnvSpec:
         entry_point=adapter.entry_point,
         kwargs={"name": name},
         description=adapter.description,
-    )
-
-
-def _served(url: str) -> EnvSpec:
-    """The spec of an environment that is served.
-
-    Raises:
-        UnknownEnvError: the URL is malformed.
-    """
-    from agentgym.service.client.address import parse
-
-    try:
-        address = parse(url)
-    except ValueError as error:
-        raise UnknownEnvError(str(error)) from error
-    urls = ",".join(f"{server}/{address.env}" for server in address.servers)
-    return EnvSpec(
-        id=urls,
-        entry_point=REMOTE_ENV,
-        kwargs={"url": urls},
-        description=f"{address.env}, served",
-        task_source="agentgym.service.client.remote_env:remote_tasks",
     )
 
 

@@ -1,4 +1,4 @@
-"""Tasks: what an environment is asked to pose. One `Task` is one problem, a `TaskSet` an ordered set of them."""
+"""Tasks: a `Task` is one problem that an environment poses, a `TaskSet` an ordered set of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Task:
     Attributes:
         id: unique within its task set; names the task in trajectories, reports and resumed runs.
         messages: opening messages, where the problem is a text; empty where the env draws its own opening.
-        answer: what the reward needs: a gold answer, tests, a target state.
+        answer: for the reward: a gold answer, tests, a target state.
         seed: seed of a procedurally generated task.
         metadata: anything else: split, difficulty, tags, source.
     """
@@ -67,12 +67,12 @@ class Task:
 
 
 class TaskSet(Sequence[Task]):
-    """An ordered set of tasks. Generated sets make each task when it is asked for, so a million cost nothing.
+    """An ordered set of tasks. Generated sets make each task on access, so a million cost nothing.
 
     Args:
         tasks: the tasks, or a function from a position to its task together with `size`.
         name: what reports call the set, for example "gsm8k/test".
-        source: where the tasks came from, for a user to read: a file, "generated", "the project's own 40 problems".
+        source: where the tasks come from, for display: a file, "generated", "the project's own 40 problems".
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class TaskSet(Sequence[Task]):
 
     @classmethod
     def generate(cls, make: Callable[[int], Task], seeds: Sequence[int], *, name: str) -> TaskSet:
-        """Procedural tasks: `make(seed)` for each seed, each made when asked for."""
+        """Procedural tasks: `make(seed)` for each seed, on access."""
         return cls(functools.partial(_of_seed, make, seeds), name=name, source="generated", size=len(seeds))
 
     @classmethod

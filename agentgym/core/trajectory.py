@@ -1,4 +1,4 @@
-"""What an episode leaves behind: turns, their tokens, how it ended. Stored as JSON Lines."""
+"""Trajectories: the turns of an episode, their tokens, and how it ended. Stored as JSON Lines."""
 
 from __future__ import annotations
 
@@ -92,18 +92,18 @@ class Trajectory:
 
     @property
     def failed(self) -> bool:
-        """Whether the environment, the sandboxes' back end or the endpoint failed; such a trajectory has no reward."""
+        """Whether the environment, the sandbox back end or the endpoint failed; such a trajectory has no reward."""
         return self.end == "error"
 
     @property
     def agent_failure(self) -> str | None:
-        """The cause where the agent's own programs broke the episode: it was played, and its reward is the environment's floor."""
+        """The cause if the agent's own programs broke the episode, whose reward then is the environment's floor; else None."""
         cause = self.turns[-1].info.get(agent_failure.KEY) if self.turns and not self.failed else None
         return cause if isinstance(cause, str) else None
 
     @property
     def success(self) -> float:
-        """1.0 or 0.0: what the env reported, or whether the reward is positive where it reports nothing."""
+        """1.0 or 0.0: the environment's `success`; where it reports none, whether the reward is positive."""
         return self.metrics.get("success", float(self.reward > 0))
 
     @property

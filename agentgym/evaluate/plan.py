@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentgym.cli.usage_error import nearest
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import TaskSet
+from agentgym.core.usage_error import nearest
 
 
 @dataclass(frozen=True)

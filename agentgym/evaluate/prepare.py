@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentgym.cli.usage_error import nearest
 from agentgym.core import registration
 from agentgym.core.registration import EnvSpec
+from agentgym.core.usage_error import nearest
 from agentgym.evaluate.agents import check_plays, located, policy_maker
 from agentgym.evaluate.plan import AgentSpec, Cell
 from agentgym.evaluate.prices import Prices

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Message, assistant
-from agentgym.core.raised import place_of
+from agentgym.core.tracebacks import place_of
 from agentgym.policies.base import EndEpisode, EndpointUsage, Reply
 from agentgym.policies.completions import reply_of
 

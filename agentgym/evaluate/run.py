@@ -26,7 +26,7 @@ from agentgym.evaluate.results import CellResult, EpisodeNumbers, Results, numbe
 from agentgym.evaluate.store import Key, Planned, Store, StoreError, cells_of, effective, open_store, read_run, scan
 from agentgym.policies.base import KEY_REFUSED, EndpointUsage, Policy
 from agentgym.rollout.episode import Batch, Episode, Limits, run_batches
-from agentgym.service.server.lookup import held, told_of
+from agentgym.service.client.lookup import held, told_of
 from agentgym.storage.files import write_json
 from agentgym.storage.jsonl import line_of
 

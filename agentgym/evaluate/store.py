@@ -66,7 +66,7 @@ class Planned:
         cell: the cell.
         tasks: how many it has.
         mark: a digest of its first task, which differs for other data.
-        served: what the servers of its environment tell; see `agentgym.service.server.lookup.told_of`.
+        served: what the servers of its environment tell; see `agentgym.service.client.lookup.told_of`.
     """
 
     cell: Cell

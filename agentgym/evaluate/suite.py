@@ -22,8 +22,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agentgym.cli.usage_error import instead
 from agentgym.core.registration import EnvSpec, spec
+from agentgym.core.usage_error import instead
 from agentgym.evaluate import agents as kinds
 from agentgym.evaluate.budget import Budget
 from agentgym.evaluate.plan import AgentSpec, Cell

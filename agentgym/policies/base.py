@@ -1,4 +1,4 @@
-"""Policies: what answers the messages of an environment."""
+"""Policies answer the messages of an environment."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer: the assistant message, the exact tokens where the policy knows them, and what the endpoint counted.
+    """One answer: the assistant message, its exact tokens where the policy knows them, and the endpoint's token counts.
 
     Attributes:
         usage: tokens by the endpoint's count: prompt_tokens, completion_tokens, and cached_tokens and reasoning_tokens, which
             are parts of the two, where it tells them.
         finish_reason: why the endpoint stopped: "stop", "tool_calls", "length" (the answer is cut at its longest),
-            "content_filter" (all of the answer, or the rest of it, is withheld); None where nobody says.
+            "content_filter" (all or the rest of the answer is withheld); None if unknown.
     """
 
     message: Message
@@ -35,7 +35,7 @@ class Reply:
 
 @dataclass
 class EndpointUsage:
-    """What an episode asked of an endpoint, over all its tries, those of turns that failed included.
+    """Requests and tokens of one episode at an endpoint, over all tries, failed turns included.
 
     Attributes:
         requests: HTTP requests that were sent.
@@ -53,19 +53,19 @@ class EndpointUsage:
 
 @runtime_checkable
 class Policy(Protocol):
-    """What answers an environment. One object serves one episode at a time."""
+    """Answers an environment. One object serves one episode at a time."""
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
         """Answer the whole conversation so far, given the env's tool schemas.
 
         Raises:
-            EndEpisode: there is no way to go on, through nobody's fault.
+            EndEpisode: the episode cannot go on, and nothing has failed.
         """
         ...
 
 
 class EndEpisode(Exception):
-    """A policy cannot go on, through nobody's fault: the loop truncates the episode with this reason ("context")."""
+    """A policy cannot go on, and nothing has failed: the loop truncates the episode with this reason, such as "context"."""
 
     def __init__(self, reason: str):
         super().__init__(reason)
@@ -85,7 +85,7 @@ class EndpointError(RuntimeError):
 
 
 KEY_REFUSED = 401
-"""The status of a request whose key the endpoint does not take: no other try will do better."""
+"""The HTTP status of a refused key. Such a request is not retried."""
 
 
 class ScriptedPolicy:
@@ -108,7 +108,7 @@ class ScriptedPolicy:
 
 
 class NullPolicy:
-    """Says nothing: the empty text, always. What it scores is an environment's floor."""
+    """Always answers with the empty text. Its score is a baseline for an environment."""
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
         """The empty answer."""
@@ -120,8 +120,8 @@ class ExpertPolicy:
 
     Args:
         env: has `expert_action()`, and `random_action(rng)` if there are mistakes. None: the one that `run_episode` runs.
-        mistakes: the chance, 0 to 1, that an action is random instead.
-        rng: what decides, and what random actions draw from.
+        mistakes: the probability that an action is random instead.
+        rng: decides, and is what random actions draw from.
 
     Raises:
         ValueError: `mistakes` is no chance.

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible chat endpoint, as a policy: requests, retries, and what they counted."""
+"""A policy that asks a model behind an OpenAI-compatible chat endpoint, with retries and token counts."""
 
 from __future__ import annotations
 
@@ -209,12 +209,12 @@ class ChatPolicy:
         raise EndpointError(f"{self.url}: answered {status}: {text[:500]}{hint}", status)
 
     def _told(self, text: str) -> str:
-        """The server's words without the key, which some repeat."""
+        """The server's error text without the key, which some servers repeat."""
         return text.replace(self._key, "[the key]") if self._key else text
 
 
 class _Passing(Exception):
-    """A failure worth another try.
+    """A failure that is retried.
 
     Attributes:
         cause: as `EndpointUsage.retries` counts it.

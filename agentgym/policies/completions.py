@@ -14,7 +14,7 @@ REASONING = ("reasoning_content", "reasoning")
 
 
 class NoCompletion(Exception):
-    """What an endpoint answered is no chat completion.
+    """An endpoint's answer is no chat completion.
 
     Attributes:
         cause: "garbage", "cut" (a stream that ended early), or the number of an error that came in place of an answer.
@@ -87,7 +87,7 @@ async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
 
 @dataclass
 class _Growing:
-    """An answer as its chunks come in."""
+    """Builds an answer from its chunks."""
 
     content: str | None = None
     reasoning: dict[str, str] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class _Growing:
 
 
 def _raise_error_of(record: Any) -> None:
-    """Routers answer 200, and then with the error of the endpoint behind them."""
+    """Raise the error in a body: routers answer 200 with the error of the endpoint behind them."""
     if isinstance(record, Mapping) and record.get("error") and not record.get("choices"):
         error = record["error"]
         code = error.get("code") if isinstance(error, Mapping) else None
@@ -165,7 +165,7 @@ def _checked_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def usage_of(given: Any) -> dict[str, int]:
-    """An endpoint's count by the names of `Reply.usage`; what it does not tell is left out."""
+    """An endpoint's token counts by the names of `Reply.usage`; missing ones are left out."""
     if not isinstance(given, Mapping):
         return {}
     details = {name: given.get(f"{name}_tokens_details") for name in ("prompt", "completion")}
@@ -180,7 +180,7 @@ def usage_of(given: Any) -> dict[str, int]:
 
 
 def as_sent(messages: list[Message], send_reasoning: bool) -> list[Message]:
-    """Messages as an endpoint takes them back: without reasoning unless asked for, and no null where there is no tool call."""
+    """Messages in the form that endpoints accept: without reasoning unless asked for, and without null tool calls."""
     return [
         _as_sent(message, send_reasoning) if message.get("role") == "assistant" else message for message in messages
     ]

@@ -1,4 +1,4 @@
-"""What all policies of one endpoint share: connections, and a gate that holds back the share of requests that it refuses."""
+"""Policies of one endpoint share its connections, and a limiter that holds back the share of requests that it refuses."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def _session_life() -> AsyncGenerator[aiohttp.ClientSession, None]:
 
 
 def gate_of(url: str) -> ConcurrencyLimiter:
-    """The gate of an endpoint in this event loop."""
+    """The limiter of an endpoint in this event loop."""
     return _gates.setdefault(asyncio.get_running_loop(), {}).setdefault(url, ConcurrencyLimiter())
 
 
@@ -80,7 +80,7 @@ class ConcurrencyLimiter:
         self._queue: deque[asyncio.Future[None]] = deque()
 
     async def enter(self, again: bool = False) -> float:
-        """Wait for a place, which `leave` gives back; a request that is sent again goes before new ones.
+        """Wait until a request may be sent, until `leave`. A retry goes before new requests.
 
         Returns:
             The seconds waited.
@@ -132,7 +132,7 @@ class ConcurrencyLimiter:
             self._loop.call_at(self._opens + 0.001, self._admit)
 
     def _tell(self, refused: float) -> None:
-        """The mean of the first answers, of later ones a mean that forgets."""
+        """A running mean: of all answers at first, later exponentially weighted."""
         self._told = min(self._told + 1, REMEMBERED)
         self.share += (refused - self.share) / self._told
 
@@ -148,7 +148,7 @@ class ConcurrencyLimiter:
 
 
 def backoff(tries: int) -> float:
-    """Seconds to wait after so many tries: growing, and not the same for all that failed together."""
+    """Seconds to wait after so many tries: exponential, with jitter."""
     return min(FIRST_WAIT * 2 ** (tries - 1), LONGEST_WAIT) * random.uniform(0.5, 1.0)
 
 

@@ -1,4 +1,4 @@
-"""A person as a policy: answers are lines that are typed, or that come out of a file."""
+"""A person as a policy: each answer is a typed line, or a line of a file."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentgym.cli.usage_error import instead, nearest
 from agentgym.core.messages import Message, assistant
+from agentgym.core.usage_error import instead, nearest
 from agentgym.policies.base import EndEpisode, Reply
 
 HELP = """A line is your answer. A line that begins with / is a command:
@@ -35,7 +35,7 @@ class HumanPolicy:
         self._begun = False
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """What the person answers.
+        """The person's answer.
 
         Raises:
             EndEpisode: "quit", at the end of the input too, or "interrupted".

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 
 
 def told_apart(ask: Callable[[], Any]) -> Any:

@@ -52,11 +52,11 @@ _AGAIN = "I could not read this: {problem}. Answer again, in exactly the form th
 
 
 class JudgeError(RewardError):
-    """The endpoint failed, or gave no readable verdict on any try. No reward can be told from that, not even 0."""
+    """The endpoint failed, or gave no readable verdict on any try. There is no reward then, not even 0."""
 
 
 class _Unreadable(ValueError):
-    """What is wrong with a verdict, worded for the judge."""
+    """An invalid verdict; the message is for the judge."""
 
 
 class Judge:
@@ -242,7 +242,7 @@ async def judge_group(
 async def _compared(
     judge: Judge, model: ChatPolicy, group: Group, order: Sequence[int], task: Task | None, by: str
 ) -> list[float]:
-    """Numbers from 0 to 1 for the trajectories at these places, shown in this order."""
+    """Numbers from 0 to 1 for the trajectories at these positions, shown in this order."""
     fence, n = _fence(), len(order)
     form = _ASK_ORDER if by == "ranking" else _ASK_SCORES
     ask = form.format(n=n, low=judge.low, high=judge.high)
@@ -290,7 +290,7 @@ def _calls(message: Message) -> list[Any]:
 
 
 def _fence() -> str:
-    """A mark that no text to be judged can hold, but by guessing 128 bits."""
+    """A random mark of 128 bits, which no judged text can contain except by guessing."""
     return f"#{secrets.token_hex(16)}#"
 
 
@@ -306,7 +306,7 @@ def _number(text: str) -> float:
 
 
 def _field(text: str, name: str, form: str) -> Any:
-    """One field of the JSON object that a verdict is; with or without a Markdown fence around it."""
+    """One field of a verdict's JSON object, which may stand in a Markdown fence."""
     fenced = _FENCED.fullmatch(text)
     found = parse_json(fenced[1] if fenced else text)
     if not isinstance(found, dict) or name not in found:

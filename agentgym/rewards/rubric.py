@@ -1,6 +1,6 @@
 """Rewards: named, weighted functions of an episode, and a wrapper that gives an environment another reward.
 
-A reward function takes what it names, of:
+A reward function takes any of these by name:
 
     task          the `Task`
     answer        `task.answer`
@@ -8,7 +8,7 @@ A reward function takes what it names, of:
     completion    the text of the last reply
     completions   the texts of all replies, in order
     info          the `info` of the last step
-    reward        what the environment itself gave, summed over the turns
+    reward        the environment's own reward, summed over the turns
     trajectory    the `Trajectory`, for everything else
 
 It may be `def` or `async def`, and returns a finite number.
@@ -19,7 +19,7 @@ It may be `def` or `async def`, and returns a finite number.
     rubric = Rubric([right, Reward(has_tags("think", "answer"), weight=0.2)])
     env = Rewarded(agentgym.make("gsm8k"), rubric)
 
-What goes wrong in a reward function is a failure of the episode, never a reward of 0: see `RewardError`.
+An error in a reward function fails the episode and is never a reward of 0: see `RewardError`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from agentgym.core.agent_failure import cause_of
-from agentgym.core.env import Env, Wrapper, failed_step
+from agentgym.core.env import Env, Step, Wrapper, failed_step, is_async
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Action, Observation, assistant, text_of
 from agentgym.core.tasks import Task
@@ -45,6 +45,7 @@ from agentgym.processes.isolate import NoWorker, call_isolated, reference
 from agentgym.tools.text_forms import answer_in
 
 T = TypeVar("T")
+_Reset = tuple[Observation, dict[str, Any]]
 RewardFunction = Callable[..., Any]
 
 _OF_TASK = ("task", "answer")
@@ -72,7 +73,7 @@ class Reward:
     """One function of a rubric.
 
     Attributes:
-        function: takes what it names of `TAKES`; other parameters need defaults. Returns a finite number.
+        function: takes any of `TAKES` by name; other parameters need defaults. Returns a finite number.
         weight: what its number is multiplied with in the sum. 0 only records it.
         name: what it is called in metrics and errors. Default: the function's own name.
         timeout: seconds. An `async def` is cancelled; a `def` runs in a thread, which is left behind.
@@ -109,7 +110,7 @@ class Reward:
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """What the function names, in its order.
+        """The names in `TAKES` that the function takes, in its order.
 
         Raises:
             TypeError: a parameter without a default that is not in `TAKES`.
@@ -182,7 +183,7 @@ class Reward:
 
 
 class _Late(Exception):
-    """The time of a reward function is up."""
+    """A reward function took too long."""
 
 
 def _given(name: str, trajectory: Trajectory, task: Task | None) -> Any:
@@ -194,17 +195,17 @@ def _given(name: str, trajectory: Trajectory, task: Task | None) -> Any:
 
 
 async def _in_thread(name: str, function: RewardFunction, given: Mapping[str, Any]) -> Any:
-    """Call a function in a thread of its own, which blocks neither others nor the end of the process."""
-    lane = EnvExecutor(f"reward {name}")
+    """Call a function in a daemon thread, which blocks neither others nor the end of the process."""
+    executor = EnvExecutor(f"reward {name}")
     try:
-        return await lane.call(function, **given)
+        return await executor.call(function, **given)
     finally:
-        lane.stop()
+        executor.stop()
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a rubric makes of an episode: the weighted sum, and each function's number without its weight, by name."""
+    """A rubric's score of an episode: the weighted sum, and each function's number without its weight, by name."""
 
     total: float
     parts: dict[str, float]
@@ -280,7 +281,8 @@ class Rewarded(Wrapper):
     goes below 0, to be cut off would pay: bound the turns by the environment's own `max_turns`, and say `floor`. An episode that the
     agent's own programs broke, or for which they break a reward function, gets the floor; its rubric is not computed.
 
-    The last `step` returns an awaitable where the environment or a function of the rubric is async; `run_episode` awaits it.
+    `reset` and `step` return awaitables where those of the environment do. The last `step` also does where a function of the
+    rubric is async, or an event loop runs; `run_episode` awaits it.
 
     Args:
         env: the environment.
@@ -297,20 +299,35 @@ class Rewarded(Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Start an episode; see `Env.reset`."""
-        return _then(self.env.reset(seed=seed, options=options), lambda result: self._began(seed, result))
+        result: Any = self.env.reset(seed=seed, options=options)
+        return self._began_async(seed, result) if is_async(self.env, "reset") else self._began(seed, result)
 
     def step(self, action: Action) -> Any:
         """Take a turn; see `Env.step`."""
-        return _then(self.env.step(action), lambda outcome: self._stepped(action, outcome))
+        outcome: Any = self.env.step(action)
+        if is_async(self.env, "step"):
+            return self._step_async(action, outcome)
+        if (unscored := self._unscored(action, outcome)) is not None:
+            return unscored
+        scoring = self._scored(outcome)
+        return scoring if self.rubric.is_async or _in_event_loop() else asyncio.run(scoring)
 
-    def _began(self, seed: int | None, result: tuple[Observation, dict[str, Any]]) -> Any:
+    async def _began_async(self, seed: int | None, result: Awaitable[_Reset]) -> _Reset:
+        return self._began(seed, await result)
+
+    def _began(self, seed: int | None, result: _Reset) -> _Reset:
         task, spec = self.task, self.spec
         task_id = task.id if task else ""
         self._episode = Trajectory(id=task_id, env=spec.id if spec else "", task_id=task_id, seed=seed)
         self._shown = result[0]
         return result
 
-    def _stepped(self, action: Action, outcome: tuple[Observation, float, bool, bool, dict[str, Any]]) -> Any:
+    async def _step_async(self, action: Action, stepping: Awaitable[Step]) -> Step:
+        outcome = await stepping
+        return self._unscored(action, outcome) or await self._scored(outcome)
+
+    def _unscored(self, action: Action, outcome: Step) -> Step | None:
+        """Note a turn. Its step where the rubric does not score it, else None."""
         observation, reward, terminated, truncated, info = outcome
         self._episode.turns.append(Turn(self._shown, assistant(action), float(reward), info))
         self._shown = observation
@@ -320,29 +337,17 @@ class Rewarded(Wrapper):
         self._episode.final_observation = observation
         if self._episode.agent_failure is not None:
             return observation, self.floor, terminated, truncated, info
+        return None
 
-        async def scored() -> Any:
-            try:
-                score = await self.rubric.score(self._episode, self.task)
-            except Exception as error:
-                if (cause := await asyncio.to_thread(cause_of, error)) is None:
-                    raise
-                return failed_step(cause, self.floor)
-            return observation, score.total, terminated, truncated, {**info, **score.metrics}
-
-        return scored() if self.rubric.is_async or _in_event_loop() else asyncio.run(scored())
-
-
-def _then(value: Any, then: Callable[[Any], Any]) -> Any:
-    """`then(value)`, as an awaitable where the value is one."""
-    if not inspect.isawaitable(value):
-        return then(value)
-
-    async def waited(first: Awaitable[Any]) -> Any:
-        second = then(await first)
-        return await second if inspect.isawaitable(second) else second
-
-    return waited(value)
+    async def _scored(self, outcome: Step) -> Step:
+        observation, _, terminated, truncated, info = outcome
+        try:
+            score = await self.rubric.score(self._episode, self.task)
+        except Exception as error:
+            if (cause := await asyncio.to_thread(cause_of, error)) is None:
+                raise
+            return failed_step(cause, self.floor)
+        return observation, score.total, terminated, truncated, {**info, **score.metrics}
 
 
 def _in_event_loop() -> bool:
@@ -357,7 +362,7 @@ def _in_event_loop() -> bool:
 
 
 def env_reward(reward: float) -> float:
-    """What the environment itself gave, summed over the turns."""
+    """The environment's own reward, summed over the turns."""
     return reward
 
 
@@ -426,7 +431,7 @@ def matches(pattern: str, flags: int = 0, *, timeout: float = 2.0) -> Callable[[
 
 
 def search(pattern: str, flags: int, text: str) -> bool:
-    """Whether a regular expression is found in a text; what `matches` runs in another process."""
+    """Whether a regular expression is found in a text; `matches` runs it in another process."""
     return re.search(pattern, text, flags) is not None
 
 

@@ -1,14 +1,13 @@
-"""The agent loop: an environment, a policy, and what comes of it. The only such loop in the project.
+"""The agent loop, the only one in the project: evaluation and training use it too.
 
-`run_episode` reads top to bottom: init, reset, then act and step until the episode ends. `run_many` runs many episodes,
-some at a time. A failure of an environment or a policy ends its own trajectory with an error, and nothing else. What the agent's
-own programs broke is no such failure: see `agentgym.core.agent_failure`.
+`run_episode` reads top to bottom: init, reset, then act and step until the episode ends. `run_many` runs many episodes, some
+of them at the same time. A failure of an environment or a policy ends its own trajectory with an error, and no other. An episode
+that the agent's own programs broke is no failure: see `agentgym.core.agent_failure`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -16,24 +15,32 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentgym.core.agent_failure import STEP_TIMEOUT
-from agentgym.core.bounded import CallFailed, CallTimeout, Parts, bounded, bounded_parts
-from agentgym.core.checked import checked_reply, checked_reset, checked_step, numbers_in
-from agentgym.core.env import Env, failed_step
-from agentgym.core.env_executor import close_env, discard, has_lane, lane_of, name_of
-from agentgym.core.executor import EnvExecutor
+from agentgym.core.env import Env, failed_step, is_async
+from agentgym.core.executor import EnvExecutor, close_env, discard, executor_of, has_executor, name_of
 from agentgym.core.messages import Message, Observation, text_of
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import TOO_LONG, Trajectory, Turn
 from agentgym.policies.base import KEY_REFUSED, EndEpisode, Policy, Reply
+from agentgym.rollout.calls import (
+    CallFailed,
+    CallTimeout,
+    Stages,
+    bounded,
+    bounded_stages,
+    checked_reply,
+    checked_reset,
+    checked_step,
+    numbers_in,
+)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long things may take: turns, and seconds for each call. None means no limit.
+    """Limits of an episode: turns, tokens, and seconds for each call. None means no limit.
 
     Attributes:
         max_turns: replies after which the loop ends an episode ("max_turns"); the env's own limit still holds.
-        tokens: read and written by the policy, over all turns, from which on the loop asks for no more replies ("tokens").
+        tokens: that the policy has read and written in all turns when the loop ends the episode ("tokens").
         init_timeout: making an environment, and its `init`.
         reset_timeout: one `reset`.
         step_timeout: one `step`.
@@ -77,12 +84,12 @@ async def run_episode(
     sample: int = 0,
     id: str | None = None,
 ) -> Trajectory:
-    """Run one episode and return what it left behind. The environment is left open for the next one.
+    """Run one episode and return its trajectory. The environment is left open for the next one.
 
     Args:
         env: the environment; its `def` methods are called in a thread of its own, the same for every episode.
-        policy: what answers. Raising `EndEpisode(reason)` truncates the episode with that reason. A policy that plays from
-            within the environment has `attach(env, call)`, which is called first.
+        policy: answers the messages. Raising `EndEpisode(reason)` truncates the episode with that reason. A policy that calls
+            the environment itself has `attach(env, call)`, which is called first.
         task: bound by `init`. None: the task already bound, or the one that `reset(seed)` draws.
         seed: passed to `reset`.
         limits: of turns and seconds.
@@ -91,8 +98,8 @@ async def run_episode(
         id: of the trajectory. Default: `"{task.id}/{sample}"`.
 
     Returns:
-        The trajectory. Failures of the environment or the policy are in it: `end` is "error", `error` says what failed,
-        where and after how long, and the turns before are kept.
+        The trajectory. After a failure of the environment or the policy its `end` is "error", its `error` says which call failed,
+        where and after how long, and it has the turns before.
     """
     started = time.perf_counter()
     trajectory = Trajectory(
@@ -120,15 +127,15 @@ def _where(trajectory: Trajectory) -> str:
 
 
 async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Trajectory, limits: Limits) -> None:
-    """Fill the trajectory as the episode goes, so that what happened before a failure is kept."""
-    lane, began = lane_of(env), time.monotonic()
-    if lane.busy:
+    """Fill the trajectory as the episode goes, so that a failure keeps the turns before it."""
+    executor, began = executor_of(env), time.monotonic()
+    if executor.busy:
         raise CallFailed("the environment is still in an earlier call that took too long; make a new one")
     deadline = None if limits.episode_timeout is None else time.perf_counter() + limits.episode_timeout
 
     if hasattr(policy, "attach"):
-        policy.attach(env, lane.call)
-    observation, info = await _begin(env, lane, task, trajectory.seed, limits)
+        policy.attach(env, executor.call)
+    observation, info = await _begin(env, executor, task, trajectory.seed, limits)
     if info.get("state") is not None:  # of the first turn; those of the others are in their turns' info
         trajectory.metadata["state"] = info["state"]
     trajectory.task_id = _task_id(env) or trajectory.task_id
@@ -149,11 +156,11 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
         trajectory.final_observation = []
         if turn.finish_reason == "content_filter" and not _says_anything(reply.message):
             raise CallFailed("the endpoint's content filter withheld the whole answer (finish_reason: content_filter)")
-        step = lane.start(env.step, reply.message)
+        step = executor.start_method(env, "step", reply.message)
         try:
             outcome = await bounded("step", step, limits.step_timeout, checked_step)
         except CallTimeout:
-            if not await _hung_by_agent(env, lane, began):
+            if not await _hung_by_agent(env, executor, began):
                 raise
             outcome = failed_step(STEP_TIMEOUT, float(env.get_wrapper_attr("floor")) - trajectory.reward)
         observation, turn.reward, terminated, truncated, turn.info = outcome
@@ -165,38 +172,35 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
             return
 
 
-async def _hung_by_agent(env: Env, lane: EnvExecutor, began: float) -> bool:
-    """Whether a step that takes too long is the agent's doing: its programs have run in the episode, and their back end is up."""
+async def _hung_by_agent(env: Env, executor: EnvExecutor, began: float) -> bool:
+    """Whether the agent made a step hang: its programs have run in the episode, and their back end is up."""
     from agentgym.sandbox.lease import program_since  # here: most episodes need no sandbox
 
-    up = program_since(lane.thread, began) or env.get_wrapper_attr("hung_by_agent")
+    up = program_since(executor.thread, began) or env.get_wrapper_attr("hung_by_agent")
     return await asyncio.to_thread(up)
 
 
 async def _begin(
-    env: Env, lane: EnvExecutor, task: Task | None, seed: int | None, limits: Limits
+    env: Env, executor: EnvExecutor, task: Task | None, seed: int | None, limits: Limits
 ) -> tuple[Observation, dict[str, Any]]:
-    """`init`, where there is a task to bind, and `reset`. Both go to the thread at once: changing threads takes time."""
-    init = env.get_wrapper_attr("init")
-    parts = Parts(init=limits.init_timeout, reset=limits.reset_timeout)
+    """`init`, where there is a task to bind, and `reset`. Two `def` go to the thread at once: changing threads takes time."""
+    stages = Stages(init=limits.init_timeout, reset=limits.reset_timeout)
 
     def both() -> Any:
-        begun = init(task)
-        if inspect.isawaitable(begun) or parts.given_up:
-            return begun
-        parts.go_on("reset")
+        returned = env.get_wrapper_attr("init")(task)
+        if returned is not None or stages.given_up:  # an awaitable, which the executor awaits
+            return returned
+        stages.go_on("reset")
         return env.reset(seed=seed)
 
     def check(result: Any) -> Any:
-        return checked_reset(result) if parts.what == "reset" else None
+        return checked_reset(result) if stages.what == "reset" else None
 
-    if task is not None and inspect.iscoroutinefunction(init):
-        await bounded("init", lane.start(init, task), limits.init_timeout)
-    elif task is not None:
-        begun = await bounded_parts(parts, lane.start(both), check)
-        if parts.what == "reset":
-            return begun
-    return await bounded("reset", lane.start(env.reset, seed=seed), limits.reset_timeout, checked_reset)
+    if task is not None and (is_async(env, "init") or is_async(env, "reset")):
+        await bounded("init", executor.start_method(env, "init", task), limits.init_timeout)
+    elif task is not None and (begun := await bounded_stages(stages, executor.start(both), check)) is not None:
+        return begun
+    return await bounded("reset", executor.start_method(env, "reset", seed=seed), limits.reset_timeout, checked_reset)
 
 
 async def _act(
@@ -264,22 +268,22 @@ async def run_many(
     go_on: Callable[[], bool] = lambda: True,
     keep: bool = True,
 ) -> list[Trajectory]:
-    """Run episodes, at most `concurrency` at a time, each place with an environment of its own.
+    """Run episodes, at most `concurrency` at a time, each in an environment that no other uses meanwhile.
 
-    An environment is used again if its last episode ended well; else it is closed and a new one made. All are closed at
-    the end, when an exception passes, and when this is cancelled.
+    An environment is reused if its last episode did not fail; else it is closed and a new one made. All are closed at the end,
+    also after an exception or a cancellation.
 
     Args:
         make_env: makes a new environment; called in the thread that will run it.
         make_policy: makes the policy of one episode.
-        episodes: what to run.
-        concurrency: how many at a time.
-        limits: of turns and seconds, for each episode.
+        episodes: the episodes.
+        concurrency: how many run at a time.
+        limits: of each episode.
         retries: how often an episode that failed is run again, from its start and with its seed. The errors before the
             last are in the trajectory's `metadata["errors"]`.
         on_end: called with each trajectory as it ends.
         env_id: the name to record. Default: the id that the environment was made by.
-        go_on: asked before each episode; once it says no, no other is begun, and those that run are finished.
+        go_on: called before each episode; once it returns False, no other begins, and those that run are finished.
         keep: False returns nothing, so that the trajectories that `on_end` took need not stay in memory.
 
     Returns:
@@ -287,7 +291,7 @@ async def run_many(
 
     Raises:
         ValueError: `concurrency` below 1, `retries` below 0, or `make_env` gave the same environment twice.
-        Exception: what `make_policy` or `on_end` raised; it stops everything.
+        Exception: `make_policy` or `on_end` raised; this stops all episodes.
     """
     results: dict[int, Trajectory] = {}
 
@@ -325,8 +329,8 @@ async def run_batches(
 ) -> None:
     """Run the episodes of several batches, at most `concurrency` of all at a time.
 
-    The places are shared out evenly, and each keeps its environment: it goes to another batch once its own has no episode
-    left. Arguments and errors as in `run_many`.
+    Batches share the slots evenly. A slot keeps its environment, and goes to another batch once its own has no episode left.
+    Arguments and errors as in `run_many`.
     """
     if concurrency < 1 or retries < 0:
         raise ValueError(f"concurrency must be at least 1 and retries at least 0, not {concurrency} and {retries}")
@@ -334,42 +338,42 @@ async def run_batches(
     closing: list[asyncio.Task[None]] = []
 
     async def work() -> None:
-        place: _EnvSlot | None = None
+        slot: _EnvSlot | None = None
         try:
-            while go_on() and (taken := waiting.take(None if place is None else place.batch)):
+            while go_on() and (taken := waiting.take(None if slot is None else slot.batch)):
                 batch, index = taken
-                if place is None or place.batch is not batch:
-                    if place is not None:
-                        place.close()
-                    place = _EnvSlot(batch, retries, closing)
-                batch.on_end(index, await place.run(batch.episodes[index]))
+                if slot is None or slot.batch is not batch:
+                    if slot is not None:
+                        slot.close()
+                    slot = _EnvSlot(batch, retries, closing)
+                batch.on_end(index, await slot.run(batch.episodes[index]))
         finally:
-            if place is not None:
-                place.close()
+            if slot is not None:
+                slot.close()
 
     total = sum(len(batch.episodes) for batch in batches)
     await _finish([asyncio.create_task(work()) for _ in range(min(concurrency, total))], closing)
 
 
 class _Waiting:
-    """The episodes that have not begun, and how many places each batch has."""
+    """The episodes that have not begun, and how many slots each batch has."""
 
     def __init__(self, batches: Sequence[Batch]):
         self._left = {batch: iter(range(len(batch.episodes))) for batch in batches}
-        self._places = dict.fromkeys(batches, 0)
+        self._slots = dict.fromkeys(batches, 0)
         self._begun: set[Batch] = set()
 
     def take(self, batch: Batch | None) -> tuple[Batch, int] | None:
-        """The next episode for a place: of the batch that it is in, else of the one with the fewest places; None at the end."""
+        """The next episode for a slot: of its own batch, else of the one with the fewest slots; None at the end."""
         if batch is not None:
             if (index := next(self._left.get(batch, iter(())), None)) is not None:
                 return batch, index
             self._left.pop(batch, None)
-            self._places[batch] -= 1
+            self._slots[batch] -= 1
         while self._left:
-            found = min(self._left, key=self._places.__getitem__)
+            found = min(self._left, key=self._slots.__getitem__)
             if (index := next(self._left[found], None)) is not None:
-                self._places[found] += 1
+                self._slots[found] += 1
                 if found not in self._begun:
                     self._begun.add(found)
                     found.on_begin()
@@ -378,15 +382,15 @@ class _Waiting:
         return None
 
 
-async def _finish(places: list[asyncio.Task[None]], closing: list[asyncio.Task[None]]) -> None:
-    """Wait for the places. When one raises, or this is cancelled, the others end too; all that they held is closed."""
+async def _finish(slots: list[asyncio.Task[None]], closing: list[asyncio.Task[None]]) -> None:
+    """Wait for the slots. If one raises, or this is cancelled, the others end too; all environments are closed."""
     try:
-        if places:
-            await asyncio.wait(places, return_when=asyncio.FIRST_EXCEPTION)
+        if slots:
+            await asyncio.wait(slots, return_when=asyncio.FIRST_EXCEPTION)
     finally:
-        for task in places:
+        for task in slots:
             task.cancel()
-        ends = await asyncio.gather(*places, return_exceptions=True)
+        ends = await asyncio.gather(*slots, return_exceptions=True)
         await _all_closed(closing)
     for end in ends:
         if isinstance(end, Exception):
@@ -394,7 +398,7 @@ async def _finish(places: list[asyncio.Task[None]], closing: list[asyncio.Task[N
 
 
 async def _all_closed(closing: list[asyncio.Task[None]]) -> None:
-    """Wait until all are closed. Who is cancelled meanwhile waits on: each has its own limit, and what it leaves stays open."""
+    """Wait until all are closed. If cancelled, keep waiting: each `close` has its own limit."""
     if not closing:
         return
     try:
@@ -406,7 +410,7 @@ async def _all_closed(closing: list[asyncio.Task[None]]) -> None:
 
 @dataclass
 class _EnvSlot:
-    """Where episodes run one after another, in one environment for as long as it stays well."""
+    """Runs episodes one after another, in the same environment until one fails."""
 
     batch: Batch
     retries: int
@@ -441,13 +445,13 @@ class _EnvSlot:
             env_id=self.batch.env_id,
             sample=episode.sample,
         )
-        if trajectory.failed or lane_of(env).busy:  # busy: in a step that the agent has hung
+        if trajectory.failed or executor_of(env).busy:  # busy: a step that the agent made hang
             self.env = None
             self.closing.append(asyncio.create_task(close_env(env, self.batch.limits.close_timeout)))
         return trajectory
 
     async def _open(self) -> Env:
-        lane = EnvExecutor("agentgym environment")
+        executor = EnvExecutor("agentgym environment")
         made: list[Env] = []
 
         def make() -> Env:
@@ -455,13 +459,13 @@ class _EnvSlot:
             return made[0]
 
         try:
-            env = await bounded("making the environment", lane.start(make), self.batch.limits.init_timeout)
+            env = await bounded("making the environment", executor.start(make), self.batch.limits.init_timeout)
         except BaseException:
-            self.closing.append(asyncio.create_task(discard(lane, made, self.batch.limits.close_timeout)))
+            self.closing.append(asyncio.create_task(discard(executor, made, self.batch.limits.close_timeout)))
             raise
-        if has_lane(env):
+        if has_executor(env):
             raise ValueError("make_env gave the same environment twice: it must make a new one on every call")
-        lane_of(env, lane)
+        executor_of(env, executor)
         self.env = env
         return env
 

@@ -1,4 +1,4 @@
-"""Episodes played again from their stored replies: here, or in another process, and what they then show.
+"""Plays episodes again from their stored replies, here or in another process.
 
 `python -m agentgym.rollout.replays` reads a request as JSON from standard input and answers with one line of JSON.
 """
@@ -25,7 +25,7 @@ _MARK = "agentgym replays: "  # before the answer: an environment may print
 
 
 class ReplayPolicy:
-    """Says what was said before, whatever it is shown.
+    """Repeats stored replies, whatever the environment shows.
 
     Args:
         replies: in order.
@@ -44,7 +44,7 @@ class ReplayPolicy:
 
 
 def shown(trajectory: Trajectory) -> list[str]:
-    """What an environment showed, as JSON texts: the opening, then observation and reward of each turn; last how it ended."""
+    """An environment's answers as JSON texts: the opening, the observation and reward of each turn, and how the episode ended."""
     turns = trajectory.turns
     openings = [turn.observation for turn in turns] + [trajectory.final_observation]
     answers = [[after, turn.reward] for turn, after in zip(turns, openings[1:], strict=True)]
@@ -58,7 +58,7 @@ async def replay(
     limits: Limits | None = None,
     concurrency: int = 8,
 ) -> list[Trajectory]:
-    """Play episodes again, in new environments; each once, with no second try."""
+    """Play episodes again, in new environments and without retries."""
     replies = {(episode.task.id, episode.sample): actions for episode, actions in episodes}
     return await run_many(
         spec.make,
@@ -72,7 +72,7 @@ async def replay(
 
 
 class ElsewhereError(RuntimeError):
-    """The other process did not do it; the message says why."""
+    """The other process failed; the message says why."""
 
 
 async def replay_elsewhere(
@@ -82,7 +82,7 @@ async def replay_elsewhere(
     limits: Limits | None = None,
     timeout: float = 120.0,
 ) -> list[Trajectory]:
-    """Play episodes again in another process, with another order of sets and another hash of texts.
+    """Play episodes again in another process, with another hash seed, and so another order of sets.
 
     Raises:
         ValueError: the spec has no JSON form, so that no other process can make its environment.
@@ -127,7 +127,7 @@ def _ask(request: str, timeout: float) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Answer one request."""
+    """Answer one request on standard input."""
     request: Mapping[str, Any] = json.load(sys.stdin)
     episodes = [
         (Episode(Task.from_json(item["task"]), item["sample"], item["seed"]), item["actions"])

@@ -1,4 +1,4 @@
-"""JSON schemas of tools: written from a function's signature and docstring, and held against the arguments of a call."""
+"""JSON schemas of tools: made from a function's signature and docstring, and checked against the arguments of a call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ARGUMENT = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
 
 
 def describe(function: Callable[..., Any]) -> tuple[str, dict[str, Any]]:
-    """What an agent reads about a function, and the JSON schema of its arguments.
+    """A function's description for an agent, and the JSON schema of its arguments.
 
     Raises:
         TypeError: see `agentgym.tool`.
@@ -125,7 +125,7 @@ def _read_arguments(lines: list[str]) -> dict[str, str]:
 
 
 def problem_of_arguments(arguments: Any, parameters: Mapping[str, Any]) -> str | None:
-    """What is wrong with the arguments of a call, or None. `parameters` is a schema that `describe` wrote."""
+    """The problem with the arguments of a call, or None. `parameters` is a schema from `describe`."""
     problem = problem_of_names(arguments, parameters)
     if problem:
         return problem
@@ -137,7 +137,7 @@ def problem_of_arguments(arguments: Any, parameters: Mapping[str, Any]) -> str |
 
 
 def problem_of_names(arguments: Any, parameters: Mapping[str, Any]) -> str | None:
-    """What is wrong with the names of a call's arguments, or None. Any JSON schema of an object will do.
+    """The problem with the names of a call's arguments, or None, by any JSON schema of an object.
 
     An argument that the schema does not name is wrong unless the schema says that there may be others.
     """
@@ -156,7 +156,7 @@ def problem_of_names(arguments: Any, parameters: Mapping[str, Any]) -> str | Non
 
 
 def typed(texts: Mapping[str, str], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that were written as texts, each read as what its schema wants.
+    """Arguments that were written as text, each parsed as its schema says.
 
     Where a text will do it stays one; else it is read as JSON, and stays a text if it is none, to be refused as such. The
     name "" stands for the one argument of `sole_argument`.
@@ -171,7 +171,7 @@ def typed(texts: Mapping[str, str], parameters: Mapping[str, Any]) -> dict[str, 
 
 
 def sole_argument(parameters: Mapping[str, Any]) -> str | None:
-    """The name of the one text that a call needs: the only required argument, or the only one; None if there is no such."""
+    """The name of the only text argument that a call needs: the only required one, or the only one; else None."""
     properties = parameters.get("properties", {})
     names = list(parameters.get("required") or properties)
     return names[0] if len(names) == 1 and _takes_text(properties.get(names[0], {}), "") else None
@@ -187,7 +187,7 @@ def _takes_text(schema: Mapping[str, Any], text: str) -> bool:
 
 
 def _problem_of_value(value: Any, schema: Mapping[str, Any]) -> str | None:
-    """What is wrong with a value, worded to follow its name, or None. Knows the schemas that `tool` writes."""
+    """The problem with a value, worded to follow its name, or None. Knows the schemas that `tool` writes."""
     if "anyOf" in schema:
         if any(_problem_of_value(value, option) is None for option in schema["anyOf"]):
             return None

@@ -1,4 +1,4 @@
-r"""What a model writes in plain text for a call or for its final answer, read strictly.
+r"""Strict parsers of the calls and final answers that a model writes in plain text.
 
 Calls:
 
@@ -52,7 +52,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class FinalAnswer:
-    """The answer that a text states, or what is wrong with how it states it.
+    """The answer that a text states, or the problem with its form.
 
     Attributes:
         text: the answer, stripped; "" where there is a problem.
@@ -78,7 +78,7 @@ def call_text(name: str, **arguments: Any) -> str:
 
 
 def calls_in(text: str, fenced: Mapping[str, str] = {}) -> Iterator[ToolCall | str]:
-    """The calls that a text makes, in order; in place of one that is malformed, and last, what is wrong with it.
+    """The calls that a text makes, in order; the first malformed one is last, as its problem.
 
     Args:
         text: what the model wrote.
@@ -106,7 +106,7 @@ def calls_in(text: str, fenced: Mapping[str, str] = {}) -> Iterator[ToolCall | s
 
 
 def _outer_block(outer: int, ticks: int, info: str) -> int:
-    """The fence of the block of no tool that the text is in after one more fence, 0 for none."""
+    """The fence of the block, not of a tool, that the text is in after one more fence; 0 for none."""
     if not outer:
         return ticks
     return 0 if ticks >= outer and not info else outer
@@ -237,7 +237,7 @@ def _boxed_answer(text: str) -> FinalAnswer | None:
 
 
 class NotJson(ValueError):
-    """What `parse_json` gave up on; a value of its own, since None is JSON too."""
+    """A text that `parse_json` could not parse. Not None, which is JSON too."""
 
 
 def parse_json(text: str) -> Any:
@@ -263,7 +263,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _shown(error: Exception, text: str) -> str:
-    """A parse error for the model: what, and the text where it happened rather than a position that it cannot count."""
+    """A parse error for the model: the problem and the text around it, since a model cannot count positions."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at {json.dumps(text[error.pos : error.pos + 30])}"
     return "it is nested too deep" if isinstance(error, RecursionError) else f"{error!s:.100}"

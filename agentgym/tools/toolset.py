@@ -36,7 +36,7 @@ __all__ = ["Tool", "ToolCall", "ToolError", "ToolSet", "shortened", "tool"]
 
 
 class ToolError(Exception):
-    """Raised inside a tool: its text is the answer to the call. Any other exception is a failure of the environment."""
+    """Raised inside a tool: its text answers the call. Any other exception is a failure of the environment."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Tool:
         return self.function(*args, **kwargs)
 
     def run(self, arguments: Mapping[str, Any]) -> str:
-        """Check the arguments and run the function: its result as text (JSON unless it is text), or what is wrong.
+        """Check the arguments and run the function: its result as text (JSON unless it is text), or the problem.
 
         The text begins with "Error: " where the arguments do not fit or the function raised `ToolError`.
         """
@@ -142,11 +142,11 @@ class ToolSet:
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """OpenAI function schemas: what an environment's `tools` holds."""
+        """OpenAI function schemas, for an environment's `tools`."""
         return [item.schema for item in self]
 
     def calls_of(self, message: Message) -> list[ToolCall] | str:
-        """The calls that an assistant message makes, in order, or a text that says what is wrong with one.
+        """The calls that an assistant message makes, in order, or the problem with one.
 
         Native `tool_calls` are read; where there are none, the text that follows the last `</think>`, in the forms of
         `agentgym.tools.text_forms`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, the same with `<function=...>`, and
@@ -196,14 +196,14 @@ class ToolSet:
         return [user("\n".join(results))] if results else []
 
     def _read(self, message: Message) -> list[ToolCall | str]:
-        """Every call of a message, or in its place what is wrong with it."""
+        """Every call of a message, or its problem in its place."""
         native = message.get("tool_calls")
         if native:
             return [_read_native(raw, place) for place, raw in enumerate(_native_items(native))]
         return [self._typed(read) for read in calls_in(text_of(message), self._fenced)]
 
     def _typed(self, read: ToolCall | str) -> ToolCall | str:
-        """A call with its arguments as values, where the text has them as texts; a tool that is not there is told later."""
+        """A call whose text arguments are parsed to values; unknown tools are reported later."""
         if isinstance(read, str) or not read.raw:
             return read
         parameters = self._tools[read.name].parameters if read.name in self._tools else {}
@@ -211,7 +211,7 @@ class ToolSet:
 
 
 def shortened(text: str, most: int) -> str:
-    """A result cut to size: of a text of more than `most` characters, the first half and the last, and how many are gone."""
+    """A result cut to `most` characters: its beginning and its end, and how many are left out."""
     if len(text) <= most:
         return text
     head, tail = text[: most - most // 2], text[len(text) - most // 2 :]
@@ -226,7 +226,7 @@ def _native_items(native: Any) -> list[Any]:
 
 
 def _id_of(raw: Any, place: int) -> str:
-    """A call's id; one made of its place for an endpoint that sends none."""
+    """A call's id; made from its position if the endpoint sends none."""
     given = raw.get("id") if isinstance(raw, Mapping) else None
     return given if isinstance(given, str) and given else f"call_{place}"
 
@@ -251,5 +251,5 @@ def _error(text: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """Text that UTF-8 can carry: a lone surrogate, which JSON escapes can smuggle in, becomes a question mark."""
+    """Text that UTF-8 can encode: a lone surrogate, which JSON escapes can hold, becomes a question mark."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentgym.cli.usage_error import UsageError
+from agentgym.core.usage_error import UsageError
 from agentgym.viewer.index import NotServed, open_regular
 from agentgym.viewer.run import Kind, Run, is_inside, newest
 

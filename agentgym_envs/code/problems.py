@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agentgym.core.syntax import expression, program
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.own_tasks import own_tasks
+from agentgym_envs.syntax import expression, program
 
 OWN_SOURCE = "the project's own programming tasks"
 

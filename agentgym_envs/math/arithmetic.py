@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
-from agentgym.core import syntax
+from agentgym_envs import syntax
 
 MOST_CHARACTERS = 300
 MOST_BITS = 1024  # of any numerator or denominator on the way: about 300 digits

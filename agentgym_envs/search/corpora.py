@@ -10,15 +10,16 @@ import importlib.util
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from agentgym_envs.own_tasks import own_records
+from agentgym_envs.search import hotpot, xquad
 from agentgym_envs.search.bm25 import Index
+from agentgym_envs.search.passages import Passage, passage_of
 
 T = TypeVar("T")
-Passage = Mapping[str, str]  # id, title, text
 
 _lock = threading.RLock()
 _corpora: dict[str, tuple[Passage, ...]] = {}
@@ -79,8 +80,6 @@ def _once(cache: dict[str, T], name: str, make: Callable[[], T]) -> T:
 
 
 def _read(name: str) -> list[Passage]:
-    from agentgym_envs.search import hotpot, xquad
-
     if name == "own":
         return list(own_records("agentgym_envs.search", "own/passages.jsonl"))
     if name == "xquad":
@@ -106,22 +105,6 @@ def _from_file(path: Path) -> list[Passage]:
                     f"{path}:{number}: not a passage, which has an id, and a title and a text or contents: {error!r}"
                 ) from error
     return passages
-
-
-def passage_of(record: Mapping[str, Any], id: str) -> Passage:
-    """A passage from a document that has `title` and `text`, or `contents` with the title in its first line.
-
-    Raises:
-        ValueError: it has neither.
-    """
-    title, text = record.get("title"), record.get("text")
-    if isinstance(record.get("contents"), str) and not isinstance(text, str):
-        first, _, rest = record["contents"].partition("\n")
-        # Where there is one line only, it is the text.
-        title, text = (first.strip().strip('"'), rest) if rest.strip() else (title or "", first)
-    if not isinstance(text, str) or not isinstance(title, str | None):
-        raise ValueError(f"neither title and text nor contents in {dict(record)!r:.200}")
-    return {"id": id, "title": title or "", "text": text.strip()}
 
 
 def _checked(name: str, passages: list[Passage]) -> tuple[Passage, ...]:

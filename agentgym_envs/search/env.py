@@ -11,7 +11,8 @@ from agentgym.core.messages import Action, Observation, assistant, instructed, t
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.tools.text_forms import answer_in, call_text
 from agentgym.tools.toolset import Tool, ToolError, ToolSet, tool
-from agentgym_envs.search.corpora import Passage, require_bm25s
+from agentgym_envs.search.corpora import require_bm25s
+from agentgym_envs.search.passages import Passage
 from agentgym_envs.search.questions import check_data, golds_of, load_questions, queries_of
 from agentgym_envs.search.retrievers import Retriever, check_kind, open_retriever
 from agentgym_envs.search.scoring import exact_match, f1

@@ -12,16 +12,14 @@ import urllib.error
 import urllib.request
 from typing import Any, Protocol
 
-from agentgym_envs.search.corpora import Passage, index_of, passage_of
+from agentgym_envs.search.corpora import index_of
+from agentgym_envs.search.passages import Passage, RetrieverError, passages_in
+from agentgym_envs.search.sandboxed import SandboxRetriever
 
 ATTEMPTS = 3
 FIRST_WAIT = 0.25  # seconds before the second attempt; doubled before the third
 LONGEST_ANSWER = 16 << 20  # bytes
 BUSY = (429, 500, 502, 503, 504)
-
-
-class RetrieverError(RuntimeError):
-    """A retriever could not be reached, or answered something else than passages."""
 
 
 class Retriever(Protocol):
@@ -56,8 +54,6 @@ def open_retriever(kind: str, corpus: str | None, timeout: float, backend: str |
         raise ValueError('the task names no corpus: give corpus= to the environment, or metadata={"corpus": ...}')
     if kind == "bm25":
         return LocalRetriever(corpus)
-    from agentgym_envs.search.sandboxed import SandboxRetriever
-
     return SandboxRetriever(corpus, timeout, backend)
 
 
@@ -69,26 +65,6 @@ def check_kind(kind: str) -> None:
     """
     if kind not in ("bm25", "sandbox") and not kind.startswith(("http://", "https://")):
         raise ValueError(f'retriever must be "bm25", "sandbox" or a URL that begins with http, not {kind!r}')
-
-
-def passages_in(answer: Any, topk: int) -> list[Passage]:
-    """The passages of an answer to one query: `{"result": [[{"document": {...}, "score": ...}, ...]]}`.
-
-    A document has `contents`, whose first line is the title, or `title` and `text`; it may stand without the wrapping that
-    holds its score.
-
-    Raises:
-        RetrieverError: it has another form.
-    """
-    try:
-        (hits,) = answer["result"]
-        documents = [hit.get("document", hit) for hit in hits[:topk]]
-        return [passage_of(d, str(d.get("id") or f"result-{n}")) for n, d in enumerate(documents, 1)]
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise RetrieverError(
-            'answered in another form than {"result": [[{"document": {"contents": ...}, "score": ...}]]}: '
-            f"{error!r} in {json.dumps(answer, default=str):.300}"
-        ) from error
 
 
 class LocalRetriever:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.core.agent_failure import SANDBOX_SPOILED, blame
 from agentgym_envs.search import bm25
-from agentgym_envs.search.corpora import Passage, corpus_lines
-from agentgym_envs.search.retrievers import passages_in
+from agentgym_envs.search.corpora import corpus_lines
+from agentgym_envs.search.passages import Passage, passages_in
 
 if TYPE_CHECKING:
     from agentgym.sandbox import Sandbox, Session

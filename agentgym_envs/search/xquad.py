@@ -13,7 +13,7 @@ from typing import Any
 from agentgym import datasets
 from agentgym.core.messages import user
 from agentgym.core.tasks import Task
-from agentgym_envs.search.corpora import Passage
+from agentgym_envs.search.passages import Passage
 from agentgym_envs.splits import split_of
 
 FILE = "xquad/xquad.en.json"

@@ -16,7 +16,7 @@ from agent_train.config.validation import env_spec, validate
 from agent_train.learner.tiny import texts_of_env
 from agent_train.trainer.warm_start import expert_trajectories
 from agentgym.core.registration import spec
-from agentgym.service.server import lookup
+from agentgym.service.client import lookup
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "agentgym" / "service"))
 from served import served

@@ -74,9 +74,7 @@ def test_all_are_policies(policy):
     assert isinstance(policy, Policy)
 
 
-def test_the_chat_policy_has_three_addresses():
-    from agentgym.policies import base as policy
-
-    assert policy.ChatPolicy is agentgym.ChatPolicy is ChatPolicy
+def test_an_unknown_public_name_is_an_attribute_error():
+    assert agentgym.ChatPolicy is ChatPolicy
     with pytest.raises(AttributeError, match="no attribute 'ChatPolcy'"):
-        policy.ChatPolcy  # noqa: B018
+        agentgym.ChatPolcy  # noqa: B018

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import agentgym
-from agentgym.core.blocking import Blocking
+from agentgym.core.env import Blocking
 from agentgym.processes import tied
 from agentgym.processes.signals import command_of
 

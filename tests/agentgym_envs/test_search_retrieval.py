@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from agentgym_envs.search import bm25, corpora
 from agentgym_envs.search.corpora import index_of, passages_of
+from agentgym_envs.search.passages import RetrieverError
 from agentgym_envs.search.questions import load_questions, own_questions
-from agentgym_envs.search.retrievers import HttpRetriever, LocalRetriever, RetrieverError, open_retriever
+from agentgym_envs.search.retrievers import HttpRetriever, LocalRetriever, open_retriever
 
 REAL = pytest.mark.data
 WORDS = ["salt", "ledger", "otter", "lamp", "sea", "the"]

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from agentgym.core.registration import EnvSpec, UnknownEnvError
+
 TOKEN_VARIABLE = "AGENTGYM_TOKEN"
+REMOTE_ENV = "agentgym.service.client.remote_env:remote_env"  # makes environments that are served
 SCHEMES = ("http://", "https://")
 _ID = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
 
@@ -134,6 +137,26 @@ def parse(url: str | Sequence[str], token_file: str | None = None, ca_file: str 
             f"the URLs name different environments, {envs[0]!r} and {envs[1]!r}: give several servers of one environment"
         )
     return Address(tuple(dict.fromkeys(server for server, _ in found)), envs[0], token_file, ca_file)
+
+
+def spec_of(url: str) -> EnvSpec:
+    """The spec of a served environment. No server is asked.
+
+    Raises:
+        UnknownEnvError: the URL is malformed.
+    """
+    try:
+        address = parse(url)
+    except ValueError as error:
+        raise UnknownEnvError(str(error)) from error
+    urls = ",".join(f"{server}/{address.env}" for server in address.servers)
+    return EnvSpec(
+        id=urls,
+        entry_point=REMOTE_ENV,
+        kwargs={"url": urls},
+        description=f"{address.env}, served",
+        task_source="agentgym.service.client.remote_env:remote_tasks",
+    )
 
 
 def server_of(url: str) -> Address:

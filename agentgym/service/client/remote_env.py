@@ -1,29 +1,29 @@
 """`RemoteEnv`: an environment that is served by another machine, used like one that is here.
 
 `agentgym.make("http://host:8000/gsm8k")` makes one; several servers of the same environment are joined by commas. Its methods
-are `async def`, and `agentgym.core.blocking.Blocking` makes them plain ones. No session is opened before an episode begins.
+are `async def`, and `agentgym.core.env.Blocking` makes them plain ones. No session is opened before an episode begins.
 """
 
 from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 
 from agentgym.core.agent_failure import SESSION_LOST, STEP_TIMEOUT, AgentFailure
-from agentgym.core.env import Env, Step
+from agentgym.core.env import AsyncEnv, Step
 from agentgym.core.messages import Action, Observation, assistant
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.service.client import acquire_session as opening
+from agentgym.service.client import lookup
 from agentgym.service.client.address import Address, RemoteError, SessionLost, parse
 from agentgym.service.client.balance import Pool, Server, pool_of
 from agentgym.service.client.expected import difference
 from agentgym.service.client.session_client import RemoteSession, Request
 from agentgym.service.protocol import frames
-from agentgym.service.server import lookup
 
 _METHODS = ("expert_action", "random_action")
 # What the server says of a session that ended in a step, where the agent's programs can have brought it about.
@@ -36,7 +36,7 @@ _AGENTS = {
 MOVES = 8
 
 
-class RemoteEnv(Env):
+class RemoteEnv(AsyncEnv):
     """A served environment. It has the observations, rewards, infos, tools and tasks of the one on the server.
 
     One session serves many episodes. At the beginning of one, it may move to a server with more room. What ends a session
@@ -100,7 +100,7 @@ class RemoteEnv(Env):
             self._tasks = _tasks_at(self.address, "train")
         return self._tasks
 
-    async def init(self, task: Task) -> None:
+    async def init(self, task: Task) -> None:  # type: ignore[override]
         """Bind a task on the server; opens a session where there is none."""
         await self._begin([("init", {"task": task.to_json()})], may_move=True)
         self.task, self._drawn, self.running = task, False, False
@@ -160,11 +160,15 @@ class RemoteEnv(Env):
         self.running = self.running and not any(terminated or truncated for _, _, terminated, truncated, _ in steps)
         return steps
 
-    def close(self) -> Awaitable[None] | None:  # type: ignore[override]
-        """End the session, where there is one: then the result is to be awaited."""
+    async def close(self) -> None:  # type: ignore[override]
+        """End the session, if there is one."""
         self.running = False
         place, self._place = self._place, None
-        return None if place is None or place.session.lost else _closed(place)
+        if place is not None and not place.session.lost:
+            try:
+                await place.session.close()
+            finally:
+                place.leave("it was closed")
 
     def hung_by_agent(self) -> bool:
         """See `Env.hung_by_agent`: it runs the agent's programs, and the server answers."""
@@ -302,13 +306,6 @@ class _Place:
 def _give_back(session: RemoteSession, server: Server, pool: Pool) -> None:
     session.abandon("its environment is gone")
     pool.leave(server)
-
-
-async def _closed(place: _Place) -> None:
-    try:
-        await place.session.close()
-    finally:
-        place.leave("it was closed")
 
 
 def _reset_of(result: Mapping[str, Any]) -> tuple[Observation, dict[str, Any]]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from agentgym.core.env import Env, Step
+from agentgym.core.env import AsyncEnv, Step
 from agentgym.core.messages import Action, Message, Observation, assistant, text_of, tool_result, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.service.client.address import Address, Full, RemoteEnvError, SessionLost, Unavailable
@@ -24,7 +24,7 @@ MOST_TURNS = 100
 _SEEDS = {"train": range(100_000), "test": range(1_000_000, 1_001_000)}
 
 
-class OpenEnvEnv(Env):
+class OpenEnvEnv(AsyncEnv):
     """An environment on an OpenEnv server.
 
     A server of agentgym's speaks in chat messages, which pass as they are. Of others, the tools of an environment that has MCP
@@ -129,7 +129,7 @@ class OpenEnvEnv(Env):
         """
         if self._tasks is None and self.task is None and "task" not in (options or {}):
             await asyncio.to_thread(getattr, self, "tasks")  # the server is asked, which others need not wait for
-        super().reset(seed=seed, options=options)
+        await super().reset(seed=seed, options=options)
         self.running = False
         task = self.current_task
         data = {**self._settings, **dict(task.metadata.get("reset") or {})}
@@ -172,7 +172,7 @@ class OpenEnvEnv(Env):
 
     async def close(self) -> None:  # type: ignore[override]
         """End the session."""
-        super().close()
+        await super().close()
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()

@@ -4,7 +4,6 @@ crash, and the front runs none of it."""
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import socket
 from typing import Any
@@ -59,7 +58,7 @@ def _about(spec: EnvSpec) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"[:2000]}
     methods = [name for name in ("expert_action", "random_action") if env.has_wrapper_attr(name)]
     tools, max_turns = list(env.get_wrapper_attr("tools")), getattr(env.unwrapped, "max_turns", None)
-    if not inspect.iscoroutinefunction(env.unwrapped.close):
+    if "close" not in env.get_wrapper_attr("async_methods"):
         env.close()
     return {"tools": tools, "methods": methods, "max_turns": max_turns, "kwargs": made_with(spec)}
 

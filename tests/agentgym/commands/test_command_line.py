@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.cli import COMMANDS, main, parser
-from agentgym.cli.usage_error import nearest
+from agentgym.core.usage_error import nearest
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")

@@ -14,10 +14,9 @@ from agentgym.core.registration import spec
 from agentgym.policies.base import ExpertPolicy
 from agentgym.rollout.episode import Episode, close_env, run_episode, run_many
 from agentgym.service.client import acquire_session as opening
-from agentgym.service.client import balance
+from agentgym.service.client import balance, lookup
 from agentgym.service.client.address import SessionLost, Unavailable
 from agentgym.service.client.balance import Pool
-from agentgym.service.server import lookup
 
 
 @pytest.fixture(autouse=True)

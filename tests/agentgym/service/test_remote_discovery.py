@@ -9,8 +9,7 @@ from served import served
 
 import agentgym
 from agentgym.rollout.episode import close_env
-from agentgym.service.client import balance, discovery
-from agentgym.service.server import lookup
+from agentgym.service.client import balance, discovery, lookup
 
 NAME = "envs.test"
 

@@ -15,14 +15,14 @@ from served import served
 
 import agentgym
 from agentgym.cli import main
-from agentgym.core.blocking import Blocking
+from agentgym.core.env import Blocking
 from agentgym.core.registration import UnknownEnvError, spec
 from agentgym.core.trajectory import Trajectory
 from agentgym.policies.base import ExpertPolicy, Policy, RandomPolicy
 from agentgym.rollout.episode import Episode, close_env, run_episode, run_many
+from agentgym.service.client import lookup
 from agentgym.service.client.address import RemoteEnvError, RemoteError, SessionLost, Unavailable, parse
 from agentgym.service.protocol.frames import ServiceLimits
-from agentgym.service.server import lookup
 from agentgym.service.server.env_server import EnvServer
 
 SERVED = ("frozen_lake", "sokoban", "gsm8k", "wordle", "countdown", "sql", "gsm8k_tool")

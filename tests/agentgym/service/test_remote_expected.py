@@ -23,12 +23,11 @@ from agentgym.cli import main
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.policies.base import ExpertPolicy, ScriptedPolicy
 from agentgym.rollout.episode import Episode, Limits, close_env, run_episode, run_many
-from agentgym.service.client import balance, connection
+from agentgym.service.client import balance, connection, lookup
 from agentgym.service.client import liveness as pulse
 from agentgym.service.client import session_client as client
 from agentgym.service.client.address import SessionLost, Unavailable
 from agentgym.service.client.expected import difference
-from agentgym.service.server import lookup
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "acceptance"))
 from serving_process import Serving, serving

@@ -10,9 +10,9 @@ import agentgym
 from agentgym.core.registration import EnvSpec
 from agentgym.policies.base import ExpertPolicy, ScriptedPolicy
 from agentgym.rollout.episode import Limits, close_env, run_episode
+from agentgym.service.client import lookup
 from agentgym.service.client.address import RemoteEnvError, SessionLost, Unavailable
 from agentgym.service.protocol.frames import ServiceLimits
-from agentgym.service.server import lookup
 
 QUICK = ServiceLimits(step_seconds=0.5, init_seconds=20.0)
 

@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentgym import Env
-from agentgym.cli.usage_error import UsageError
 from agentgym.core.registration import EnvSpec
+from agentgym.core.usage_error import UsageError
 from agentgym.processes.subprocess_query import told_apart
 from agentgym.service.openenv.handler import OpenEnvWire
 from agentgym.service.protocol.frames import KEPT_ANSWERS, Refused, ServiceLimits, decoded, text_of_json

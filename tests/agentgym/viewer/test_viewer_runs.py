@@ -7,8 +7,8 @@ import time
 import pytest
 from made_runs import failed, play, policy_maker, write_evaluation, write_training
 
-from agentgym.cli.usage_error import UsageError
 from agentgym.core.trajectory import write_jsonl
+from agentgym.core.usage_error import UsageError
 from agentgym.storage import locks
 from agentgym.storage.files import write_json
 from agentgym.viewer.index import NotServed

@@ -1,4 +1,4 @@
-"""Where an exception was raised: the line of the user's own code that it passed, and its traceback as text."""
+"""Where an exception was raised: the innermost line of the user's own code, and the traceback as text."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def place_of(error: BaseException, folder: str = "") -> str:
     """The innermost line that is the user's own: "my_env.py:12 in step".
 
     Args:
-        error: that was raised.
-        folder: where the user's files are. "": everywhere but in Python and in this package; what is installed comes last.
+        error: the exception.
+        folder: of the user's files. "": all but Python's and this package's; installed packages come last.
 
     Returns:
-        "" where the error passed no such line and no folder was given; with a folder the innermost line of all.
+        "" if there is no such line and no folder was given; with a folder, then the innermost line of all.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"
@@ -37,7 +37,7 @@ def place_of(error: BaseException, folder: str = "") -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback as Python prints it, from the first line that is not this package's on; of a long one the end."""
+    """The traceback as Python prints it, from the first line outside this package; the end of a long one."""
     trace = error.__traceback__
     while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(f"{_HERE}/"):
         trace = trace.tb_next
@@ -46,7 +46,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _is_installed(file: str, folders: tuple[str, ...]) -> bool:
-    # Of installed packages this one alone is none of the user's: site-packages lies in the library's folder.
+    # Other installed packages count as the user's: site-packages lies in the library's folder.
     own = [folder for folder in folders if file.startswith(f"{folder}/")]
     return file.startswith("<frozen") or _HERE in own or bool(own and "site-packages" not in file)
 

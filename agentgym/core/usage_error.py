@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class UsageError(Exception):
-    """In one line; the command prints it and ends with exit code 2."""
+    """A mistake in one line: the command prints it and ends with exit code 2."""
 
 
 def nearest(word: object, known: Iterable[object]) -> str:
-    """ "The words ": did you mean X?", or none where nothing is near."""
+    """ ": did you mean X?", or "" if no known word is near."""
     names = [str(name) for name in known]
     # A word that only goes on is nearer than any that looks alike: evaluate is eval, not validate.
     begun = [name for name in names if len(name) > 2 and str(word).startswith(name)]
@@ -20,7 +20,7 @@ def nearest(word: object, known: Iterable[object]) -> str:
 
 
 def instead(word: object, known: Iterable[object]) -> str:
-    """Suggestions in place of an unknown word: ": did you mean X? There are X, Y", or "; there are X, Y"."""
+    """The alternatives to a word: ": did you mean X? There are X, Y", or "; there are X, Y"."""
     names = [str(name) for name in known]
     near = nearest(word, names)
     return f"{near} There are {', '.join(names)}" if near else f"; there are {', '.join(names)}"

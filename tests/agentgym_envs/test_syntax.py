@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from agentgym.core import syntax
+from agentgym_envs import syntax
 
 SOURCE = "def f(x):\n" + "".join(f"    if x == {i}:\n        return [({i}, x), {{x: -x}}]\n" for i in range(40))
 

@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from agentgym.cli.usage_error import instead
-from agentgym.core.registration import REMOTE_ENV, EnvSpec
+from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import Task
-from agentgym.service.client.address import Address, Unavailable, parse
+from agentgym.core.usage_error import instead
+from agentgym.service.client.address import REMOTE_ENV, Address, Unavailable, parse
 from agentgym.service.client.balance import pool_of
 
 SECONDS = 10.0
