@@ -12,7 +12,7 @@ _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 def is_ours(host: str, allowed: Collection[str] = ()) -> bool:
-    """Whether a `Host` header names this machine, by any port: it may be forwarded (`ssh -L`).
+    """True if a `Host` header names this machine, by any port: it may be forwarded (`ssh -L`).
 
     A web page whose name was led to this machine (DNS rebinding) is of the same origin as this server, and its browser sends that
     name. So a server that asks for no token answers under names alone that nobody else can lead elsewhere.

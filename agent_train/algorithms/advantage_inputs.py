@@ -94,7 +94,7 @@ class AdvantageInputs:
 
     @property
     def in_loss(self) -> list[list[bool]]:
-        """Whether each trajectory is in the loss, by group. One that is not still counts in its group's baseline."""
+        """True if each trajectory is in the loss, by group. One that is not still counts in its group's baseline."""
         in_loss = {sample.trajectory: sample.in_loss for sample in self.samples}
         return [[in_loss[trajectory.id] for trajectory in group] for group in self.groups]
 

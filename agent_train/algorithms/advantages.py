@@ -163,7 +163,7 @@ def known_rewards(rewards: Rewards) -> list[float]:
 
 
 def has_spread(rewards: Sequence[float]) -> bool:
-    """Whether rewards differ by more than rounding, relative to the largest. Dividing noise by itself would make it signal."""
+    """True if rewards differ by more than rounding, relative to the largest. Dividing noise by itself would make it signal."""
     if len(rewards) < 2:
         return False
     return max(rewards) - min(rewards) > RELATIVE_SPREAD * max(map(abs, rewards))

@@ -15,7 +15,7 @@ from agent_train.algorithms.filters import reward_spread
 
 @dataclass(frozen=True)
 class Health:
-    """What a step's trajectories show; failed ones are left out.
+    """Collapse metrics of a step's trajectories; failed ones are left out.
 
     Attributes:
         reward_spread: mean over groups of the standard deviation of the rewards inside a group.

@@ -29,7 +29,7 @@ LEVELS = ("token", "sequence", "geometric")
 
 @dataclass(frozen=True)
 class Gap:
-    """What a policy loss divides by, and what that leaves.
+    """The denominator of a policy loss's ratio, and the gap that it leaves.
 
     Attributes:
         old_T: log-probabilities that the loss's ratio divides by, without gradient.
@@ -48,7 +48,7 @@ def gap_of(
     recomputed_T: Tensor | None = None,
     share_T: Tensor | None = None,
 ) -> Gap:
-    """What the loss's ratio divides by, and the gap that is left.
+    """The denominator of the loss's ratio, and the gap that it leaves.
 
     Args:
         proximal: "recomputed": o is `recomputed_T`, the decoupled objective (arXiv 2110.00641, 2505.24298).
@@ -80,7 +80,7 @@ def gap_of(
 
 
 def proximal_share(behaviour_version_T: Tensor, proximal_version: int, now_version: int) -> Tensor:
-    """How far the proximal policy lies from the behaviour policy to the trained one, by versions: 0 is b, 1 is p.
+    """The place of the proximal policy between the behaviour policy (0) and the trained one (1), by versions.
 
     `(v_proximal - v_behaviour) / (v_now - v_behaviour)`, one per token since an episode may cross an update; 1 where the
     trained policy has not moved away from the proximal one. AReaL (arXiv 2505.24298) takes this instead of a second pass.
@@ -109,7 +109,7 @@ def correction(
     low: float = 0.0,
     high: float = float("inf"),
 ) -> Tensor:
-    """What each token's policy loss is multiplied by: an importance weight, cut at `cap`, inside a band; 0 outside it.
+    """The factor of each token's policy loss: an importance weight, cut at `cap`, inside a band; 0 outside it.
 
     The named corrections are choices of these settings.
 

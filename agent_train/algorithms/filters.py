@@ -1,4 +1,4 @@
-"""Which groups of a step to train on, by how much the rewards inside each differ. Pure Python; a step has some hundred groups.
+"""Filters of a step's groups by the spread of their rewards. Pure Python; a step has some hundred groups.
 
 A filter is a function `(rewards, share)`: the rewards of each group's episodes, with None for an episode that takes no part, and
 `algorithm.filter.share`. It returns the indices of the groups to keep, ascending. `algorithm.filter.name` names it.

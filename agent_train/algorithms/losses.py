@@ -91,7 +91,7 @@ def clipped(
 
 
 def entropy_bonus(entropy_T: Tensor, mask_T: Tensor, coef: float) -> Tensor:
-    """What is added to the loss of each token so that the policy stays varied, `-coef * entropy` (arXiv 1602.01783).
+    """The entropy bonus of each token, `-coef * entropy` (arXiv 1602.01783).
 
     No correction for stale data multiplies it: the entropy is of the trained policy, whoever sampled the token.
     """

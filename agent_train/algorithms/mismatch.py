@@ -1,4 +1,4 @@
-"""How far two policies are apart on the tokens that one of them sampled: a fixed panel, summed over micro-batches and ranks.
+"""The mismatch of two policies on the tokens that one sampled: a fixed panel, summed over micro-batches and ranks.
 
 Legend: T tokens of one packed micro-batch, K sums, M maxima. Log ratios are `log(o / b)` of tokens that b sampled: `b` is the
 engine and `o` the trainer for the panel of the engine, `o` and `p` for the drift of an update.

@@ -24,7 +24,7 @@ from agent_train.config.extensions import losses
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a policy loss may read of one packed micro-batch. What no loss reads need not be there.
+    """The inputs of a policy loss for one packed micro-batch. Those that no loss reads may be missing.
 
     Attributes:
         logprobs_T: log-probabilities (nats) under the policy that is trained, with gradient.
@@ -72,12 +72,12 @@ class PolicyLoss:
 
     @property
     def needs_proximal(self) -> bool:
-        """Whether log-probabilities of the proximal policy are needed, which may cost a forward pass."""
+        """True if log-probabilities of the proximal policy are needed, which may cost a forward pass."""
         return "old_T" in self.reads
 
     @property
     def divides_by_behaviour(self) -> bool:
-        """Whether it closes the gap to the engine itself. A correction on top would count that gap twice."""
+        """True if it closes the gap to the engine itself. A correction on top would count that gap twice."""
         return "behaviour_T" in self.reads
 
     def __call__(self, inputs: LossInputs) -> Tensor:

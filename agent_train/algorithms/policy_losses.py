@@ -75,7 +75,7 @@ def kimi(logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor, *, tau: float 
 
 
 def dppo_keeps(logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor, low: float, high: float) -> Tensor:
-    """Which tokens `dppo` learns from: those whose probability has not yet moved by more than the range, the way A pushes."""
+    """The mask of `dppo`: tokens whose probability has not yet moved beyond the range in the advantage's direction."""
     moved_T = single(logprobs_T).exp() - single(behaviour_T).exp()
     return ~(((advantages_T > 0) & (moved_T > high)) | ((advantages_T < 0) & (moved_T < -low)))
 
@@ -107,7 +107,7 @@ def aipo(logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor, *, cap: 
 
 
 def m2po_drift(logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor) -> Tensor:
-    """How far each token has moved the way its advantage pushes, `|log(p / behaviour)|`; 0 where it moved the other way or A is 0.
+    """The move of each token in its advantage's direction, `|log(p / behaviour)|`; 0 where it moved the other way or A is 0.
 
     These are the tokens on which a clip could act: A > 0 and p > behaviour, or A < 0 and p < behaviour.
     """

@@ -69,7 +69,7 @@ def kto(
     liked_weight: float = 1.0,
     disliked_weight: float = 1.0,
 ) -> Tensor:
-    """How little an answer gains over the reference point, by Kahneman and Tversky's value (KTO, arXiv 2402.01306).
+    """KTO's loss (arXiv 2402.01306): the value of an answer against the reference point, by Kahneman and Tversky.
 
     `liked_weight * (1 - sigmoid(beta * (margin - reference)))` for a liked answer, `disliked_weight * (1 - sigmoid(beta *
     (reference - margin)))` for another. Weights make up for unequal numbers: keep (liked * weight) / (disliked * weight) from 1 to 4/3.

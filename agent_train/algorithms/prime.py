@@ -77,7 +77,7 @@ def prime_advantages(
 
 
 def outcome_loss(process_T: Tensor, mask_T: Tensor, segment_T: Tensor, outcomes_S: Tensor) -> Tensor:
-    """What the reward model learns: cross-entropy of `sigmoid(sum of a trajectory's process rewards)` and its outcome.
+    """The reward model's loss: cross-entropy of `sigmoid(sum of a trajectory's process rewards)` and its outcome.
 
     Args:
         process_T: what `process_rewards` gives, with gradient.

@@ -21,7 +21,7 @@ from torch import Tensor
 def row_weights(
     mode: str, tokens_R: Tensor, trajectory_R: Tensor, prompt_R: Tensor, max_length: float | None = None
 ) -> Tensor:
-    """What every sampled token of each row weighs.
+    """The loss weight of every sampled token of each sample.
 
     Args:
         mode: one of `MODES`.
@@ -90,7 +90,7 @@ def trajectory_mean(tokens_R: Tensor, trajectory_R: Tensor, prompt_R: Tensor) ->
 
 
 def distinct(ids_R: Tensor) -> int:
-    """How many different ids there are."""
+    """The number of different ids."""
     return len(ids_R.unique())
 
 

@@ -45,7 +45,7 @@ class SelectionMetrics:
 
 
 def more_groups(played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, rounds: int) -> int:
-    """How many further groups dynamic sampling (DAPO, arXiv 2503.14476) plays before the step trains; 0: none.
+    """The number of further groups that dynamic sampling (DAPO, arXiv 2503.14476) plays before the step trains.
 
     Args:
         played: of this step so far.
@@ -109,7 +109,7 @@ def participants(group: Group, overlong: OverlongConfig) -> list[tuple[Trajector
 
 
 def is_truncated(trajectory: Trajectory) -> bool:
-    """Whether a limit of turns, tokens or time ended the episode, or its last answer is incomplete."""
+    """True if a limit of turns, tokens or time ended the episode, or its last answer is incomplete."""
     if trajectory.end != "terminated":
         return not trajectory.failed
     last = trajectory.turns[-1].tokens if trajectory.turns else None
@@ -117,7 +117,7 @@ def is_truncated(trajectory: Trajectory) -> bool:
 
 
 def penalty(trajectory: Trajectory, overlong: OverlongConfig) -> float:
-    """What overlong shaping adds to the reward of an episode, 0 or less, by all the tokens that were sampled in it."""
+    """Overlong shaping's addition to an episode's reward, 0 or less, by all its sampled tokens."""
     if overlong.length is None:
         return 0.0
     if overlong.buffer == 0:

@@ -12,7 +12,7 @@ from agent_train.algorithms.advantages import has_spread
 
 
 def overlong_penalty(length: int, limit: int, buffer: int, factor: float = 1.0) -> float:
-    """What a trajectory's length adds to its reward: 0 up to `limit - buffer`, then falling in a line to `-factor` at `limit`.
+    """The length penalty of a trajectory: 0 up to `limit - buffer`, then linear down to `-factor` at `limit`.
 
     Args:
         length: sampled tokens.
@@ -63,13 +63,13 @@ def mask_truncated(rewards: Sequence[float | None], truncated: Sequence[bool], i
 
 
 def informative(rewards: Sequence[float | None]) -> bool:
-    """Whether a group's rewards differ, so that a group-relative advantage is not 0. None marks a failed trajectory."""
+    """True if a group's rewards differ, so that a group-relative advantage is not 0. None marks a failed trajectory."""
     return has_spread([reward for reward in rewards if reward is not None])
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What dynamic sampling does next.
+    """The next action of dynamic sampling.
 
     Attributes:
         action: "train" with what there is, or "sample" again.

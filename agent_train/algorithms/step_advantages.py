@@ -137,7 +137,7 @@ def gigpo_advantage(inputs: AdvantageInputs) -> Tensor:
 
 
 def _states(trajectory: Trajectory) -> list[str]:
-    """What identifies the state before each turn in which the agent sampled.
+    """The key of the state before each turn in which the agent sampled.
 
     The environment's own key if it gives one, as `info["state"]` of the `reset` or `step` before; else what the agent was shown.
     """

@@ -37,7 +37,7 @@ def value_loss(
 
 
 def value_clip_mask(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, mask_T: Tensor, clip: float) -> Tensor:
-    """Which tokens' values the clip holds back: they left the range towards the return, and their gradient is 0."""
+    """The mask of clipped values: they left the range towards the return, and their gradient is 0."""
     moved_T = keep(values_T, mask_T) - keep(old_values_T, mask_T)
     near_T = keep(old_values_T, mask_T) + moved_T.clamp(-clip, clip)
     returns_T = keep(returns_T, mask_T)

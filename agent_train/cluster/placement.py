@@ -1,4 +1,4 @@
-"""Which share of a machine's GPUs and CPUs each process takes."""
+"""Placement: the GPUs and CPUs of each process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def gpu_share(gpus: int, engine: str) -> float:
 
 @dataclass(frozen=True)
 class Room:
-    """What one rank of a role takes.
+    """The resources of one rank of a role.
 
     Attributes:
         gpus, cpus: of the rank itself.
@@ -49,7 +49,7 @@ class Room:
 
 
 def rank_room(config: Config, gpus: int) -> Room:
-    """What a rank takes: a device of its own, or with `learner.placement` shared its part of one that all roles share.
+    """The resources of a rank: a whole device, or with `learner.placement=shared` its part of one that all roles share.
 
     Without a GPU the roles share a CPU for each rank: they work one after another.
 
@@ -67,7 +67,7 @@ def rank_room(config: Config, gpus: int) -> Room:
 
 
 def learner_devices(config: Config) -> int:
-    """How many devices, or CPUs where there is no GPU, the ranks of all roles take."""
+    """The number of devices, or CPUs without a GPU, that the ranks of all roles take."""
     own = config.learner.placement == "own"
     return config.learner.workers * (len(roles_of(config)) if own else 1)
 
@@ -89,7 +89,7 @@ def own_ray_cpus(config: Config) -> int:
 
 
 def env_workers_wanted(config: Config, nodes: Sequence[float]) -> int:
-    """How many workers for environments a run places: `env.workers`, or where that is 0 as many as fit beside the learner.
+    """The number of environment workers: `env.workers`, or for 0 as many as fit beside the learner.
 
     Args:
         config: of the run.
@@ -123,7 +123,7 @@ def _fitting(nodes: Sequence[float], cpus: float) -> int:
 
 
 def visible_gpus() -> int:
-    """How many NVIDIA GPUs torch would see, found without importing it; 0 with a CPU build of torch."""
+    """The number of NVIDIA GPUs that torch would see, without importing it; 0 with a CPU build of torch."""
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         return 0

@@ -1,4 +1,4 @@
-"""The Ray that a run works with: one of its own, which ends with it, or the cluster that RAY_ADDRESS names."""
+"""Ray for a run: a local instance that ends with the run, or the cluster that RAY_ADDRESS names."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ async def start_ray(cpus: int, stack: AsyncExitStack) -> None:
 
 
 def _take_signals_back() -> None:
-    """Ray's core puts a handler of its own, which aborts the process, in place of Python's for SIGTERM."""
+    """Restore Python's handler of SIGTERM, which Ray's core replaces by one that aborts the process."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 @contextlib.contextmanager
 def _scratch_folder() -> Iterator[str]:
-    """Where Ray and the processes that it starts keep their sockets and temporary files; gone with the run."""
+    """A temporary folder for the sockets and files of Ray and its processes; removed with the run."""
     # A short path: names of sockets may have 107 characters.
     home = None if len(tempfile.gettempdir()) <= MAX_TEMP_PATH else "/tmp"
     folder = tempfile.mkdtemp(prefix="agent-train-", dir=home)

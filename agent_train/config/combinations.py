@@ -1,4 +1,4 @@
-"""Which settings of an algorithm go together. Each problem is one line: the key, why, and what to do.
+"""Checks combinations of an algorithm's settings. Each problem is one line: the key, the reason, and what to do.
 
 Nothing here imports torch, so a wrong word is refused at once; the parameters of a loss are read from its source. Only a loss
 of one's own is imported, and tried.
@@ -209,7 +209,7 @@ def _wrong_teacher(config: Config) -> Iterator[str]:
 
 
 def wrong_learner(config: Config) -> Iterator[str]:
-    """What is wrong with how the learner's ranks share their work; of all modes."""
+    """Problems of the learner's parallelism, in all modes."""
     learner = config.learner
     for key in ("tensor_parallel", "sequence_parallel"):
         ranks = getattr(learner, key)

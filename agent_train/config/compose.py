@@ -166,7 +166,7 @@ def _compose_again(settings: Path, overrides: Sequence[Override]) -> Config:
 
 
 def _plain(value: Any) -> Any:
-    """What an override says, without the quotes that it says it in."""
+    """The value of an override, without its quotes."""
     if isinstance(value, QuotedString):
         return value.text
     if isinstance(value, dict):

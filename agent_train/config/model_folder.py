@@ -36,7 +36,7 @@ def parameters_of(folder: str | Path) -> float | None:
 
 
 def is_tiny(folder: str | Path | None) -> bool:
-    """Whether the run's model is a tiny one: built by code (no folder), or a folder of one."""
+    """True if the run's model is a tiny one: built by code (no folder), or a folder of one."""
     if folder is None:
         return True
     size = parameters_of(folder)

@@ -1,4 +1,4 @@
-"""What a run would do, as a table: `agent-train --dry-run`."""
+"""The table of `agent-train --dry-run`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from agent_train.config.validation import env_spec, sandbox_choice
 from agent_train.learner.roles import learning_rate, learns, roles_of, source_of
 from agent_train.trainer.offline import plan as files
 from agent_train.trainer.resume import run_path
+from agentgym.core.env import close_unused
 
 
 def plan(config: Config) -> list[tuple[str, str]]:
@@ -100,7 +101,7 @@ def _each_step(config: Config) -> str:
     episodes = trainer.groups_per_step * group
     env = env_spec(config).make()
     turns = env.unwrapped.max_turns  # type: ignore[attr-defined]
-    env.close()
+    close_unused(env)
     most = episodes * turns * config.sampling.max_tokens
     return (
         f"{episodes:,} episodes ({trainer.groups_per_step} tasks x {group}), at most {_count(turns, 'turn')} of {_count(config.sampling.max_tokens, 'token')}: "
@@ -126,7 +127,7 @@ def _learner(config: Config) -> str:
 
 
 def _algorithm(config: Config) -> str:
-    """What is optimised, and what is not as it is by default."""
+    """Rows of the algorithm, and of settings that differ from their defaults."""
     algorithm, kl = config.algorithm, config.algorithm.kl
     parts = [f"{algorithm.name}: advantages {algorithm.advantage.name}, loss {algorithm.loss} ({algorithm.reduction})"]
     if algorithm.correction.name or algorithm.proximal != "recomputed":
@@ -138,7 +139,7 @@ def _algorithm(config: Config) -> str:
 
 
 def _chosen(config: Config) -> list[tuple[str, str]]:
-    """Which episodes are trained on, where not all are."""
+    """Rows of the filters, where not all episodes are trained on."""
     chosen, overlong = config.algorithm.filter, config.algorithm.overlong
     told = {
         "none": "",

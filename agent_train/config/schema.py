@@ -144,7 +144,7 @@ class EngineConfig:
 
 @dataclass
 class SamplingConfig:
-    """How actions are sampled, in training and in evaluation."""
+    """Sampling of actions, in training and in evaluation."""
 
     temperature: float = setting(1.0, "divides the logits, in the engine and in the trainer")
     max_tokens: int = setting(1024, "limit of one answer, in tokens", share_of_context=0.5)
@@ -403,7 +403,7 @@ class SftConfig:
 
 @dataclass
 class DataConfig:
-    """What the modes sft, dpo and rm learn from. See docs/training.md for the fields of the files."""
+    """The data of the modes sft, dpo and rm. See docs/training.md for the fields of the files."""
 
     train: str | None = setting(
         None, "data of the [modes](#modes) sft, dpo and rm: a file (JSON Lines, Parquet) or the folder of a run"

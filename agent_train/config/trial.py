@@ -29,7 +29,7 @@ DRIFTS = (0.0, 0.01, -0.01, 0.3, -0.3, 3.0, -3.0)
 
 
 def wrong_formulas(config: Config) -> Iterator[str]:
-    """What is wrong with the settings of the algorithm, tried on advantages of both signs; at most one line."""
+    """The problem of the algorithm's settings, tried on advantages of both signs; at most one line."""
     algorithm = config.algorithm
     try:
         objective = policy_objective(algorithm)

@@ -26,6 +26,7 @@ from agent_train.config.schema import Config, ConfigError, ModelConfig
 from agent_train.learner.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
 from agent_train.trainer.offline.validation import wrong_files, wrong_without_files
 from agent_train.trainer.resume import refusals, run_path
+from agentgym.core.env import close_unused
 from agentgym.core.registration import EnvSpec, UnknownEnvError, parameters, spec
 from agentgym.sandbox import SandboxError, describe
 from agentgym.sandbox.backends.select import check_backend
@@ -211,7 +212,7 @@ def _wrong_machine(config: Config) -> Iterator[str]:
 
 
 def _wrong_cluster() -> Iterator[str]:
-    """Whether anything answers where RAY_ADDRESS says that a cluster is: Ray itself looks for it for minutes."""
+    """True if anything answers where RAY_ADDRESS says that a cluster is: Ray itself looks for it for minutes."""
     named = os.environ.get("RAY_ADDRESS", "")
     host, colon, port = named.removeprefix("ray://").rpartition(":")
     if not (host and colon and port.isdigit()):  # "auto", say, which Ray looks up
@@ -224,7 +225,7 @@ def _wrong_cluster() -> Iterator[str]:
 
 
 def _wrong_placement(config: Config) -> Iterator[str]:
-    """What is wrong with where environments run, as far as this machine can tell: the cluster is asked when Ray has started."""
+    """Problems of environment placement, as far as this machine can tell: the cluster is asked once Ray has started."""
     env = config.env
     if env.placement != "ray":
         return
@@ -296,7 +297,7 @@ def _wrong_env(config: Config) -> Iterator[str]:
         yield f"{name}: cannot be made{given}: {_first_line(error)}"
         return
     missing = [method for method in ("expert_action", "random_action") if not hasattr(env.unwrapped, method)]
-    env.close()
+    close_unused(env)
     yield from _wrong_sandbox(config)
     if missing and config.sft.episodes > 0:
         yield f"sft.episodes={config.sft.episodes}: {config.env.id} has no expert to learn from (no {missing[0]}): set sft.episodes=0"
@@ -326,7 +327,7 @@ def sandbox_choice(config: Config) -> str | None:
     found = env_spec(config)
     env = found.make()
     image = getattr(env.unwrapped, "sandbox_image", None)
-    env.close()
+    close_unused(env)
     return describe(found.kwargs.get("sandbox"), image) if image else None
 
 
@@ -348,7 +349,7 @@ def _wrong_splits(config: Config) -> Iterator[str]:
 
 
 def env_spec(config: Config) -> EnvSpec:
-    """How the run's environment is made: the settings' kwargs, then `sandbox`, over those that it was registered with.
+    """The arguments of the run's environment: `env.kwargs` and `sandbox`, over those of its registration.
 
     Raises:
         UnknownEnvError: no such environment.

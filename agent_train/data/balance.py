@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Cost:
-    """What a forward pass costs, in multiplications: a part for each token and a part for each pair of tokens that attention looks at.
+    """The cost of a forward pass in multiplications: a part per token and a part per pair of tokens in attention.
 
     Attributes:
         token: of a token, in all layers.
@@ -79,7 +79,7 @@ def balance(costs: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def spread(costs: Sequence[int], dealt: Sequence[Sequence[int]]) -> int:
-    """How far the largest sum lies above the smallest."""
+    """The gap between the largest and the smallest sum."""
     sums = [sum(costs[place] for place in own) for own in dealt]
     return max(sums) - min(sums)
 

@@ -45,7 +45,7 @@ class Prefix:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward pass reads. Everything is aligned to the token itself, as in `TrainingSample`.
+    """The input of one forward pass. Everything is aligned to the token itself, as in `TrainingSample`.
 
     Attributes:
         ids_T: token ids, int64.
@@ -85,7 +85,7 @@ class MicroBatch:
 
     @property
     def n_segments(self) -> int:
-        """How many rows there are, S."""
+        """The number of samples, S."""
         return len(self.lengths)
 
     def to(self, device: torch.device) -> MicroBatch:
@@ -135,7 +135,7 @@ class RankBatch:
 
 
 def sampled(rows: Iterable[TrainingSample]) -> int:
-    """How many sampled tokens the rows hold."""
+    """The number of sampled tokens in the samples."""
     return sum(row.sampled for row in rows)
 
 
@@ -244,7 +244,7 @@ def _pieces(tree: PrefixGroup, budget: int, most: int, cost: Cost) -> list[Prefi
 
 
 def _pack(trees: Iterable[PrefixGroup], budget: int) -> list[list[PrefixGroup]]:
-    """Micro-batches of at most `budget` tokens, first fit, the largest first; a tree that is larger has one of its own."""
+    """Micro-batches of at most `budget` tokens, first fit, the largest first; a larger prefix group has its own."""
     if budget < 1:
         raise ValueError(f"a micro-batch holds at least 1 token, not {budget}: see learner.microbatch_tokens")
     bins: list[list[PrefixGroup]] = []

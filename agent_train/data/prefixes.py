@@ -24,7 +24,7 @@ class PrefixGroup:
 
     @property
     def tokens(self) -> int:
-        """How many there are with the prefix counted once."""
+        """The number of tokens with the prefix counted once."""
         return sum(len(row.ids) for row in self.rows) - self.prefix * (len(self.rows) - 1)
 
     def cost(self, cost: Cost) -> int:
@@ -86,13 +86,13 @@ def _trees_of_group(rows: Sequence[TrainingSample]) -> list[PrefixGroup]:
 
 
 def _prompt(row: TrainingSample) -> tuple[int, ...]:
-    """What comes before the first sampled token, and before the last token in any case."""
+    """The tokens before the first sampled one, without the last token in any case."""
     end = row.mask.index(True) if True in row.mask else len(row.ids) - 1
     return tuple(row.ids[:end])
 
 
 def _common(prompts: Sequence[tuple[int, ...]]) -> int:
-    """How many first tokens all have in common."""
+    """The number of first tokens that all have in common."""
     if not prompts:
         return 0
     # All lie between the two in the order of tuples, and so agree as far as these do.

@@ -1,4 +1,4 @@
-"""What an engine does: continue token ids, and take new weights."""
+"""The contract of an engine: continue token ids, and take new weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample one completion. Log-probabilities are those of the raw logits divided by `temperature`.
+    """The sampling parameters of one completion. Log-probabilities are those of the raw logits divided by `temperature`.
 
     `top_p` and `top_k` are left out on purpose: an engine that cuts the distribution returns log-probabilities that are
     off by the kept mass.

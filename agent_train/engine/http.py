@@ -13,7 +13,7 @@ ATTEMPTS = 3
 
 
 class ServerFailed(EngineError):
-    """The server answered with a failure of its own, closed the connection or cannot be reached: it may be dead."""
+    """The server answered with status 5xx, closed the connection or cannot be reached: it may be dead."""
 
 
 def open_client() -> aiohttp.ClientSession:
@@ -62,7 +62,7 @@ async def post(
 
 
 async def healthy(client: aiohttp.ClientSession, base_url: str, seconds: float = 2.0) -> bool:
-    """Whether GET /health answers 200 in time."""
+    """True if GET /health answers 200 in time."""
     try:
         async with client.get(base_url + "/health", timeout=aiohttp.ClientTimeout(total=seconds)) as response:
             return response.status == 200

@@ -1,4 +1,4 @@
-"""What every engine refuses, in the same words."""
+"""Checks of requests that all engines share."""
 
 from __future__ import annotations
 

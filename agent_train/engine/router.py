@@ -1,4 +1,4 @@
-"""Which replica answers: the one that knows the episode's prefix, else the one with the least to do."""
+"""Routes a request to the replica that holds the episode's prefix, else to the least loaded one."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if os.environ.get(WORKER_MARK):
 
 
 class WeightReceiver:
-    """What a worker can do beyond vLLM's own. Names must not meet those of vLLM's worker class."""
+    """Methods added to vLLM's worker. Their names must not clash with those of vLLM's worker class."""
 
     rank: int
     device: torch.device

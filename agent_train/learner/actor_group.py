@@ -390,7 +390,7 @@ async def shared_devices(config: Config) -> PlacementGroup | None:
 
 
 def _gpus(config: Config) -> int:
-    """How many GPUs the cluster has.
+    """The number of GPUs in the cluster.
 
     Raises:
         LearnerError: fewer than the roles need.

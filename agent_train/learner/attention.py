@@ -34,7 +34,7 @@ UNSUPPORTED = ("softcap", "s_aux", "head_mask", "position_bias")
 
 @dataclass(frozen=True)
 class Segments:
-    """Where the rows of a micro-batch lie.
+    """The bounds of the samples in a packed micro-batch.
 
     Attributes:
         cu_seqlens: S+1 boundaries, int32, on the model's device.

@@ -1,4 +1,4 @@
-"""What the critic learns from: its values are to be the targets of the rows, and how well they already are.
+"""The critic's objective: the error of its values against the targets of the samples.
 
 The loss of a token is `values.value_loss`; a micro-batch gives the sum of its tokens' losses times their weights, as the policy's
 does, so that any split over ranks and micro-batches gives the same step.
@@ -56,7 +56,7 @@ class CriticMetrics:
 
 
 def check_targets(rows: Sequence[TrainingSample], clip: float | None) -> None:
-    """What the rows must hold for the critic to learn from them.
+    """The fields that samples must have for the critic's objective.
 
     Raises:
         ValueError: a row with sampled tokens has no targets, or no old values where a clip needs them.
@@ -69,7 +69,7 @@ def check_targets(rows: Sequence[TrainingSample], clip: float | None) -> None:
 
 
 def critic_contribute(batches: Sequence[MicroBatch], clip: float | None) -> MicroBatchLoss:
-    """What each micro-batch adds to the critic's loss and to the VALUE_SUMS, and the largest error."""
+    """Each micro-batch's part of the critic's loss, its VALUE_SUMS, and the largest error."""
 
     def of_batch(index: int, values_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch = batches[index]

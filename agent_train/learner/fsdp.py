@@ -191,7 +191,7 @@ def whole_on_host(policy: Packed, rank: int, dtype: str, merge: bool = False) ->
 def write_model(
     policy: Packed, weights: dict[str, Tensor], folder: str | Path, model_dir: str | Path, dtype: str
 ) -> None:
-    """What `save_model` or `save_adapter` writes, from weights that were gathered before.
+    """Write what `save_model` or `save_adapter` writes, from weights gathered before.
 
     The policy is asked for its config alone.
     """

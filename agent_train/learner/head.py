@@ -83,7 +83,7 @@ class _ChunkedHead(torch.autograd.Function):
 
 @dataclass
 class _Answers:
-    """What is known of C tokens from the parts of the vocabulary so far.
+    """Running statistics of C tokens over the parts of the vocabulary so far.
 
     Attributes:
         targets_C: the ids that were sampled.
@@ -140,7 +140,7 @@ def _logit_gradient(
 
 
 def _inside(place_C: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Which places lie in a part of the vocabulary, and the places, 0 for those that do not."""
+    """A mask of the ids that lie in a part of the vocabulary, and their places in it, 0 for the others."""
     inside_C = (place_C >= 0) & (place_C < width)
     return inside_C, torch.where(inside_C, place_C, 0)
 
@@ -172,7 +172,7 @@ class _Logits:
 
     @property
     def whole(self) -> bool:
-        """Whether one part is the whole vocabulary."""
+        """True if one part is the whole vocabulary."""
         return self._width == len(self._weight_VD)
 
     def chunks(self) -> list[slice]:

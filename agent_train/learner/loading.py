@@ -1,4 +1,4 @@
-"""Weights straight from the files of a model folder into the shards of a model that has none yet.
+"""Loads weights from the files of a model folder straight into the shards of a meta-device model.
 
 A model is built with its parameters on the meta device, where they have a shape and no memory; its buffers (rotary frequencies) are
 computed as ever. It is sharded like that, and then each rank reads the rows of its own shards and nothing else.
@@ -25,7 +25,7 @@ Initial = Callable[[str, tuple[int, ...]], Tensor]
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """Where each tensor of a model folder lies, by its name in the files."""
+    """The file of each tensor of a model folder, by its name in the files."""
 
     files: dict[str, Path]
 
@@ -59,7 +59,7 @@ class WeightFiles:
             yield read
 
     def hold(self, model: nn.Module, new: str | None = None) -> bool:
-        """Whether the files hold every parameter and saved buffer of a model, under its own names and in its shapes.
+        """True if the files hold every parameter and saved buffer of a model, under its own names and in its shapes.
 
         Args:
             new: name of a parameter that they need not hold.
@@ -164,7 +164,7 @@ def file_name(name: str) -> str:
 
 
 def _stored(model: nn.Module) -> dict[str, Tensor]:
-    """What the files should hold: each parameter once, tied or not, and the buffers that are saved."""
+    """The tensors that the files should hold: each parameter once, tied or not, and the saved buffers."""
     saved = model.state_dict(keep_vars=True)
     parameters = dict(model.named_parameters())
     return parameters | {name: value for name, value in saved.items() if not isinstance(value, nn.Parameter)}
@@ -181,7 +181,7 @@ def _owners(module: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
 
 
 def _ranges(parameter: Tensor) -> Ranges:
-    """Which part of the whole parameter this rank holds."""
+    """The part of the whole parameter that this rank holds."""
     if not isinstance(parameter, DTensor):
         return tuple(slice(0, size) for size in parameter.shape)
     begin, size = [0] * parameter.ndim, list(parameter.shape)

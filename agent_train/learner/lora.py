@@ -49,7 +49,7 @@ def add_adapters(model: Any, settings: LoraConfig) -> None:
 
 
 def initial_adapter(name: str, shape: tuple[int, ...]) -> Tensor:
-    """What an adapter's weight begins as, the same on every rank: A spread evenly within 1 / sqrt(inputs), B zeros."""
+    """The initial weight of an adapter, the same on every rank: A uniform within 1 / sqrt(inputs), B zeros."""
     if ".lora_B." in name:
         return torch.zeros(shape)
     if ".lora_A." not in name:
@@ -60,7 +60,7 @@ def initial_adapter(name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether adapters were added."""
+    """True if adapters were added."""
     return any(True for _ in _layers(model))
 
 

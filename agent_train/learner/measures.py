@@ -1,4 +1,4 @@
-"""What an update measures: sums and maxima per micro-batch, reduced over all ranks, and the means made from them.
+"""Metrics of an update: sums and maxima per micro-batch, reduced over all ranks, and the means made from them.
 
 A fixed panel, the same whatever the objective is. Nothing is read back to the host but once for each optimizer step.
 
@@ -181,7 +181,7 @@ def reduced(
 
 @dataclass(frozen=True)
 class PolicyTerms:
-    """What one micro-batch's policy objective was made of, without gradient. Per token where the name ends in T.
+    """The terms of one micro-batch's policy objective, without gradient. Per token where the name ends in T.
 
     Attributes:
         loss: the weighted sum that is differentiated.

@@ -1,4 +1,4 @@
-"""Which rows of a training step belong to which of its optimizer steps."""
+"""Divides the samples of a training step among its optimizer steps."""
 
 from __future__ import annotations
 

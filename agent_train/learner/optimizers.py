@@ -48,7 +48,7 @@ def set_lr(optimizer: optim.Optimizer, lr: float) -> None:
 
 
 def average(value: Tensor) -> Tensor:
-    """What an optimizer keeps, as a tensor that can be copied and written: in fp32 where it is kept in 8 bits."""
+    """The state of an optimizer as tensors that can be copied and written: fp32 where it is kept in 8 bits."""
     local = value.to_local() if isinstance(value, DTensor) else value
     if not _packed(local):
         return value

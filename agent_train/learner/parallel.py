@@ -1,4 +1,4 @@
-"""How the ranks share the work: replicas of the model, the tokens of one micro-batch, the layers.
+"""Parallelism of the ranks: replicas of the model, the tokens of one micro-batch, the layers.
 
 `learner.workers` ranks lie in a mesh of data x sequence x tensor; ranks of one replica are neighbours. FSDP shards over data and
 sequence ranks together, and the parameters outside the blocks over all.
@@ -38,7 +38,7 @@ _HEADS_DIM = 2
 
 @dataclass(frozen=True)
 class ParallelDims:
-    """Where one rank stands.
+    """The coordinates of one rank.
 
     Attributes:
         data, sequence, tensor: sizes of the mesh.
@@ -62,7 +62,7 @@ class ParallelDims:
 
     @property
     def gradient_scale(self) -> int:
-        """What a loss is multiplied by: FSDP averages over so many ranks, and the weights of the tokens count all already."""
+        """The factor of the loss: FSDP averages over so many ranks, and the tokens' weights already count all."""
         return self.data * self.sequence
 
     @property
@@ -82,7 +82,7 @@ def replica_size(settings: LearnerConfig) -> int:
 
 
 def data_ranks(settings: LearnerConfig) -> int:
-    """How many shares the rows of a step are dealt into.
+    """The number of parts that the samples of a step are dealt into.
 
     Raises:
         ValueError: the ranks cannot be grouped so.
@@ -168,7 +168,7 @@ def split_layers(model: Any, blocks: Iterable[nn.Module], mesh: DeviceMesh) -> N
 
 
 def plan_of(architecture: str, block: nn.Module, ranks: int) -> dict[str, ParallelStyle]:
-    """How each layer of a block is split over `ranks`. Raises as `split_layers`."""
+    """The split of each layer of a block over `ranks`. Raises as `split_layers`."""
     plan: dict[str, ParallelStyle] = {}
     for name, module in block.named_modules():
         layer, role = _layer(name)
@@ -235,7 +235,7 @@ def clip_gradients(module: nn.Module, limit: float, layout: ParallelDims, device
 
 
 def _is_split(parameter: Tensor, layout: ParallelDims) -> bool:
-    """Whether ranks that share the layers hold different parts of it."""
+    """True if ranks that share the layers hold different parts of it."""
     if not isinstance(parameter, DTensor):
         return False
     if parameter.device_mesh == layout.world:

@@ -1,4 +1,4 @@
-"""What the policy learns from: a policy loss with its corrections, the KL to a reference, and an entropy bonus.
+"""The policy's objective: a policy loss with its corrections, the KL to a reference, and an entropy bonus.
 
 Three policies: p is trained, o is the trainer's at the start of the training step (the proximal one), b sampled (the engine's).
 The loss of a token is
@@ -77,7 +77,7 @@ class PolicyObjective:
 
     @property
     def needs_start(self) -> bool:
-        """Whether the second and later optimizer steps read log-probabilities of the start, which costs a forward pass."""
+        """True if the second and later optimizer steps read log-probabilities of the start, which costs a forward pass."""
         kl = self.settings.kl
         importance = kl.place == "loss" and kl.coef > 0 and kl.importance != "none"
         reads = self.loss.needs_proximal or self.settings.correction.name is not None or importance
@@ -85,11 +85,11 @@ class PolicyObjective:
 
     @property
     def needs_drift_limit(self) -> bool:
-        """Whether each optimizer step begins with a forward pass, since its loss reads a limit made of all its tokens."""
+        """True if each optimizer step begins with a forward pass, since its loss reads a limit made of all its tokens."""
         return "drift_limit" in self.loss.reads
 
     def check(self, rows: Sequence[TrainingSample], kl_coef: float, version: int | None) -> None:
-        """What the rows must hold for this objective.
+        """The fields that samples must have for this objective.
 
         Raises:
             ValueError: a row with sampled tokens lacks it.
@@ -112,7 +112,7 @@ class PolicyObjective:
                 raise ValueError(f"{where}: algorithm.proximal=interpolated needs the version that sampled each token")
 
     def contribute(self, step: PolicyStep) -> MicroBatchLoss:
-        """What each micro-batch of the step adds to the loss, and its `measures.policy_sums`."""
+        """Each micro-batch's part of the loss, and its `measures.policy_sums`."""
 
         def of_batch(index: int, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
             loss, terms = self.terms(step, index, *output)
@@ -174,7 +174,7 @@ class PolicyObjective:
         return m2po_limit(torch.cat(everyone), *([] if budget is None else [budget]))
 
     def _gap(self, step: PolicyStep, batch: MicroBatch, logprobs_T: Tensor, start_T: Tensor | None) -> Gap | None:
-        """What the ratio divides by; None where the trainer's start is not known, because nothing reads it."""
+        """The log-probabilities that the ratio divides by; None where no loss reads them."""
         proximal, share_T = self.settings.proximal, None
         if proximal == "interpolated" and step.number == 0:
             # The share is 1: the policy itself, to the last bit.
@@ -189,7 +189,7 @@ class PolicyObjective:
         return gap_of(proximal, logprobs_T, batch.behaviour_logprobs_T, batch.mask_T, recomputed_T, share_T)
 
     def _correction(self, batch: MicroBatch, gap: Gap | None, logprobs_T: Tensor) -> Tensor | None:
-        """What the policy's loss of each token is multiplied by; None where nothing corrects."""
+        """The factor of each token's policy loss; None where nothing corrects."""
         settings = self.settings.correction
         weights_T = None
         where = (batch.mask_T, batch.segment_T, batch.n_segments)
@@ -254,7 +254,7 @@ def referenced(share: RankBatch) -> list[bool]:
 
 
 def _differ(row: TrainingSample) -> bool:
-    """Whether the advantages of the sampled tokens differ by more than rounding."""
+    """True if the advantages of the sampled tokens differ by more than rounding."""
     own = [a for a, on in zip(row.advantages, row.mask, strict=False) if on]
     return bool(own) and max(own) - min(own) > ROUNDING * max(map(abs, own))
 

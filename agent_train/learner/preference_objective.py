@@ -1,4 +1,4 @@
-"""What preference modes learn from: DPO, IPO and KTO on log-probabilities, Bradley-Terry or squared errors on scores.
+"""The objectives of preference modes: DPO, IPO and KTO on log-probabilities, Bradley-Terry or squared errors on scores.
 
 Such a loss joins answers that may lie in different micro-batches and ranks, and reads each only through a few sums. So a step has
 two passes. The first scores all rows, and the driver computes the loss and its derivative by each log-probability or score. The

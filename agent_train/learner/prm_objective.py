@@ -1,4 +1,4 @@
-"""What PRIME's process reward model learns from: outcomes of whole trajectories (arXiv 2502.01456).
+"""The objective of PRIME's process reward model: outcomes of whole trajectories (arXiv 2502.01456).
 
 The loss of a trajectory, the cross-entropy of `sigmoid(sum of its process rewards)` and its outcome, reads all its tokens, which may
 lie in several rows, on several ranks. Its gradient in the log-probability of any of them is the same number,
@@ -113,7 +113,7 @@ def prm_targets(
 
 
 def prm_contribute(batches: Sequence[MicroBatch]) -> MicroBatchLoss:
-    """What each micro-batch adds: the weighted sum of `-advantage * logprob`, whose gradient is that of the cross-entropy."""
+    """Each micro-batch's part: the weighted sum of `-advantage * logprob`, whose gradient is the cross-entropy's."""
 
     def of_batch(index: int, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         batch = batches[index]

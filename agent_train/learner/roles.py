@@ -30,12 +30,12 @@ def roles_of(config: Config) -> tuple[str, ...]:
 
 
 def needs_reference(config: Config) -> bool:
-    """Whether anything of a run with episodes asks for the log-probabilities of a reference."""
+    """True if anything of a run with episodes asks for the log-probabilities of a reference."""
     return config.algorithm.kl.coef > 0 or config.algorithm.advantage.name == "prime"
 
 
 def reference_is_base(config: Config) -> bool:
-    """Whether the reference is the policy without its adapters, which needs no model of its own.
+    """True if the reference is the policy without its adapters, which needs no model of its own.
 
     That is not so where the settings name another, or where the run starts from a warm start that the adapters learned.
     """
@@ -43,7 +43,7 @@ def reference_is_base(config: Config) -> bool:
 
 
 def learns(config: Config, role: str) -> bool:
-    """Whether a role has an optimizer. The others stay as they are loaded: a reward model too, but where it is what is trained."""
+    """True if a role has an optimizer. The others stay as they are loaded: a reward model too, but where it is what is trained."""
     return role in ("policy", "critic", "prm") or (role == "reward_model" and config.mode == "rm")
 
 

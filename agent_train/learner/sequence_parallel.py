@@ -54,7 +54,7 @@ class SequenceParallelGroup:
         return slice(self.sequence_rank * length, (self.sequence_rank + 1) * length)
 
     def padding(self, size: int) -> int:
-        """How many tokens are added to T."""
+        """The number of tokens added to T."""
         return -size % self.sequence_size
 
 

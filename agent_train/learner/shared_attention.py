@@ -58,7 +58,7 @@ def shared_attention(
 
 
 def band(size: int, window: int | None, device: torch.device) -> Tensor:
-    """Booleans (size, size): what a token sees of its own stretch."""
+    """Booleans (size, size): the tokens that each token sees of its stretch."""
     seen = torch.ones(size, size, dtype=torch.bool, device=device).tril()
     return seen if window is None else seen.triu(1 - window)
 

@@ -88,7 +88,7 @@ class StateStore:
         self._running = _then(saved, finish)
 
     def saved(self, wait: bool = False) -> str | None:
-        """How the last save went: None while it is being written, "" where it ended well or there was none, else what failed.
+        """The outcome of the last save: None while it is written, "" for success or no save, else the failure.
 
         Args:
             wait: until it ended.

@@ -1,4 +1,4 @@
-"""Whether two models mean the same by a token id. Rows hold ids, so what reads the policy's has to."""
+"""True if two models mean the same by a token id. Rows hold ids, so what reads the policy's has to."""
 
 from __future__ import annotations
 

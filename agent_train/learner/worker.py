@@ -252,7 +252,7 @@ class LearnerWorker:
         self._state.begin(self.module, self._optimizer, counters, folder, last)
 
     def state_saved(self) -> str | None:
-        """How the last save of the state went: None while it is written, "" for well, else what failed."""
+        """The outcome of the last save of the state: None while it is written, "" for success, else the failure."""
         return self._state.saved()
 
     def load_state(self, folder: str) -> None:

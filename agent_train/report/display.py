@@ -1,4 +1,4 @@
-"""What a run shows on the console: a live table on a terminal, one line for each step elsewhere."""
+"""The console display of a run: a live table on a terminal, one line for each step elsewhere."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Display:
         self.console.print(Text(text), soft_wrap=True, highlight=False)
 
     def phase(self, name: str, detail: str) -> None:
-        """What is going on. A new name is printed at once off a terminal, a new detail only now and then."""
+        """Show the current phase. Off a terminal a new name is printed at once, a new detail only now and then."""
         now = time.monotonic()
         if name != self._phase:
             self._phase_began, self._episodes = now, 0
@@ -235,7 +235,7 @@ def _update_cells(row: StepMetrics) -> tuple[str, str, str]:
 
 
 def _learned(row: StepMetrics) -> str:
-    """What the learner says in a step's line."""
+    """The learner's part of a step's line."""
     gap, norm, entropy = _update_cells(row)
     update = f"gap {gap}  grad norm {norm}  entropy {entropy}" if gap else "no update of the policy"
     return update if row.critic is None else f"{update}  explained variance {row.critic.explained_variance:.2f}"

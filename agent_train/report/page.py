@@ -140,7 +140,7 @@ def _of_kind(records: Sequence[Record], kind: str) -> list[Record]:
 
 
 def _left_out(run: RunFolder) -> str:
-    """How many lines of the metrics are no records."""
+    """The number of lines of the metrics that are no records."""
     if not (broken := broken_lines(run.metrics)):
         return ""
     lines = f"{len(broken)} line{'s' * (len(broken) > 1)} of {run.metrics.name}"

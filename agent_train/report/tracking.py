@@ -1,4 +1,4 @@
-"""What a run measures: shown while it runs, kept in `metrics.jsonl`.
+"""Metrics of a run: shown while it runs, kept in `metrics.jsonl`.
 
 A record of that file is one JSON object with `kind` ("sft", "eval" or "train"), `step` and `elapsed` (seconds since the
 run began), and the fields of the dataclass of its kind. A number that is not finite is null.

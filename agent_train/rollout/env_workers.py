@@ -72,7 +72,7 @@ class EnvWorker:
         return self._front.url
 
     async def wait(self) -> None:
-        """Never returns: whoever waits for it hears when this process ends."""
+        """Never returns: a caller that waits for it learns when this process ends."""
         await asyncio.Event().wait()
 
 
@@ -226,7 +226,7 @@ async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def _within(reference: Any, seconds: float, otherwise: str) -> Any:
-    """What a Ray call gives.
+    """The result of a Ray call.
 
     Raises:
         PlacementError: it takes longer than so many seconds.

@@ -95,7 +95,7 @@ class Renderer:
         return whole[len(self._anchor) :] if whole.startswith(self._anchor) else self._decode(completion_ids)
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answering: bool = True) -> str:
-        """What the template writes for a conversation; with `answering`, up to where the assistant begins to speak.
+        """The template's text of a conversation; with `answering`, up to where the assistant's answer begins.
 
         Raises:
             RendererError: the template refuses the messages.
@@ -174,7 +174,7 @@ class Renderer:
         return next(message for message in readings if "reasoning_content" not in message)
 
     def _writes(self, message: Message, text: str) -> bool:
-        """Whether the template, given the message as the last one or with an answer to it, writes the sampled text."""
+        """True if the template, given the message as the last one or with an answer to it, writes the sampled text."""
         before = [user(_PROBE)]
         answer = [tool_result(call["id"], _PROBE, call["function"]["name"]) for call in message.get("tool_calls", [])]
         try:
@@ -226,7 +226,7 @@ class Renderer:
         return end_of_turn, tuple(dict.fromkeys([*stops, end_of_turn, *eos_ids]))
 
     def _takes_argument_text(self) -> bool:
-        """Whether the template writes the text of a tool call's arguments as it is, and does not quote it once more."""
+        """True if the template writes the text of a tool call's arguments as it is, and does not quote it once more."""
         self._plain_arguments = True
         arguments = '{"a":  "b"}'  # two spaces: a template that reads it and writes it again keeps one
         try:

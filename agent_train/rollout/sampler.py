@@ -25,7 +25,7 @@ OnEnd = Callable[[Trajectory], None]
 
 
 def pick_tasks(tasks: TaskSet, first: int, count: int, seed: int) -> list[Task]:
-    """The next `count` tasks of an endless row of epochs, each in a shuffled order of its own.
+    """The next `count` tasks of an endless sequence of epochs, each in a new order.
 
     The row follows from the seed alone, so a run that is resumed with the place it had reached (`Progress.tasks`) goes on where it
     stopped, and no epoch repeats or skips a task.
@@ -58,7 +58,7 @@ def _order(size: int, seed: int) -> tuple[int, ...]:
 
 
 def admit(*, batch: int, version: int, staleness: int, accepted: int, running: int, max_concurrent: int) -> int:
-    """How many new trajectories may start now: `min(max_concurrent - running, (s + v + 1) * B - (accepted + running))`.
+    """The number of trajectories that may start now: `min(max_concurrent - running, (s + v + 1) * B - (accepted + running))`.
 
     None is then more than `staleness` versions old when it is trained on, if batches take trajectories in the order in which
     they started. The formula is that of AReaL (arXiv:2505.24298).

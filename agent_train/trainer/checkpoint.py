@@ -45,7 +45,7 @@ class CheckpointError(RuntimeError):
 
 
 class Saves(Protocol):
-    """What a checkpoint asks of a role that learns; `agent_train.learner.actor_group.Learner` is one."""
+    """The methods that a checkpoint needs of a learning role; `agent_train.learner.actor_group.Learner` has them."""
 
     async def save_state(self, folder: Path, export: Path | None = None) -> None:
         """Copy the state and begin to write it."""

@@ -1,4 +1,4 @@
-"""What a run needs while it trains: Ray, the engine, the learner, the tasks. Opened together, closed together."""
+"""The open resources of a training run: Ray, engine, learner, tasks. Opened and closed together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a run is: what a checkpoint keeps of the training loop, so that the next step follows from it alone."""
+"""The progress of a run: the loop's state in a checkpoint, from which the next step follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which folder a run writes, and what is there already: nothing, or a run to go on with.
+"""Chooses the folder of a run: a new one, or one to resume.
 
 `trainer.resume` auto goes on with the run of that name, never refuses it, a path goes on with that folder. A run goes on from its
 newest whole checkpoint. What it wrote after that is moved aside, to names that end in `.before-resume-N`, so that the files
@@ -81,7 +81,7 @@ def run_path(config: Config) -> Path:
 
 
 def refusals(config: Config) -> Iterator[str]:
-    """Why the folder that the settings name cannot be written or gone on with, a line each. Changes nothing."""
+    """The reasons why the folder of the settings cannot be written or resumed, a line each. Changes nothing."""
     path, trainer = run_path(config), config.trainer
     key = f"trainer.name={path.name}" if trainer.resume in ("auto", "never") else f"trainer.resume={trainer.resume}"
     run = RunFolder(path)
@@ -147,7 +147,7 @@ def resume_command(run: RunFolder) -> list[str]:
 
 
 def _holds_something(entry: Path) -> bool:
-    """Whether an entry of a folder is more than what a run makes first."""
+    """True if an entry of a folder is more than what a run makes first."""
     return entry.name not in _OWN or (entry.is_dir() and any(entry.iterdir()))
 
 
@@ -176,7 +176,7 @@ def _flat(config: Config) -> dict[str, Any]:
 
 
 def _wrong_latest(run: RunFolder) -> str | None:
-    """Why `checkpoints/latest` cannot be believed: it names no checkpoint, or one that is not there."""
+    """The reason why `checkpoints/latest` is invalid: it names no checkpoint, or a missing one."""
     named, saved = run.named_latest(), run.saved_checkpoints()
     # One that was being replaced when the machine stopped gets its name back when the run is opened.
     if named is None or named in [path.name for path in saved] or (run.checkpoints / f"{REPLACED}{named}").is_dir():

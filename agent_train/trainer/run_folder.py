@@ -104,7 +104,7 @@ class RunFolder:
         return next((path for path in self.saved_checkpoints() if path.name == named), None)
 
     def named_latest(self) -> str | None:
-        """What is written in `latest`, whether it is the name of a checkpoint or not; None where there is no such file."""
+        """The content of the file `latest`, valid or not; None where it is missing."""
         pointer = self.checkpoints / "latest"
         return pointer.read_text(encoding="utf-8", errors="replace").strip() if pointer.is_file() else None
 
@@ -121,7 +121,7 @@ def run_name(config: Config) -> str:
 
 
 def versions(command: Sequence[str] = ()) -> dict[str, Any]:
-    """What ran: python, the packages that matter (null where absent), git revision and the command."""
+    """The versions of a run: Python, packages (null where absent), git revision and command."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -202,7 +202,7 @@ def nothing_played(what: str, trajectories: Sequence[Trajectory]) -> NothingPlay
 
 
 def _next_kl_coef(config: Config, coef: float, episodes: int, update: UpdateMetrics | None) -> float:
-    """Where `kl.target` is set, the coefficient follows the KL to the reference that the update measured."""
+    """Adapt the KL coefficient to `kl.target` by the KL that the update measured."""
     kl = config.algorithm.kl
     if kl.target is None or update is None or not math.isfinite(update.kl_reference):
         return coef

@@ -13,6 +13,7 @@ from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.learner.measures import SftUpdate
 from agent_train.rollout.renderer import Rendered, Renderer
 from agent_train.trainer.seeds import derive_seed
+from agentgym.core.env import close_unused
 from agentgym.core.messages import Message, text_of, tool_result
 from agentgym.core.registration import EnvSpec
 from agentgym.core.trajectory import Tokens, Trajectory, Turn
@@ -79,7 +80,7 @@ async def demonstrations(config: Config, env_spec: EnvSpec, model_dir: str | Pat
     played = await expert_trajectories(env_spec, config.env.train_split, sft.episodes, sft.mistakes, seed)
     env = env_spec.make()
     tools = env.get_wrapper_attr("tools")
-    env.close()
+    close_unused(env)
     return sft_samples(played, Renderer.of_folder(model_dir), tools)
 
 
@@ -127,7 +128,7 @@ def _completion(
     reply: Message,
     tools: Sequence[dict[str, Any]],
 ) -> list[int]:
-    """What the policy would have sampled to say this, with the token that ends its turn.
+    """The tokens that the policy would have sampled to say this, with the token that ends its turn.
 
     A reply that is more than text is what the template writes of it.
     """
@@ -153,7 +154,7 @@ def _completion(
 
 
 class SftLearner(Protocol):
-    """What `warm_start` needs of a learner."""
+    """The methods that `warm_start` needs of a learner."""
 
     async def sft(self, rows: Sequence[TrainingSample], lr: float) -> SftUpdate:
         """One supervised step at this learning rate."""
@@ -162,7 +163,7 @@ class SftLearner(Protocol):
 
 @dataclass(frozen=True)
 class SftProgress:
-    """How far a warm start is: `step` of `steps` is done, in `epoch` of `epochs`, with these metrics."""
+    """The progress of a warm start: `step` of `steps` is done, in `epoch` of `epochs`, with these metrics."""
 
     step: int
     steps: int

@@ -206,7 +206,7 @@ def _device_id(device: torch.device) -> str:
 
 
 def _buckets(manifest: Sequence[TensorInfo], bucket_bytes: int) -> Iterator[list[tuple[TensorInfo, int]]]:
-    """Runs of tensors with their start in the bucket. A tensor larger than a bucket has one of its own."""
+    """Buckets: runs of tensors with their offsets. A tensor larger than a bucket has its own."""
     bucket: list[tuple[TensorInfo, int]] = []
     end = 0
     for info in manifest:

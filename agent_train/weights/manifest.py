@@ -1,4 +1,4 @@
-"""What is sent when weights are sent, and where: known to both sides before a byte moves. Imports no torch."""
+"""The manifest of a weight sync: names, shapes and types, known to both sides before a byte moves. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class WeightAddress:
-    """Where a weight group meets.
+    """The rendezvous of a weight group.
 
     Attributes:
         host, port: of the store, which rank 0 (the sender) serves.

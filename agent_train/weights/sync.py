@@ -15,7 +15,7 @@ class Sender(Protocol):
     """The learner's side."""
 
     def manifest(self) -> list[TensorInfo]:
-        """What is sent, in order."""
+        """The tensors to send, in order."""
         ...
 
     async def send_weights(self) -> dict[str, int]:
@@ -32,7 +32,7 @@ class Receiver(Protocol):
 
 
 class WeightSyncError(RuntimeError):
-    """What arrived in the engine is not what the learner sent."""
+    """The engine's weights differ from those that the learner sent."""
 
 
 async def sync(learner: Sender, engine: Receiver, version: int) -> int:

@@ -54,7 +54,7 @@ class Home:
                 self._roots += [folder + os.sep for folder in getattr(module, "__path__", ())]
 
     def owns(self, file: str) -> bool:
-        """Whether a file is the author's."""
+        """True if a file is the author's."""
         return any(file == root or (root.endswith(os.sep) and file.startswith(root)) for root in self._roots)
 
     def place_of(self, error: BaseException | TracebackType | None) -> str:

@@ -83,7 +83,7 @@ async def spec(subject: Subject, alone: list[Played]) -> list[Finding]:
 
 
 def _readme(subject: Subject) -> bool:
-    """Whether there is a README beside the environment's module, above it up to the package's root, or in its metadata."""
+    """True if there is a README beside the environment's module, above it up to the package's root, or in its metadata."""
     kind = type(subject.bare)
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     depth = kind.__module__.count(".") + 1
@@ -95,7 +95,7 @@ def _readme(subject: Subject) -> bool:
 
 
 def _body(name: str) -> bool:
-    """Whether an installed package's metadata carries its README, which stands after the fields."""
+    """True if an installed package's metadata carries its README, which stands after the fields."""
     return bool((metadata.distribution(name).read_text("METADATA") or "").partition("\n\n")[2].strip())
 
 

@@ -108,7 +108,7 @@ class Subject:
 
     @property
     def is_async(self) -> bool:
-        """Whether one of its methods is `async def`."""
+        """True if one of its methods is `async def`."""
         return bool(self.bare.async_methods)
 
     async def another(self) -> Subject:

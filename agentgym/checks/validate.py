@@ -79,7 +79,7 @@ class Validation:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no problem."""
+        """True if there is no problem."""
         return all(finding.state != PROBLEM for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:

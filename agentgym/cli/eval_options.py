@@ -45,7 +45,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add("--split", help="which tasks (default: test)")
     add("-n", "--n", type=_count, metavar="N", help="how many tasks of each environment, or all (default: 100)")
     add("--task", action="append", metavar="ID", help="play only this task instead of the first N; repeatable")
-    add("--shuffle", action="store_true", default=None, help="shuffle the split by --seed before taking the first N")
+    add(
+        "--shuffle",
+        action="store_true",
+        default=None,
+        help="shuffle the split by --seed before taking the first N",
+    )
     add("-k", "--k", type=int, metavar="K", help="episodes of each task (default: 1)")
     add("--seed", type=int, help="seed of episodes and sampling (default: 0)")
     add("--kwargs", type=_table, metavar="JSON", help="keyword arguments of the environments")
@@ -54,12 +59,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add("--max-turns", type=int, metavar="N", help="replies before the episode is cut off (default: the environment's)")
     add("--max-episode-tokens", type=int, metavar="N", help="tokens read and written before the episode is cut off")
     add("--episode-timeout", type=_seconds, metavar="TIME", help="time limit of an episode: seconds, 90s, 10m, 2h")
-    add(
-        "--answer-timeout",
-        type=_seconds,
-        metavar="TIME",
-        help="time limit of one answer, with all its requests (default: 300s)",
-    )
+    add("--answer-timeout", type=_seconds, metavar="TIME", help="time limit of one answer, retries too (default: 300s)")
     add("--step-timeout", type=_seconds, metavar="TIME", help="time limit of one environment step (default: 60s)")
     add("--retries", type=int, help="retries of a failed episode (default: 1)")
     group = command.add_argument_group(
@@ -97,7 +97,7 @@ def _add_agents(command: argparse.ArgumentParser) -> None:
         "--base-url",
         action="append",
         metavar="URL",
-        help="endpoint of the model, such as http://localhost:8000/v1; one, or one for each model",
+        help="its endpoint, such as http://localhost:8000/v1; one, or one for each model",
     )
     add("--serve", action="append", metavar="DIR", help="a model folder, served by vLLM for this run")
     add("--serve-args", metavar="ARGS", help="extra arguments of the vLLM server, as one quoted string")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.cli import serve_sandboxes
 from agentgym.cli.spec_of import ENVS, json_object, spec_of
+from agentgym.core.env import close_unused
 from agentgym.core.usage_error import UsageError
 from agentgym.hosts import host_name
 from agentgym.processes.subprocess_query import SubprocessQueryError, subprocess_query
@@ -293,8 +294,7 @@ def _check_values(id: str, spec: EnvSpec) -> None:
     """
     try:
         env: Any = spec.make()
-        if "close" not in env.get_wrapper_attr("async_methods"):
-            env.close()
+        close_unused(env)
     except (ValueError, TypeError) as error:
         raise UsageError(f"--kwargs: {id!r} cannot be made with {dict(spec.kwargs)}: {error}") from error
     except Exception:  # what it needs may be there at another time: the server says so, and serves the others

@@ -202,7 +202,7 @@ class Env(gymnasium.Env[Observation, Action]):
         return messages, float(reward), terminated, truncated, info
 
     def hung_by_agent(self) -> bool:
-        """Whether the agent can have caused a step to hang, where no sandbox tells. May take seconds."""
+        """True if the agent can have caused a step to hang, where no sandbox tells. May take seconds."""
         return False
 
     def agent_failed(self, cause: str) -> Step:
@@ -211,8 +211,8 @@ class Env(gymnasium.Env[Observation, Action]):
         return failed_step(cause, self.floor - self._earned)
 
 
-def is_async(env: Env | Wrapper, name: str) -> bool:
-    """Whether the method of that name, one of `METHODS`, is `async def` in an environment or in one of its wrappers."""
+def is_async(env: gymnasium.Env[Any, Any], name: str) -> bool:
+    """True if the method of that name, one of `METHODS`, is `async def` in an environment or in one of its wrappers."""
     return name in env.get_wrapper_attr("async_methods")
 
 
@@ -351,6 +351,12 @@ class Wrapper(gymnasium.Wrapper[Observation, Action, Observation, Action]):
     def spec(self) -> Any:  # type: ignore[override]  # read-only in gymnasium.Wrapper too
         """The wrapped environment's spec; Gymnasium's own property would copy and extend it."""
         return self.env.spec
+
+
+def close_unused(env: gymnasium.Env[Any, Any]) -> None:
+    """Close an environment that was made only to look at it. An async `close` is left out: nothing is open before `init`."""
+    if not is_async(env, "close"):
+        env.close()
 
 
 class Blocking(Wrapper):

@@ -62,7 +62,7 @@ class EnvExecutor:
 
     @property
     def busy(self) -> bool:
-        """Whether a call has not returned yet, though nobody may be waiting for it any more."""
+        """True if a call has not returned yet, though nobody may be waiting for it any more."""
         return not (self._last_in_thread.up and self._last_in_task.up)
 
     def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
@@ -232,7 +232,7 @@ _executors: weakref.WeakKeyDictionary[Env, EnvExecutor] = weakref.WeakKeyDiction
 
 
 def has_executor(env: Env) -> bool:
-    """Whether calls of this environment have run before."""
+    """True if calls of this environment have run before."""
     return env in _executors
 
 

@@ -380,7 +380,7 @@ def _resolve(path: str, id: str) -> Any:
 
 
 def is_here(module: str) -> bool:
-    """Whether a module can be found; it is not imported, though packages above it are."""
+    """True if a module can be found; it is not imported, though packages above it are."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # a package above it is not here, or it was put into sys.modules by hand

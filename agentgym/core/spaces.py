@@ -25,7 +25,7 @@ class MessagesSpace(gymnasium.Space[Observation]):
         return [user(_random_text(self.np_random)) for _ in range(int(self.np_random.integers(1, 3)))]
 
     def contains(self, x: object) -> bool:
-        """Whether x is one of these; never raises."""
+        """True if x is one of these; never raises."""
         return isinstance(x, list) and all(problem_of(m) is None for m in x)
 
     @property
@@ -51,7 +51,7 @@ class ActionSpace(gymnasium.Space[Action]):
         return _random_text(self.np_random)
 
     def contains(self, x: object) -> bool:
-        """Whether x is one of these; never raises."""
+        """True if x is one of these; never raises."""
         return isinstance(x, str) or (isinstance(x, dict) and problem_of(x) is None and x["role"] == "assistant")
 
     @property

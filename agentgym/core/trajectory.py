@@ -92,7 +92,7 @@ class Trajectory:
 
     @property
     def failed(self) -> bool:
-        """Whether the environment, the sandbox back end or the endpoint failed; such a trajectory has no reward."""
+        """True if the environment, the sandbox back end or the endpoint failed; such a trajectory has no reward."""
         return self.end == "error"
 
     @property

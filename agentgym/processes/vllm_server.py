@@ -113,7 +113,7 @@ class VllmServer:
         return f"http://{HOST}:{port}"
 
     def state(self) -> ServerState:
-        """Whether it runs, and the last lines that it printed."""
+        """True if it runs, and the last lines that it printed."""
         if self._process is None:
             return ServerState(0, 0, "", "")
         lines = self._last_lines()

@@ -124,7 +124,7 @@ class Reward:
 
     @property
     def is_async(self) -> bool:
-        """Whether the function is `async def`, or an object whose call is."""
+        """True if the function is `async def`, or an object whose call is."""
         call: Any = type(self.function).__call__
         return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
 
@@ -237,7 +237,7 @@ class Rubric:
 
     @property
     def is_async(self) -> bool:
-        """Whether any of the functions is `async def`."""
+        """True if any of the functions is `async def`."""
         return any(reward.is_async for reward in self.rewards)
 
     async def score(self, trajectory: Trajectory, task: Task | None = None) -> Score:
@@ -431,7 +431,7 @@ def matches(pattern: str, flags: int = 0, *, timeout: float = 2.0) -> Callable[[
 
 
 def search(pattern: str, flags: int, text: str) -> bool:
-    """Whether a regular expression is found in a text; `matches` runs it in another process."""
+    """True if a regular expression is found in a text; `matches` runs it in another process."""
     return re.search(pattern, text, flags) is not None
 
 

@@ -35,7 +35,7 @@ def hold(folder: Path) -> int:
 
 
 def lock_held(lock: Path) -> bool:
-    """Whether a process holds the `flock` of a file. Never takes it, where the kernel tells who holds locks."""
+    """True if a process holds the `flock` of a file. Never takes it, where the kernel tells who holds locks."""
     try:
         inode = lock.stat().st_ino
     except OSError:

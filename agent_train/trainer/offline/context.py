@@ -1,4 +1,4 @@
-"""What a run on files needs while it trains: Ray, the learner, the samples. Opened together, closed together."""
+"""The open resources of a run on files: Ray, learner, samples. Opened and closed together."""
 
 from __future__ import annotations
 

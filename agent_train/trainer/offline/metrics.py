@@ -1,4 +1,4 @@
-"""What the modes sft, dpo and rm put into `metrics.jsonl`, and say of themselves while they run."""
+"""Metrics of the modes sft, dpo and rm, and their display."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each mode makes of a batch of samples: a loss with its measures, and one optimizer step."""
+"""The objectives of the modes: a loss with its metrics, and one optimizer step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class FileLearner(Protocol):
-    """What the modes need of a learner."""
+    """The methods that the modes need of a learner."""
 
     async def sft(self, samples: Sequence[TrainingSample], lr: float) -> SftUpdate:
         """One supervised step."""
@@ -59,7 +59,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Objective:
-    """What a run optimises. `weights` are what liked and disliked answers of KTO count, the same in every batch."""
+    """The objective of a run. `weights` are those of KTO's liked and disliked answers, the same in every batch."""
 
     form: str
     loss: str
@@ -68,7 +68,7 @@ class Objective:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether samples need log-probabilities under the policy as the run starts."""
+        """True if samples need log-probabilities under the policy as the run starts."""
         return self.form in ("dpo", "kto")
 
 

@@ -1,4 +1,4 @@
-"""What a run on files would do: rows of the table of `agent-train --dry-run`."""
+"""The table of `agent-train --dry-run` for the modes sft, dpo and rm."""
 
 from __future__ import annotations
 

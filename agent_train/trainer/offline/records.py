@@ -36,7 +36,7 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Conversation:
-    """What is learned: the assistant's messages in `said`, each in its place behind `prompt`.
+    """The learned part of a record: the assistant's messages in `said`, each at its place after `prompt`.
 
     Attributes:
         id: where it comes from, "train.jsonl:12".
@@ -63,12 +63,12 @@ class Example:
 
     @property
     def is_pair(self) -> bool:
-        """Whether it is one of two answers that is to be preferred."""
+        """True if it is one of two answers that is to be preferred."""
         return len(self.answers) == 2
 
 
 def form_of(config: Config) -> str:
-    """Which of `FORMS` the files of a run have."""
+    """The form of a run's files, one of `FORMS`."""
     return "kto" if config.mode == "dpo" and config.data.loss == "kto" else config.mode
 
 
@@ -255,7 +255,7 @@ def _whole(
 
 
 def _behind(prompt: list[Message], said: list[Message]) -> list[Message]:
-    """What comes after the prompt, where the hub's files say the prompt again."""
+    """The text after the prompt, where the hub's files repeat the prompt."""
     return said[len(prompt) :] if said[: len(prompt)] == prompt else said
 
 
@@ -316,7 +316,7 @@ def _episode(where: str, record: Record) -> Trajectory:
 
 
 def _of_episodes(episodes: Sequence[tuple[str, Trajectory]], form: str, min_reward: float | None) -> list[Example]:
-    """What a form makes of whole episodes. Failed ones have no reward and are left out."""
+    """Records of stored episodes. Failed ones have no reward and are left out."""
     played = [(where, e) for where, e in episodes if not e.failed and e.turns]
     if form in ("dpo", "rm"):
         return _best_and_worst(played)

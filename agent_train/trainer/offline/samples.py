@@ -11,6 +11,7 @@ from agent_train.data.samples import TrainingSample
 from agent_train.rollout.renderer import Renderer, RendererError
 from agent_train.trainer.offline.records import Conversation, DataError, Example
 from agent_train.trainer.warm_start import sft_samples
+from agentgym.core.env import close_unused
 from agentgym.core.registration import make
 from agentgym.core.trajectory import Trajectory, Turn
 
@@ -73,7 +74,7 @@ def tokenize_examples(
 
 
 def texts_of(examples: Sequence[Example]) -> list[str]:
-    """What is said in them, for the tokenizer of a model that is built by code."""
+    """The texts of the records, for the tokenizer of a model that is built by code."""
     messages = [message for e in examples for a in e.answers for message in (*a.prompt, *a.said)]
     return [message["content"] for message in messages if isinstance(message.get("content"), str)]
 
@@ -111,4 +112,4 @@ def _tools_of_env(env_id: str) -> list[dict[str, Any]]:
     try:
         return list(env.get_wrapper_attr("tools"))
     finally:
-        env.close()
+        close_unused(env)

@@ -1,4 +1,4 @@
-"""Which examples a step takes and at which learning rate: from its number alone, so that a resumed run goes on as it would have."""
+"""The examples and learning rate of a step, from its number alone, so that a resumed run continues as it would have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def step_count(samples: int, size: int, epochs: int) -> int:
 
 
 def batch_of_step(samples: Sequence[T], size: int, seed: int, step: int) -> list[T]:
-    """The batch of step `step`, from 1: it follows from these arguments alone. Each epoch has every sample once, in an order of its own."""
+    """The batch of step `step`, from 1, by these arguments alone. Each epoch has every sample once, in a new order."""
     epoch, place = divmod(step - 1, -(-len(samples) // size))
     order = list(range(len(samples)))
     random.Random(derive_seed(seed, "data", epoch)).shuffle(order)

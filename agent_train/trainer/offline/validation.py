@@ -1,4 +1,4 @@
-"""What can be wrong with the settings of the modes sft, dpo and rm. Nothing here imports torch."""
+"""Validation of the settings of the modes sft, dpo and rm. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODES = {
 
 
 def wrong_files(config: Config) -> Iterator[str]:
-    """What is wrong with the data settings of a mode, the files themselves included: they are read whole."""
+    """Problems of a mode's data settings. The files are read whole."""
     data = config.data
     if config.mode != "dpo" and config.reference.path:
         yield f"reference.path={config.reference.path}: mode={config.mode} has no reference: leave it out"

@@ -117,7 +117,7 @@ class Address:
 
 
 def is_url(id: str) -> bool:
-    """Whether an environment's id is the URL of a served one."""
+    """True if an environment's id is the URL of a served one."""
     return id.startswith(SCHEMES)
 
 

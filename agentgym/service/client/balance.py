@@ -84,7 +84,7 @@ class Pool:
         return cls(servers, tuple(server.url for server in servers))
 
     def to_find(self, seconds: float) -> bool:
-        """Whether the names are due for a look-up; marks them as looked up."""
+        """True if the names are due for a look-up; marks them as looked up."""
         with self.lock:
             if self._found_at + seconds > time.monotonic():
                 return False
@@ -174,7 +174,7 @@ class Pool:
             return old
 
     def better_than(self, server: Server) -> bool:
-        """Whether a new episode should move to a server with clearly more room and fewer sessions of this process.
+        """True if a new episode should move to a server with clearly more room and fewer sessions of this process.
 
         Without the second, processes that all followed one report would move back and forth together.
         """
@@ -185,7 +185,7 @@ class Pool:
             return any(other.fullness < without and other.own + 1 < server.own for other in others)
 
     def has_others(self, servers: Sequence[Server]) -> bool:
-        """Whether another server than these may be tried now."""
+        """True if another server than these may be tried now."""
         with self.lock:
             now = time.monotonic()
             return any(s.rests_until <= now for s in self.servers if s not in servers)

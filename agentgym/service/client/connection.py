@@ -208,7 +208,7 @@ def cut(ws: aiohttp.ClientWebSocketResponse | None) -> None:
 
 
 def is_gone(ws: aiohttp.ClientWebSocketResponse | None) -> bool:
-    """Whether the connection has ended; reads nothing from it."""
+    """True if the connection has ended; reads nothing from it."""
     connection = None if ws is None else ws.get_extra_info("socket")
     return connection is None or connection.fileno() < 0
 

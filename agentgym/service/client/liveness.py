@@ -15,7 +15,7 @@ _asked: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Asked] = weakref.W
 
 
 async def answers(address: Address, server: str) -> bool:
-    """Whether a server answers within `SILENT_SECONDS`. Concurrent callers share one request."""
+    """True if a server answers within `SILENT_SECONDS`. Concurrent callers share one request."""
     asked = _asked.setdefault(asyncio.get_running_loop(), {})
     present = asked.get((address, server))
     if present is None or present.done():

@@ -60,7 +60,7 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """Whether the connection is open and belongs to the running event loop."""
+        """True if the connection is open and belongs to the running event loop."""
         return not self._ws.closed and self._loop is asyncio.get_running_loop()
 
     async def ask(self, frame: Json, timeout: float) -> Json:

@@ -96,7 +96,7 @@ def requirements_of(spec: EnvSpec) -> tuple[list[str], Path | None]:
 
 
 def lacks_agentgym(wheels: Sequence[Path]) -> bool:
-    """Whether the container's build would ask an index for an agentgym that was not installed from one."""
+    """True if the container's build would ask an index for an agentgym that was not installed from one."""
     if any(wheel.name.startswith(DISTRIBUTION.replace("-", "_") + "-") for wheel in wheels):
         return False
     try:
@@ -106,7 +106,7 @@ def lacks_agentgym(wheels: Sequence[Path]) -> bool:
 
 
 def _from_index(dist: metadata.Distribution) -> bool:
-    """Whether a package was installed from an index, and not from a folder or a file."""
+    """True if a package was installed from an index, and not from a folder or a file."""
     return dist.read_text("direct_url.json") is None
 
 

@@ -85,7 +85,7 @@ class Play:
 
     @property
     def begun(self) -> bool:
-        """Whether an episode was begun."""
+        """True if an episode was begun."""
         return self._episode_id is not None
 
     def reset(self, data: Mapping[str, Any]) -> Json:

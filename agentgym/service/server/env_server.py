@@ -363,7 +363,7 @@ class EnvServer:
 
 
 def _is_own(record: logging.LogRecord) -> bool:
-    """Whether a log record is about the server: malformed requests of clients are answered by 400 and not logged."""
+    """True if a log record is about the server: malformed requests of clients are answered by 400 and not logged."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 

@@ -73,7 +73,7 @@ class Forks:
 
     @property
     def ready(self) -> bool:
-        """Whether processes can be forked now."""
+        """True if processes can be forked now."""
         return self._ready is not None and self._ready.done() and self._packets is not None
 
     async def start(self) -> None:

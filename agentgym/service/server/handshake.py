@@ -56,7 +56,7 @@ def from_elsewhere(request: web.Request, known: bool, allowed: Collection[str] =
 
 
 def has_said_more(request: web.Request) -> bool:
-    """Whether data followed the handshake at once: aiohttp has read it, so no worker would."""
+    """True if data followed the handshake at once: aiohttp has read it, so no worker would."""
     return bool(getattr(request.protocol, "_message_tail", b""))
 
 

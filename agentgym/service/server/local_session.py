@@ -29,7 +29,7 @@ class Line:
 
     @property
     def over(self) -> bool:
-        """Whether the session has ended; `ask` still returns its last message."""
+        """True if the session has ended; `ask` still returns its last message."""
         if self.closed or self._asking.locked():
             return self.closed
         try:

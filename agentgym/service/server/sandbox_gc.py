@@ -12,7 +12,7 @@ LONGEST_SECONDS = 60
 
 
 def may_be() -> bool:
-    """Whether a module that makes sandboxes is imported."""
+    """True if a module that makes sandboxes is imported."""
     return "agentgym.sandbox.api" in sys.modules
 
 

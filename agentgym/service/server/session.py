@@ -127,7 +127,7 @@ class ServedSession:
         return True
 
     def _was_heard(self) -> bool:
-        """Whether the client has said something on the connection that the token opened."""
+        """True if the client has said something on the connection that the token opened."""
         words = self.words.words
         return words[slots.CONNECTION] == self._opens and words[slots.REQUESTS] != words[slots.REQUESTS_THEN]
 

@@ -450,7 +450,7 @@ def _reason(session: ServedSession, clean: bool) -> str:
 
 
 def _took_leave(sock: socket.socket) -> bool:
-    """Whether a client that left sent a close frame which its worker has not read yet: the worker is in a call, and the answer
+    """True if a client that left sent a close frame which its worker has not read yet: the worker is in a call, and the answer
     that it sends after the call may cost it the frame."""
     try:
         return contains_close(sock.recv(_PEEKED_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT))

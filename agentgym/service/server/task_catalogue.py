@@ -7,6 +7,7 @@ import json
 import socket
 from typing import Any
 
+from agentgym.core.env import close_unused
 from agentgym.core.registration import EnvSpec, parameters
 from agentgym.core.tasks import TaskSet
 from agentgym.service.protocol.sandbox_frames import SERVED
@@ -57,8 +58,7 @@ def _about(spec: EnvSpec) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"[:2000]}
     methods = [name for name in ("expert_action", "random_action") if env.has_wrapper_attr(name)]
     tools, max_turns = list(env.get_wrapper_attr("tools")), getattr(env.unwrapped, "max_turns", None)
-    if "close" not in env.get_wrapper_attr("async_methods"):
-        env.close()
+    close_unused(env)
     return {"tools": tools, "methods": methods, "max_turns": max_turns, "kwargs": made_with(spec)}
 
 

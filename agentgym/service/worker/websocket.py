@@ -137,7 +137,7 @@ def unmasked(payload: bytes, mask: bytes) -> bytes:
 
 
 def contains_close(data: bytes | bytearray) -> bool:
-    """Whether there is a close frame in these bytes, which begin with a frame; the last frame may be cut."""
+    """True if there is a close frame in these bytes, which begin with a frame; the last frame may be cut."""
     at = 0
     while at + 2 <= len(data):
         if data[at] & 15 == CLOSE:
