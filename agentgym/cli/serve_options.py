@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.cli import serve_sandboxes
 from agentgym.cli.spec_of import ENVS, json_object, spec_of
-from agentgym.core.env import close_unused
 from agentgym.core.usage_error import UsageError
 from agentgym.hosts import host_name
 from agentgym.processes.subprocess_query import SubprocessQueryError, subprocess_query
@@ -292,6 +291,8 @@ def _check_values(id: str, spec: EnvSpec) -> None:
     Raises:
         UsageError: it cannot be made with its arguments.
     """
+    from agentgym.core.env import close_unused  # it imports Gymnasium
+
     try:
         env: Any = spec.make()
         close_unused(env)
