@@ -29,7 +29,6 @@ from agentgym.sandbox import SandboxError, SandboxSpec, choose
 from agentgym.sandbox.backends.bubblewrap import open_bubblewrap
 from agentgym.sandbox.backends.docker import open_docker
 from agentgym.sandbox.backends.remote import open_remote
-from agentgym.sandbox.backends.select import BACKENDS
 from agentgym.sandbox.pool import Places, SandboxPool
 
 SPEC = SandboxSpec()
@@ -133,13 +132,13 @@ def sides(places: int) -> list[Side]:
         "bubblewrap": lambda: open_bubblewrap(SPEC, "benchmark"),
     }
     found = [Side("subprocess", Bare, places)]
-    for name in BACKENDS:
+    for name, opened in openers.items():
         try:
             choose(name)
         except SandboxError as error:
             print(f"without {name}: {error}", file=sys.stderr)
         else:
-            found.append(Side(name, openers[name], places))
+            found.append(Side(name, opened, places))
     return found
 
 

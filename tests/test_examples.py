@@ -132,7 +132,7 @@ def test_chat_agent_and_evaluate_play_by_a_real_chat_endpoint(tmp_path):
 
     shape = TinyConfig(hidden=64, layers=1, heads=2, intermediate=64, vocab=320)
     build_tiny(tmp_path / "model", texts_of_env("frozen_lake", n=4), shape, 1024, seed=0)
-    server = VllmServer(server_options(tmp_path / "model", tmp_path, EngineConfig()))
+    server = VllmServer(server_options(tmp_path / "model", tmp_path, EngineConfig(max_model_len=1024)))
     try:
         url = server.launch()
         wait_until_healthy(url, server)

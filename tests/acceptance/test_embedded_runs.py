@@ -62,8 +62,8 @@ SERVED = ("frozen_lake", "--kwargs", '{"view": "near", "holes": 0.12, "max_turns
 
 
 def of_file(env: str) -> list[str]:
-    """The settings of a file of `configs/env` as one would type them, but for what the environment is made with."""
-    text = yaml.safe_load((ROOT / "configs" / "env" / f"{env}.yaml").read_text())
+    """The settings of an environment's files as one would type them, but for what the environment is made with."""
+    files = [ROOT / "configs" / group / f"{env}.yaml" for group in ("env", "tiny")]
 
     def typed(table: dict, prefix: str) -> list[str]:
         found = []
@@ -75,7 +75,7 @@ def of_file(env: str) -> list[str]:
                 found.append(f"{name}={value}")
         return found
 
-    return typed(text, "")
+    return [word for file in files for word in typed(yaml.safe_load(file.read_text()), "")]
 
 
 def test_an_environment_on_two_servers_gives_the_same_run(finished, first, tmp_path: Path) -> None:

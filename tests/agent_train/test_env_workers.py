@@ -200,7 +200,7 @@ def test_a_ray_of_the_runs_own_has_room_for_all_that_the_settings_allow(monkeypa
     ("overrides", "words"),
     [
         (["env.placement=rayy"], "did you mean ray?"),
-        (["env.placement=local", "env.workers=2"], "env.workers=2: takes env.placement=ray"),
+        (["env.placement=local", "env.workers=2"], "env.workers=2: has no effect without env.placement=ray"),
         (["env.workers=3"], "env.workers=3 x env.cpus=1: this machine has 2 CPUs"),
         (["env.cpus=4"], "env.cpus=4: this machine has 2 CPUs: lower it, or name a larger cluster by RAY_ADDRESS"),
         (["env.cpus=1.5"], "Ray takes whole CPUs only"),

@@ -248,7 +248,7 @@ def test_other_settings_are_refused_by_name_but_for_those_that_change_nothing(co
     other = dataclasses.replace(config, learner=dataclasses.replace(config.learner, lr=0.5, workers=1, timeout=9.0))
     other = dataclasses.replace(other, env=dataclasses.replace(config.env, kwargs={"size": 6}))
     problem = refused(other)
-    assert "learner.lr (0.001 there, 0.5 now)" in problem
+    assert f"learner.lr ({config.learner.lr} there, 0.5 now)" in problem
     assert "env.kwargs ({} there, {'size': 6} now)" in problem
     assert "workers" not in problem
     assert "timeout" not in problem

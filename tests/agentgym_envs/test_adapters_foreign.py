@@ -127,7 +127,7 @@ def test_wrong_names_and_settings_of_reasoning_gym_are_told(reasoning_gym):
     assert kind == "ValueError"
     assert "refuses its settings {'terms': 2}" in text
     assert "take tasks from default_tasks" in reasoning_gym["foreign_task"][1]
-    assert "set PYTHONHASHSEED alike in all processes" in reasoning_gym["altered"][1]
+    assert "set the same PYTHONHASHSEED in all" in reasoning_gym["altered"][1]
 
 
 # ---- skyrl_gym

@@ -146,7 +146,7 @@ def test_a_list_with_something_else_is_named(tmp_path, monkeypatch):
     (tmp_path / "wordle").mkdir()
     (tmp_path / "wordle" / "words").write_text("house\nfour\n")
     monkeypatch.setenv("AGENTGYM_DATA", str(tmp_path))
-    with pytest.raises(ValueError, match="'four' is no word"):
+    with pytest.raises(ValueError, match="'four' is not a word of five letters"):
         Wordle(words="data")
 
 

@@ -7,7 +7,6 @@ import json
 import socket
 from typing import Any
 
-from agentgym.core.env import close_unused
 from agentgym.core.registration import EnvSpec, parameters
 from agentgym.core.tasks import TaskSet
 from agentgym.service.protocol.sandbox_frames import SERVED
@@ -52,6 +51,8 @@ def _answer(asked: dict[str, Any], specs: dict[str, EnvSpec], tasks_of: Any) -> 
 
 def _about(spec: EnvSpec) -> dict[str, Any]:
     """What a hello tells of the environment too, for those who ask before they have a session."""
+    from agentgym.core.env import close_unused  # it imports Gymnasium, which the server itself does without
+
     try:
         env: Any = spec.make()
     except Exception as error:  # so does every session; the list has the other environments

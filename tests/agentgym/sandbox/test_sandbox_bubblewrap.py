@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import agentgym
 from agentgym.processes import cgroups
 from agentgym.processes.cgroups import GroupLimits
 from agentgym.sandbox import SandboxError, SandboxSpec
@@ -234,7 +235,7 @@ class TestWithoutRights:
         ):
             pytest.skip("no Python 3.11 in /usr/bin")
         package = tmp_path / "lib"
-        subprocess.run(["cp", "-r", str(Path(bubblewrap.__file__).parents[1]), f"{package}"], check=True)
+        subprocess.run(["cp", "-r", str(Path(agentgym.__file__).parent), f"{package}"], check=True)
         (tmp_path / "agentgym").symlink_to(package)
         tmp_path.chmod(0o777)
         for parent in tmp_path.parents:

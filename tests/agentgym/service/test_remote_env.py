@@ -286,7 +286,7 @@ def test_what_the_environment_raises_is_an_error_and_the_session_goes_on(server:
         assert env.session is session
         await env.close()
         await asyncio.sleep(0)
-        assert env.close() is None  # twice
+        await env.close()  # twice
         with pytest.raises(RuntimeError, match=r"call reset\(\)"):
             await env.step("up")
 
