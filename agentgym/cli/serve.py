@@ -26,7 +26,6 @@ _REMEDIES = {
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym serve`."""
     parser = commands.add_parser(
         "serve",
         help="serve environments, or sandboxes, to programs on other machines",
@@ -95,7 +94,7 @@ def _of_tls(settings: ServeSettings, error: ssl.SSLError) -> str:
 
 
 async def _warn(server: EnvServer) -> None:
-    """Warn about environments that cannot be made now. They stay served: what they lack may be there later."""
+    """Warn about environments that cannot be made now. They stay served: what they lack may come."""
     for id in server.settings.envs:
         try:
             told = await server.listing.ask({"env": id, "about": True})

@@ -35,7 +35,6 @@ _LIMITS = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `agentgym serve`."""
     add = parser.add_argument
     _add_served(add)
     _add_limits(add)
@@ -135,7 +134,6 @@ def _add_limits(add: Callable[..., Any]) -> None:
 
 
 def _size(text: str) -> int:
-    """Bytes of a size: 512MiB, 2GiB, 2G, or a number of bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     size = int(float(found[1]) * (1 << _SIZES[found[2].upper()])) if found else 0
     if not size:
@@ -144,11 +142,7 @@ def _size(text: str) -> int:
 
 
 def settings_of(args: argparse.Namespace) -> ServeSettings:
-    """The settings that a command line asks for.
-
-    Raises:
-        UsageError: something in it cannot be.
-    """
+    """The settings of a command line. Raises `UsageError`."""
     if sys.platform != "linux":
         raise UsageError("runs on Linux alone: it takes process descriptors and epoll")
     if not 0 <= args.port <= 65535:
@@ -254,11 +248,7 @@ def _specs_apart(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, En
 
 
 def _specs_of(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSpec]:
-    """The environments by the ids in their URLs.
-
-    Raises:
-        UsageError: there is no such one, it is named twice, or it does not take what it is given.
-    """
+    """The environments by the ids in their URLs. Raises `UsageError`."""
     from agentgym.core.registration import check_kwargs
 
     specs = {}
@@ -286,11 +276,7 @@ def _specs_of(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSp
 
 
 def _check_values(id: str, spec: EnvSpec) -> None:
-    """Make the environment once: a bad value would otherwise fail every session.
-
-    Raises:
-        UsageError: it cannot be made with its arguments.
-    """
+    """Make the environment once: a bad value would otherwise fail every session. Raises `UsageError`."""
     from agentgym.core.env import close_unused  # it imports Gymnasium
 
     try:

@@ -11,7 +11,6 @@ from agentgym.core.usage_error import UsageError
 
 
 def add_options(add: Callable[..., Any]) -> None:
-    """Add the options to a parser by its `add_argument`."""
     add(
         "--sandbox",
         action="store_true",
@@ -42,11 +41,7 @@ def add_options(add: Callable[..., Any]) -> None:
 
 
 def sandbox_settings(args: argparse.Namespace) -> dict[str, Any] | None:
-    """The value of `ServeSettings.sandbox`; None: no sandboxes are served.
-
-    Raises:
-        UsageError: an option cannot be, or no sandbox can be started here.
-    """
+    """The value of `ServeSettings.sandbox`; None: no sandboxes are served. Raises `UsageError`."""
     if not args.sandbox:
         if args.sandbox_most or args.sandbox_total or args.sandbox_backend != "auto":
             raise UsageError("--sandbox-most, --sandbox-total and --sandbox-backend are for sandboxes: add --sandbox")

@@ -36,9 +36,8 @@ async def open_session(
     """A new session on the server with the most room. `pool_of(address.servers).leave(server)` when it has ended.
 
     Args:
-        address: of the environment.
         patience: seconds to wait while all servers are full or away.
-        expects: arguments that a server must have made the environment with; another is passed over.
+        expects: arguments that a server must have made the environment with; other servers are passed over.
 
     Raises:
         Unavailable: none gave a session in that time, or all refuse for good.

@@ -31,11 +31,7 @@ class Full(Unavailable):
 
 
 class SessionLost(RemoteError):
-    """The session has ended, and its episode with it; the next `init` or `reset` opens another.
-
-    Attributes:
-        code: why, one of `frames.CODES`; "" where the server did not say.
-    """
+    """The session has ended, and its episode with it. `code` is one of `frames.CODES`, or "" if the server did not say."""
 
     def __init__(self, message: str, code: str = ""):
         super().__init__(message)
@@ -55,8 +51,7 @@ class Address:
         env: its id there.
         token_file: holds the bearer token in its first line. None: the variable AGENTGYM_TOKEN, which may be empty.
         ca_file: certificates to trust beside the system's, for https.
-        service: for a server that is asked by its own address, the URL of the service behind which it was found: its name is
-            the one in requests and certificates. "": servers are asked by their names.
+        service: for a server found behind a service's URL, that URL: requests and certificates have its name.
     """
 
     servers: tuple[str, ...]
@@ -72,15 +67,10 @@ class Address:
 
     @property
     def path(self) -> str:
-        """The path of the environment's routes."""
         return f"/envs/{quote(self.env)}"
 
     def headers(self) -> dict[str, str]:
-        """The headers of every request.
-
-        Raises:
-            Unavailable: the token cannot be read, or is no token.
-        """
+        """The headers of every request. Raises `Unavailable` if the token cannot be read, or is malformed."""
         token = os.environ.get(TOKEN_VARIABLE, "").strip()
         if self.token_file is not None:
             try:
@@ -98,11 +88,7 @@ class Address:
         return {**host, **({"Authorization": f"Bearer {token}"} if token else {})}
 
     def tls(self) -> ssl.SSLContext | None:
-        """The TLS settings of https; None: the system's.
-
-        Raises:
-            Unavailable: the certificates cannot be read.
-        """
+        """The TLS settings of https; None: the system's. Raises `Unavailable` if the certificates cannot be read."""
         if self.ca_file is None:
             return None
         context = ssl.create_default_context()
@@ -122,11 +108,7 @@ def is_url(id: str) -> bool:
 
 
 def parse(url: str | Sequence[str], token_file: str | None = None, ca_file: str | None = None) -> Address:
-    """Parse one or several URLs: `http://host:8000/gsm8k`, several joined by commas or in a list.
-
-    Raises:
-        ValueError: one is malformed, or they name different environments.
-    """
+    """Parse one or several URLs: `http://host:8000/gsm8k`, several joined by commas or in a list. Raises ValueError."""
     urls = [part.strip() for one in ([url] if isinstance(url, str) else url) for part in str(one).split(",")]
     found = [_parsed(one) for one in urls if one]
     if not found:
@@ -140,11 +122,7 @@ def parse(url: str | Sequence[str], token_file: str | None = None, ca_file: str 
 
 
 def spec_of(url: str) -> EnvSpec:
-    """The spec of a served environment. No server is asked.
-
-    Raises:
-        UnknownEnvError: the URL is malformed.
-    """
+    """The spec of a served environment. No server is asked. Raises `UnknownEnvError` for a malformed URL."""
     try:
         address = parse(url)
     except ValueError as error:
@@ -160,11 +138,7 @@ def spec_of(url: str) -> EnvSpec:
 
 
 def server_of(url: str) -> Address:
-    """The address of a server alone, `http://host:8000`; its `env` is "".
-
-    Raises:
-        ValueError: the URL is malformed, or names an environment as well.
-    """
+    """The address of a server alone, `http://host:8000`; its `env` is "". Raises ValueError."""
     if not is_url(url):
         raise ValueError(f"bad URL {url!r}: write http://HOST:PORT or https://HOST:PORT")
     server, env = _parsed(f"{url.rstrip('/')}/_")

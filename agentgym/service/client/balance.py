@@ -1,7 +1,6 @@
 """Load balancing over several servers: the one with the most room is next; a failed one is tried again later.
 
-A `Pool` is only numbers, shared by all environments of a process that have the same servers. Servers tell their load when
-asked (`/ready`); in between, sessions that this process opened and closed since count.
+Servers report their load (`/ready`); in between, sessions that this process opened and closed are counted.
 """
 
 from __future__ import annotations
@@ -22,22 +21,7 @@ _dice = random.Random()  # of its own: episodes must not meet another global sta
 
 @dataclass
 class Server:
-    """The state of one server in this process.
-
-    Attributes:
-        url: `http://host:port`.
-        own: sessions that this process has there.
-        reported: all sessions there, when it was last asked.
-        own_then: `own` at that time.
-        room: sessions that it can have; None where it did not say.
-        asked: when it was last asked, by the monotonic clock.
-        rests_until: when it may be tried again.
-        failures: in a row; those of the same moment are one.
-        broken: how many of them were its own words that it failed.
-        doubtful: whether it failed and has not answered since: others go before it.
-        why: what it last failed with; "" while it is well.
-        service: the URL whose name has this server's address among others; "": `url` is what the user gave.
-    """
+    """The state of one server in this process. Times are of the monotonic clock."""
 
     url: str
     own: int = 0
@@ -65,12 +49,7 @@ class Server:
 
 @dataclass
 class Pool:
-    """The servers of one environment. Methods may be called from any thread.
-
-    Attributes:
-        servers: that are known now.
-        urls: that the user gave: of servers, or of services with several (see `discovery`).
-    """
+    """The servers of one environment, shared by all environments of a process with the same `urls`. Methods are thread-safe."""
 
     servers: list[Server]
     urls: tuple[str, ...] = ()
@@ -79,7 +58,6 @@ class Pool:
 
     @classmethod
     def of(cls, urls: Iterable[str]) -> Pool:
-        """A new pool of these servers."""
         servers = [Server(url) for url in urls]
         return cls(servers, tuple(server.url for server in servers))
 
@@ -99,10 +77,7 @@ class Pool:
             self.servers = [s for s in self.servers if url not in (s.url, s.service)] + own
 
     def take(self) -> Server | None:
-        """Reserve a session on the server with the most room; None while all rest. `leave` gives it back.
-
-        One that is doubtful is tried only where there is no other.
-        """
+        """Reserve a session on the server with the most room; None while all rest. `leave` gives it back."""
         with self.lock:
             now = time.monotonic()
             awake = [server for server in self.servers if server.rests_until <= now]
@@ -113,12 +88,11 @@ class Pool:
             return chosen
 
     def leave(self, server: Server) -> None:
-        """Give back a session that has ended or was not opened."""
         with self.lock:
             server.own -= 1
 
     def well(self, server: Server) -> None:
-        """The server opened a session: use it again if it was left out."""
+        """The server opened a session."""
         with self.lock:
             self._is_back(server)
             server.failures, server.broken, server.why = 0, 0, ""
@@ -176,7 +150,7 @@ class Pool:
     def better_than(self, server: Server) -> bool:
         """True if a new episode should move to a server with clearly more room and fewer sessions of this process.
 
-        Without the second, processes that all followed one report would move back and forth together.
+        Without the second condition, processes that all followed one report would move back and forth together.
         """
         with self.lock:
             now = time.monotonic()
@@ -196,7 +170,6 @@ class Pool:
             return max(0.0, min(s.rests_until for s in self.servers) - time.monotonic())
 
     def reasons(self) -> str:
-        """Each server's failure, in words."""
         with self.lock:
             return (
                 "; ".join(f"{server.url}: {server.why}" for server in self.servers if server.why) or "no reason known"

@@ -28,12 +28,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 class HandshakeRefused(Exception):
-    """The server refused the WebSocket handshake.
-
-    Attributes:
-        status: of HTTP.
-        retry_after: seconds that it asked to be left alone; None: it did not.
-    """
+    """The server refused the WebSocket handshake. `retry_after`: seconds that it asked to wait."""
 
     def __init__(self, status: int, why: str, retry_after: float | None):
         super().__init__(why)
@@ -46,9 +41,8 @@ class BlockingWebSocket:
 
     Args:
         url: `http://host:port/path` or https.
-        headers: of the handshake.
         tls: for https; None: the system's certificates.
-        until: by when it must be open, on the monotonic clock.
+        until: the deadline on the monotonic clock.
 
     Raises:
         HandshakeRefused: the server refuses.
@@ -112,8 +106,8 @@ class BlockingWebSocket:
 
         Raises:
             OSError: the connection is over, or `until` has come (TimeoutError).
-            EOFError: the server has closed it; says with which code.
-            Refused: it sent what is no message.
+            EOFError: the server closed it; says with which code.
+            Refused: the server sent a malformed frame.
         """
         while True:
             message = self._frames.next()
@@ -143,11 +137,7 @@ class BlockingWebSocket:
         return data
 
     def close(self, *, in_order: bool = True) -> None:
-        """Close the connection and wake a waiting `receive`. In a fork this only closes the file.
-
-        Args:
-            in_order: send a close frame: nobody will resume the session.
-        """
+        """Close the connection and wake a waiting `receive`; `in_order` ends the session. In a fork only the file is closed."""
         if os.getpid() != self._pid:  # the lock may be held for ever by a thread that is not here
             self._socket.close()
             return

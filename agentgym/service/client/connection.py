@@ -31,10 +31,10 @@ class NotOpened(Exception):
     """A server gave no session.
 
     Attributes:
-        wait: seconds that it asked to be left alone, where it is only full; None: it failed.
-        lasting: whether trying again will not help: a wrong token, an environment that it does not serve.
-        absent: whether nothing listens there.
-        broken: whether the server itself says that it failed; a proxy before one that starts again does not (502, 504).
+        wait: seconds that a full server asked to be left alone; None: it failed.
+        lasting: trying again will not help: a wrong token, or an environment that it does not serve.
+        absent: nothing listens there.
+        broken: the server itself reports a failure, not a proxy before a restarting one (502, 504).
     """
 
     def __init__(
@@ -63,11 +63,7 @@ class Hello:
 
     @classmethod
     def read(cls, text: str) -> Hello:
-        """Parse a hello.
-
-        Raises:
-            NotOpened: it is a refusal, or no hello.
-        """
+        """Parse a hello. Raises `NotOpened` for a refusal or anything else."""
         try:
             record = json.loads(text)
             if "error" in record:
@@ -107,8 +103,6 @@ async def connect(
     """Connect to a session and read its hello.
 
     Args:
-        address: of the environment.
-        server: `http://host:port`.
         resume: the token of the session to come back to; None: a new one.
         expects: arguments that the server must have made the environment with.
 
@@ -151,18 +145,7 @@ async def connect(
 async def open_websocket(
     url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None, name: str | None = None, **options: Any
 ) -> aiohttp.ClientWebSocketResponse:
-    """A WebSocket of this event loop's HTTP session.
-
-    Args:
-        url: `http://host:port/path` or https.
-        headers: of the handshake.
-        tls: None: the system's certificates.
-        name: of the host in its certificate, where the URL has another.
-        options: of aiohttp's `ws_connect`.
-
-    Raises:
-        aiohttp.ClientError, OSError: there is no such server, or it refuses.
-    """
+    """A WebSocket of this event loop's HTTP session. `name`: of the certificate, if the URL has another. Raises aiohttp's errors."""
     import aiohttp
 
     http = await endpoints.session()
@@ -174,7 +157,6 @@ async def open_websocket(
 
 
 def _of_status(error: aiohttp.WSServerHandshakeError, address: Address, resume: str | None) -> NotOpened:
-    """The meaning of an HTTP refusal."""
     if error.status in (429, 503):
         wait = endpoints.retry_after(error.headers.get("Retry-After") if error.headers else None)
         what = "this token has all the sessions that it may have" if error.status == 429 else "it is full or draining"
@@ -230,7 +212,6 @@ def _is_refused(error: BaseException) -> bool:
 
 
 def said(error: BaseException) -> str:
-    """The message of an error, or its type if it has none."""
     return str(error) or type(error).__name__
 
 
@@ -238,12 +219,7 @@ _ABSENT = "there is no such argument"
 
 
 def difference(expects: Mapping[str, Any], made_with: Any) -> str:
-    """The difference between expected and served arguments, in words; "" if there is none.
-
-    Args:
-        expects: arguments that it must have. What else it has does not count.
-        made_with: all its arguments, as the server told them.
-    """
+    """The difference between the arguments `expects` and those that a server told, in words; "" if there is none."""
     there = made_with if isinstance(made_with, dict) else {}
     for name, value in expects.items():
         # As JSON, which is how the server told it: a tuple here is a list there.

@@ -1,7 +1,7 @@
 """The servers behind one name: a Kubernetes headless service, or any name with several addresses.
 
-Each address is a server of its own in the pool, so that sessions are shared out by load, and a connection that drops is opened
-again at the server that has the session. A name with one address, a load balancer's, stays a name.
+Each address is a server in the pool, so that a dropped connection is reopened at the server that has the session. A name with
+one address, a load balancer's, stays a name.
 """
 
 from __future__ import annotations

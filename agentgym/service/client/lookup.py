@@ -1,7 +1,4 @@
-"""Asks servers over HTTP about environments and tasks.
-
-Blocking, as task sets are: they are read before episodes are played, or by positions in between.
-"""
+"""Asks servers over HTTP about environments and tasks. Blocking, as task sets are."""
 
 from __future__ import annotations
 
@@ -56,20 +53,14 @@ def record_of(address: Address) -> dict[str, Any]:
 
 
 def told_of(spec: EnvSpec, split: str) -> dict[str, Any]:
-    """What servers tell that decides what is measured: `kwargs`, which they make the environment with, and `split`, its name,
-    size and source. Lacks what they do not tell; {} for an environment that is here.
-
-    Raises:
-        Unavailable, ValueError: see `record_of`.
-    """
+    """The served facts that decide what is measured: `kwargs` and `split` (name, size, source); {} for a local environment."""
     record = _record_for(spec)
     told = {"kwargs": record.get("kwargs"), "split": (record.get("splits") or {}).get(split)}
     return {name: value for name, value in told.items() if isinstance(value, dict)}
 
 
 def held(spec: EnvSpec) -> EnvSpec:
-    """The spec of an environment that has to stay what its servers make now, also where they start again; that of one that is
-    here as it is. Raises as `told_of`."""
+    """The spec of an environment that must stay as its servers make it now, also after a restart; a local one's is unchanged."""
     kwargs = _record_for(spec).get("kwargs")
     if not isinstance(kwargs, dict):
         return spec
@@ -83,11 +74,7 @@ def _record_for(spec: EnvSpec) -> dict[str, Any]:
 
 
 def records_at(address: Address) -> dict[str, dict[str, Any]]:
-    """The servers' records of all their environments by id. The address's `env` may be "".
-
-    Raises:
-        Unavailable: no server answers, or they refuse.
-    """
+    """The servers' records of all their environments by id. The address's `env` may be "". Raises `Unavailable`."""
     answer = ask(address, "/envs")
     try:
         return {str(env["id"]): dict(env) for env in answer["envs"]}
@@ -103,13 +90,7 @@ def _record_at(address: Address) -> dict[str, Any]:
 
 
 class Pages:
-    """Tasks of a split by position, read from the servers in pages. Picklable, without the pages.
-
-    Attributes:
-        name: of the task set.
-        source: where the server has them from.
-        size: how many there are.
-    """
+    """Tasks of a split by position, read from the servers in pages. Picklable, without the pages."""
 
     def __init__(self, address: Address, split: str):
         self._address, self._split = address, split
@@ -131,12 +112,7 @@ class Pages:
         self._start()
 
     def __call__(self, position: int) -> Task:
-        """The task at a position, which may be negative.
-
-        Raises:
-            IndexError: there is none.
-            Unavailable: its page cannot be read.
-        """
+        """The task at a position, which may be negative. Raises IndexError, or `Unavailable` if its page cannot be read."""
         if not -self.size <= position < self.size:
             raise IndexError(f"{self.name} has {self.size} tasks, and none at {position}")
         number, place = divmod(position % self.size, PAGE)
@@ -173,12 +149,7 @@ class Pages:
 
 
 def ask(address: Address, path: str, query: Mapping[str, Any] | None = None) -> Any:
-    """GET a path as JSON; if a server fails, the next one is asked.
-
-    Raises:
-        NotFound: a server answers that there is no such thing, and none has it.
-        Unavailable: none answers, or they refuse.
-    """
+    """GET a path as JSON; if a server fails, the next one is asked. Raises `NotFound` or `Unavailable`."""
     reasons: dict[str, str] = {}
     missing = ""
     known = sorted(pool_of(address.servers).servers, key=lambda server: bool(server.why))
@@ -237,7 +208,6 @@ def _body(answer: http.client.HTTPResponse) -> bytes:
 
 
 def _why(error: Exception) -> str:
-    """An error in words, with a remedy if one is known."""
     said = str(error) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in said and "mismatch" not in said:
         return f"{said}: a certificate of your own needs ca_file="
@@ -249,7 +219,6 @@ def _why(error: Exception) -> str:
 
 
 def _message_of(body: bytes) -> str:
-    """The message of an error response; agentgym's servers send {"error": {"code", "message"}}."""
     try:
         error = json.loads(body)["error"]
         return str(error["message"])

@@ -1,7 +1,7 @@
-"""`RemoteEnv`: an environment that is served by another machine, used like one that is here.
+"""`RemoteEnv`: an environment that another machine serves, used like a local one.
 
-`agentgym.make("http://host:8000/gsm8k")` makes one; several servers of the same environment are joined by commas. Its methods
-are `async def`, and `agentgym.core.env.Blocking` makes them plain ones. No session is opened before an episode begins.
+`agentgym.make("http://host:8000/gsm8k")` makes one. Its methods are `async def`; `agentgym.core.env.Blocking` makes them plain.
+No session is opened before an episode begins.
 """
 
 from __future__ import annotations
@@ -36,24 +36,21 @@ MOVES = 8
 
 
 class RemoteEnv(AsyncEnv):
-    """A served environment. It has the observations, rewards, infos, tools and tasks of the one on the server.
+    """A served environment, with the observations, rewards, infos, tools and tasks of the one on the server.
 
-    One session serves many episodes. At the beginning of one, it may move to a server with more room. What ends a session
-    (a limit on the server, a process that died, a connection that could not be opened again) raises `SessionLost` and costs
-    that episode; the next `init` or `reset` opens another. Where the environment runs the agent's programs, a step that took too
-    long, or in which the session's process ran out of memory or died, is the agent's failure instead; see `agentgym.core.env.Env`.
-    What the environment itself raises is `RemoteEnvError`.
+    One session serves many episodes; at the beginning of one it may move to a server with more room. A lost session raises
+    `SessionLost` and costs its episode; the next `init` or `reset` opens another. If the environment runs the agent's programs, a
+    step that took too long, ran out of memory or killed its process is an `AgentFailure` instead.
 
     Args:
-        url: `http://HOST:PORT/ENV`, several joined by commas, or a list.
-        token_file: holds the bearer token in its first line. None: the variable AGENTGYM_TOKEN, where it is set.
+        url: `http://HOST:PORT/ENV`, several joined by commas, or a list; all must make the same environment.
+        token_file: holds the bearer token in its first line. None: the variable AGENTGYM_TOKEN, if it is set.
         ca_file: certificates to trust beside the system's, for https.
         patience: seconds to wait for a session while all servers are full or away.
-        expects: arguments that the servers must have made the environment with; they decide, so this only looks. What is not
-            in it must be what the server has that is asked first: several must all make the same environment.
+        expects: arguments that the servers must have made the environment with.
 
     Raises:
-        ValueError: a bad URL, the servers do not serve this environment, or not as is expected.
+        ValueError: a bad URL, or the servers do not serve this environment as expected.
         Unavailable: no server answers, or they refuse the token.
     """
 
@@ -100,14 +97,14 @@ class RemoteEnv(AsyncEnv):
         return self._tasks
 
     async def init(self, task: Task) -> None:  # type: ignore[override]
-        """Bind a task on the server; opens a session where there is none."""
+        """Bind a task on the server; opens a session if there is none."""
         await self._begin([("init", {"task": task.to_json()})], may_move=True)
         self.task, self._drawn, self.running = task, False, False
 
     async def reset(  # type: ignore[override]  # Gymnasium knows no async methods
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start an episode of the bound task; where none is, the server draws one as the environment would here."""
+        """Start an episode of the bound task; if there is none, the server draws one."""
         gymnasium.Env.reset(self, seed=seed)
         task: Task | None = (options or {}).get("task")
         given = None if options is None else {**options, **({"task": task.to_json()} if task else {})}
@@ -142,11 +139,7 @@ class RemoteEnv(AsyncEnv):
             raise AgentFailure(cause, str(lost)) from lost
 
     async def steps(self, actions: Sequence[Action]) -> list[Step]:
-        """Several steps in one message, for actions known in advance. Stops at the end of the episode.
-
-        Raises:
-            RemoteEnvError: one of them raised; those before it have been run.
-        """
+        """Several steps in one message, for actions known in advance. Stops at the end of the episode. Raises `RemoteEnvError`."""
         said = [action if isinstance(action, str) else assistant(action) for action in actions]
         session = self._open()
         try:
@@ -160,7 +153,6 @@ class RemoteEnv(AsyncEnv):
         return steps
 
     async def close(self) -> None:  # type: ignore[override]
-        """End the session, if there is one."""
         self.running = False
         place, self._place = self._place, None
         if place is not None and not place.session.lost:
@@ -170,7 +162,6 @@ class RemoteEnv(AsyncEnv):
                 place.leave("it was closed")
 
     def hung_by_agent(self) -> bool:
-        """See `Env.hung_by_agent`: it runs the agent's programs, and the server answers."""
         try:
             return self._runs_programs and bool(lookup.ask(self.address, "/health"))
         except (RemoteError, ValueError):
@@ -194,13 +185,7 @@ class RemoteEnv(AsyncEnv):
             raise
 
     async def _begin(self, requests: list[Request], rebind: Task | None = None, may_move: bool = False) -> list[Any]:
-        """The results of calls that begin an episode, on a new session where the present one is gone or better left.
-
-        Args:
-            requests: the calls.
-            rebind: the task that a new session has to be given first.
-            may_move: whether nothing but the task ties it to its session.
-        """
+        """The results of calls that begin an episode, on a new session if the present one is gone or better left."""
         place = self._place
         if place is not None and may_move:
             acquire_session.look_around(self.address)
@@ -235,7 +220,6 @@ class RemoteEnv(AsyncEnv):
         return session
 
     def _learn(self, record: Mapping[str, Any]) -> None:
-        """Take over a hello's facts about the environment."""
         if isinstance(record.get("tools"), list):
             self.tools = record["tools"]  # type: ignore[misc]  # a class variable where they are always the same
         if type(record.get("max_turns")) is int:
@@ -277,13 +261,13 @@ def remote_env(
     render_mode: str | None = None,
     **made_with: Any,
 ) -> RemoteEnv:
-    """A `RemoteEnv` that has to be made with some arguments: as `make` is told for one that is here. They go into `expects`."""
+    """A `RemoteEnv` that must be made with some arguments, given as to a local environment. They go into `expects`."""
     expected = {**(expects or {}), **made_with}
     return RemoteEnv(url, token_file, ca_file, patience, expected, tasks, render_mode)
 
 
 class _Place:
-    """A session, and the place on its server that it takes: given back once, also by an environment that nobody closed."""
+    """A session and its slot on a server, given back once, also if nobody closes the environment."""
 
     def __init__(self, session: RemoteSession, server: Server, pool: Pool):
         self.session = session
@@ -324,12 +308,7 @@ def _step_of(result: Any) -> Step:
 def remote_tasks(
     split: str = "train", url: str | Sequence[str] = "", token_file: str | None = None, ca_file: str | None = None
 ) -> TaskSet:
-    """The tasks of a split of a served environment, read in pages.
-
-    Raises:
-        ValueError: no such split or environment.
-        Unavailable: no server answers, or they refuse.
-    """
+    """The tasks of a split of a served environment, read in pages. Raises ValueError or `Unavailable`."""
     return _tasks_at(parse(url, token_file, ca_file), split)
 
 

@@ -1,7 +1,7 @@
 """The client's side of a session: calls in order, over as many connections as needed.
 
-A connection that drops is opened again with the resume token of the last hello, and whatever was not answered is sent again
-with its id: the server runs no request twice. What cannot be mended ends the session with an error that says why.
+A dropped connection is reopened with the resume token of the last hello, and unanswered requests are sent again with their ids:
+the server runs no request twice.
 """
 
 from __future__ import annotations
@@ -52,16 +52,7 @@ class _Dropped(Exception):
 
 @dataclass
 class RemoteSession:
-    """An open session. One call at a time.
-
-    Attributes:
-        address: of the environment.
-        server: `http://host:port` of the server that has the session.
-        expects: arguments that the server must have made the environment with.
-        hello: what the server said last when a connection began.
-        lost: why it has ended; "" while it goes on.
-        reconnects: how often a connection had to be opened again.
-    """
+    """An open session. One call at a time."""
 
     address: Address
     server: str
@@ -82,11 +73,7 @@ class RemoteSession:
 
     @classmethod
     async def open(cls, address: Address, server: str, expects: Mapping[str, Any]) -> RemoteSession:
-        """A new session on one server.
-
-        Raises:
-            NotOpened: it gave none.
-        """
+        """A new session on one server. Raises `NotOpened`."""
         ws, hello = await connect(address, server, None, expects)
         return cls(address, server, expects, hello, ws, asyncio.get_running_loop())
 
@@ -101,7 +88,7 @@ class RemoteSession:
         return (await self.calls([(name, fields)]))[0]
 
     async def calls(self, requests: Sequence[Request]) -> list[Any]:
-        """The results of several calls, which go in one message and are run one after another. Raises as `call`."""
+        """The results of several calls, sent in one message and run one after another. Raises as `call`."""
         if self.lost:
             raise SessionLost(self.lost)
         batch = {
@@ -208,7 +195,6 @@ class RemoteSession:
         raise _Dropped(f"closed with {ws.close_code}" if ws.close_code else "the connection was reset")
 
     def _take(self, text: str, batch: Mapping[int, Any], answers: dict[int, Any]) -> None:
-        """Take the answers out of a message."""
         try:
             value = frames.decoded(text)
         except (ValueError, RecursionError) as wrong:
@@ -232,11 +218,7 @@ class RemoteSession:
         raise RemoteError(f"{self._who()}: {code}: {message}")
 
     async def _come_back(self) -> None:
-        """Open a connection to this session again.
-
-        Raises:
-            SessionLost: the server does not have it any more, or did not answer in time.
-        """
+        """Open a connection to this session again. Raises `SessionLost`."""
         if self.ws is not None:  # it belongs to another event loop
             cut(self.ws)
             self.ws = None
@@ -271,7 +253,7 @@ class RemoteSession:
                 self.loop.call_soon_threadsafe(look.cancel)
 
     def _look(self) -> None:
-        """Open the connection again where it dropped while nothing was asked; see whether the server lives where a call is long."""
+        """Reopen a connection that dropped between calls; check that the server lives during a long call."""
         if self.lost:
             return
         if not self._in_use.locked():
@@ -303,12 +285,11 @@ class RemoteSession:
                 await self._come_back()
 
     def _end(self, why: str, code: str = "") -> SessionLost:
-        """The error that ended the session."""
         self.lost = f"{self._who()}: the session is lost: {why}"
         return SessionLost(self.lost, code)
 
     def _patience(self, waiting: Sequence[str]) -> float:
-        """Seconds in which the server answers these calls or says that one took too long, if it is alive."""
+        """Seconds in which a living server answers these calls or says that one took too long."""
         limits = self.hello.limits
         by_call = {"init": limits.init_seconds, "reset": limits.reset_seconds, "close": limits.close_seconds}
         calls = sum(by_call.get(call, limits.step_seconds) for call in waiting)

@@ -1,7 +1,6 @@
-"""Environments behind OpenEnv's wire protocol: `agentgym.make("openenv:http://host:8000")`.
+"""Environments behind OpenEnv's wire protocol (0.2 or later): `agentgym.make("openenv:http://host:8000")`.
 
-Any server of OpenEnv 0.2 or later will do. One environment here is one WebSocket, and one session there: where the connection
-drops, the episode is lost, and the next reset begins another.
+One environment is one WebSocket and one session: if the connection drops, the episode is lost, and the next reset begins another.
 """
 
 from __future__ import annotations
@@ -27,25 +26,24 @@ _SEEDS = {"train": range(100_000), "test": range(1_000_000, 1_001_000)}
 class OpenEnvEnv(AsyncEnv):
     """An environment on an OpenEnv server.
 
-    A server of agentgym's speaks in chat messages, which pass as they are. Of others, the tools of an environment that has MCP
-    tools become tools here, and a reply that calls none ends the episode. An environment without tools is answered with its
-    action as a JSON object, or by calling the one tool `act` with the action's fields; where the action is one text, the reply
-    may be that text. A reply that is no action is answered with what is wrong, takes a turn and does nothing.
+    A server of agentgym's speaks in chat messages, which pass as they are. MCP tools of another server become tools here, and a reply
+    that calls none ends the episode. An environment without tools takes its action as a JSON object, as the call of one tool `act`
+    with the action's fields, or, if the action is one text, as that text. An invalid reply is answered with its error and takes a turn.
 
     Args:
         name: the server, "http://host:8000" or "https://host/path".
-        settings: what every reset is given besides the seed; plain JSON.
-        actions: "text": an environment without tools is answered in text; "tool": by calling `act`. Either is read anyway.
-        instruction: what the agent is told about the environment. Default: what the server says of it, and how to reply.
+        settings: given to every reset besides the seed; plain JSON.
+        actions: "text" or "tool": how an environment without tools offers its action. Either is read anyway.
+        instruction: told to the agent. Default: the server's description, and how to reply.
         timeout: seconds for one answer of the server.
-        patience: seconds to wait for a session while the server is full, as one with OpenEnv's default of one session often is.
-        token_file: a file with a bearer token in its first line.
+        patience: seconds to wait for a session while the server is full.
+        token_file: holds a bearer token in its first line.
         ca_file: certificates to trust beside the system's, for https.
         max_turns: steps after which an episode is truncated.
-        tasks: see `agentgym.Env`. A task says what reset is given: its `metadata["reset"]`, and its seed.
+        tasks: see `agentgym.Env`. Reset is given a task's `metadata["reset"]` and its seed.
 
     Raises:
-        ValueError: the name is no such address, or `actions` is something else.
+        ValueError: a malformed address, or unknown `actions`.
     """
 
     max_turns = MOST_TURNS
@@ -86,12 +84,7 @@ class OpenEnvEnv(AsyncEnv):
     def default_tasks(
         cls, split: str = "train", name: str = "", token_file: str | None = None, ca_file: str | None = None
     ) -> TaskSet:
-        """The tasks that the server lists by split and index; if it lists none, 100,000 train or 1,000 test seeds.
-
-        Raises:
-            ValueError: there is no such split.
-            Unavailable: the server does not answer.
-        """
+        """The tasks that the server lists by split and index; if it lists none, 100,000 train or 1,000 test seeds."""
         url = checked_url(name)
         address = Address((url,), "", token_file, ca_file)
         asked = Asker(url, address.headers() if token_file is not None else {}, address.tls())
@@ -121,12 +114,7 @@ class OpenEnvEnv(AsyncEnv):
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode on the server; connects if need be.
-
-        Raises:
-            Unavailable: the server cannot be reached, or stays full (Full).
-            RemoteEnvError: the environment refuses.
-        """
+        """Begin an episode on the server. Raises `Unavailable` if it cannot be reached or stays full, `RemoteEnvError`."""
         if self._tasks is None and self.task is None and "task" not in (options or {}):
             await asyncio.to_thread(getattr, self, "tasks")  # the server is asked, which others need not wait for
         await super().reset(seed=seed, options=options)
@@ -152,12 +140,7 @@ class OpenEnvEnv(AsyncEnv):
         return [user(opening.strip())], metadata
 
     async def step(self, action: Action) -> Step:  # type: ignore[override]
-        """Take the action that a reply is. `info` is the server's metadata, with `invalid` true where it was none.
-
-        Raises:
-            SessionLost: the connection dropped or the server did not answer in time; the episode is lost.
-            RemoteEnvError: the environment raised.
-        """
+        """Take the action of a reply; `info` is the server's metadata. Raises `SessionLost` or `RemoteEnvError`."""
         self.read(action)
         message = assistant(action)
         form = self._known_form
@@ -171,7 +154,6 @@ class OpenEnvEnv(AsyncEnv):
         return await self._act(form, message)
 
     async def close(self) -> None:  # type: ignore[override]
-        """End the session."""
         await super().close()
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -226,7 +208,6 @@ class OpenEnvEnv(AsyncEnv):
         return shown_result(observation.get("result")), answer
 
     def _ended(self, messages: Observation, answers: list[Json], info: Json) -> Step:
-        """Gymnasium's five values of a step from the server's answers."""
         done = any(bool(answer.get("done")) for answer in answers)
         reward = sum(float(answer.get("reward") or 0.0) for answer in answers)
         cut = done and any(metadata_of(answer).get("truncated") is True for answer in answers)
@@ -246,7 +227,6 @@ class OpenEnvEnv(AsyncEnv):
         return await self._asked({"type": "step", "data": action})
 
     async def _asked(self, frame: Json) -> Json:
-        """The answer's data. A connection that fails is dropped."""
         connection = self._connection
         if connection is None:
             self.running = False
@@ -264,7 +244,7 @@ class OpenEnvEnv(AsyncEnv):
             raise
 
     async def _asked_first(self, frame: Json) -> Json:
-        """As `_asked`, on a connection that is made where there is none, or where it dropped between two episodes."""
+        """As `_asked`, on a new connection if there is none, or if it dropped between two episodes."""
         until = time.monotonic() + self._patience
         pause = 0.05
         while True:
@@ -310,7 +290,7 @@ def _seed_task(seed: int) -> Task:
 
 
 def _whole(action: Json) -> Json:
-    """An action in which half of a surrogate pair, which a model may write and OpenEnv's server cannot answer, is a "?"."""
+    """An action in which half of a surrogate pair, which OpenEnv's server cannot answer, is a "?"."""
     text = json.dumps(action, ensure_ascii=False)
     return action if text.isascii() else dict(json.loads(text.encode(errors="replace")))
 

@@ -41,11 +41,7 @@ class Connection:
 
     @classmethod
     async def to(cls, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> Connection:
-        """Connect.
-
-        Raises:
-            Unavailable: nobody answers there, or no OpenEnv server.
-        """
+        """Connect. Raises `Unavailable`."""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 ws = await open_websocket(f"{url}/ws", headers, tls, max_msg_size=MOST_BYTES, heartbeat=20.0)
@@ -67,7 +63,7 @@ class Connection:
         """The data of the frame that answers.
 
         Raises:
-            Rejected: the server says that the frame is wrong.
+            Rejected: the server refuses the frame.
             RemoteEnvError: the environment raised.
             Unavailable: the server has no session to give, now (Full) or at all.
             SessionLost: the connection is over, or no answer came in time.
@@ -118,11 +114,7 @@ class Connection:
         raise SessionLost(f"openenv:{self._url}: {told} ({code}); the episode is lost: reset begins another")
 
     async def get(self, path: str) -> Any:
-        """GET a path as JSON; None if there is no such route.
-
-        Raises:
-            Unavailable: no answer.
-        """
+        """GET a path as JSON; None if there is no such route. Raises `Unavailable`."""
         try:
             http, timeout, tls = await endpoints.session(), aiohttp.ClientTimeout(total=30.0), self._tls or True
             async with http.get(f"{self._url}{path}", headers=self._headers, timeout=timeout, ssl=tls) as response:
@@ -148,19 +140,13 @@ class Connection:
 
 
 class Asker:
-    """Plain HTTP requests without an event loop."""
-
     def __init__(self, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None):
         self._url = url
         self._headers = dict(headers)
         self._tls = tls
 
     def get(self, path: str, body: Json | None = None) -> Any:
-        """GET, or with a body POST, a path as JSON; None if there is no such route.
-
-        Raises:
-            Unavailable: it cannot be reached.
-        """
+        """GET, or with a body POST, a path as JSON, without an event loop; None if there is no such route. Raises `Unavailable`."""
         data = None if body is None else json.dumps(body).encode()
         headers = {**self._headers, "Content-Type": "application/json"}
         request = urllib.request.Request(f"{self._url}{path}", data, headers)
@@ -181,11 +167,7 @@ class Asker:
 
 
 def checked_url(name: str) -> str:
-    """The URL of a server without a trailing slash.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """The URL of a server without a trailing slash. Raises ValueError."""
     parts = urlsplit(name)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ValueError(f"bad address in 'openenv:{name}': write openenv:http://HOST:PORT")

@@ -1,7 +1,6 @@
 """An environment as a folder in OpenEnv's form, which `openenv build`, `validate` and `push` take.
 
-The files come from `openenv_template/`, whose `${...}` are filled in. An environment that no installed package has is copied
-into the folder; one of an installed package becomes a requirement.
+The code of an environment is copied into the folder, unless an installed package has it: that becomes a requirement.
 """
 
 from __future__ import annotations
@@ -28,20 +27,16 @@ _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 def export_openenv(
     spec: EnvSpec, out: Path, kwargs: Mapping[str, Any] | None = None, wheels: Sequence[Path] = ()
 ) -> list[Path]:
-    """Write the folder of an environment.
+    """Write the folder of an environment; returns its files, sorted.
 
     Args:
-        spec: the environment.
         out: the folder, new or empty.
-        kwargs: what the environment is made with, over the spec's own.
+        kwargs: arguments of the environment, over the spec's own.
         wheels: packages that no index has, copied into the folder for the container's build.
 
-    Returns:
-        The files, sorted.
-
     Raises:
-        FileExistsError: there is something in the folder.
-        ValueError: the environment cannot be made in another process, or a wheel is none.
+        FileExistsError: the folder is not empty.
+        ValueError: the environment cannot be made in another process, or a wheel is not one.
         OSError: something cannot be read or written.
     """
     if out.is_dir() and any(out.iterdir()):
@@ -64,11 +59,7 @@ def export_openenv(
 
 
 def requirements_of(spec: EnvSpec) -> tuple[list[str], Path | None]:
-    """The `pip install` requirement of an environment, and the file or folder of its code if no package has it.
-
-    Raises:
-        ValueError: no other process can import it.
-    """
+    """The `pip install` requirements of an environment, and the file or folder of its code if no package has it."""
     record = spec.to_json()
     version = __version__
     packages = [need.partition(":")[2] for need in spec.needs if not need.startswith("sandbox:")]
@@ -106,7 +97,6 @@ def lacks_agentgym(wheels: Sequence[Path]) -> bool:
 
 
 def _from_index(dist: metadata.Distribution) -> bool:
-    """True if a package was installed from an index, and not from a folder or a file."""
     return dist.read_text("direct_url.json") is None
 
 

@@ -30,10 +30,8 @@ class Form:
     """The form of an environment's actions.
 
     Attributes:
-        kind: "chat": messages go there and back as they are, the other side is agentgym; "tools": the reply calls tools;
-            "fields": the reply is a JSON object, the action.
+        kind: "chat": messages pass as they are, the server is agentgym's; "tools": the reply calls tools; "fields": it is a JSON object.
         action: JSON schema of actions, without metadata.
-        tools: the environment's tools, of MCP.
         by_step: a tool is called by a step, which has a reward; else by MCP's own method, which has none.
     """
 
@@ -70,11 +68,7 @@ class Form:
         return found
 
     def action_of(self, message: Message) -> Json:
-        """The action of a reply to an environment of kind "fields": a call of `act`, or JSON in the text.
-
-        Raises:
-            Unreadable: it is none.
-        """
+        """The action of a reply to an environment of kind "fields". Raises `Unreadable`."""
         calls = self.calls(message)
         if isinstance(calls, str):
             raise Unreadable(calls)
@@ -100,12 +94,7 @@ class Form:
 
 
 def form_of(action: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Form:
-    """The form of an environment's actions.
-
-    Args:
-        action: JSON schema of its actions, as `GET /schema` tells it.
-        tools: what `tools/list` tells.
-    """
+    """The form of actions, from their JSON schema (`GET /schema`) and the tools that `tools/list` told."""
     schema = dict(action)
     if schema.get("title") == TITLE:
         return Form("chat", schema)
@@ -169,14 +158,13 @@ def sole_text(action: Mapping[str, Any]) -> str | None:
 
 
 def _properties(action: Mapping[str, Any]) -> Json:
-    """The schemas of an action's fields, without its metadata and with what they refer to in their place."""
+    """The schemas of an action's fields, without metadata and with references resolved."""
     found = action.get("properties") or {}
     return {name: _resolved(schema, action) for name, schema in found.items() if name != "metadata"}
 
 
 def _resolved(schema: Any, action: Mapping[str, Any], within: frozenset[str] = frozenset()) -> Any:
-    """A schema with what its references name in their place, which is where Pydantic puts enums and objects. From some
-    depth on, and within itself, a reference is left as it is."""
+    """A schema with its references resolved. From some depth on, and within itself, a reference is left as it is."""
     if isinstance(schema, list):
         return [_resolved(part, action, within) for part in schema]
     if not isinstance(schema, Mapping):
@@ -203,7 +191,6 @@ def _field_line(name: str, schema: Mapping[str, Any], action: Mapping[str, Any])
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """A value's type in words, or its possible values."""
     options = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
     if options:
         return "one of " + ", ".join(json.dumps(option, ensure_ascii=False) for option in options)

@@ -1,7 +1,6 @@
 """OpenEnv's wire protocol, version 0.10, for one session: a frame in, at most one frame out.
 
-A frame is one JSON object as a WebSocket text message; docs/service_protocol.md lists them. It is the same session whether a client's
-WebSocket or an HTTP request stands behind it (see `openenv_routes`).
+A frame is one JSON object as a WebSocket text message; docs/service_protocol.md lists them. An HTTP request becomes frames, too.
 """
 
 from __future__ import annotations
@@ -33,18 +32,7 @@ _RPC_KEYS = {"jsonrpc", "method", "params", "id"}
 
 
 class OpenEnvHandler:
-    """Answers the frames of one client; see `session_worker.ProtocolHandler`. A dropped connection ends the episode.
-
-    Whatever is wrong with a frame, and whatever the environment raises, becomes an error frame; the session goes on.
-
-    Args:
-        env: the session's environment.
-        calls: what runs its methods.
-        session: tells the session's id.
-
-    Attributes:
-        play: the episodes.
-    """
+    """Answers the frames of one client. Errors in frames and of the environment become error frames; the session goes on."""
 
     resumable = False
 
@@ -154,7 +142,6 @@ class OpenEnvHandler:
 
 
 def error_frame(code: str, message: str, **more: Any) -> str:
-    """An error frame; `more` stands beside its message and code."""
     return json.dumps(_error(code, message, **more))
 
 
@@ -176,12 +163,10 @@ def problem_of_rpc(request: Any) -> str | None:
 
 
 def rpc_result(id: Any, result: Any) -> Json:
-    """A JSON-RPC response."""
     return {"jsonrpc": "2.0", "id": id, "result": result}
 
 
 def rpc_error(id: Any, code: int, message: str, data: Any = None) -> Json:
-    """A JSON-RPC response that is an error."""
     return {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message, "data": data}}
 
 
@@ -209,10 +194,7 @@ def _data(frame: Json) -> Json:
 
 
 def _written(frame: Any) -> str:
-    """A frame, or a part of one, as JSON text, pure ASCII: half of a surrogate pair, which a model may write, is carried by an escape.
-
-    NaN and infinities become null, as in OpenEnv's own server: they are no JSON.
-    """
+    """A frame, or a part of one, as ASCII JSON: half of a surrogate pair is an escape, NaN and infinities are null."""
     try:
         return _encode(frame)
     except (TypeError, ValueError, RecursionError):  # a NaN, a key that is no text, or a value within itself

@@ -49,12 +49,7 @@ class _Shared:
 
 
 class McpRoutes:
-    """The JSON-RPC of one environment, and its sessions that were made over HTTP.
-
-    Args:
-        server: the server.
-        env: the environment's id there.
-    """
+    """The JSON-RPC of one environment, and its sessions that were made over HTTP."""
 
     def __init__(self, server: EnvServer, env: str):
         self._server = server
@@ -62,13 +57,11 @@ class McpRoutes:
         self._shared: dict[str, _Shared] = {}
 
     def close(self) -> None:
-        """End every session that was made over HTTP."""
         for shared in self._shared.values():
             shared.line.close()
         self._shared.clear()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """`POST /mcp`, and `WS /mcp`, where a connection is a session."""
         if request.method == "GET" and check_handshake(request) is None:
             return await self._socket(request)
         if request.method != "POST":
@@ -173,7 +166,7 @@ class McpRoutes:
 
 @contextlib.contextmanager
 def once(server: EnvServer, request: web.Request, env: str) -> Iterator[Line]:
-    """A session for one request. Raises `Refused` where there is none to be had."""
+    """A session for one request. Raises `Refused`."""
     line = server.open_line(request, env, NAME)
     try:
         yield line
@@ -183,13 +176,11 @@ def once(server: EnvServer, request: web.Request, env: str) -> Iterator[Line]:
 
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
-    """Suppresses the errors of a client that has left or was idle for too long."""
     with contextlib.suppress(ConnectionError, TimeoutError):
         yield
 
 
 def counts(server: EnvServer) -> Json:
-    """The server's open and maximal sessions, in the form of OpenEnv's errors."""
     return {"active_sessions": len(server.sessions.open), "max_sessions": server.sessions.most}
 
 
@@ -232,7 +223,6 @@ def _rpc_of(text: str | bytes) -> Json:
 
 
 async def _through(line: Line, asked: Json) -> Json:
-    """A session's response to a request."""
     try:
         frame = json.loads(await line.ask(json.dumps({"type": "mcp", "data": asked})))
     except Refused as refused:

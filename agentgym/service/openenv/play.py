@@ -41,11 +41,8 @@ class Caller:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def count_error(self, code: str) -> None:
-        """Does nothing: errors are not counted here."""
-
+    def count_error(self, code: str) -> None: ...
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The result of `function(*args, **kwargs)`; `name` says what it is, "step" for example."""
         result = function(*args, **kwargs)
         if not inspect.isawaitable(result):
             return result
@@ -54,7 +51,6 @@ class Caller:
         return self._loop.run_until_complete(_awaited(result))
 
     def close(self) -> None:
-        """End the event loop, if there was need of one."""
         if self._loop is not None:
             self._loop.close()
             self._loop = None
@@ -65,12 +61,7 @@ async def _awaited(awaitable: Any) -> Any:
 
 
 class Play:
-    """Episodes of one environment, as OpenEnv sees them. Calls are made one at a time, by one thread.
-
-    Args:
-        env: the environment; it stays open until `close`.
-        call: runs a method of the environment, as `Caller.call` does. Default: that.
-    """
+    """Episodes of one environment, as OpenEnv sees them. Calls are made one at a time, by one thread."""
 
     def __init__(self, env: Env, call: Callable[..., Any] | None = None):
         self.env = env
@@ -85,18 +76,13 @@ class Play:
 
     @property
     def begun(self) -> bool:
-        """True if an episode was begun."""
         return self._episode_id is not None
 
     def reset(self, data: Mapping[str, Any]) -> Json:
-        """Begin an episode.
+        """Begin an episode. Raises `Invalid`.
 
-        Args:
-            data: `seed`, `episode_id`; and which task: `task`, a task as JSON, or `split` and `index`. With no `index`, one is
-                drawn, by the seed where there is one. Other keys are ignored, as OpenEnv's server does.
-
-        Raises:
-            Invalid: one of these is wrong.
+        `data` has `seed`, `episode_id`, and the task: `task` as JSON, or `split` and `index`. Without an `index` one is drawn, by the seed
+        if there is one. Other keys are ignored, as OpenEnv's server does.
         """
         seed = _seed(data.get("seed"))
         episode_id = data.get("episode_id")
@@ -119,11 +105,6 @@ class Play:
         return answer_of({"messages": messages}, None, False, metadata)
 
     def step(self, action: Mapping[str, Any]) -> Json:
-        """Take an action.
-
-        Raises:
-            Invalid: it is none.
-        """
         kind = _kind(action)
         if kind == "list_tools":
             return answer_of({"tools": self.tools("input_schema")}, None, self._done, {})
@@ -145,11 +126,7 @@ class Play:
         return messages, reward, self._done, metadata
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Json:
-        """Call a tool, with what OpenEnv's clients unwrap as its result. The first call of a session begins an episode.
-
-        Raises:
-            KeyError: there is no such tool.
-        """
+        """Call a tool; the first call of a session begins an episode. Raises KeyError for an unknown tool."""
         if not self.begun:
             self.reset({})
         if name not in {tool["name"] for tool in self.tools("inputSchema")}:
@@ -159,7 +136,7 @@ class Play:
         return _tool_result("\n".join(map(text_of, messages)), meta)
 
     def tools(self, schema_key: str) -> list[Json]:
-        """The environment's tools, their schemas under the name that MCP's method or OpenEnv's action has for them."""
+        """The environment's tools, their schemas under MCP's or OpenEnv's key."""
         functions = (tool["function"] for tool in self.env.get_wrapper_attr("tools"))
         return [
             {
@@ -171,7 +148,6 @@ class Play:
         ]
 
     def state(self) -> Json:
-        """OpenEnv's state, with the task's id, the sum of rewards and whether the episode is over."""
         task = self.env.unwrapped.task  # type: ignore[attr-defined]
         return {
             "episode_id": self._episode_id,
@@ -182,7 +158,6 @@ class Play:
         }
 
     def close(self) -> None:
-        """Close the environment."""
         try:
             self._call("close", self.env.close)
         finally:
@@ -263,11 +238,6 @@ def whole_number(given: Any) -> int | None:
 
 
 def _kind(action: Mapping[str, Any]) -> str:
-    """The kind of an action.
-
-    Raises:
-        Invalid: none, or a field is missing, one too many, or of another type.
-    """
     kind = action.get("type", "message")
     if not isinstance(kind, str) or kind not in _ACTION_KEYS or (kind == "message" and "type" in action):
         raise Invalid("literal_error", ("type",), "Input should be 'call_tool' or 'list_tools'", kind)
@@ -314,7 +284,7 @@ def _tool_result(text: str, meta: Json) -> Json:
 
 
 def answer_of(observation: Json, reward: float | None, done: bool, metadata: Json) -> Json:
-    """OpenEnv's result: metadata stands inside of the observation, and beside it where there is any."""
+    """OpenEnv's result: metadata stands inside of the observation, and beside it if there is any."""
     answer: Json = {"observation": {**observation, "metadata": metadata}, "reward": reward, "done": done}
     if metadata:
         answer["metadata"] = metadata

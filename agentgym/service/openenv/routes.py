@@ -1,8 +1,7 @@
 """OpenEnv's routes on our server: for the first environment at the root, and for each under its id.
 
-A WebSocket at /ws is handed to a worker that speaks `openenv`, and the server has no more to do with it. What is asked over HTTP
-becomes frames for a session that the server itself talks to: `POST /reset` and `/step` take one for a single request. JSON-RPC is
-in `openenv_mcp.py`, the Task API in `openenv_tasks.py`.
+A WebSocket at /ws is handed to a worker that speaks `openenv`. HTTP requests become frames of a session that the server itself
+talks to: `POST /reset` and `/step` take one for a single request. JSON-RPC is in `mcp.py`, the Task API in `tasks.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ REFUSED_BYTES = 1 << 16  # that are read of a client that is refused
 
 
 def add_routes(app: web.Application, server: EnvServer) -> None:
-    """Add OpenEnv's routes for every environment of a server."""
     envs = list(server.settings.envs)
     everywhere = [OpenEnvRoutes(server, envs[0], envs, "")]
     everywhere += [OpenEnvRoutes(server, env, [env], f"/{env}") for env in envs]
@@ -42,14 +40,7 @@ def add_routes(app: web.Application, server: EnvServer) -> None:
 
 
 class OpenEnvRoutes:
-    """OpenEnv's routes for one environment.
-
-    Args:
-        server: the server.
-        env: the environment's id there.
-        listed: ids of the environments whose tasks are told.
-        prefix: what stands before each path.
-    """
+    """OpenEnv's routes for one environment; `listed` are those whose tasks are told."""
 
     def __init__(self, server: EnvServer, env: str, listed: list[str], prefix: str):
         self.env = env
@@ -60,7 +51,7 @@ class OpenEnvRoutes:
         self._mcp = McpRoutes(server, env)
 
     def routes(self) -> list[web.RouteDef]:
-        """Routes to add to an application. /health at the root is the server's own."""
+        """/health at the root is the server's own."""
         tasks = self._tasks
         named: dict[str, tuple[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = {
             "/ws": ("GET", self.socket),
@@ -83,7 +74,6 @@ class OpenEnvRoutes:
         return [web.route(method, self.prefix + path, handler) for path, (method, handler) in named.items()]
 
     def close(self) -> None:
-        """End every session that was made over HTTP."""
         self._mcp.close()
 
     # ---- one request, one session
@@ -95,7 +85,7 @@ class OpenEnvRoutes:
             return _http(await line.ask(json.dumps({"type": "reset", "data": body})))
 
     async def step(self, request: web.Request) -> web.Response:
-        """`POST /step`: an episode of one step. What `reset` takes may stand beside the action, to say which task."""
+        """`POST /step`: an episode of one step. Arguments of `reset` may stand beside the action."""
         body = await object_of(request)
         action = body.pop("action", None)
         if not isinstance(action, dict):
@@ -113,25 +103,21 @@ class OpenEnvRoutes:
         return web.json_response(schemas.FRESH_STATE)
 
     async def health(self, _: web.Request) -> web.Response:
-        """`GET /health`."""
         return web.json_response({"status": "healthy"})
 
     async def metadata(self, _: web.Request) -> web.Response:
-        """`GET /metadata`."""
         return web.json_response(schemas.metadata_of(self._spec))
 
     async def schema(self, _: web.Request) -> web.Response:
-        """`GET /schema`."""
         return web.json_response(schemas.SCHEMAS)
 
     async def openapi(self, _: web.Request) -> web.Response:
-        """`GET /openapi.json`."""
         return web.json_response(schemas.openapi_of(f"OpenEnv interface of {self.env}", PATHS))
 
     # ---- WebSockets
 
     async def socket(self, request: web.Request) -> web.StreamResponse:
-        """`WS /ws`: a session of its own, or with `?session_id=` one that was made over HTTP."""
+        """`WS /ws`: a new session, or with `?session_id=` one that was made over HTTP."""
         if request.query.get("session_id"):
             return await self._mcp.attached(request)
         try:
@@ -146,7 +132,6 @@ class OpenEnvRoutes:
 
 
 def _http(frame: str) -> web.Response:
-    """A frame as an HTTP response."""
     told = json.loads(frame)
     data = told.get("data", {})
     if told.get("type") == "observation":

@@ -85,7 +85,6 @@ FRESH_STATE: Json = {"episode_id": None, "step_count": 0, "task_id": None, "rewa
 
 
 def metadata_of(spec: EnvSpec) -> Json:
-    """The body of `GET /metadata`."""
     return {
         "name": spec.id,
         "description": spec.description or f"the environment {spec.id}",
@@ -97,12 +96,7 @@ def metadata_of(spec: EnvSpec) -> Json:
 
 
 def openapi_of(title: str, routes: Mapping[str, Mapping[str, str]]) -> Json:
-    """The OpenAPI document.
-
-    Args:
-        title: of the document.
-        routes: path -> method -> what it does, in one line; paths as OpenAPI writes them, `/{env_name}/splits`.
-    """
+    """The OpenAPI document. `routes`: path -> method -> summary."""
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "version": VERSION, "description": "OpenEnv's HTTP interface, served by agentgym."},

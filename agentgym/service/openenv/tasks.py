@@ -17,39 +17,29 @@ _KINDS = ("train", "validation", "test")
 
 
 class TaskRoutes:
-    """The handlers of the Task API.
-
-    Args:
-        envs: the ids of the environments whose tasks are told.
-        ask: answers {"env"} with the splits, and {"env", "split", "start", "stop"} with {"tasks", "size"}; it raises an HTTP
-            error where there is no such split.
-    """
+    """The handlers of the Task API. `ask` is `EnvServer.ask_tasks`."""
 
     def __init__(self, envs: list[str], ask: Callable[[Json], Awaitable[Any]]):
         self._envs = envs
         self._ask = ask
 
     async def environments(self, _: web.Request) -> web.Response:
-        """`GET /list_environments`."""
         return web.json_response(self._envs)
 
     async def splits(self, request: web.Request) -> web.Response:
-        """`GET /{env_name}/splits`."""
         names = await self._ask({"env": self._env(request)})
         return web.json_response([{"name": n, "type": n if n in _KINDS else "validation"} for n in names])
 
     async def list_tasks(self, request: web.Request) -> web.Response:
-        """`POST /{env_name}/tasks`: the first `MOST_LISTED` of a split."""
+        """The first `MOST_LISTED` of a split."""
         env, _, page = await self._asked(request, (), 0, MOST_LISTED)
         return web.json_response({"tasks": page["tasks"], "env_name": env})
 
     async def num_tasks(self, request: web.Request) -> web.Response:
-        """`POST /{env_name}/num_tasks`."""
         _, _, page = await self._asked(request, (), 0, 0)
         return web.json_response({"num_tasks": page["size"]})
 
     async def task(self, request: web.Request) -> web.Response:
-        """`POST /{env_name}/task`."""
         env, body, page = await self._asked(request, ("index",), 0, 0)
         index = whole_number(body.get("index"))
         if index is None:
@@ -60,7 +50,7 @@ class TaskRoutes:
         return web.json_response({"task": page["tasks"][0]})
 
     async def task_range(self, request: web.Request) -> web.Response:
-        """`POST /{env_name}/task_range`: at most `MOST_LISTED`, counted from `start`."""
+        """At most `MOST_LISTED`, counted from `start`."""
         env, body, page = await self._asked(request, ("start", "stop"), 0, 0)
         ends = {name: whole_number(body.get(name)) for name in ("start", "stop")}
         for name, end in ends.items():
@@ -105,7 +95,6 @@ async def object_of(request: web.Request) -> Json:
 
 
 def answer_422(kind: str, field: str, given: Any) -> web.Response:
-    """The response to a request with an invalid field."""
     return answered(422, [_problem(kind, field, given)])
 
 

@@ -103,10 +103,9 @@ class ServiceLimits:
 
     Attributes:
         init_seconds: making the environment, and one `init`.
-        reset_seconds: one `reset`.
         step_seconds: one `step`, and any other call.
-        close_seconds: one `close`, and whatever an end in good order takes.
-        idle_seconds: with no request.
+        close_seconds: one `close`, and an end in good order.
+        idle_seconds: without a request.
         resume_seconds: for a client to come back after its connection dropped.
         message_seconds: for a message to arrive whole, and for an answer to be taken.
         message_bytes: of one message from the client.
@@ -128,12 +127,7 @@ class ServiceLimits:
 
 
 class Refused(Exception):
-    """A request or message that gets an error response.
-
-    Attributes:
-        code: one of `CODES`.
-        fatal: whether the session ends with it.
-    """
+    """A request or message that gets an error response; `fatal` ends the session."""
 
     def __init__(self, code: str, message: str, fatal: bool = False):
         super().__init__(message)
@@ -156,7 +150,6 @@ def text_of_json(value: Any) -> str:
 
 
 def error_frame(code: str, message: str, fatal: bool, id: int | None = None) -> dict[str, Any]:
-    """An error response."""
     return {"id": id, "error": {"code": code, "message": message, "fatal": fatal}}
 
 
@@ -166,11 +159,7 @@ def last_word(code: str, message: str) -> str:
 
 
 def json_of_text(text: str) -> Any:
-    """The value of a message.
-
-    Raises:
-        Refused: it is no JSON; the session goes on.
-    """
+    """The value of a message. Raises `Refused` if it is not JSON."""
     try:
         return decoded(text)
     except (ValueError, RecursionError) as error:
@@ -178,11 +167,7 @@ def json_of_text(text: str) -> Any:
 
 
 def decoded(text: str) -> Any:
-    """`json.loads`, which looks for white space around every value; here it is met only where there is some.
-
-    Raises:
-        ValueError: it is no JSON.
-    """
+    """`json.loads`, faster where there is no white space around the value. Raises ValueError."""
     try:
         value, end = _decoder.raw_decode(text)
     except ValueError:
@@ -191,15 +176,7 @@ def decoded(text: str) -> Any:
 
 
 def check_request(request: Any, expected: int) -> None:
-    """Check a request before it is run.
-
-    Args:
-        request: what the client sent.
-        expected: the id that comes next.
-
-    Raises:
-        Refused: it is none.
-    """
+    """Check a request before it is run; `expected` is the id that comes next. Raises `Refused`."""
     if not isinstance(request, dict):
         raise Refused(BAD_REQUEST, f"a request is an object, not {type(request).__name__}")
     id, call = request.get("id"), request.get("call")
@@ -222,11 +199,7 @@ def rng_to_json(rng: random.Random) -> list[Any]:
 
 
 def rng_of_json(state: Any) -> random.Random:
-    """The generator with this state.
-
-    Raises:
-        Refused: it is no state of a generator.
-    """
+    """The generator with this state. Raises `Refused`."""
     rng = random.Random(0)
     try:
         version, words, gauss = state

@@ -77,11 +77,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def check_sandbox_request(request: Any, expected: int) -> None:
-    """Check a request before it is run; see `frames.check_request`.
-
-    Raises:
-        Refused: it is none.
-    """
+    """Check a request before it is run; see `frames.check_request`."""
     if not isinstance(request, dict) or type(request.get("id")) is not int:
         raise Refused(BAD_REQUEST, "a request is an object with an id that is a whole number")
     if request["id"] != expected:

@@ -28,7 +28,7 @@ def _or_null(of: Json) -> Json:
 
 
 def _object(needed: Json, more: Json | None = None, closed: bool = True) -> Json:
-    """An object with these fields, all of `needed` and none besides those and `more`; unless it is not closed."""
+    """An object with these fields: all of `needed`, and unless it is open none besides those and `more`."""
     made = {"type": "object", "required": list(needed), "properties": {**needed, **(more or {})}}
     return {**made, "additionalProperties": False} if closed else made
 
@@ -167,11 +167,7 @@ def protocol() -> Json:
 
 
 def of_env(about: Json) -> Json:
-    """The schemas of one environment's actions and observations.
-
-    Args:
-        about: its record in `GET /envs`.
-    """
+    """The schemas of one environment's actions and observations. `about` is its record in `GET /envs`."""
     calls = [_call(tool.get("function", {})) for tool in about.get("tools", ())]
     message = {
         "type": "object",

@@ -14,13 +14,7 @@ _BODY: Any = getattr(web, "RequestKey", lambda name, _: name)("agentgym.body", b
 
 
 async def body_of(request: web.Request) -> bytes:
-    """The body of a request, inflated if `Content-Encoding` is gzip or deflate.
-
-    Raises:
-        web.HTTPRequestEntityTooLarge: it is larger, as it came or as soon as that much is inflated.
-        web.HTTPUnsupportedMediaType: it has another encoding.
-        web.HTTPBadRequest: it does not have the encoding that it names.
-    """
+    """The body of a request, inflated if `Content-Encoding` is gzip or deflate. Raises HTTP 400, 413 or 415."""
     body: bytes | None = request.get(_BODY)
     if body is None:
         request[_BODY] = body = await _inflated(request, await request.read())
@@ -44,11 +38,7 @@ async def _inflated(request: web.Request, body: bytes) -> bytes:
 
 
 def inflated(body: bytes, encoding: str, most: int) -> bytes | None:
-    """The inflated body; None if it has more than `most` bytes. Inflates at most one byte more than that.
-
-    Raises:
-        zlib.error, EOFError: it has another encoding, or its end is missing.
-    """
+    """The inflated body; None if it has more than `most` bytes. Raises `zlib.error` or `EOFError` if it is malformed."""
     raw = (
         encoding == "deflate" and body[0] & 15 != 8
     )  # without the header that the standard wants, as some clients send it

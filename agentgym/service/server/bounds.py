@@ -1,7 +1,6 @@
 """Limits of worker processes: resource limits, and control groups where they can be made.
 
-A control group counts shared memory and all child processes of a session, and ends with it. Without one, resource limits bound
-each process alone.
+A control group counts shared memory and all child processes of a session; resource limits bound each process alone.
 """
 
 from __future__ import annotations
@@ -25,14 +24,12 @@ MORE_MEMORY = "it may take no more (--session-memory)"
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of a worker's process.
+    """Limits of a worker's process; 0: no limit.
 
     Attributes:
-        memory_bytes: above what it has when it begins; 0: as much as there is. In a control group its shared memory and all
-            that it starts count together (see `groups`); without one, private memory alone, and each process that it
-            starts may take as much again.
-        open_files: at a time, unless it asks the kernel for more; 0: as many as the server.
-        pids: processes and threads at a time, in a control group alone; 0: as many as there may be.
+        memory_bytes: above what it begins with. Without a control group: private memory alone, and of each process alone.
+        open_files: at a time; 0: as many as the server.
+        pids: processes and threads at a time, in a control group only.
     """
 
     memory_bytes: int = 0
@@ -44,12 +41,11 @@ class Bounds:
             raise ValueError(f"limits are at least 0, not {self}")
 
     def times(self, sessions: int) -> Bounds:
-        """The limits of a process that this many sessions share."""
         return Bounds(self.memory_bytes * sessions, self.open_files * sessions, self.pids * sessions)
 
 
 def keep_within(bounds: Bounds) -> None:
-    """Set the limits for this process and those that it starts. It dumps no core, whatever happens to it."""
+    """Set the limits for this process and its children. It dumps no core."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb", buffering=0) as score:
         score.write(_OOM_SCORE)
@@ -60,7 +56,7 @@ def keep_within(bounds: Bounds) -> None:
 
 
 def limit_memory(bounds: Bounds) -> None:
-    """Let this process take no more than `memory_bytes` from now on."""
+    """Let this process take at most `memory_bytes` from now on."""
     if bounds.memory_bytes:
         with open("/proc/self/statm") as pages:
             has = int(pages.read().split()[5]) * os.sysconf("SC_PAGESIZE")
@@ -76,14 +72,7 @@ def why_no_memory() -> str:
 
 
 def raise_open_files(sessions: int) -> int:
-    """Raise this process's limit of open files to the hard limit; returns the limit before.
-
-    Args:
-        sessions: how many must fit.
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Raise this process's limit of open files to the hard limit; returns the old one. Raises ValueError if `sessions` do not fit."""
     needed = _FILES_EACH * sessions + _FILES_MORE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -97,14 +86,7 @@ def raise_open_files(sessions: int) -> int:
 
 
 class Groups:
-    """The control groups of a zygote's workers.
-
-    Args:
-        bounds: of each.
-
-    Attributes:
-        why_not: why there are none although limits are wanted; "" where there are, or none are wanted.
-    """
+    """The control groups of a zygote's workers. `why_not` says why there are none although limits are wanted."""
 
     def __init__(self, bounds: Bounds):
         self._bounds = bounds
@@ -130,17 +112,15 @@ class Groups:
         return cgroups.create_plain(next(self._names), self._bounds.memory_bytes, self._bounds.pids)
 
     def keep(self, pid: int, group: Group | None) -> None:
-        """Remember the group of a process."""
         if group is not None:
             self._of[pid] = group
 
     def drop(self, group: Group | None) -> None:
-        """Remove the group of a process that could not be forked."""
         if group is not None:
             cgroups.remove(group, patience=0.0)
 
     def ended(self, pid: int) -> bool:
-        """Kill what is left in the group of a process that ended. Returns whether the kernel killed any of it for lack of memory."""
+        """Kill what is left in the group of a process that ended; returns whether the kernel killed any of it for memory."""
         group = self._of.pop(pid, None)
         if group is None:
             return False
@@ -157,7 +137,6 @@ class Groups:
         self._leaving = [group for group in self._leaving if not cgroups.remove(group, patience=0.0)]
 
     def close(self) -> None:
-        """Remove all of them."""
         for group in [*self._of.values(), *self._leaving]:
             cgroups.remove(group, patience=1.0)
 
@@ -169,7 +148,7 @@ def enter(group: Group) -> None:
 
 
 def _remove_empty(beside: Group) -> None:
-    """Remove empty groups of servers that were killed."""
+    """Remove the groups that killed servers left behind."""
     for folder in beside.folders:
         for left in folder.parent.glob(f"{SESSION}*"):
             pid = left.name.removeprefix(SESSION).partition("-")[0]

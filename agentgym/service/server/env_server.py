@@ -54,20 +54,16 @@ class ServeSettings:
     """How environments are served.
 
     Attributes:
-        envs: what is served, by the id that clients ask for; the first is OpenEnv's at the root.
-        sandbox: how sandboxes are served: {"backend": name, "most": `sandbox.served.Most` by field, "total": `Total`}; None: they are not.
-        host, port: where to listen; port 0 takes a free one.
-        max_sessions: at a time.
-        max_sessions_per_token: at a time; None: as many as there are.
-        workers: processes that are forked ahead, and kept ready for the next sessions.
-        sessions_per_worker: how many sessions may share a process: those of environments that run no programs in sandboxes.
-            They share its fate, too: one that breaks a limit of a call ends them all.
-        tokens: by a name for each; none: anybody may come, from this machine. A text alone is good for all.
-        token_file: where they were read from, to be read again when it changes; None: they stay.
-        allowed_hosts: names beside this machine's own that a `Host` header may have where no token is asked for.
-        cert, key: files of TLS; none: no TLS.
-        limits: of a session.
-        bounds: of its process; of one that many share, so many times as much.
+        envs: by the id that clients ask for; the first is OpenEnv's at the root.
+        sandbox: None, or {"backend": name, "most": `sandbox.served.Most` by field, "total": `Total` by field}.
+        port: 0 takes a free one.
+        max_sessions_per_token: None: no limit.
+        workers: processes that are forked in advance.
+        sessions_per_worker: how many sessions may share a process, where their environment runs no programs in sandboxes.
+        tokens: by name; a plain text has all scopes. None are needed only at an address of this machine.
+        token_file: is read again when it changes.
+        allowed_hosts: names besides this machine's own that a `Host` header may have where no token is asked for.
+        bounds: of a session's process; of a shared one, times `sessions_per_worker`.
         drain_seconds: for sessions to end by themselves.
     """
 
@@ -113,15 +109,7 @@ BaseHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class EnvServer:
-    """A running server; `serve` makes it.
-
-    Attributes:
-        settings: how it was started.
-        sessions: the table of sessions.
-        served: what the zygote is told of: environments, and sandboxes.
-        url: where it is.
-        port: which it got.
-    """
+    """A running server; `serve` makes it."""
 
     def __init__(self, settings: ServeSettings):
         self.settings = settings
@@ -166,7 +154,6 @@ class EnvServer:
             self.tokens.look()
 
     async def _listen(self, tls: ssl.SSLContext | None) -> None:
-        """Take connections."""
         loop = asyncio.get_running_loop()
         limits = self.settings.limits
         if self._runner is None or self._runner.server is None:
@@ -193,7 +180,6 @@ class EnvServer:
 
     @property
     def url(self) -> str:
-        """Where it is."""
         host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
         return f"http{'s' if self.settings.cert else ''}://{host}:{self.port}"
 
@@ -260,7 +246,6 @@ class EnvServer:
             return refusal(error.status, error.reason.upper().replace(" ", "_"), error.text or error.reason)
 
     def _turned_away(self, request: web.Request, owner: str | None) -> web.Response | None:
-        """The response to a request that is not allowed; None: it is allowed."""
         if owner is None:
             self.unauthorized.add(request.remote, request.path, "Authorization" in request.headers)
             why = "this server wants a token: Authorization: Bearer TOKEN"
@@ -270,7 +255,6 @@ class EnvServer:
         return refusal(403, "FORBIDDEN", wrong) if wrong else None
 
     async def _taken(self, request: web.Request, owner: str | None, and_body: bool) -> None:
-        """Read the rest of a request for its handler, and update its connection."""
         connection = request.protocol
         if request.can_read_body and and_body:
             async with asyncio.timeout(self.settings.limits.message_seconds):
@@ -281,11 +265,11 @@ class EnvServer:
             connection.began(bool(owner))
 
     def owner_of(self, request: web.Request) -> str | None:
-        """The name of a request's token; "" if the server has no tokens; None: the token is wrong or missing."""
+        """The name of a request's token; "" if the server has no tokens; None if the token is wrong or missing."""
         return self.tokens.owner_of(request.headers.get("Authorization", ""))
 
     async def ask_tasks(self, question: dict[str, Any]) -> Any:
-        """What `task_catalogue.tell_tasks` answers. Raises an HTTP error where there is no such split, or none can be read."""
+        """The answer of `task_catalogue.tell_tasks`. Raises 404 for an unknown split, `Refused` if tasks cannot be read."""
         try:
             return await self.listing.ask(question)
         except LookupError as error:
@@ -306,16 +290,7 @@ class EnvServer:
         return await self.open_session(request, self.env_id(request), NAME)
 
     async def open_session(self, request: web.Request, env: str, protocol: str) -> web.StreamResponse:
-        """Answer a WebSocket handshake with a session, new or resumed; the handler returns what this returns.
-
-        Args:
-            request: the handshake. `resume` in its query, or its header, names a session to come back to.
-            env: the id of a served environment.
-            protocol: a name of `agentgym.service.worker.handlers.HANDLERS`.
-
-        Raises:
-            Refused: there is no room, or the resume token is refused; the guard answers it.
-        """
+        """Answer a WebSocket handshake with a session, new or resumed. Raises `Refused`; the guard answers it."""
         if wrong := check_handshake(request):
             headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
             return refusal(426, "UPGRADE_REQUIRED", wrong, headers)
@@ -363,7 +338,7 @@ class EnvServer:
 
 
 def _is_own(record: logging.LogRecord) -> bool:
-    """True if a log record is about the server: malformed requests of clients are answered by 400 and not logged."""
+    """Malformed requests of clients are answered by 400 and not logged."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
@@ -371,12 +346,7 @@ _log.addFilter(_is_own)
 
 
 async def serve(settings: ServeSettings) -> EnvServer:
-    """Start a server.
-
-    Raises:
-        ZygoteFailed: the environments cannot be imported.
-        OSError: the address cannot be had, or the files of TLS cannot be read.
-    """
+    """Start a server. Raises `ZygoteFailed` if environments cannot be imported, `OSError` for a bad address or TLS file."""
     server = EnvServer(settings)
     await server.start()
     return server
@@ -392,8 +362,7 @@ def refusal(status: int, code: str, message: str, headers: Mapping[str, str] | N
 
 
 def _told_apart(handle: BaseHandler) -> BaseHandler:
-    """The handler, which tells each connection of its requests, and refuses those that expect what is not known: aiohttp says an
-    unknown expectation back, as text that it may not be."""
+    """aiohttp repeats an unknown expectation in its answer, as text that may not be in one: it is refused here."""
 
     async def handled(request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol

@@ -40,15 +40,7 @@ def line_of_event(event: str, **fields: Any) -> str:
 
 
 def log_ended(session: ServedSession, pid: int | None, reason: str, message: str, status: int | None) -> None:
-    """Log the end of a session, unless its client closed it or the server is ending.
-
-    Args:
-        session: which.
-        pid: of its process.
-        reason: why, as it is counted: a code, "closed" or "left".
-        message: what its client was told.
-        status: the wait status of the process; None: it is not known.
-    """
+    """Log the end of a session, unless its client closed it or the server is ending."""
     if reason in _QUIET:
         return
     cause, more = _CAUSES.get(reason, reason.lower()), dict[str, Any]()
@@ -78,7 +70,6 @@ class EnvErrors:
         self._left_out = 0
 
     def log(self, call: str, error: BaseException) -> None:
-        """Log one. `call` says in what: "init", "reset", "step" or "close"."""
         now = time.monotonic()
         if now >= self._since + _ERRORS_SECONDS:
             self._since, self._logged = now, 0
@@ -96,11 +87,7 @@ class EnvErrors:
 
 
 class Unauthorized:
-    """Counts requests with a wrong or missing token, and logs them: at most one line in ten seconds.
-
-    Attributes:
-        count: since the server's start.
-    """
+    """Counts requests with a wrong or missing token, and logs them: at most one line in ten seconds."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -109,13 +96,6 @@ class Unauthorized:
         self._pause: asyncio.TimerHandle | None = None
 
     def add(self, peer: str | None, path: str, given: bool) -> None:
-        """One more.
-
-        Args:
-            peer: who asked: an address.
-            path: for what.
-            given: whether there was a token, a wrong one.
-        """
         self.count += 1
         self._unsaid += 1
         self._last = {"peer": peer, "path": path[:200], "why": "wrong token" if given else "no token"}
@@ -123,7 +103,6 @@ class Unauthorized:
             self._say()
 
     def close(self) -> None:
-        """Log what was counted since the last line."""
         if self._pause is not None:
             self._pause.cancel()
             if self._unsaid:

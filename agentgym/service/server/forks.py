@@ -37,12 +37,9 @@ class Forks:
     """Processes forked by a zygote.
 
     Args:
-        envs: what is served.
-        limits: told to the workers.
-        bounds: they are kept within these.
         memory: descriptor of the slots' memory.
-        died: called with the key of a fork that ended, or was never made, its wait status, None: unknown, and whether the
-            kernel killed any process of its control group for want of memory.
+        died: called with the key of a fork that ended or was never made, its wait status (None: unknown), and whether the
+            kernel killed any process of its control group for lack of memory.
     """
 
     def __init__(
@@ -73,15 +70,10 @@ class Forks:
 
     @property
     def ready(self) -> bool:
-        """True if processes can be forked now."""
         return self._ready is not None and self._ready.done() and self._packets is not None
 
     async def start(self) -> None:
-        """Start the zygote and wait until it has imported everything.
-
-        Raises:
-            ZygoteFailed: it could not.
-        """
+        """Start the zygote and wait until it has imported everything. Raises `ZygoteFailed`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [sys.executable, "-m", "agentgym.service.server.supervisor"]
         words += [str(theirs.fileno()), str(self._memory), str(os.getpid())]
@@ -212,7 +204,6 @@ class Forks:
 
 
 def _end_supervisor(process: subprocess.Popen[bytes]) -> None:
-    """Let the supervisor end all processes, and itself."""
     process.terminate()
     try:
         process.wait(LEAVE_SECONDS + GONE_SECONDS + 1.0)
@@ -222,7 +213,6 @@ def _end_supervisor(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait(handles: Sequence[int]) -> None:
-    """Wait a few seconds until killed processes are gone."""
     poll = select.poll()
     for handle in handles:
         poll.register(handle, select.POLLIN)
@@ -241,12 +231,7 @@ def _kill(handle: int) -> None:
 
 
 class PreforkPool:
-    """Processes that were forked in advance and wait for a session.
-
-    Args:
-        forks: where they come from.
-        count: how many are kept ready; 0: none.
-    """
+    """`count` processes that were forked in advance and wait for a session."""
 
     def __init__(self, forks: Forks, count: int):
         self._forks = forks
@@ -258,7 +243,7 @@ class PreforkPool:
         return len(self._ready)
 
     def fill(self) -> None:
-        """Fork as many as are missing. Not called when one died: if all die at once, that would never end."""
+        """Fork those that are missing. Not called when one died: if all die at once, that would never end."""
         while len(self._ready) < self._count and self._forks.ready:
             try:
                 key, control = self.fresh()
@@ -267,7 +252,7 @@ class PreforkPool:
             self._ready[key] = control
 
     def fresh(self) -> tuple[str, socket.socket]:
-        """A process that is forked now: its key at `forks`, and its control socket. Raises `OSError`: no files are left."""
+        """A newly forked process: its key at `forks`, and its control socket. Raises OSError if no files are left."""
         key = next(self._keys)
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setblocking(False)
@@ -279,14 +264,13 @@ class PreforkPool:
         return self._ready.popitem(last=False) if self._ready else self.fresh()
 
     def lost(self, key: str) -> bool:
-        """Forget a process that ended; returns whether it was in the pool."""
         control = self._ready.pop(key, None)
         if control is not None:
             control.close()
         return control is not None
 
     def close(self) -> None:
-        """Close all control sockets: the processes end by that."""
+        """Close all control sockets, which ends the processes."""
         for control in self._ready.values():
             control.close()
         self._ready.clear()

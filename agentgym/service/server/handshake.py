@@ -36,12 +36,11 @@ def check_handshake(request: web.Request) -> str | None:
 
 
 def from_elsewhere(request: web.Request, known: bool, allowed: Collection[str] = ()) -> str | None:
-    """The error in a request's Host and Origin; None: they are good. Pages of other sites can reach this server by a browser.
+    """The error in a request's Host and Origin: a browser may send requests of other sites' pages. None: they are good.
 
     Args:
-        request: any.
-        known: whether it had to have a token, which no page of another site has.
-        allowed: names that are ours, beside this machine's own.
+        known: the request had to have a token, which no page of another site has.
+        allowed: names of this server besides the machine's own.
     """
     host, origin = request.headers.get("Host"), request.headers.get("Origin")
     if not known and host is not None and not is_ours(host, allowed):
@@ -65,13 +64,9 @@ async def hand_over(
 ) -> tuple[int, web.StreamResponse, asyncio.Event | None]:
     """Answer a handshake and detach its connection from aiohttp.
 
-    Args:
-        request: a good handshake.
-        subprotocol: the one that was chosen.
-
     Returns:
-        A descriptor of the connection, owned by the caller; what the handler is to return; and for TLS an event that the
-        handler awaits first, since the server relays such a connection until it is over.
+        A descriptor of the connection, owned by the caller; the handler's response; and with TLS an event that the handler awaits
+        first, since the server relays such a connection until it is over.
 
     Raises:
         ConnectionError: the client has left.
@@ -93,7 +88,7 @@ async def hand_over(
 
 
 def _ends(transport: asyncio.Transport) -> tuple[int, socket.socket | None]:
-    """A descriptor for a worker; and for TLS the other end of it, to be relayed to."""
+    """A descriptor for a worker; with TLS also the other end of it, to relay to."""
     try:
         if transport.get_extra_info("ssl_object") is None:
             return os.dup(transport.get_extra_info("socket").fileno()), None
@@ -150,18 +145,7 @@ class _End(asyncio.Protocol):
 
 
 async def relayed(client: asyncio.Transport, to: socket.socket) -> asyncio.Event:
-    """Relay a connection whose handshake is done.
-
-    Args:
-        client: what is relayed, and is not read from now; its protocol hears nothing from here on.
-        to: where; the caller closes it if this raises.
-
-    Returns:
-        An event for when the relay is over.
-
-    Raises:
-        ConnectionError: the client has left.
-    """
+    """Relay a connection whose handshake is done; returns an event for the end. Raises ConnectionError if the client has left."""
     over = asyncio.Event()
     outer, inner = _End(over), _End(over)
     outer.other, inner.other = inner, outer

@@ -1,7 +1,7 @@
-"""The HTTP connections of a server: their number, which one is dropped at the limit, and the time limit of a request.
+"""The HTTP connections of a server: how many, which one is cut at the limit, and the time limit of a request.
 
-A connection counts until its session takes it over or it ends, from before its TLS handshake. Where all room is taken, the one
-that has waited longest without a token is cut for a new one: probes and those with tokens always come in.
+A connection counts from before its TLS handshake until it ends or a session takes it over. At the limit, the connection that
+has waited longest without a token is cut for a new one, so probes and clients with tokens always come in.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Cuttable(Protocol):
 
 
 class HttpConnections:
-    """The HTTP connections of a server; sessions take theirs over.
+    """The HTTP connections of a server.
 
     Args:
         most: how many there may be.
@@ -51,12 +51,11 @@ class HttpConnections:
         return len(self._open)
 
     def states(self) -> dict[str, int]:
-        """How many connections are in what: a request runs, or none does and a token was shown, or was not."""
         idle = len(self._strangers) + len(self._known)
         return {"busy": len(self._open) - idle, "token": len(self._known), "anonymous": len(self._strangers)}
 
     def opened(self, one: _Cuttable) -> None:
-        """A new connection; where there is no room, another goes, or this one where a request runs in each."""
+        """A new connection; at the limit another is cut, or this one if a request runs in each."""
         if len(self._open) >= self.most:
             longest = next(iter(self._strangers or self._known), one)
             self._cut(longest, "capacity")
@@ -73,7 +72,7 @@ class HttpConnections:
             waiting.pop(one, None)
 
     def heard(self, one: _Cuttable) -> None:
-        """Bytes came in which a request begins."""
+        """The first bytes of a request have come."""
         if one in self._open and one not in self._coming:
             self._expect(one)
 
@@ -82,18 +81,16 @@ class HttpConnections:
         self._coming.pop(one, None)
 
     def began(self, one: _Cuttable) -> None:
-        """All of a request has come: it runs now, and is not cut."""
+        """A request has come whole: it runs now, and is not cut."""
         self._strangers.pop(one, None)
         self._known.pop(one, None)
 
     def ended(self, one: _Cuttable, known: bool) -> None:
-        """A request was answered; whether it had a token."""
         if one in self._open:
             self.began(one)
             (self._known if known else self._strangers)[one] = None
 
     def close(self) -> None:
-        """Stop the checks."""
         if self._looks is not None:
             self._looks.cancel()
 
@@ -119,8 +116,7 @@ class HttpConnections:
 
 
 class HttpConnection(web.RequestHandler):
-    """One of these, read by aiohttp. Its server says of each request when its head has come, when it begins to be answered, and when
-    it was."""
+    """One connection, read by aiohttp. The server tells it when a request's head came, and when its answer began and ended."""
 
     def __init__(self, manager: Any, connections: HttpConnections, **settings: Any):
         super().__init__(manager, **settings)
@@ -131,12 +127,10 @@ class HttpConnection(web.RequestHandler):
         self._said_more = False  # than that request
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It has been accepted."""
         super().connection_made(transport)
         self._connections.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
         super().data_received(data)
         if self._asked:
             self._said_more = True
@@ -145,26 +139,21 @@ class HttpConnection(web.RequestHandler):
             self._connections.heard(self)
 
     def connection_lost(self, error: BaseException | None) -> None:
-        """It is over."""
         self._connections.closed(self)
         super().connection_lost(error)
 
     def came(self, has_body: bool) -> None:
-        """The head of a request has come."""
         self._asked, self._had_token, self._said_more = True, False, not has_body and not self._whole
         self._connections.came(self)
 
     def body_came(self) -> None:
-        """Its body has come, too."""
         self._said_more = False
 
     def began(self, has_token: bool) -> None:
-        """All of it has come, and it begins to be answered."""
         self._had_token = has_token
         self._connections.began(self)
 
     def ended(self) -> None:
-        """It was answered."""
         self._asked = False
         self._connections.ended(self, self._had_token)
         if self._said_more:
@@ -173,14 +162,7 @@ class HttpConnection(web.RequestHandler):
 
 
 class TlsArrival(asyncio.Protocol):
-    """A connection before its TLS handshake is done, by which it becomes one of HTTP. Until then it counts, and can be cut, like any.
-
-    Args:
-        connections: of the server.
-        tls: its context.
-        make: makes what speaks HTTP.
-        seconds: for the handshake.
-    """
+    """A connection during its TLS handshake; it counts and can be cut like any other, and then becomes one of HTTP."""
 
     def __init__(self, connections: HttpConnections, tls: ssl.SSLContext, make: Any, seconds: float):
         self.transport: asyncio.Transport | None = None
@@ -192,13 +174,11 @@ class TlsArrival(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It has been accepted."""
         self.transport = transport  # type: ignore[assignment]  # a TCP connection's is a Transport
         self._connections.opened(self)
         self._task = asyncio.get_running_loop().create_task(self._shake_hands())
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
         self._early += data  # right behind the handshake, before this hears of its end
 
     async def _shake_hands(self) -> None:
@@ -222,10 +202,9 @@ class TlsArrival(asyncio.Protocol):
 
 
 def notice_vanished(listening: socket.socket, seconds: float) -> None:
-    """Connections that this socket accepts end when nothing was heard from the other machine for so long, even to the kernel's
-    own questions, or when it has not confirmed for so long what was sent.
+    """Let the kernel end accepted connections whose machine has been silent, or confirmed nothing, for this long.
 
-    Without that, a machine that lost its power or its network holds its session for minutes to hours: nothing says that it is gone.
+    Otherwise a machine that lost its power or network holds its session for minutes to hours.
     """
     pause = max(1, round(seconds / (_ASKED + 1)))
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # all of these pass on to what is accepted

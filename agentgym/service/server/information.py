@@ -19,7 +19,6 @@ OPEN_PATHS = ("/health", "/ready")
 
 
 def add_routes(app: web.Application, server: EnvServer) -> None:
-    """Add the routes."""
     told = Information(server)
     get = app.router.add_get
     get("/health", told.health)
@@ -32,27 +31,19 @@ def add_routes(app: web.Application, server: EnvServer) -> None:
 
 
 def add_last(app: web.Application, server: EnvServer) -> None:
-    """Add the routes that must come after all others under /envs/."""
+    """Add the route that must come after all others under /envs/."""
     app.router.add_get("/envs/{id:.+}", Information(server).env)
 
 
 class Information:
-    """The handlers.
-
-    Args:
-        server: the server.
-    """
-
     def __init__(self, server: EnvServer):
         self._server = server
         self._memory = Memory()
 
     async def health(self, _: web.Request) -> web.Response:
-        """`GET /health`: whether the server answers at all."""
         return web.json_response({"status": "healthy"})
 
     async def ready(self, _: web.Request) -> web.Response:
-        """`GET /ready`: whether sessions can be opened, and how many there are; 503 where they cannot."""
         sessions = self._server.sessions
         ready = self._server.forks.ready and not sessions.draining
         load = {"sessions": len(sessions.open), "max_sessions": sessions.most}
@@ -60,31 +51,26 @@ class Information:
         return web.json_response(told, status=200 if ready else 503)
 
     async def metrics(self, _: web.Request) -> web.Response:
-        """`GET /metrics`, for Prometheus."""
         text = exposition(self._server, await self._memory.look(self._server))
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     async def schema(self, _: web.Request) -> web.Response:
-        """`GET /schema`: of our protocol, and beside it OpenEnv's of the first environment, which its clients look for here."""
+        """`GET /schema`: our protocol's, and OpenEnv's of the first environment, which its clients look for here."""
         told = schemas.protocol()
         if self._server.settings.envs:
             told |= importlib.import_module("agentgym.service.openenv.schemas").SCHEMAS
         return _json(told)
 
     async def envs(self, _: web.Request) -> web.Response:
-        """`GET /envs`: all that is served."""
         return _json({"envs": [await self._about(id) for id in self._server.settings.envs]})
 
     async def env(self, request: web.Request) -> web.Response:
-        """`GET /envs/ID`: one of these."""
         return _json(await self._about(self._server.env_id(request)))
 
     async def env_schema(self, request: web.Request) -> web.Response:
-        """`GET /envs/ID/schema`: its actions, tools and observations."""
         return _json(schemas.of_env(await self._about(self._server.env_id(request))))
 
     async def tasks(self, request: web.Request) -> web.Response:
-        """`GET /envs/ID/tasks?split=&start=&stop=`: a page of its tasks."""
         id = self._server.env_id(request)
         start, stop = _whole(request, "start", 0), _whole(request, "stop", None)
         split = request.query.get("split", "train")

@@ -17,13 +17,7 @@ class LingeringClose:
         self._lingering: dict[int, Callable[[], None]] = {}
 
     def say(self, client: int, last: bytes | None) -> None:
-        """Send the last word and close, but not before the client has read it: closing on what it still sends would take it
-        from it.
-
-        Args:
-            client: a descriptor, owned from here on.
-            last: frames; None: all was said.
-        """
+        """Send the last frames and close once the client has read them: closing on unread input would reset the connection."""
         sock = socket.socket(fileno=client)
         sock.setblocking(False)
         try:
@@ -55,6 +49,5 @@ class LingeringClose:
         self._loop.add_reader(client, discard)
 
     def close(self) -> None:
-        """Close all of them now."""
         for stop in list(self._lingering.values()):
             stop()

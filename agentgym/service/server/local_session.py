@@ -13,12 +13,7 @@ _CHUNK = 1 << 16
 
 
 class Line:
-    """The client's end of such a session. One message at a time; cancelling `ask` ends the session.
-
-    Args:
-        sock: connected to a worker.
-        limit: bytes of an answer.
-    """
+    """The client's end of such a session. One message at a time; cancelling `ask` ends the session."""
 
     def __init__(self, sock: socket.socket, limit: int = 1 << 30):
         sock.setblocking(False)
@@ -42,11 +37,7 @@ class Line:
         return True
 
     async def ask(self, text: str) -> str:
-        """The answer to a message.
-
-        Raises:
-            Refused: the session has ended without one; fatal.
-        """
+        """The answer to a message. Raises a fatal `Refused` if the session ends without one."""
         async with self._asking:
             if self.closed:
                 raise Refused(BAD_REQUEST, "the session has ended", fatal=True)
@@ -77,7 +68,6 @@ class Line:
                 raise Refused(WORKER_DIED, "the session has ended without an answer", fatal=True)
 
     def close(self) -> None:
-        """End the session."""
         if self.closed:
             return
         self.closed = True

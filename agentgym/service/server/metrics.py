@@ -49,12 +49,7 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[SessionCounts], list[int]], str], .
 
 
 def exposition(server: EnvServer, memory: Mapping[tuple[str, str], int]) -> str:
-    """All metrics of a server as text.
-
-    Args:
-        server: the server. All that it serves has its rows from the start.
-        memory: bytes, by what has them: see `memory`.
-    """
+    """All metrics of a server as text. `memory` is what `Memory.look` returns."""
     sessions = server.sessions
     counted = sessions.tallies()
     tallies = {env: counted.get(env, SessionCounts()) for env in server.served}
@@ -129,7 +124,6 @@ def _of_the_processes(server: EnvServer, memory: Mapping[tuple[str, str], int]) 
 def _histogram(
     name: str, labels: Labels, bounds: Sequence[float], counts: Sequence[int], seconds: float
 ) -> Iterable[str]:
-    """The rows of a histogram. `counts` has one number for each bound, and one for what was above all of them."""
     below = 0
     for bound, count in zip(bounds, counts, strict=False):
         below += count
@@ -167,8 +161,7 @@ class Memory:
         self._looking = asyncio.Lock()
 
     async def look(self, server: EnvServer) -> Mapping[tuple[str, str], int]:
-        """Bytes of "server" (server, supervisor, zygote), of "spare" workers that wait, and of "sessions", by environment; "" for the
-        others."""
+        """Bytes by ("server" | "spare" | "sessions", environment or ""). The server's include supervisor and zygote."""
         async with self._looking:
             if time.monotonic() >= self._looked + FRESH_SECONDS:
                 supervisor, forks = server.forks.pids()

@@ -17,7 +17,6 @@ class Packets:
     """One end of such a socket, in an event loop.
 
     Args:
-        sock: of type SOCK_SEQPACKET; owned from here on.
         heard: called with each message and the descriptors that came with it.
         ended: called once, when the other side is gone.
     """
@@ -43,7 +42,7 @@ class Packets:
         self._write()
 
     def close(self) -> None:
-        """Let go of the socket; `ended` is not called."""
+        """Close the socket; `ended` is not called."""
         if not self._open:
             return
         self._open = False

@@ -17,11 +17,7 @@ def may_be() -> bool:
 
 
 def sweep(pids: Collection[int]) -> None:
-    """Remove the sandboxes of ended processes, within a time limit.
-
-    Args:
-        pids: whose; others' are left alone.
-    """
+    """Remove the sandboxes of these ended processes, within a time limit."""
     from agentgym.sandbox import SandboxError
     from agentgym.sandbox.cleanup import remove_sandbox, sandboxes
 
@@ -37,11 +33,7 @@ def sweep(pids: Collection[int]) -> None:
 
 
 class Sweeps:
-    """When to remove sandboxes next, and of which processes.
-
-    Args:
-        pids: processes that died without closing their environments.
-    """
+    """When to remove sandboxes next, and of which processes."""
 
     def __init__(self, pids: Iterable[int]):
         self.pids: set[int] = set()
@@ -50,7 +42,6 @@ class Sweeps:
             self.add(pid)
 
     def add(self, pid: int) -> None:
-        """Add a process that died."""
         if may_be():
             if not self.pids:
                 self._due = time.monotonic() + SWEEP_SECONDS
@@ -61,7 +52,6 @@ class Sweeps:
         return max(0.0, self._due - time.monotonic()) if self.pids else None
 
     def take(self) -> set[int]:
-        """Take the processes that are due now."""
         if self.seconds() != 0.0:
             return set()
         pids, self.pids = self.pids, set()

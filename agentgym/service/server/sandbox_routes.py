@@ -22,7 +22,6 @@ def spec_of(settings: Mapping[str, Any]) -> EnvSpec:
 
 
 def add_routes(app: web.Application, server: EnvServer) -> None:
-    """Add the routes of sandboxes to a server."""
     handler_class(NAME)  # imported now: once sessions come, there may be no file left to open
 
     async def told(request: web.Request) -> web.Response:

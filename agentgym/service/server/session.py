@@ -30,15 +30,7 @@ _OTHERS = {
 
 @dataclass(frozen=True)
 class Overdue:
-    """A limit that ran out.
-
-    Attributes:
-        code: one of `frames.CODES`.
-        message: which limit.
-        seconds: how long ago.
-        calling: whether the worker is in a call: nothing but its end ends that.
-        deaf: whether the client takes no message.
-    """
+    """A limit that ran out, `seconds` ago."""
 
     code: str
     message: str
@@ -65,21 +57,7 @@ def overdue(state: int, seconds: float, limits: ServiceLimits) -> Overdue | None
 
 @dataclass
 class ServedSession:
-    """One session and its process.
-
-    Attributes:
-        id: random; names it in the table and in the resume token.
-        owner: the name of the token that opened it.
-        local: whether the server itself is its client, for plain HTTP.
-        process: the key of its process at `forks`; "" before it has one.
-        client: a duplicate of the client's connection, for the last word; None while none is attached.
-        control: where its worker is told things; None before it has one, and where it shares a process.
-        shared: where the process is told things that it shares with other sessions; None: it has one to itself.
-        connections: how many it has had.
-        ending: why it is to end: code and message. None: it goes on.
-        kill_at: when its process is killed, on the monotonic clock.
-        due: when the last limit that it broke ran out, on the same clock; None: it broke none.
-    """
+    """One session and its process."""
 
     id: str
     env: str
@@ -115,8 +93,8 @@ class ServedSession:
     def claim(self, secret: str) -> bool:
         """Use up the secret of a resume token; returns whether it was valid.
 
-        A hello may be lost on its way, and the next token with it. So the token that was used last is spent not when it is
-        used, but when the client says something on the connection that it opened.
+        A hello may be lost, and the next token with it. So a used token stays valid until the client says something on the
+        connection that it opened.
         """
         given = _digest(secret)
         new = hmac.compare_digest(self._next, given)
@@ -127,7 +105,6 @@ class ServedSession:
         return True
 
     def _was_heard(self) -> bool:
-        """True if the client has said something on the connection that the token opened."""
         words = self.words.words
         return words[slots.CONNECTION] == self._opens and words[slots.REQUESTS] != words[slots.REQUESTS_THEN]
 

@@ -48,14 +48,7 @@ TOO_MANY = "TOO_MANY"  # sessions of one token; an HTTP refusal only
 
 
 class Sessions:
-    """All sessions of a server.
-
-    Args:
-        limits: how long and how large.
-        most: how many at a time.
-        most_each: how many at a time for one token; None: as many as there are.
-        per_worker: how many may share a process, where their environment allows it.
-    """
+    """All sessions of a server: at most `most`, and `most_each` for each token."""
 
     def __init__(self, limits: ServiceLimits, most: int, most_each: int | None = None, per_worker: int = 1):
         self.limits = limits
@@ -93,11 +86,7 @@ class Sessions:
         self._shared_at_least = max(1, workers)
 
     def reserve(self, env: str, protocol: str, owner: str) -> ServedSession:
-        """Take a slot for a new session.
-
-        Raises:
-            Refused: there is none, or the owner has all that it may have, or the server is ending.
-        """
+        """Take a slot for a new session. Raises `Refused`."""
         if self.draining:
             raise self._refusal(DRAINING, "the server is ending")
         if self._forks is None or not self._forks.ready:
@@ -121,7 +110,6 @@ class Sessions:
         return Refused(code, why)
 
     def release(self, session: ServedSession) -> None:
-        """Give back the slot of a session whose client left before it began."""
         self._forget(session)
 
     def begin(self, session: ServedSession, client: int) -> None:
@@ -165,7 +153,7 @@ class Sessions:
             self._tell(session, {"start": start}, [client])
 
     def _shared_worker(self, prefork_pool: PreforkPool) -> tuple[str, Packets]:
-        """The shared process with the fewest sessions; a new one while there are fewer than `workers`, or where all are full."""
+        """The shared process with the fewest sessions; a new one while there are fewer than `workers`, or all are full."""
         if len(self._shared) >= self._shared_at_least:
             process = min(self._shared, key=lambda key: len(self._by_process.get(key, ())))
             if len(self._by_process.get(process, ())) < self._per_worker:
@@ -186,7 +174,7 @@ class Sessions:
         return process, self._shared[process]
 
     def _give_own_process(self, session: ServedSession, prefork_pool: PreforkPool) -> None:
-        """Begin a session again in a process to itself: its worker found that its environment cannot share one."""
+        """Begin a session again in its own process: the worker found that the environment cannot share one."""
         self._not_shared.add(session.env)
         self._leave_process(session)
         session.shared = None
@@ -213,18 +201,13 @@ class Sessions:
         self._gone.register(client, select.EPOLLRDHUP)
 
     def _drop_client(self, session: ServedSession) -> int | None:
-        """Forget a session's connection; the caller closes the descriptor."""
         client, session.client = session.client, None
         if client is not None and self._by_client.pop(client, None) is not None:
             self._gone.unregister(client)
         return client
 
     def claim(self, token: str, env: str, protocol: str, owner: str) -> ServedSession:
-        """The session of a resume token; uses the token up.
-
-        Raises:
-            Refused: it is wrong, was used before, or its session has ended, or is one of another environment, protocol or owner.
-        """
+        """The session of a resume token; uses the token up. Raises `Refused`."""
         id, _, secret = token.partition(".")
         session = self.open.get(id)
         asked = (env, protocol, owner)
@@ -233,7 +216,7 @@ class Sessions:
         return session
 
     def attach(self, session: ServedSession, client: int) -> bool:
-        """Give a claimed session its new connection, whose descriptor is owned from here on; whether it is still there."""
+        """Give a claimed session its new connection, whose descriptor is owned from here on."""
         if session.id not in self.open or session.ending is not None:
             os.close(client)
             return False
@@ -258,14 +241,7 @@ class Sessions:
         return True
 
     def end(self, session: ServedSession, code: str, message: str, deaf: bool = False) -> None:
-        """End a session in good order; one that does not follow is killed.
-
-        Args:
-            session: which.
-            code: one of `CODES`.
-            message: the client's last.
-            deaf: whether the client takes nothing, not even that.
-        """
+        """End a session in good order; kill one that does not follow. `deaf`: the client reads nothing, not even `message`."""
         if session.ending is None:
             session.ending = (code, message)
             session.kill_at = time.monotonic() + self.limits.close_seconds + 1.0
@@ -291,7 +267,6 @@ class Sessions:
                 filled = now
 
     def _look(self, session: ServedSession, now: float) -> None:
-        """Check the time limits of a session."""
         if session.kill_at is not None and now >= session.kill_at:
             self._kill(session)
             return
@@ -310,7 +285,7 @@ class Sessions:
             self.end(session, broken.code, broken.message, broken.deaf)
 
     def _see_gone(self) -> None:
-        """Handle clients that left: wait for those that may resume, end the others."""
+        """Wait for clients that may resume; end the sessions of the others."""
         for client, _ in self._gone.poll(0, 64):
             session = self._by_client.get(client)
             if session is None:
@@ -322,13 +297,7 @@ class Sessions:
                 session.kill_at = time.monotonic() + self.limits.close_seconds
 
     def died(self, process: str, status: int | None, out_of_memory: bool = False) -> None:
-        """A process ended.
-
-        Args:
-            process: which.
-            status: its wait status; None: it is not known, or was never there.
-            out_of_memory: whether it, or what it started, used up what its session may have.
-        """
+        """A process ended, with this wait status (None: unknown)."""
         if self._prefork_pool is not None:
             self._prefork_pool.lost(process)
         if (shared := self._shared.pop(process, None)) is not None:
@@ -342,7 +311,7 @@ class Sessions:
             self._ended(session, status, out_of_memory)
 
     def _ended(self, session: ServedSession, status: int | None, out_of_memory: bool = False) -> None:
-        """A session has ended, with this wait status of its process; one that shares a process says what it would be."""
+        """A session ended, with the wait status of its process; a session that shares one reports what it would be."""
         if out_of_memory and status == signal.SIGKILL and session.ending is None and not session.killed:
             session.ending = (OUT_OF_MEMORY, f"the session ran out of memory: {MORE_MEMORY}")
         code, message = session.ending or (WORKER_DIED, _how(status))
@@ -394,11 +363,9 @@ class Sessions:
         return {process: sessions[0].env for process, sessions in self._by_process.items()}
 
     def open_by_env(self) -> dict[str, int]:
-        """Open sessions by environment."""
         return dict(Counter(session.env for session in self.open.values()))
 
     def states(self) -> dict[str, int]:
-        """Workers by state."""
         found = Counter(session.words.look()[0] for session in self.open.values())
         spare = 0 if self._prefork_pool is None else len(self._prefork_pool)
         return {**{name: found[state] for state, name in enumerate(slots.STATE_NAMES) if state}, "spare": spare}
@@ -439,7 +406,6 @@ class Sessions:
 
 
 def _reason(session: ServedSession, clean: bool) -> str:
-    """The reason by which the end of a session is counted."""
     if clean and 0 < (why := session.words.words[slots.WHY]) <= len(CODES):  # an environment can write there, too
         return list(CODES)[why - 1]
     if session.ending is not None:
@@ -450,8 +416,7 @@ def _reason(session: ServedSession, clean: bool) -> str:
 
 
 def _took_leave(sock: socket.socket) -> bool:
-    """True if a client that left sent a close frame which its worker has not read yet: the worker is in a call, and the answer
-    that it sends after the call may cost it the frame."""
+    """True if the client sent a close frame that its worker, in a call, has not read; the worker's answer may destroy it."""
     try:
         return contains_close(sock.recv(_PEEKED_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except OSError:

@@ -100,11 +100,9 @@ class Slot:
         return state, (time.monotonic_ns() - self.words[_SINCE]) / 1e9
 
     def since(self) -> int:
-        """When the state was entered, in nanoseconds of the monotonic clock."""
         return self.words[_SINCE]
 
     def clear(self) -> None:
-        """Free the slot and set all counters to 0."""
         for word in range(_WORDS):
             self.words[word] = 0
 
@@ -112,8 +110,8 @@ class Slot:
         """Reserve resources for a sandbox until the session ends; False: there are too few.
 
         Args:
-            amounts: what it takes: thousandths of a processor, bytes of memory, 1.
-            most: of each, what the sandboxes of all sessions may have together; 0: no limit.
+            amounts: thousandths of a processor, bytes of memory, 1.
+            most: limits of each for the sandboxes of all sessions together; 0: no limit.
         """
         own = self.words
         # Said before the others are counted: of two that come at once, one may be refused for nothing, and never are both taken.
@@ -125,23 +123,19 @@ class Slot:
         return True
 
     def count_step(self, nanoseconds: int) -> None:
-        """Count a step and its duration."""
         words = self.words
         words[STEPS] += 1
         words[STEP_NS] += nanoseconds
         words[TIMES + _place(nanoseconds)] += 1
 
     def count_reset(self, nanoseconds: int) -> None:
-        """Count a reset and its duration."""
         self.words[RESET_NS] += nanoseconds
         self.words[RESET_TIMES + _place(nanoseconds)] += 1
 
     def count_error(self, code: str) -> None:
-        """Count an error response."""
         self.words[ERRORS + _PLACES[code]] += 1
 
     def counters(self) -> dict[str, int]:
-        """The counters by name."""
         words = self.words
         found = {name: words[word] for name, word in COUNTERS.items()}
         return {**found, "env_errors": words[ERRORS + _PLACES[ENV_ERROR]]}
@@ -155,11 +149,9 @@ class Slot:
         return list(self.words[TIMES : TIMES + len(TIME_BOUNDS) + 1])
 
     def reset_times(self) -> list[int]:
-        """Histogram of reset times, as `times`."""
         return list(self.words[RESET_TIMES : RESET_TIMES + len(TIME_BOUNDS) + 1])
 
     def open_times(self) -> list[int]:
-        """Histogram of the time to open this session, as `times`: one 1, or only zeros if it is not open yet."""
         found = [0] * (len(TIME_BOUNDS) + 1)
         if taken := self.words[OPEN_NS]:
             found[_place(taken)] = 1
@@ -167,5 +159,4 @@ class Slot:
 
 
 def _place(nanoseconds: int) -> int:
-    """The index of the histogram bucket of a time."""
     return bisect_left(TIME_BOUNDS, -(-nanoseconds // 1000))

@@ -14,14 +14,7 @@ LEAVE_SECONDS = 20.0  # for the zygote to end all that it has forked, and remove
 
 
 def main(argv: list[str]) -> int:
-    """Run a zygote and clean up after it.
-
-    Args:
-        argv: descriptors of the server's socket and of the slots' memory, which are the zygote's, and the server's process id.
-
-    Returns:
-        The zygote's exit code.
-    """
+    """Run a zygote and clean up after it. `argv`: descriptors of the server's socket and the slots' memory, the server's pid."""
     server_fd, memory_fd, server = map(int, argv)
     restore_default_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's
@@ -51,11 +44,7 @@ def _be_zygote(server_fd: int, memory_fd: int, supervisor: int) -> int:
 
 
 def _wait(server: int, zygote: int) -> int:
-    """Wait until the zygote ends; kill it if it takes long after the server is gone or asked for its end.
-
-    Returns:
-        The exit code.
-    """
+    """Wait until the zygote ends; returns its exit code, or 1 if it takes too long after the server is gone or asked for its end."""
     child = os.pidfd_open(zygote)
     told, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGTERM, lambda *_: None)

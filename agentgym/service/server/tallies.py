@@ -11,15 +11,7 @@ from agentgym.service.server.slots import TIME_BOUNDS, Slot
 
 @dataclass
 class SessionCounts:
-    """Counts of one environment's sessions.
-
-    Attributes:
-        opened, resumed: sessions; how often a client came back to one.
-        ended: sessions, by why.
-        counters: see `slots.COUNTERS`.
-        errors: by code; those that workers answered, and those that the server said for workers that could not.
-        times, reset_times, open_times: how many steps, resets and openings of sessions took how long: see `Slot.times`.
-    """
+    """Counts of one environment's sessions."""
 
     opened: int = 0
     resumed: int = 0
@@ -31,7 +23,6 @@ class SessionCounts:
     open_times: list[int] = field(default_factory=lambda: [0] * (len(TIME_BOUNDS) + 1))
 
     def add(self, words: Slot) -> None:
-        """Add what a worker has counted."""
         self.counters.update(words.counters())
         self.errors.update(words.errors())
         self.times = _sums(self.times, words.times())
@@ -39,7 +30,6 @@ class SessionCounts:
         self.open_times = _sums(self.open_times, words.open_times())
 
     def and_those(self, other: SessionCounts) -> SessionCounts:
-        """Both together."""
         return SessionCounts(
             self.opened + other.opened,
             self.resumed + other.resumed,
@@ -58,20 +48,13 @@ def _sums(one: list[int], other: list[int]) -> list[int]:
 
 @dataclass
 class Returns:
-    """Times from the end of a broken limit until the slot is free.
-
-    Attributes:
-        count: how many slots returned so.
-        seconds: in all.
-        longest: of one.
-    """
+    """Times from the end of a broken limit until the slot is free."""
 
     count: int = 0
     seconds: float = 0.0
     longest: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more."""
         self.count += 1
         self.seconds += seconds
         self.longest = max(self.longest, seconds)
@@ -83,17 +66,11 @@ LAG_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 @dataclass
 class Lags:
-    """Delays of the server's event loop, which every request waits for, too.
-
-    Attributes:
-        counts: how many were at most each of `LAG_BOUNDS`, but more than the bound before; the last is for those above all of them.
-        seconds: in all.
-    """
+    """Delays of the server's event loop, for which every request waits."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(LAG_BOUNDS) + 1))
     seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more."""
         self.counts[bisect_left(LAG_BOUNDS, seconds)] += 1
         self.seconds += seconds

@@ -17,9 +17,11 @@ PAGE = 1000
 
 
 def tell_tasks(server: socket.socket, specs: dict[str, EnvSpec], tasks: dict[str, TaskSet]) -> None:
-    """Answer questions, a JSON object a line, until the server closes: {"env", "split", "start", "stop"} for a page of tasks,
-    {"env"} for its splits, {"env", "about"} for what a client must know to make it, {"sandboxes": image} for
-    whether there is such an image, null for all. An answer is {"result": ...} or {"error": ...}."""
+    """Answer questions, a JSON object a line, until the server closes, with {"result": ...} or {"error": ...}.
+
+    {"env", "split", "start", "stop"} asks for a page of tasks, {"env"} for the splits, {"env", "about"} for tools and methods,
+    {"sandboxes": image} for the sandboxes and whether they have this image.
+    """
     sets = {(id, "train"): found for id, found in tasks.items()}
 
     def tasks_of(id: str, split: str) -> TaskSet:
@@ -50,7 +52,6 @@ def _answer(asked: dict[str, Any], specs: dict[str, EnvSpec], tasks_of: Any) -> 
 
 
 def _about(spec: EnvSpec) -> dict[str, Any]:
-    """What a hello tells of the environment too, for those who ask before they have a session."""
     from agentgym.core.env import close_unused  # it imports Gymnasium, which the server itself does without
 
     try:

@@ -16,7 +16,7 @@ _LIMIT = 1 << 30  # bytes of a page: a thousand tasks
 
 
 class Listing:
-    """Asks for tasks, one question at a time. A process that takes too long is killed, and the next question starts another."""
+    """Asks for tasks, one question at a time. A process that takes too long is killed; the next question starts another."""
 
     def __init__(self, forks: Forks):
         self._forks = forks
@@ -26,13 +26,7 @@ class Listing:
         self._asking = asyncio.Lock()
 
     async def ask(self, question: dict[str, Any]) -> Any:
-        """The answer to a question of `task_catalogue.tell_tasks`.
-
-        Raises:
-            LookupError: there is no such split.
-            TimeoutError: reading the tasks takes too long.
-            ConnectionError: the process died over it.
-        """
+        """The answer of `task_catalogue.tell_tasks`. Raises LookupError for its errors, TimeoutError, ConnectionError if it died."""
         async with self._asking:
             try:
                 async with asyncio.timeout(SECONDS):
@@ -72,7 +66,6 @@ class Listing:
         return self._streams
 
     def close(self) -> None:
-        """End the process."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None

@@ -18,22 +18,21 @@ _log = logging.getLogger("agentgym.service")
 
 @dataclass(frozen=True)
 class Token:
-    """A token and its scopes: "metrics" allows `/metrics`, "sandboxes" allows `/sandboxes`, and "play" all other paths."""
+    """ "metrics" allows `/metrics`, "sandboxes" allows `/sandboxes`, and "play" all other paths."""
 
     secret: str
     scopes: frozenset[str] = frozenset(SCOPES)
 
 
 class TokenFileError(ValueError):
-    """A token file cannot be read, or a line of it cannot be."""
+    """A token file, or a line of it, cannot be read."""
 
 
 def read_tokens(path: Path) -> dict[str, Token]:
-    """The tokens of a file, by name. A line is TOKEN, NAME TOKEN, or NAME TOKEN SCOPE,SCOPE; without scopes a token is good for
-    all. Empty lines and those with # do not count.
+    """The tokens of a file, by name. A line is TOKEN, NAME TOKEN, or NAME TOKEN SCOPE,SCOPE (default: all scopes).
 
     Raises:
-        TokenFileError: it cannot be read, has no token, or has one that is too short or comes twice, or a scope that is none.
+        TokenFileError: it cannot be read, is empty, or has a short or repeated token or an unknown scope.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -64,12 +63,7 @@ def read_tokens(path: Path) -> dict[str, Token]:
 
 
 class Tokens:
-    """The tokens that a server accepts.
-
-    Args:
-        tokens: by name; none: none are wanted.
-        path: the file that they were read from, which `look` reads again; None: they stay.
-    """
+    """The tokens that a server accepts; none: it asks for none."""
 
     def __init__(self, tokens: Mapping[str, Token | str], path: Path | None = None):
         self._path = path
@@ -84,7 +78,7 @@ class Tokens:
         self._digests = {name: (_digest(token.secret), token.scopes) for name, token in tokens.items()}
 
     def owner_of(self, authorization: str) -> str | None:
-        """The name of the token in an `Authorization` header; "" if the server has no tokens; None: it is wrong or missing."""
+        """The name of the token in an `Authorization` header; "" if the server has no tokens; None if wrong or missing."""
         if not self._digests:
             return ""
         scheme, _, given = authorization.partition(" ")
@@ -117,7 +111,6 @@ class Tokens:
 
 
 def _state_of(path: Path | None) -> tuple[int, int, int] | None:
-    """Identifies a version of a file, also behind a link."""
     try:
         found = None if path is None else os.stat(path)
     except OSError:

@@ -1,8 +1,7 @@
-"""The process that forks workers. It has imported the served environments, so a worker starts in milliseconds and shares memory.
+"""The process that forks workers. It has imported the served environments, so workers start in milliseconds and share memory.
 
-The server asks it over a SOCK_SEQPACKET socket what to fork, with descriptors for the new process. It answers
-{"forked": key, "pid": n} with a descriptor of the process, and {"died": pid, "status": n}. It is the child of a supervisor
-(`supervisor.py`), which ends it, all workers and whatever they have started when the server or the zygote dies.
+The server sends orders over a SOCK_SEQPACKET socket, with descriptors for the new process. Answers are {"forked": key, "pid": n}
+with a descriptor of the process, and {"died": pid, "status": n}. The supervisor ends the zygote and all its children.
 """
 
 from __future__ import annotations
@@ -44,16 +43,7 @@ _LOOK_SECONDS = 1.0
 
 
 def main(server_fd: int, memory_fd: int, parent: int) -> int:
-    """Run the zygote.
-
-    Args:
-        server_fd: descriptor of the server's socket.
-        memory_fd: of the slots' memory.
-        parent: the supervisor's process id.
-
-    Returns:
-        The exit code.
-    """
+    """Run the zygote; returns the exit code."""
     os.dup2(2, 1)  # what environments print is not the command's output
     server = socket.socket(fileno=server_fd)
     server.set_inheritable(False)
@@ -114,14 +104,7 @@ def _prepared(setup: dict[str, Any], memory: memoryview) -> Served:
 
 @dataclass(frozen=True)
 class Children:
-    """The processes that the zygote forked.
-
-    Attributes:
-        server: who asks for it.
-        own: by process id, whether it is a worker; others below the zygote are what workers left.
-        sweeps: for those that died.
-        groups: that workers are in.
-    """
+    """The processes that the zygote forked."""
 
     server: socket.socket
     own: dict[int, bool]
@@ -166,7 +149,6 @@ def _fork_for(forked: Children, run: RunChild, pipe: tuple[int, int]) -> None:
 
 
 def _fork(forked: Children, asked: dict[str, Any], fds: list[int], run: RunChild, unneeded: list[int]) -> None:
-    """Fork one process and tell the server of it."""
     told = {"forked": asked["key"]}
     group = None
     try:
@@ -189,7 +171,7 @@ def _fork(forked: Children, asked: dict[str, Any], fds: list[int], run: RunChild
 
 
 def _tell_deaths(forked: Children) -> bool:
-    """Collect ended children and what is left in their process groups; returns whether there were any."""
+    """Collect ended children and kill what is left in their process groups; returns whether there were any."""
     any_ended = False
     while True:
         try:

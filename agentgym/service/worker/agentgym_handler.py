@@ -57,7 +57,6 @@ class AgentgymHandler:
         }
 
     def hello(self, resume: str | None) -> str:
-        """The hello message: environment, limits and resume token."""
         spec, env = self._session.spec, self._env
         self._tools = list(env.get_wrapper_attr("tools"))
         return text_of_json(

@@ -14,9 +14,4 @@ HANDLERS = {
 
 
 def handler_class(name: str) -> Any:
-    """The class of a protocol handler.
-
-    Raises:
-        KeyError: there is none of this name.
-    """
     return import_path(HANDLERS[name])

@@ -34,11 +34,7 @@ KILL_SECONDS = 5.0
 
 
 class SandboxHandler:
-    """Answers requests and keeps the last answer for a client that resumes. See `session_worker.ProtocolHandler`.
-
-    Attributes:
-        clean: whether nobody's programs have run since the sandbox was started or reset: it is between two loans.
-    """
+    """Answers requests. `clean`: no programs have run since the sandbox was started or reset, so nothing is lost with it."""
 
     resumable = True
     last_word = staticmethod(last_word)
@@ -63,12 +59,10 @@ class SandboxHandler:
         return ServedSandbox.of_settings(spec.kwargs)
 
     def hello(self, resume: str | None) -> str:
-        """The hello message: limits and resume token."""
         told = {"session": self._session.id, "resume": resume, "protocol": PROTOCOL, "last": self._last}
         return json.dumps({**told, "limits": vars(self._session.limits), "most": vars(self._held.most)})
 
     def answer(self, text: str) -> str:
-        """The answer to a request."""
         try:
             request = json_of_text(text)
         except Refused as refused:

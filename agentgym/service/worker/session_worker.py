@@ -1,8 +1,7 @@
-"""The worker process: it holds the environment of a session, or of many, and speaks on the clients' own sockets.
+"""The worker process: it holds the environments of one or more sessions and speaks on the clients' own sockets.
 
 A session's thread receives a message, lets the protocol handler answer it, and sends the answer. Another thread takes the server's
-orders: the connection of a client that resumes, the end of the session, pings to answer during a call. The worker enforces no
-time limit: it writes its state into its slot, and the server kills it.
+orders. The worker enforces no time limit: it writes its state into its slot, and the server kills it.
 """
 
 from __future__ import annotations
@@ -53,17 +52,7 @@ _STATES = {"init": slots.INIT, "reset": slots.RESET, "close": slots.CLOSE}
 
 @dataclass(frozen=True)
 class SessionStart:
-    """The server's order to begin a session.
-
-    Attributes:
-        session: the id of the session.
-        env: the id that the environment is served as.
-        protocol: a name of `agentgym.service.worker.handlers.HANDLERS`.
-        resume: the token with which the client may come back, once.
-        slot: the index of its slot.
-        token: the name of the token that opened it, for logs.
-        local: whether the server itself is the client, which masks no frames.
-    """
+    """The server's order to begin a session."""
 
     session: str
     env: str
@@ -87,13 +76,8 @@ class SessionInfo:
 class ProtocolHandler(Protocol):
     """Answers the messages of a session's connections.
 
-    Attributes:
-        resumable: whether a client whose connection dropped may come back.
-        ended: whether the session ends once the last answer is sent.
-        draining: set by the worker when the server is about to end: no new episode is to begin.
-
-    One that holds something else than an environment has a `make(spec, tasks)` that makes it, with a `close`. One that has
-    `clean` is ended when the server is about to end and it is true: nothing has begun that would be lost.
+    A handler that holds something other than an environment has a `make(spec, tasks)`, whose result has a `close`. A handler whose
+    `clean` is true is ended when the server drains: nothing would be lost.
     """
 
     resumable: bool
@@ -114,8 +98,7 @@ class ProtocolHandler(Protocol):
 
 
 class CallRunner:
-    """Runs the environment's functions and writes the state into the slot. `def` runs in the session's
-    thread, `async def` in one task of an event loop in another thread."""
+    """Runs the environment's functions and writes the state into the slot. `async def` runs in one task of another thread's loop."""
 
     def __init__(self, slot: Slot, raised: Callable[[str, BaseException], None] = lambda call, error: None):
         self._slot = slot
@@ -124,11 +107,9 @@ class CallRunner:
         self._lane = EnvExecutor("agentgym async calls")
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The result of `function(*args, **kwargs)`, awaited if need be. Raises what it raises, and a fatal `Refused` for
-        MemoryError.
+        """The result of `function(*args, **kwargs)`, awaited if need be; MemoryError becomes a fatal `Refused`.
 
-        Args:
-            name: "init", "reset", "step" or "close", whose limit holds; any other word has that of a step.
+        `name` is "init", "reset", "step" or "close", whose time limit holds; any other name has that of a step.
         """
         slot = self._slot
         begun = slot.enter(_STATES.get(name, slots.STEP))
@@ -158,7 +139,6 @@ class CallRunner:
         self._slot.count_error(code)
 
     def reserve_sandbox(self, amounts: Sequence[int], most: Sequence[int]) -> bool:
-        """See `Slot.reserve_sandbox`."""
         return self._slot.reserve_sandbox(amounts, most)
 
     def _awaited(self, awaitable: Awaitable[Any]) -> Any:
@@ -168,7 +148,6 @@ class CallRunner:
         return asyncio.run_coroutine_threadsafe(self._in_lane(awaitable), self._loop).result()
 
     def stop(self) -> None:
-        """End the thread of `async def` calls."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -186,7 +165,7 @@ async def _await(awaitable: Awaitable[Any]) -> Any:
 
 
 class ServerLink:
-    """The server's orders for one session: connections to serve, pings to answer, the end. `hear` takes them in another thread."""
+    """The server's orders for one session: connections to serve, pings to answer, the end."""
 
     def __init__(self, slot: Slot, limit: int):
         self.slot = slot
@@ -210,7 +189,7 @@ class ServerLink:
         self._attached.put((connection, resume))
 
     def hear(self, said: dict[str, Any], client: socket.socket | None) -> None:
-        """Follow one order. Never waits."""
+        """Follow one order, in another thread than the session's. Never waits."""
         if said["do"] == "attach" and client is not None:
             self.offer(client, said["resume"])
         elif said["do"] == "pings" and self._connection is not None:
@@ -234,15 +213,7 @@ class ServerLink:
 
 @dataclass(frozen=True)
 class Served:
-    """The environments of a server, as its worker processes share them.
-
-    Attributes:
-        specs: by the ids that clients ask for.
-        tasks: the set that `reset` draws from, where an environment has one.
-        handlers: the protocol handlers by name.
-        limits: of the service.
-        memory: of all slots.
-    """
+    """The environments of a server, as its worker processes share them."""
 
     specs: dict[str, EnvSpec]
     tasks: dict[str, TaskSet]
@@ -265,15 +236,9 @@ def receive_order(control: socket.socket) -> tuple[dict[str, Any], socket.socket
 
 
 def work(control: socket.socket, served: Served, *, limit_process: Callable[[], None]) -> int:
-    """Serve what the server orders first: one session in the main thread, or, if it says "shared", many in threads.
+    """Serve the server's first order: one session in the main thread, or, if it says "shared", many in threads.
 
-    Args:
-        control: where the server speaks.
-        served: what it serves.
-        limit_process: called before any code of an environment runs.
-
-    Returns:
-        The exit code.
+    `limit_process` is called before any code of an environment runs. Returns the exit code.
     """
     try:
         said, client = receive_order(control)
@@ -300,7 +265,7 @@ def _listen(control: socket.socket, link: ServerLink) -> None:
 
 
 def _share(control: socket.socket, said: dict[str, Any], client: socket.socket | None, served: Served) -> NoReturn:
-    """Serve many sessions, each in a thread of its own, until the server closes `control`. Tells it of each that ended."""
+    """Serve many sessions, each in a thread, until the server closes `control`. Reports each that ended."""
     links: dict[str, ServerLink] = {}
 
     def run(start: SessionStart, client: socket.socket) -> None:
@@ -331,7 +296,7 @@ def _share(control: socket.socket, said: dict[str, Any], client: socket.socket |
 def _run_session(
     start: SessionStart, client: socket.socket | None, link: ServerLink, served: Served, shared: bool = False
 ) -> int:
-    """Serve one session to its end; the exit code of a process that does nothing else."""
+    """Serve one session to its end; returns the exit code of a process that does nothing else."""
     slot, handler_class, spec = link.slot, served.handlers[start.protocol], served.specs[start.env]
     asked = slot.since()
     slot.enter(slots.INIT)
@@ -381,7 +346,7 @@ def _make(spec: EnvSpec, tasks: TaskSet | None) -> Env:
 
 
 def _serve(connection: Connection, resume: str, handler: ProtocolHandler, server: ServerLink, slot: Slot) -> bool:
-    """Serve one connection until it is over; whether the client may come back."""
+    """Serve one connection until it is over; returns whether the client may come back."""
     words = slot.words
     words[slots.REQUESTS_THEN] = words[slots.REQUESTS]
     words[slots.CONNECTION] += 1

@@ -1,7 +1,6 @@
-"""WebSocket frames (RFC 6455) over a blocking socket, as far as workers need them.
+"""WebSocket frames (RFC 6455) over a blocking socket: text messages, pings and closes, no extensions.
 
-Text messages, whole or in fragments; pings and closes. No extensions. A message is read with one `recv` and written with one
-`send` where it fits, so that a step is two system calls.
+A message takes one `recv` and one `send` where it fits, so that a step is two system calls.
 """
 
 from __future__ import annotations
@@ -34,18 +33,12 @@ def encoded(opcode: int, payload: bytes, masked: bool = False) -> bytes:
 
 
 def close_frame(code: int) -> bytes:
-    """A close frame with a status code."""
     return encoded(CLOSE, struct.pack("!H", code))
 
 
 @dataclass(slots=True)
 class Frames:
-    """Parses frames from received bytes.
-
-    Args:
-        limit: bytes of a message, its fragments together.
-        masked: whether the other side is a client, which must mask.
-    """
+    """Parses frames from received bytes. `limit`: bytes of a message; `masked`: the other side is a client, which must mask."""
 
     limit: int
     masked: bool = True
@@ -55,11 +48,7 @@ class Frames:
     _size: int = 0
 
     def take(self, data: bytes) -> tuple[int, bytes] | None:
-        """Add received bytes and return what `next` returns. One whole short message is not copied into the buffer.
-
-        Raises:
-            Refused: see `next`.
-        """
+        """Add received bytes and return what `next` returns. One whole short message is not copied into the buffer."""
         size = len(data)
         if data[0] == _WHOLE_TEXT and 6 <= size <= self.limit and not (self.buffer or self._opcode):
             short = data[1] - 128 * self.masked
@@ -74,7 +63,7 @@ class Frames:
         """The next whole message or control frame, as opcode and payload; None until more bytes come.
 
         Raises:
-            Refused: they are no frames that we take, or too large; fatal.
+            Refused: the frame is malformed, of another kind, or too large; fatal.
         """
         while (frame := self._frame()) is not None:
             fin, opcode, payload = frame
@@ -155,7 +144,7 @@ def _bad(why: str) -> Refused:
 
 
 class Connection:
-    """A worker's end of a client's connection. The session's thread calls `receive`, `send` and `end`; any thread may call the rest."""
+    """A worker's end of a client's connection. The session's thread calls `receive`, `send` and `end`; any thread the rest."""
 
     def __init__(self, sock: socket.socket, slot: Slot, limit: int, masked: bool = True):
         sock.setblocking(True)
@@ -167,13 +156,9 @@ class Connection:
         self.closed = False  # whether the client ended it in good order
 
     def receive(self) -> str | None:
-        """The next text message; None once the connection is over. Answers pings.
+        """The next text message; None once the connection is over. Answers pings. Raises a fatal `Refused`.
 
-        A message that a close frame follows is dropped: its client no longer waits for the answer, and what it asks for may
-        take long.
-
-        Raises:
-            Refused: what came is refused; fatal.
+        A message that a close frame follows is dropped: its client no longer waits for the answer, which may take long.
         """
         frames = self._frames
         with self._reading:
@@ -232,8 +217,7 @@ class Connection:
     def end(self, code: int = NORMAL_CLOSE, word: str | None = None) -> None:
         """Send a last message, if any, and a close frame.
 
-        They leave together: a client that has read the message and calls again at once would otherwise call on a connection
-        whose close it has yet to see.
+        They leave together, so that a client that has read the message does not call again on a closing connection.
         """
         self._slot.enter(WRITING)
         self._write((b"" if word is None else encoded(TEXT, word.encode())) + close_frame(code))
@@ -270,7 +254,6 @@ class Connection:
             return
 
     def close(self) -> None:
-        """Close the socket."""
         self._socket.close()
 
     def answer_pings(self) -> None:
