@@ -28,7 +28,8 @@ from agentgym.service.client.address import RemoteError
 from agentgym.service.client.balance import pool_of
 from agentgym.service.protocol.frames import ServiceLimits
 from agentgym.service.server.bounds import Bounds, raise_open_files
-from agentgym.service.server.env_server import EnvServer, ServeSettings, serve
+from agentgym.service.server.env_server import EnvServer, serve
+from agentgym.service.server.settings import ServeSettings
 
 NAME = "env"
 PLACE_SECONDS = 120.0

@@ -16,7 +16,8 @@ from agentgym.cli.serve_options import add_options, settings_of
 from agentgym.core.usage_error import UsageError
 
 if TYPE_CHECKING:
-    from agentgym.service.server.env_server import EnvServer, ServeSettings
+    from agentgym.service.server.env_server import EnvServer
+    from agentgym.service.server.settings import ServeSettings
 
 _REMEDIES = {
     errno.EADDRINUSE: ": give another --port, 0 takes a free one",

@@ -20,7 +20,7 @@ from agentgym.service.server.tokens import Token, TokenFileError, read_tokens
 
 if TYPE_CHECKING:
     from agentgym.core.registration import EnvSpec
-    from agentgym.service.server.env_server import ServeSettings
+    from agentgym.service.server.settings import ServeSettings
 
 _SIZES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 # Options of limits: name, the limit it sets, and its help.
@@ -148,7 +148,7 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
     if not 0 <= args.port <= 65535:
         raise UsageError(f"--port is from 0 (a free one) to 65535, not {args.port}")
     from agentgym.service.server.bounds import Bounds, raise_open_files
-    from agentgym.service.server.env_server import ServeSettings
+    from agentgym.service.server.settings import ServeSettings
 
     if args.tls_key and not args.tls_cert:
         raise UsageError("--tls-key needs --tls-cert")

@@ -11,7 +11,7 @@ import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import WSMsgType, web
 
@@ -30,9 +30,7 @@ from agentgym.service.protocol.frames import Refused
 from agentgym.service.server.bodies import body_of
 from agentgym.service.server.handshake import check_handshake
 from agentgym.service.server.local_session import Line
-
-if TYPE_CHECKING:
-    from agentgym.service.server.env_server import EnvServer
+from agentgym.service.server.session_server import SessionServer
 
 Json = dict[str, Any]
 NAME = "openenv"
@@ -51,7 +49,7 @@ class _Shared:
 class McpRoutes:
     """The JSON-RPC of one environment, and its sessions that were made over HTTP."""
 
-    def __init__(self, server: EnvServer, env: str):
+    def __init__(self, server: SessionServer, env: str):
         self._server = server
         self._env = env
         self._shared: dict[str, _Shared] = {}
@@ -165,7 +163,7 @@ class McpRoutes:
 
 
 @contextlib.contextmanager
-def once(server: EnvServer, request: web.Request, env: str) -> Iterator[Line]:
+def once(server: SessionServer, request: web.Request, env: str) -> Iterator[Line]:
     """A session for one request. Raises `Refused`."""
     line = server.open_line(request, env, NAME)
     try:
@@ -180,7 +178,7 @@ def _ending() -> Iterator[None]:
         yield
 
 
-def counts(server: EnvServer) -> Json:
+def counts(server: SessionServer) -> Json:
     return {"active_sessions": len(server.sessions.open), "max_sessions": server.sessions.most}
 
 

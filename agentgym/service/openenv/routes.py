@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
@@ -17,15 +17,13 @@ from agentgym.service.openenv.handler import error_frame
 from agentgym.service.openenv.mcp import NAME, McpRoutes, counts, once
 from agentgym.service.openenv.tasks import TaskRoutes, answer_422, answered, object_of
 from agentgym.service.protocol.frames import Refused
-
-if TYPE_CHECKING:
-    from agentgym.service.server.env_server import EnvServer
+from agentgym.service.server.session_server import SessionServer
 
 Json = dict[str, Any]
 REFUSED_BYTES = 1 << 16  # that are read of a client that is refused
 
 
-def add_routes(app: web.Application, server: EnvServer) -> None:
+def add_routes(app: web.Application, server: SessionServer) -> None:
     envs = list(server.settings.envs)
     everywhere = [OpenEnvRoutes(server, envs[0], envs, "")]
     everywhere += [OpenEnvRoutes(server, env, [env], f"/{env}") for env in envs]
@@ -42,7 +40,7 @@ def add_routes(app: web.Application, server: EnvServer) -> None:
 class OpenEnvRoutes:
     """OpenEnv's routes for one environment; `listed` are those whose tasks are told."""
 
-    def __init__(self, server: EnvServer, env: str, listed: list[str], prefix: str):
+    def __init__(self, server: SessionServer, env: str, listed: list[str], prefix: str):
         self.env = env
         self.prefix = prefix
         self._server = server

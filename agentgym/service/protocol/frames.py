@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,7 @@ NAME = "agentgym/1"
 SUBPROTOCOL = "agentgym.1"
 RESUME_HEADER = "X-Agentgym-Resume"
 KEPT_ANSWERS = 16
+METHODS = ("expert_action", "random_action")  # that an environment may have
 
 # What requests may carry, by call; besides id and call.
 CALLS: dict[str, frozenset[str]] = {
@@ -175,8 +177,8 @@ def decoded(text: str) -> Any:
     return value if end == len(text) else _decoder.decode(text)
 
 
-def check_request(request: Any, expected: int) -> None:
-    """Check a request before it is run; `expected` is the id that comes next. Raises `Refused`."""
+def call_of(request: Any, expected: int, calls: Collection[str]) -> str:
+    """The name of a request's call; `expected` is the id that comes next. Raises `Refused`."""
     if not isinstance(request, dict):
         raise Refused(BAD_REQUEST, f"a request is an object, not {type(request).__name__}")
     id, call = request.get("id"), request.get("call")
@@ -184,8 +186,14 @@ def check_request(request: Any, expected: int) -> None:
         raise Refused(BAD_REQUEST, f"a request has an id that is a whole number, not {id!r:.50}")
     if id != expected:
         raise Refused(BAD_REQUEST, f"ids rise by one: {expected} comes next, not {id}")
-    if not isinstance(call, str) or call not in CALLS:
-        raise Refused(UNKNOWN_CALL, f"no call {call!r:.50}; there are {', '.join(CALLS)}")
+    if not isinstance(call, str) or call not in calls:
+        raise Refused(UNKNOWN_CALL, f"no call {call!r:.50}; there are {', '.join(calls)}")
+    return call
+
+
+def check_request(request: Any, expected: int) -> None:
+    """Check a request before it is run. Raises `Refused`."""
+    call = call_of(request, expected, CALLS)
     if not request.keys() <= _FIELDS[call]:
         unknown = request.keys() - _FIELDS[call]
         takes = ", ".join(sorted(CALLS[call])) or "nothing"

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentgym.service.protocol.frames import BAD_REQUEST, UNKNOWN_CALL, Refused
+from agentgym.service.protocol.frames import BAD_REQUEST, Refused, call_of
 
 PROTOCOL = 1
 NAME = "sandbox/1"
@@ -78,14 +78,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 def check_sandbox_request(request: Any, expected: int) -> None:
     """Check a request before it is run; see `frames.check_request`."""
-    if not isinstance(request, dict) or type(request.get("id")) is not int:
-        raise Refused(BAD_REQUEST, "a request is an object with an id that is a whole number")
-    if request["id"] != expected:
-        raise Refused(BAD_REQUEST, f"ids rise by one: {expected} comes next, not {request['id']}")
-    call = request.get("call")
     calls = GUEST_CALLS | OWN_CALLS
-    if not isinstance(call, str) or call not in calls:
-        raise Refused(UNKNOWN_CALL, f"no call {call!r:.50}; there are {', '.join(calls)}")
+    call = call_of(request, expected, calls)
     given = request.keys() - {"id", "call", "data"}
     if given != calls[call]:
         wrong = min(given ^ calls[call])

@@ -13,20 +13,10 @@ import datetime
 import json
 import logging
 import os
-import signal
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agentgym.service.protocol.frames import DEADLINE, DRAINING, ENV_ERROR, OUT_OF_MEMORY, WORKER_DIED
-
-if TYPE_CHECKING:
-    from agentgym.service.server.session import ServedSession
-
-CLOSED, LEFT = "closed", "left"
-# Ends that are nobody's fault, which nobody needs to read of.
-_QUIET = (CLOSED, LEFT, DRAINING)
-_CAUSES = {DEADLINE: "deadline", OUT_OF_MEMORY: "memory", ENV_ERROR: "exception"}
 _TRACEBACK_LETTERS = 3000  # the last of it: with them a line is written to a pipe as a whole
 _ERRORS, _ERRORS_SECONDS = 10, 60.0
 REFUSALS_SECONDS = 10.0
@@ -39,25 +29,8 @@ def line_of_event(event: str, **fields: Any) -> str:
     return json.dumps({"time": now, "event": event, **fields}, default=str)
 
 
-def log_ended(session: ServedSession, pid: int | None, reason: str, message: str, status: int | None) -> None:
-    """Log the end of a session, unless its client closed it or the server is ending."""
-    if reason in _QUIET:
-        return
-    cause, more = _CAUSES.get(reason, reason.lower()), dict[str, Any]()
-    if reason == WORKER_DIED and status is not None:
-        code = os.waitstatus_to_exitcode(status)
-        cause = "signal" if code < 0 else "exit"
-        more = {"signal": _signal_name(-code)} if code < 0 else {"exit_code": code}
-    told = {"env": session.env, "session": session.id, "token": session.owner, "pid": pid, "cause": cause}
-    seconds = round(time.monotonic() - session.opened, 3)
-    _log.warning(line_of_event("session_ended", **told, **more, code=reason, message=message, seconds=seconds))
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return str(number)
+def log_event(event: str, **fields: Any) -> None:
+    _log.warning(line_of_event(event, **fields))
 
 
 class EnvErrors:
@@ -105,15 +78,12 @@ class Unauthorized:
     def close(self) -> None:
         if self._pause is not None:
             self._pause.cancel()
-            if self._unsaid:
-                self._say_now()
+        self._say(last=True)
 
-    def _say(self) -> None:
+    def _say(self, last: bool = False) -> None:
         self._pause = None
         if self._unsaid:
-            self._say_now()
-            self._pause = asyncio.get_running_loop().call_later(REFUSALS_SECONDS, self._say)
-
-    def _say_now(self) -> None:
-        _log.warning(line_of_event("unauthorized", requests=self._unsaid, **self._last))
-        self._unsaid = 0
+            log_event("unauthorized", requests=self._unsaid, **self._last)
+            self._unsaid = 0
+            if not last:
+                self._pause = asyncio.get_running_loop().call_later(REFUSALS_SECONDS, self._say)

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from agentgym import __version__
 from agentgym.service.protocol.frames import PROTOCOL
-from agentgym.service.server.sessions import Sessions
+from agentgym.service.server.session_server import SessionServer
 from agentgym.service.server.slots import TIME_BOUNDS
 from agentgym.service.server.tallies import LAG_BOUNDS, SessionCounts
 
-if TYPE_CHECKING:
-    from agentgym.service.server.env_server import EnvServer
-import asyncio
-import os
-import time
-from collections import Counter
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from agentgym.service.server.env_server import EnvServer
-
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# Measuring makes the kernel walk through the memory of every process: milliseconds for each.
+FRESH_SECONDS = 10.0
 _COUNTERS = {
     "steps": "Steps that environments made.",
     "episodes": "Episodes that were played to their end.",
@@ -33,109 +26,90 @@ _COUNTERS = {
     "sent_bytes": "Bytes to clients.",
     "env_errors": "Calls in which an environment raised.",
 }
+_TIMES = {
+    "step": "Time that environments took for a step.",
+    "reset": "Time that environments took for a reset.",
+    "open": "From the request for a session to its environment being made.",
+}
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 Labels = Mapping[str, str]
-# Name, help, how many took how long, and the counter of their time in all.
-_HISTOGRAMS: tuple[tuple[str, str, Callable[[SessionCounts], list[int]], str], ...] = (
-    ("step_seconds", "Time that environments took for a step.", lambda tally: tally.times, "step_nanoseconds"),
-    ("reset_seconds", "Time that environments took for a reset.", lambda tally: tally.reset_times, "reset_nanoseconds"),
-    (
-        "open_seconds",
-        "From the request for a session to its environment being made.",
-        lambda tally: tally.open_times,
-        "open_nanoseconds",
-    ),
-)
+Samples = Iterable[tuple[Labels, float]]
 
 
-def exposition(server: EnvServer, memory: Mapping[tuple[str, str], int]) -> str:
+def exposition(server: SessionServer, memory: Mapping[tuple[str, str], int]) -> str:
     """All metrics of a server as text. `memory` is what `Memory.look` returns."""
-    sessions = server.sessions
-    counted = sessions.tallies()
+    sessions, counted = server.sessions, server.sessions.tallies()
+    # All that is served has its rows from the start.
     tallies = {env: counted.get(env, SessionCounts()) for env in server.served}
-    lines = [*_of_the_server(sessions), *_of_the_processes(server, memory), *_of_envs(sessions, tallies)]
-    for name, help in _COUNTERS.items():
-        lines += _family(f"{name}_total", "counter", help, [({"env": e}, t.counters[name]) for e, t in tallies.items()])
-    for name, help, times, total in _HISTOGRAMS:
-        lines += _head(name, "histogram", help)
+    lines = [line for name, kind, help, rows in _families(server, tallies) for line in _family(name, kind, help, rows)]
+    rows = [({"of": of, **({"env": env} if env else {})}, size) for (of, env), size in memory.items()]
+    lines += _family("memory_bytes", "gauge", "Proportional memory of the server, spare workers and sessions.", rows)
+    lines += _head("slot_return_seconds", "summary", "Times from the end of a broken limit until the slot is free.")
+    lines.append(_sample("slot_return_seconds_sum", {}, sessions.returns.seconds))
+    lines.append(_sample("slot_return_seconds_count", {}, sessions.returns.count))
+    for what, help in _TIMES.items():
+        lines += _head(f"{what}_seconds", "histogram", help)
         for env, tally in tallies.items():
-            seconds = [bound / 1e6 for bound in TIME_BOUNDS]
-            lines += _histogram(name, {"env": env}, seconds, times(tally), tally.counters[total] / 1e9)
+            bounds = [bound / 1e6 for bound in TIME_BOUNDS]
+            lines += _histogram(f"{what}_seconds", {"env": env}, bounds, *tally.times(what))
+    lines += _head("front_lag_seconds", "histogram", "Delay of the server's event loop, for which its requests wait.")
+    lines += _histogram("front_lag_seconds", {}, LAG_BOUNDS, sessions.lags.seconds, sessions.lags.counts)
     return "\n".join([*lines, ""])
 
 
-def _of_the_server(sessions: Sessions) -> Iterable[str]:
-    returns = sessions.returns
-    yield from _family("sessions", "gauge", "Sessions that are open.", [({}, len(sessions.open))])
-    yield from _family("sessions_limit", "gauge", "Sessions that may be open at a time.", [({}, sessions.most)])
-    help = "1 while the server takes no new sessions as it is ending."
-    yield from _family("draining", "gauge", help, [({}, int(sessions.draining))])
-    states = sessions.states()
-    help = "Workers by what they are doing; spare ones wait for a session."
-    yield from _family("worker_states", "gauge", help, [({"state": s}, n) for s, n in states.items()])
-    refused = [({"reason": reason}, n) for reason, n in sorted(sessions.refused.items())]
-    yield from _family("refused_total", "counter", "Sessions refused, by why.", refused)
-    help = "Times from the end of a broken limit until the slot is free."
-    yield from _head("slot_return_seconds", "summary", help)
-    yield _sample("slot_return_seconds_sum", {}, returns.seconds)
-    yield _sample("slot_return_seconds_count", {}, returns.count)
-    yield from _family("slot_return_seconds_max", "gauge", "The longest of these.", [({}, returns.longest)])
-
-
-def _of_envs(sessions: Sessions, tallies: Mapping[str, SessionCounts]) -> Iterable[str]:
-    opened = sessions.open_by_env()
-    rows = [({"env": env}, opened.get(env, 0)) for env in tallies]
-    yield from _family("env_sessions", "gauge", "Sessions that are open, by environment.", rows)
-    rows = [({"env": env}, tally.opened) for env, tally in tallies.items()]
-    yield from _family("sessions_opened_total", "counter", "Sessions opened.", rows)
-    rows = [({"env": env}, tally.resumed) for env, tally in tallies.items()]
-    yield from _family("sessions_resumed_total", "counter", "Times that a client came back to its session.", rows)
-    rows = [({"env": e, "reason": why}, n) for e, tally in tallies.items() for why, n in sorted(tally.ended.items())]
-    yield from _family("sessions_ended_total", "counter", "Sessions ended, by why.", rows)
-    rows = [({"env": e, "code": code}, n) for e, tally in tallies.items() for code, n in sorted(tally.errors.items())]
-    yield from _family("errors_total", "counter", "Errors that clients were told in sessions, by code.", rows)
-
-
-def _of_the_processes(server: EnvServer, memory: Mapping[tuple[str, str], int]) -> Iterable[str]:
+def _families(server: SessionServer, tallies: Mapping[str, SessionCounts]) -> Iterable[tuple[str, str, str, Samples]]:
+    """Name, type, help and samples of each counter and gauge."""
+    sessions, connections = server.sessions, server.connections
     about = {"version": __version__, "python": platform.python_version(), "protocol": str(PROTOCOL)}
-    yield from _family("build_info", "gauge", "1, with the server's version.", [(about, 1)])
-    help = "Requests that were refused for their token."
-    yield from _family("unauthorized_total", "counter", help, [({}, server.unauthorized.count)])
+    yield "build_info", "gauge", "1, with the server's version.", [(about, 1)]
+    yield "sessions", "gauge", "Sessions that are open.", [({}, len(sessions.open))]
+    yield "sessions_limit", "gauge", "Sessions that may be open at a time.", [({}, sessions.most)]
+    yield "draining", "gauge", "1 while the server ends and takes no new sessions.", [({}, int(sessions.draining))]
+    yield "worker_states", "gauge", "Workers by state; spare ones wait for a session.", _by("state", sessions.states())
+    yield "refused_total", "counter", "Sessions refused, by why.", _by("reason", sessions.refused)
+    yield "slot_return_seconds_max", "gauge", "The longest slot_return_seconds.", [({}, sessions.returns.longest)]
+    yield "unauthorized_total", "counter", "Requests refused for their token.", [({}, server.unauthorized.count)]
     help = "HTTP connections: a request runs (busy), or none does and the last had a token or was anonymous."
-    rows = [({"state": state}, count) for state, count in server.connections.states().items()]
-    yield from _family("connections", "gauge", help, rows)
-    yield from _family(
-        "connections_limit", "gauge", "HTTP connections that may be open.", [({}, server.connections.most)]
+    yield "connections", "gauge", help, _by("state", connections.states())
+    yield "connections_limit", "gauge", "HTTP connections that may be open.", [({}, connections.most)]
+    help = "HTTP connections that were cut: idle ones to make room (capacity), or with a late request (too slow)."
+    cut = {reason: connections.cut[reason] for reason in ("capacity", "too slow")}
+    yield "connections_cut_total", "counter", help, _by("reason", cut)
+    opened = Counter(session.env for session in sessions.open.values())
+    yield (
+        "env_sessions",
+        "gauge",
+        "Sessions that are open, by environment.",
+        _by("env", {e: opened[e] for e in tallies}),
     )
-    cut = server.connections.cut
-    help = "HTTP connections that were cut: idle ones to make room (capacity), or with a request that did not come (too slow)."
-    rows = [({"reason": reason}, cut[reason]) for reason in ("capacity", "too slow")]
-    yield from _family("connections_cut_total", "counter", help, rows)
-    help = (
-        "Memory, with shares of what processes share: of the server, of spare workers and of sessions, by environment."
-    )
-    rows = [({"of": of, **({"env": env} if env else {})}, size) for (of, env), size in memory.items()]
-    yield from _family("memory_bytes", "gauge", help, rows)
-    lags = server.sessions.lags
-    yield from _head("front_lag_seconds", "histogram", "By how much the server comes late: so long its requests wait.")
-    yield from _histogram("front_lag_seconds", {}, LAG_BOUNDS, lags.counts, lags.seconds)
+    yield "sessions_opened_total", "counter", "Sessions opened.", [({"env": e}, t.opened) for e, t in tallies.items()]
+    help = "Times that a client came back to its session."
+    yield "sessions_resumed_total", "counter", help, [({"env": e}, t.resumed) for e, t in tallies.items()]
+    ended = [({"env": env, **reason}, n) for env, t in tallies.items() for reason, n in _by("reason", t.ended)]
+    yield "sessions_ended_total", "counter", "Sessions ended, by why.", ended
+    errors = [({"env": env, **code}, n) for env, t in tallies.items() for code, n in _by("code", t.errors)]
+    yield "errors_total", "counter", "Errors that clients were told in sessions, by code.", errors
+    for name, help in _COUNTERS.items():
+        yield f"{name}_total", "counter", help, [({"env": e}, t.counters[name]) for e, t in tallies.items()]
+
+
+def _by(label: str, counts: Mapping[str, float]) -> list[tuple[Labels, float]]:
+    return [({label: name}, count) for name, count in sorted(counts.items())]
 
 
 def _histogram(
-    name: str, labels: Labels, bounds: Sequence[float], counts: Sequence[int], seconds: float
+    name: str, labels: Labels, bounds: Sequence[float], seconds: float, counts: Sequence[int]
 ) -> Iterable[str]:
+    """The rows of a histogram. `counts` has one number for each bound, and one for what was above all of them."""
     below = 0
-    for bound, count in zip(bounds, counts, strict=False):
+    for bound, count in zip([*(f"{bound:g}" for bound in bounds), "+Inf"], counts, strict=True):
         below += count
-        yield _sample(f"{name}_bucket", {**labels, "le": f"{bound:g}"}, below)
-    # From the same numbers as the rows above, which a worker may be about to add to.
-    every = sum(counts)
-    yield _sample(f"{name}_bucket", {**labels, "le": "+Inf"}, every)
+        yield _sample(f"{name}_bucket", {**labels, "le": bound}, below)
     yield _sample(f"{name}_sum", labels, seconds)
-    yield _sample(f"{name}_count", labels, every)
+    yield _sample(f"{name}_count", labels, below)
 
 
-def _family(name: str, kind: str, help: str, rows: Iterable[tuple[Labels, float]]) -> list[str]:
+def _family(name: str, kind: str, help: str, rows: Samples) -> list[str]:
     return [*_head(name, kind, help), *(_sample(name, labels, value) for labels, value in rows)]
 
 
@@ -148,10 +122,6 @@ def _sample(name: str, labels: Labels, value: float) -> str:
     return f"agentgym_{name}{{{told}}} {value}" if told else f"agentgym_{name} {value}"
 
 
-# A look asks the kernel to walk through the memory of every process: milliseconds of it for each.
-FRESH_SECONDS = 10.0
-
-
 class Memory:
     """The memory of a server's processes, measured at most every ten seconds."""
 
@@ -160,7 +130,7 @@ class Memory:
         self._looked = -FRESH_SECONDS
         self._looking = asyncio.Lock()
 
-    async def look(self, server: EnvServer) -> Mapping[tuple[str, str], int]:
+    async def look(self, server: SessionServer) -> Mapping[tuple[str, str], int]:
         """Bytes by ("server" | "spare" | "sessions", environment or ""). The server's include supervisor and zygote."""
         async with self._looking:
             if time.monotonic() >= self._looked + FRESH_SECONDS:

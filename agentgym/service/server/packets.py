@@ -25,7 +25,7 @@ class Packets:
         self,
         sock: socket.socket,
         heard: Callable[[dict[str, Any], list[int]], None],
-        ended: Callable[[], None],
+        ended: Callable[[], object],
     ):
         sock.setblocking(False)
         self._socket = sock

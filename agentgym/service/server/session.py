@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import secrets
+import signal
 import socket
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
+from agentgym.service.protocol import frames
 from agentgym.service.protocol.frames import DEADLINE, IDLE, TOO_SLOW, ServiceLimits
 from agentgym.service.server import slots
+from agentgym.service.server.events import log_event
 from agentgym.service.server.packets import Packets
 from agentgym.service.server.slots import Slot
 
-_CALLS = {
-    slots.INIT: ("init", "init_seconds"),
-    slots.RESET: ("reset", "reset_seconds"),
-    slots.STEP: ("step", "step_seconds"),
-    slots.CLOSE: ("close", "close_seconds"),
-}
-_OTHERS = {
+CLOSED, LEFT = "closed", "left"
+_CAUSES = {DEADLINE: "deadline", frames.OUT_OF_MEMORY: "memory", frames.ENV_ERROR: "exception"}
+# The limit that each state has, the code of breaking it, and the message.
+_LIMITS = {
+    slots.INIT: ("init_seconds", DEADLINE, "init took longer than its limit of {}"),
+    slots.RESET: ("reset_seconds", DEADLINE, "reset took longer than its limit of {}"),
+    slots.STEP: ("step_seconds", DEADLINE, "step took longer than its limit of {}"),
+    slots.CLOSE: ("close_seconds", DEADLINE, "close took longer than its limit of {}"),
     slots.WAITING: ("idle_seconds", IDLE, "nothing was asked for {}"),
     slots.DETACHED: ("resume_seconds", IDLE, "the client did not come back within {}"),
     slots.READING: ("message_seconds", TOO_SLOW, "a message took longer than {} to arrive"),
@@ -35,24 +41,20 @@ class Overdue:
     code: str
     message: str
     seconds: float
-    calling: bool = False
-    deaf: bool = False
+    calling: bool  # only its process's end ends the call
+    deaf: bool  # the client reads nothing
 
 
 def overdue(state: int, seconds: float, limits: ServiceLimits) -> Overdue | None:
     """The limit that a worker broke by being in a state for this long; None: none."""
-    if state in _CALLS:
-        word, name = _CALLS[state]
-        allowed: float = getattr(limits, name)
-        message = f"{word} took longer than its limit of {allowed:g} s"
-        return Overdue(DEADLINE, message, seconds - allowed, calling=True) if seconds > allowed else None
-    if state not in _OTHERS:
+    if state not in _LIMITS:
         return None
-    name, code, why = _OTHERS[state]
-    allowed = getattr(limits, name)
+    name, code, why = _LIMITS[state]
+    allowed: float = getattr(limits, name)
     if seconds <= allowed:
         return None
-    return Overdue(code, why.format(f"{allowed:g} s"), seconds - allowed, deaf=state == slots.WRITING)
+    message = why.format(f"{allowed:g} s")
+    return Overdue(code, message, seconds - allowed, calling=state in slots.CALLING, deaf=state == slots.WRITING)
 
 
 @dataclass
@@ -66,18 +68,18 @@ class ServedSession:
     slot: int
     words: Slot
     resumable: bool
-    local: bool = False
+    local: bool = False  # the server itself is its client, for plain HTTP
     opened: float = field(default_factory=time.monotonic)
-    process: str = ""
-    client: int | None = None
-    control: socket.socket | None = None
+    process: str = ""  # its key at `forks`
+    client: int | None = None  # a duplicate of the client's connection, for the last word
+    control: socket.socket | None = None  # to its worker, or `shared` if it shares a process
     shared: Packets | None = None
     connections: int = 0
-    ending: tuple[str, str] | None = None
+    ending: tuple[str, str] | None = None  # code and message of its end
     kill_at: float | None = None
     killed: bool = False
     pinged_at: float = 0.0
-    due: float | None = None
+    due: float | None = None  # when the last limit that it broke ran out
     _next: bytes = b""  # digest of the token that the newest hello has
     _used: bytes = b""  # and of the one that was used last
     _opens: int = 0  # the number of the connection that the latter opened, or is about to
@@ -107,6 +109,32 @@ class ServedSession:
     def _was_heard(self) -> bool:
         words = self.words.words
         return words[slots.CONNECTION] == self._opens and words[slots.REQUESTS] != words[slots.REQUESTS_THEN]
+
+    def log_end(self, pid: int | None, reason: str, message: str, status: int | None) -> None:
+        """Log the end, unless the client closed the session or the server is ending.
+
+        Args:
+            reason: as it is counted: a code, "closed" or "left".
+            message: the client's last.
+            status: the wait status of the process; None: unknown.
+        """
+        if reason in (CLOSED, LEFT, frames.DRAINING):
+            return
+        told: dict[str, Any] = {"cause": _CAUSES.get(reason, reason.lower())}
+        if reason == frames.WORKER_DIED and status is not None:
+            code = os.waitstatus_to_exitcode(status)
+            told = (
+                {"cause": "signal", "signal": _signal_name(-code)} if code < 0 else {"cause": "exit", "exit_code": code}
+            )
+        told |= {"code": reason, "message": message, "seconds": round(time.monotonic() - self.opened, 3)}
+        log_event("session_ended", env=self.env, session=self.id, token=self.owner, pid=pid, **told)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return str(number)
 
 
 def _digest(secret: str) -> bytes:

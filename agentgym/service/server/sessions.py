@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -12,8 +13,10 @@ import signal
 import socket
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
+from agentgym.core.registration import EnvSpec
 from agentgym.service.protocol.frames import (
     CAPACITY,
     CODES,
@@ -24,15 +27,14 @@ from agentgym.service.protocol.frames import (
     SHARED_WORKER_KILLED,
     WORKER_DIED,
     Refused,
-    ServiceLimits,
 )
 from agentgym.service.server import slots
 from agentgym.service.server.bounds import MORE_MEMORY
-from agentgym.service.server.events import CLOSED, LEFT, log_ended
 from agentgym.service.server.forks import Forks, PreforkPool
 from agentgym.service.server.lingering_close import LingeringClose
 from agentgym.service.server.packets import Packets
-from agentgym.service.server.session import ServedSession, overdue
+from agentgym.service.server.session import CLOSED, LEFT, ServedSession, overdue
+from agentgym.service.server.settings import ServeSettings
 from agentgym.service.server.slots import Slot
 from agentgym.service.server.tallies import Lags, Returns, SessionCounts
 from agentgym.service.worker.handlers import handler_class
@@ -48,16 +50,19 @@ TOO_MANY = "TOO_MANY"  # sessions of one token; an HTTP refusal only
 
 
 class Sessions:
-    """All sessions of a server: at most `most`, and `most_each` for each token."""
+    """All sessions of a server, and the processes that they run in."""
 
-    def __init__(self, limits: ServiceLimits, most: int, most_each: int | None = None, per_worker: int = 1):
-        self.limits = limits
-        self.most = most
-        self.most_each = most_each
-        self._per_worker = per_worker
-        self.memory = slots.make_memory(most)
-        self._words = slots.map_memory(self.memory)
-        self._free = list(range(most))[::-1]
+    def __init__(self, settings: ServeSettings, served: Mapping[str, EnvSpec]):
+        self.limits = settings.limits
+        self.most = settings.max_sessions
+        self._most_each = settings.max_sessions_per_token
+        self._per_worker = settings.sessions_per_worker
+        self._memory = slots.make_memory(self.most)
+        self._words = slots.map_memory(self._memory)
+        self._free = list(range(self.most))[::-1]
+        bounds = settings.bounds.times(self._per_worker)
+        self.forks = Forks(served, self.limits, bounds, self._memory, self._died)
+        self._prefork_pool = PreforkPool(self.forks, settings.workers)
         self.open: dict[str, ServedSession] = {}
         self.draining = False
         self.refused: Counter[str] = Counter()
@@ -67,33 +72,30 @@ class Sessions:
         self._gone = select.epoll()
         self._by_client: dict[int, ServedSession] = {}
         self._by_process: dict[str, list[ServedSession]] = {}
-        self._shared: dict[str, Packets] = {}  # by process, where it is told things that takes more than one session
-        self._shared_at_least = 0
-        self._not_shared: set[str] = set()  # environments that have turned out to need a process for each session
+        self._shared: dict[str, Packets] = {}  # the control sockets of processes that sessions share
+        self._shared_at_least = max(1, settings.workers)
+        self._not_shared: set[str] = set()  # environments that turned out to need a process for each session
         self._lingering = LingeringClose()
-        self._forks: Forks | None = None
-        self._prefork_pool: PreforkPool | None = None
         self._empty = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._gone.fileno(), self._see_gone)
         self._looking = asyncio.create_task(self._look_on())
 
-    def start(self, forks: Forks, workers: int) -> None:
-        """Begin to fork processes, and keep `workers` of them ready."""
-        self._forks = forks
-        self._prefork_pool = PreforkPool(forks, workers)
+    async def start(self) -> None:
+        """Import the environments and fork the first processes. Raises `ZygoteFailed`."""
+        await self.forks.start()
         self._prefork_pool.fill()
-        self._shared_at_least = max(1, workers)
 
     def reserve(self, env: str, protocol: str, owner: str) -> ServedSession:
         """Take a slot for a new session. Raises `Refused`."""
         if self.draining:
             raise self._refusal(DRAINING, "the server is ending")
-        if self._forks is None or not self._forks.ready:
+        if not self.forks.ready:
             raise self._refusal(CAPACITY, "the server is starting its workers")
-        mine = sum(session.owner == owner for session in self.open.values()) if self.most_each is not None else 0
-        if self.most_each is not None and mine >= self.most_each:
-            raise self._refusal(TOO_MANY, f"this token has {mine} sessions open and may have no more")
+        if self._most_each is not None:
+            mine = sum(session.owner == owner for session in self.open.values())
+            if mine >= self._most_each:
+                raise self._refusal(TOO_MANY, f"this token has {mine} sessions open and may have no more")
         if not self._free:
             raise self._refusal(CAPACITY, f"all {self.most} sessions are in use")
         resumable = handler_class(protocol).resumable
@@ -109,28 +111,23 @@ class Sessions:
         self.refused[code] += 1
         return Refused(code, why)
 
-    def release(self, session: ServedSession) -> None:
-        self._forget(session)
-
     def begin(self, session: ServedSession, client: int) -> None:
         """Give a reserved session a worker and its client's connection, whose descriptor is owned from here on."""
-        if self._prefork_pool is None:
-            raise RuntimeError("there are no processes yet: start() first")
-        self._past.setdefault(session.env, SessionCounts()).opened += 1
+        past = self._past.setdefault(session.env, SessionCounts())
+        past.opened += 1
         try:
-            self._start_worker(session, client, self._prefork_pool)
+            self._start_worker(session, client)
         except OSError as error:  # this process may open no more files
             why = f"no process for one more session: {error.strerror}"
-            self._past[session.env].ended[CAPACITY] += 1
-            self._past[session.env].errors[CAPACITY] += 1
+            past.ended[CAPACITY] += 1
+            past.count_error(CAPACITY)
             self._lingering.say(client, _last_bytes(session.protocol, CAPACITY, why))
-            self._forget(session)
+            self.release(session)
             return
-        self._by_process.setdefault(session.process, []).append(session)
         self._take_client(session, client)
         self._loop.call_soon(self._prefork_pool.fill)
 
-    def _start_worker(self, session: ServedSession, client: int, prefork_pool: PreforkPool) -> None:
+    def _start_worker(self, session: ServedSession, client: int) -> None:
         start = {
             "session": session.id,
             "env": session.env,
@@ -141,39 +138,38 @@ class Sessions:
             "local": session.local,
         }
         if self._per_worker > 1 and session.env not in self._not_shared:
-            session.process, session.shared = self._shared_worker(prefork_pool)
+            session.process, session.shared = self._shared_worker()
             if not self._tell(session, {"start": start, "shared": True}, [client]):
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            return
-        session.process, session.control = prefork_pool.take()
-        if not self._tell(session, {"start": start}, [client]):
-            # It has died as it waited, which is heard of only later.
-            session.control.close()
-            session.process, session.control = prefork_pool.fresh()
-            self._tell(session, {"start": start}, [client])
+        else:
+            session.process, session.control = self._prefork_pool.take()
+            if not self._tell(session, {"start": start}, [client]):
+                # It died as it waited, which is heard of only later.
+                session.control.close()
+                session.process, session.control = self._prefork_pool.fresh()
+                self._tell(session, {"start": start}, [client])
+        self._by_process.setdefault(session.process, []).append(session)
 
-    def _shared_worker(self, prefork_pool: PreforkPool) -> tuple[str, Packets]:
+    def _shared_worker(self) -> tuple[str, Packets]:
         """The shared process with the fewest sessions; a new one while there are fewer than `workers`, or all are full."""
         if len(self._shared) >= self._shared_at_least:
             process = min(self._shared, key=lambda key: len(self._by_process.get(key, ())))
             if len(self._by_process.get(process, ())) < self._per_worker:
                 return process, self._shared[process]
-        process, control = prefork_pool.take()
+        process, control = self._prefork_pool.take()
 
         def heard(said: dict[str, Any], fds: list[int]) -> None:
             session = self.open.get(said["ended"])
             if session is not None and said["code"] == NOT_SHARED:
-                self._give_own_process(session, prefork_pool)
+                self._give_own_process(session)
             elif session is not None:
                 self._ended(session, said["code"] << 8)
 
-        def ended() -> None:  # of its sessions is heard elsewhere
-            self._shared.pop(process, None)
-
-        self._shared[process] = Packets(control, heard, ended)
+        # Its end is found here; the ends of its sessions are heard of elsewhere.
+        self._shared[process] = Packets(control, heard, lambda: self._shared.pop(process, None))
         return process, self._shared[process]
 
-    def _give_own_process(self, session: ServedSession, prefork_pool: PreforkPool) -> None:
+    def _give_own_process(self, session: ServedSession) -> None:
         """Begin a session again in its own process: the worker found that the environment cannot share one."""
         self._not_shared.add(session.env)
         self._leave_process(session)
@@ -181,12 +177,10 @@ class Sessions:
         session.words.enter(slots.INIT)
         try:
             if session.client is None:  # which has left meanwhile
-                raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
-            self._start_worker(session, session.client, prefork_pool)
+                raise ConnectionError
+            self._start_worker(session, session.client)
         except OSError:
             self._ended(session, None)
-        else:
-            self._by_process.setdefault(session.process, []).append(session)
 
     def _leave_process(self, session: ServedSession) -> None:
         if session in (sharing := self._by_process.get(session.process, [])):
@@ -215,18 +209,16 @@ class Sessions:
             raise self._refusal(RESUME_REFUSED, CODES[RESUME_REFUSED][0])
         return session
 
-    def attach(self, session: ServedSession, client: int) -> bool:
+    def attach(self, session: ServedSession, client: int) -> None:
         """Give a claimed session its new connection, whose descriptor is owned from here on."""
         if session.id not in self.open or session.ending is not None:
             os.close(client)
-            return False
+            return
         self._past[session.env].resumed += 1
-        before = self._drop_client(session)
-        if before is not None:
+        if (before := self._drop_client(session)) is not None:
             os.close(before)
-        message = {"do": "attach", "resume": session.new_token()}
         self._take_client(session, client)
-        return self._tell(session, message, [client])
+        self._tell(session, {"do": "attach", "resume": session.new_token()}, [client])
 
     def _tell(self, session: ServedSession, message: dict[str, Any], fds: list[int] | None = None) -> bool:
         try:
@@ -249,9 +241,9 @@ class Sessions:
                 self._kill(session)
 
     def _kill(self, session: ServedSession) -> None:
-        if not session.killed and self._forks is not None:
+        if not session.killed:
             session.killed = True
-            self._forks.kill(session.process)
+            self.forks.kill(session.process)
 
     async def _look_on(self) -> None:
         filled = time.monotonic()
@@ -262,7 +254,7 @@ class Sessions:
             self.lags.add(max(0.0, now - due))
             for session in list(self.open.values()):
                 self._look(session, now)
-            if self._prefork_pool is not None and now > filled + FILL_SECONDS:
+            if now > filled + FILL_SECONDS:
                 self._prefork_pool.fill()
                 filled = now
 
@@ -296,17 +288,17 @@ class Sessions:
             if not comes_back and session.kill_at is None and session.shared is None:  # else the call's own limit holds
                 session.kill_at = time.monotonic() + self.limits.close_seconds
 
-    def died(self, process: str, status: int | None, out_of_memory: bool = False) -> None:
+    def _died(self, process: str, status: int | None, out_of_memory: bool = False) -> None:
         """A process ended, with this wait status (None: unknown)."""
-        if self._prefork_pool is not None:
-            self._prefork_pool.lost(process)
+        self._prefork_pool.lost(process)
         if (shared := self._shared.pop(process, None)) is not None:
             shared.close()
         sessions = self._by_process.get(process, [])
         guilty = next((session for session in sessions if session.killed), None)
         for session in list(sessions):
             if guilty is not None and not session.killed and session.ending is None:
-                why = f"the process was killed for another session that shared it: {(guilty.ending or ('', 'it left'))[1]}"
+                _, why = guilty.ending or ("", "it left")
+                why = f"the process was killed for another session that shared it: {why}"
                 session.ending = (SHARED_WORKER_KILLED, why)
             self._ended(session, status, out_of_memory)
 
@@ -316,22 +308,21 @@ class Sessions:
             session.ending = (OUT_OF_MEMORY, f"the session ran out of memory: {MORE_MEMORY}")
         code, message = session.ending or (WORKER_DIED, _how(status))
         clean = status is not None and os.waitstatus_to_exitcode(status) in (ENDED, NOT_MADE)
-        state, _ = session.words.look()
-        tally = self._past[session.env]
+        past = self._past[session.env]
         reason = _reason(session, clean)
-        tally.ended[reason] += 1
-        if self._forks is not None and not self._forks.closing:  # else all end with their server
-            log_ended(session, self._forks.pid_of(session.process), reason, message, status)
+        past.ended[reason] += 1
+        if not self.forks.closing:  # else all end with their server
+            session.log_end(self.forks.pid_of(session.process), reason, message, status)
         if not clean and (session.ending is not None or not session.killed):
-            tally.errors[code] += 1
-        client = self._drop_client(session)
-        if client is not None:
+            past.count_error(code)
+        if (client := self._drop_client(session)) is not None:
             # Half a message may have been sent: whatever comes after it would be read as its rest.
-            said = clean or state == slots.WRITING
+            said = clean or session.words.look()[0] == slots.WRITING
             self._lingering.say(client, None if said else _last_bytes(session.protocol, code, message))
-        self._forget(session)
+        self.release(session)
 
-    def _forget(self, session: ServedSession) -> None:
+    def release(self, session: ServedSession) -> None:
+        """Free the slot of a session that has ended or did not begin."""
         self.open.pop(session.id, None)
         self._leave_process(session)
         if session.control is not None:
@@ -346,29 +337,20 @@ class Sessions:
 
     def tallies(self) -> dict[str, SessionCounts]:
         """Counts by environment, of ended and open sessions."""
-        found = {env: past.and_those(SessionCounts()) for env, past in self._past.items()}
-        for session in self.open.values():
-            found.setdefault(session.env, SessionCounts()).add(session.words)
+        found: dict[str, SessionCounts] = {}
+        counted = [*self._past.items(), *((session.env, session.words) for session in self.open.values())]
+        for env, counts in counted:
+            found.setdefault(env, SessionCounts()).add(counts)
         return found
-
-    def tally(self) -> SessionCounts:
-        """Counts of all environments together."""
-        total = SessionCounts()
-        for one in self.tallies().values():
-            total = total.and_those(one)
-        return total
 
     def envs_by_process(self) -> dict[str, str]:
         """The environment of each worker process by its key; of a shared one, that of its first session."""
         return {process: sessions[0].env for process, sessions in self._by_process.items()}
 
-    def open_by_env(self) -> dict[str, int]:
-        return dict(Counter(session.env for session in self.open.values()))
-
     def states(self) -> dict[str, int]:
         found = Counter(session.words.look()[0] for session in self.open.values())
-        spare = 0 if self._prefork_pool is None else len(self._prefork_pool)
-        return {**{name: found[state] for state, name in enumerate(slots.STATE_NAMES) if state}, "spare": spare}
+        states = {name: found[state] for state, name in enumerate(slots.STATE_NAMES) if state}
+        return {**states, "spare": len(self._prefork_pool)}
 
     async def drain(self, seconds: float) -> None:
         """Refuse new sessions and episodes, wait up to `seconds` for running ones, then end the rest."""
@@ -381,28 +363,25 @@ class Sessions:
         await self._wait_until_empty(self.limits.close_seconds + 2.0)
 
     async def _wait_until_empty(self, seconds: float) -> None:
-        if not self.open:
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await self._empty.wait()
-        except TimeoutError:
-            return
+        if self.open:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), seconds)
 
     async def close(self) -> None:
-        """Close everything. The workers are gone by now."""
+        """End all processes and sessions at once."""
+        self.draining = True
+        await self.forks.close()
         self._looking.cancel()
         await asyncio.wait({self._looking})
         self._loop.remove_reader(self._gone.fileno())
         for session in list(self.open.values()):
-            self.died(session.process, None)
-        if self._prefork_pool is not None:
-            self._prefork_pool.close()
+            self._died(session.process, None)
+        self._prefork_pool.close()
         for shared in self._shared.values():
             shared.close()
         self._lingering.close()
         self._gone.close()
-        os.close(self.memory)
+        os.close(self._memory)
 
 
 def _reason(session: ServedSession, clean: bool) -> str:

@@ -1,7 +1,7 @@
 """Shared memory of server and workers: each session's state, since when, and its counters.
 
-A worker only writes words, so a step costs no message; the server polls all slots many times a second. The memory outlives its
-worker, so that hung and killed workers can be seen too.
+A worker only writes words, so a step costs no message; the server polls all slots many times a second. The memory
+outlives its worker, so that hung and killed workers can be seen too.
 """
 
 from __future__ import annotations
@@ -15,54 +15,28 @@ from collections.abc import Sequence
 
 from agentgym.service.protocol.frames import CODES, ENV_ERROR
 
-# What a worker is in. FREE: no worker.
+# A worker's state. FREE: no worker.
 FREE, INIT, RESET, STEP, CLOSE, WAITING, READING, WRITING, DETACHED = range(9)
 CALLING = (INIT, RESET, STEP, CLOSE)
 STATE_NAMES = ("free", "init", "reset", "step", "close", "waiting", "reading", "writing", "detached")
+# Upper bounds of the histograms' buckets, in microseconds.
+TIME_BOUNDS = (100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 10**6, 5 * 10**6, 3 * 10**7)
+_BUCKETS = len(TIME_BOUNDS) + 1
 
 # Words of a slot: counters from STEPS on only ever rise.
 _STATE, _SINCE = 0, 1
-STEPS, EPISODES, REQUESTS, BYTES_IN, BYTES_OUT, STEP_NS = range(2, 8)
-# Why the worker ended its session: 1 + the place of the code in `frames.CODES`; 0: in good order, or not by the worker.
-WHY = 8
+STEPS, EPISODES, REQUESTS, BYTES_IN, BYTES_OUT = range(2, 7)
+# Why the worker ended its session: 1 + the index of the code in `frames.CODES`; 0: in good order, or not by the worker.
+WHY = 7
 # Which of its connections the worker serves, counted from 1, and what REQUESTS was when that began.
-CONNECTION, REQUESTS_THEN = 9, 10
-# A word for each code: errors that were answered. Then one for each bound of a step's time: how many took as long, or less
-# but longer than the bound before; the last is for what took longer than all of them. Then as many for resets, their time in
-# all, and how long the session took to open.
-ERRORS, TIMES, RESET_TIMES, RESET_NS, OPEN_NS = 11, 27, 42, 57, 58
-TIME_BOUNDS = (
-    100,
-    250,
-    500,
-    1_000,
-    2_500,
-    5_000,
-    10_000,
-    25_000,
-    50_000,
-    100_000,
-    250_000,
-    1_000_000,
-    5_000_000,
-    30_000_000,
-)
-"""In microseconds."""
-COUNTERS = {
-    "steps": STEPS,
-    "episodes": EPISODES,
-    "requests": REQUESTS,
-    "received_bytes": BYTES_IN,
-    "sent_bytes": BYTES_OUT,
-    "step_nanoseconds": STEP_NS,
-    "reset_nanoseconds": RESET_NS,
-    "open_nanoseconds": OPEN_NS,
-}
-_PLACES = {code: place for place, code in enumerate(CODES)}
-# What the session's sandbox may use: thousandths of a processor, bytes of memory, and 1.
-_SANDBOX, _SANDBOX_END = 59, 62
-_WORDS = 64  # whole cache lines, so that no two workers write to one
-_BYTES = 8 * _WORDS
+CONNECTION, REQUESTS_THEN = 8, 9
+_ERRORS = 10  # answered errors: a word for each code
+_TIMES = {name: 26 + n * (_BUCKETS + 1) for n, name in enumerate(("step", "reset", "open"))}  # sum and histogram
+_SANDBOX = _TIMES["open"] + _BUCKETS + 1  # thousandths of a processor, bytes of memory, and 1, of the session's sandbox
+WORDS = 80  # whole cache lines, so that no two workers write to one
+_BYTES = 8 * WORDS
+_NAMES = ("steps", "episodes", "requests", "received_bytes", "sent_bytes")
+_CODES = {code: _ERRORS + index for index, code in enumerate(CODES)}
 
 
 def make_memory(slots: int) -> int:
@@ -77,14 +51,46 @@ def map_memory(memory: int) -> memoryview:
     return memoryview(mmap.mmap(memory, os.fstat(memory).st_size)).cast("Q")
 
 
-class Slot:
+class Counts:
+    """The counters among the words of a session, or the sums of many."""
+
+    __slots__ = ("words",)
+
+    def __init__(self, words: memoryview | list[int]):
+        self.words = words
+
+    def count_time(self, what: str, nanoseconds: int) -> None:
+        """Add the duration of a "step", "reset" or "open", which makes the environment."""
+        first = _TIMES[what]
+        self.words[first] += nanoseconds
+        self.words[first + 1 + bisect_left(TIME_BOUNDS, -(-nanoseconds // 1000))] += 1
+
+    def count_error(self, code: str) -> None:
+        self.words[_CODES[code]] += 1
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return {**dict(zip(_NAMES, self.words[STEPS:WHY], strict=True)), "env_errors": self.words[_CODES[ENV_ERROR]]}
+
+    @property
+    def errors(self) -> dict[str, int]:
+        """Error responses by code, without zeros."""
+        return {code: count for code, word in _CODES.items() if (count := self.words[word])}
+
+    def times(self, what: str) -> tuple[float, list[int]]:
+        """All seconds of `what`, and their histogram: one count for each of `TIME_BOUNDS`, and one for longer times."""
+        first = _TIMES[what]
+        return self.words[first] / 1e9, list(self.words[first + 1 : first + 1 + _BUCKETS])
+
+
+class Slot(Counts):
     """The words of one session."""
 
-    __slots__ = ("_all", "words")
+    __slots__ = ("_all",)
 
     def __init__(self, memory: memoryview, index: int):
+        super().__init__(memory[index * WORDS : (index + 1) * WORDS])
         self._all = memory
-        self.words = memory[index * _WORDS : (index + 1) * _WORDS]
 
     def enter(self, state: int) -> int:
         """Enter a state; returns the time in nanoseconds of the monotonic clock."""
@@ -103,7 +109,7 @@ class Slot:
         return self.words[_SINCE]
 
     def clear(self) -> None:
-        for word in range(_WORDS):
+        for word in range(WORDS):
             self.words[word] = 0
 
     def reserve_sandbox(self, amounts: Sequence[int], most: Sequence[int]) -> bool:
@@ -113,50 +119,11 @@ class Slot:
             amounts: thousandths of a processor, bytes of memory, 1.
             most: limits of each for the sandboxes of all sessions together; 0: no limit.
         """
-        own = self.words
-        # Said before the others are counted: of two that come at once, one may be refused for nothing, and never are both taken.
-        own[_SANDBOX:_SANDBOX_END] = memoryview(array("Q", amounts))
-        for place, limit in enumerate(most):
-            if limit and sum(self._all[_SANDBOX + place :: _WORDS]) > limit:
-                own[_SANDBOX:_SANDBOX_END] = memoryview(array("Q", (0, 0, 0)))
+        own = slice(_SANDBOX, _SANDBOX + 3)
+        # Written before the others are counted: of two that come at once, one may be refused, but never are both taken.
+        self.words[own] = memoryview(array("Q", amounts))
+        for word, limit in enumerate(most, _SANDBOX):
+            if limit and sum(self._all[word::WORDS]) > limit:
+                self.words[own] = memoryview(array("Q", (0, 0, 0)))
                 return False
         return True
-
-    def count_step(self, nanoseconds: int) -> None:
-        words = self.words
-        words[STEPS] += 1
-        words[STEP_NS] += nanoseconds
-        words[TIMES + _place(nanoseconds)] += 1
-
-    def count_reset(self, nanoseconds: int) -> None:
-        self.words[RESET_NS] += nanoseconds
-        self.words[RESET_TIMES + _place(nanoseconds)] += 1
-
-    def count_error(self, code: str) -> None:
-        self.words[ERRORS + _PLACES[code]] += 1
-
-    def counters(self) -> dict[str, int]:
-        words = self.words
-        found = {name: words[word] for name, word in COUNTERS.items()}
-        return {**found, "env_errors": words[ERRORS + _PLACES[ENV_ERROR]]}
-
-    def errors(self) -> dict[str, int]:
-        """Error responses by code, without zeros."""
-        return {code: count for code, place in _PLACES.items() if (count := self.words[ERRORS + place])}
-
-    def times(self) -> list[int]:
-        """Histogram of step times: one count for each of `TIME_BOUNDS`, and one for longer times."""
-        return list(self.words[TIMES : TIMES + len(TIME_BOUNDS) + 1])
-
-    def reset_times(self) -> list[int]:
-        return list(self.words[RESET_TIMES : RESET_TIMES + len(TIME_BOUNDS) + 1])
-
-    def open_times(self) -> list[int]:
-        found = [0] * (len(TIME_BOUNDS) + 1)
-        if taken := self.words[OPEN_NS]:
-            found[_place(taken)] = 1
-        return found
-
-
-def _place(nanoseconds: int) -> int:
-    return bisect_left(TIME_BOUNDS, -(-nanoseconds // 1000))

@@ -6,44 +6,24 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
-from agentgym.service.server.slots import TIME_BOUNDS, Slot
+from agentgym.service.server.slots import WORDS, Counts
 
 
-@dataclass
-class SessionCounts:
-    """Counts of one environment's sessions."""
+class SessionCounts(Counts):
+    """Counts of one environment's sessions: opened, resumed, ended by reason, and the sums of their slots."""
 
-    opened: int = 0
-    resumed: int = 0
-    ended: Counter[str] = field(default_factory=Counter)
-    counters: Counter[str] = field(default_factory=Counter)
-    errors: Counter[str] = field(default_factory=Counter)
-    times: list[int] = field(default_factory=lambda: [0] * (len(TIME_BOUNDS) + 1))
-    reset_times: list[int] = field(default_factory=lambda: [0] * (len(TIME_BOUNDS) + 1))
-    open_times: list[int] = field(default_factory=lambda: [0] * (len(TIME_BOUNDS) + 1))
+    def __init__(self) -> None:
+        super().__init__([0] * WORDS)
+        self.opened = 0
+        self.resumed = 0
+        self.ended: Counter[str] = Counter()
 
-    def add(self, words: Slot) -> None:
-        self.counters.update(words.counters())
-        self.errors.update(words.errors())
-        self.times = _sums(self.times, words.times())
-        self.reset_times = _sums(self.reset_times, words.reset_times())
-        self.open_times = _sums(self.open_times, words.open_times())
-
-    def and_those(self, other: SessionCounts) -> SessionCounts:
-        return SessionCounts(
-            self.opened + other.opened,
-            self.resumed + other.resumed,
-            self.ended + other.ended,
-            self.counters + other.counters,
-            self.errors + other.errors,
-            _sums(self.times, other.times),
-            _sums(self.reset_times, other.reset_times),
-            _sums(self.open_times, other.open_times),
-        )
-
-
-def _sums(one: list[int], other: list[int]) -> list[int]:
-    return [mine + more for mine, more in zip(one, other, strict=True)]
+    def add(self, other: Counts) -> None:
+        self.words = [mine + more for mine, more in zip(self.words, other.words, strict=True)]
+        if isinstance(other, SessionCounts):
+            self.opened += other.opened
+            self.resumed += other.resumed
+            self.ended += other.ended
 
 
 @dataclass
@@ -66,7 +46,7 @@ LAG_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 @dataclass
 class Lags:
-    """Delays of the server's event loop, for which every request waits."""
+    """Delays of the server's event loop, for which every request waits: a histogram by `LAG_BOUNDS`, and their sum."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(LAG_BOUNDS) + 1))
     seconds: float = 0.0

@@ -9,6 +9,7 @@ from typing import Any
 
 from agentgym.core.registration import EnvSpec, parameters
 from agentgym.core.tasks import TaskSet
+from agentgym.service.protocol.frames import METHODS
 from agentgym.service.protocol.sandbox_frames import SERVED
 from agentgym.storage.jsonl import line_of
 
@@ -58,13 +59,22 @@ def _about(spec: EnvSpec) -> dict[str, Any]:
         env: Any = spec.make()
     except Exception as error:  # so does every session; the list has the other environments
         return {"error": f"{type(error).__name__}: {error}"[:2000]}
-    methods = [name for name in ("expert_action", "random_action") if env.has_wrapper_attr(name)]
-    tools, max_turns = list(env.get_wrapper_attr("tools")), getattr(env.unwrapped, "max_turns", None)
+    facts = facts_of(spec, env)
     close_unused(env)
-    return {"tools": tools, "methods": methods, "max_turns": max_turns, "kwargs": made_with(spec)}
+    return facts
 
 
-def made_with(spec: EnvSpec) -> dict[str, Any]:
+def facts_of(spec: EnvSpec, env: Any) -> dict[str, Any]:
+    """What a client must know of an environment to stand in for it."""
+    return {
+        "tools": list(env.get_wrapper_attr("tools")),
+        "methods": [name for name in METHODS if env.has_wrapper_attr(name)],
+        "max_turns": getattr(env.unwrapped, "max_turns", None),
+        "kwargs": _made_with(spec),
+    }
+
+
+def _made_with(spec: EnvSpec) -> dict[str, Any]:
     """All arguments of an environment, defaults included, except defaults that are not JSON."""
     taken = {p.name: p.default for p in parameters(spec.load())[0] if p.default is not p.empty and _is_json(p.default)}
     return {name: value for name, value in {**taken, **spec.kwargs}.items() if name not in ("tasks", "render_mode")}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import json
 import os
 import random
@@ -95,10 +94,7 @@ def _prepared(setup: dict[str, Any], memory: memoryview) -> Served:
             continue
         except Exception as error:  # its data are not here
             sys.stderr.write(f"agentgym serve: {id}: no tasks to draw from: {described(error)}\n")
-    handlers = {}
-    for name, where in HANDLERS.items():
-        if importlib.util.find_spec(where.partition(":")[0]) is not None:
-            handlers[name] = handler_class(name)
+    handlers = {name: handler_class(name) for name in HANDLERS}
     return Served(specs, tasks, handlers, ServiceLimits(**setup["limits"]), memory)
 
 

@@ -1,9 +1,8 @@
-"""The protocol "sandbox/1" as the worker speaks it: it holds one sandbox, and passes a client's calls to its guest, each once."""
+"""The protocol "sandbox/1" as the worker speaks it: it holds one sandbox and passes a client's calls to its guest."""
 
 from __future__ import annotations
 
 import base64
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +18,9 @@ from agentgym.service.protocol.frames import (
     SANDBOX_ERROR,
     TOO_LARGE,
     Refused,
-    error_frame,
-    json_of_text,
-    last_word,
 )
 from agentgym.service.protocol.sandbox_frames import GUEST_CALLS, LARGEST_DATA, PART, PROTOCOL, check_sandbox_request
+from agentgym.service.worker.request_handler import RequestHandler
 from agentgym.service.worker.session_worker import CallRunner, SessionInfo, described
 
 if TYPE_CHECKING:  # the server imports this module, and needs no Docker
@@ -33,21 +30,14 @@ if TYPE_CHECKING:  # the server imports this module, and needs no Docker
 KILL_SECONDS = 5.0
 
 
-class SandboxHandler:
-    """Answers requests. `clean`: no programs have run since the sandbox was started or reset, so nothing is lost with it."""
+class SandboxHandler(RequestHandler):
+    """`clean`: no programs have run since the sandbox was started or reset, so nothing is lost with it."""
 
-    resumable = True
-    last_word = staticmethod(last_word)
+    check = staticmethod(check_sandbox_request)
 
     def __init__(self, held: ServedSandbox, calls: CallRunner, session: SessionInfo):
-        self.ended = False
-        self.draining = False
+        super().__init__(held, calls, session)
         self.clean = True
-        self._held = held
-        self._calls = calls
-        self._session = session
-        self._last = 0
-        self._kept = ""
         self._parts: list[bytes] = []
         self._reading = False
 
@@ -59,37 +49,20 @@ class SandboxHandler:
         return ServedSandbox.of_settings(spec.kwargs)
 
     def hello(self, resume: str | None) -> str:
-        told = {"session": self._session.id, "resume": resume, "protocol": PROTOCOL, "last": self._last}
-        return json.dumps({**told, "limits": vars(self._session.limits), "most": vars(self._held.most)})
+        return self._hello(resume, PROTOCOL, most=vars(self._held.most))
 
-    def answer(self, text: str) -> str:
-        try:
-            request = json_of_text(text)
-        except Refused as refused:
-            return json.dumps(error_frame(refused.code, str(refused), fatal=False))
-        id = request.get("id") if isinstance(request, dict) else None
-        id = id if type(id) is int else None
-        if id is not None and id == self._last and self._kept:
-            return self._kept
-        try:
-            check_sandbox_request(request, self._last + 1)
-            answer = json.dumps({"id": id, "result": self._run(request)})
-        except Refused as refused:
-            answer = json.dumps(error_frame(refused.code, str(refused), refused.fatal, id))
-            self.ended = self.ended or refused.fatal
-        except SandboxError as error:
-            answer = json.dumps(error_frame(SANDBOX_ERROR, str(error), fatal=True, id=id))
-            self.ended = True
-        except Exception as error:
-            answer = json.dumps(error_frame(ENV_ERROR, described(error), fatal=True, id=id))
-            self.ended = True
-        if id == self._last + 1:
-            self._last, self._kept = id, answer
+    def _answered(self, request: Any, keep: int = 1) -> str:
+        answer = super()._answered(request, keep)
         if self.draining and self.clean and self._held.box is not None:
             self.ended = True  # it was given back: nobody is to have it next
         return answer
 
-    def _run(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _refusal(self, error: BaseException) -> Refused:
+        if isinstance(error, SandboxError):
+            return Refused(SANDBOX_ERROR, str(error), fatal=True)
+        return error if isinstance(error, Refused) else Refused(ENV_ERROR, described(error), fatal=True)
+
+    def _run(self, request: dict[str, Any]) -> Any:
         call = request["call"]
         if call == "close":
             self.ended = True
@@ -100,19 +73,16 @@ class SandboxHandler:
             return self._start(request)
         if self._held.box is None:
             raise Refused(BAD_REQUEST, f"{call} needs a sandbox: start comes first")
-        if self._reading and call != "next":
-            # Its parts would be taken for the answer to this.
-            raise Refused(BAD_REQUEST, f"{call}: what is being read has to be taken to its end", fatal=True)
-        if call == "part":
-            return self._part(request)
         if call == "next":
             if not self._reading:
                 raise Refused(BAD_REQUEST, "next: nothing is being read")
-            told: dict[str, Any] = self._calls.call("step", self._next)
-            return told
-        return self._pass_on(request)
+            return self._calls.call("step", self._next)
+        if self._reading:
+            # Its parts would be taken for the answer to this.
+            raise Refused(BAD_REQUEST, f"{call}: what is being read has to be taken to its end", fatal=True)
+        return self._part(request) if call == "part" else self._pass_on(request)
 
-    def _start(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _start(self, request: dict[str, Any]) -> Any:
         if self._held.box is not None:
             raise Refused(BAD_REQUEST, "start: this session has its sandbox; open another session")
         try:
@@ -122,8 +92,7 @@ class SandboxHandler:
         wanted = (round(1000 * spec.cpus), spec.memory, 1)
         if not self._calls.reserve_sandbox(wanted, self._held.total.amounts()):
             raise Refused(CAPACITY, "the sandboxes here use all that they may together (--sandbox-total)", fatal=True)
-        told: dict[str, Any] = self._calls.call("init", self._held.start, spec, request["run"])
-        return told
+        return self._calls.call("init", self._held.start, spec, request["run"])
 
     def _part(self, request: dict[str, Any]) -> dict[str, Any]:
         data = _bytes_of(request)
@@ -133,7 +102,7 @@ class SandboxHandler:
         self._parts.append(data)
         return {}
 
-    def _pass_on(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _pass_on(self, request: dict[str, Any]) -> Any:
         call = request["call"]
         data = b"".join([*self._parts, _bytes_of(request)])
         self._parts.clear()
@@ -143,12 +112,11 @@ class SandboxHandler:
             limit = self._session.limits.step_seconds
             most = max(limit - KILL_SECONDS, limit / 2)
             if not (math.isfinite(header["timeout"]) and header["timeout"] <= most):
-                why = f"{call}: timeout={header['timeout']:g}: this server gives a program {most:g} s (of --step-timeout {limit:g})"
-                raise Refused(BAD_REQUEST, why)
+                why = f"this server gives a program {most:g} s (of --step-timeout {limit:g})"
+                raise Refused(BAD_REQUEST, f"{call}: timeout={header['timeout']:g}: {why}")
             seconds = header["timeout"] + GRACE
         self.clean = call == "reset" or (self.clean and call == "ping")
-        told: dict[str, Any] = self._calls.call("step", self._asked, header, data, seconds)
-        return told
+        return self._calls.call("step", self._asked, header, data, seconds)
 
     def _next(self) -> dict[str, Any]:
         header, data = self._held.hear()

@@ -104,7 +104,7 @@ class CallRunner:
         self._slot = slot
         self._raised = raised  # told of what the environment raises, and in which call
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lane = EnvExecutor("agentgym async calls")
+        self._executor = EnvExecutor("agentgym async calls")
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The result of `function(*args, **kwargs)`, awaited if need be; MemoryError becomes a fatal `Refused`.
@@ -126,12 +126,12 @@ class CallRunner:
             raise
         finally:
             now = slot.enter(slots.WRITING)
+        if name in ("step", "reset"):
+            slot.count_time(name, now - begun)
         if name == "step":
-            slot.count_step(now - begun)
+            slot.words[slots.STEPS] += 1
             if type(result) is tuple and len(result) == 5 and (result[2] or result[3]):
                 slot.words[slots.EPISODES] += 1
-        elif name == "reset":
-            slot.count_reset(now - begun)
         return result
 
     def count_error(self, code: str) -> None:
@@ -145,14 +145,11 @@ class CallRunner:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=_run_loop, args=(self._loop,), name="agentgym async calls", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(self._in_lane(awaitable), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(self._executor.call(_await, awaitable), self._loop).result()
 
     def stop(self) -> None:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
-
-    async def _in_lane(self, awaitable: Awaitable[Any]) -> Any:
-        return await self._lane.call(_await, awaitable)
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
@@ -320,7 +317,7 @@ def _run_session(
             attached[0].close()
         return NOT_SHARED
     handler = handler_class(env, calls, SessionInfo(start.session, start.env, spec, served.limits))
-    slot.words[slots.OPEN_NS] = time.monotonic_ns() - asked
+    slot.count_time("open", time.monotonic_ns() - asked)
     link.handler = handler
     handler.draining = link.draining
     try:

@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from agentgym.core.registration import EnvSpec, spec
-from agentgym.service.server.env_server import EnvServer, ServeSettings, serve
+from agentgym.service.server.env_server import EnvServer, serve
+from agentgym.service.server.settings import ServeSettings
 
 
 @contextmanager

@@ -9,7 +9,9 @@ import aiohttp
 
 from agentgym.core.registration import spec
 from agentgym.service.protocol.frames import ServiceLimits
-from agentgym.service.server.env_server import ServeSettings, serve
+from agentgym.service.server.env_server import serve
+from agentgym.service.server.settings import ServeSettings
+from agentgym.service.server.tallies import SessionCounts
 
 SECONDS = 30.0  # by which anything must have happened, on any machine
 
@@ -72,6 +74,14 @@ async def browsing(server, token=None):
     settings = {"timeout": aiohttp.ClientTimeout(SECONDS), "connector": aiohttp.TCPConnector(limit=0)}
     async with aiohttp.ClientSession(server.url, headers=headers, **settings) as http:
         yield http
+
+
+def tally(server):
+    """Counts of all environments together."""
+    total = SessionCounts()
+    for one in server.sessions.tallies().values():
+        total.add(one)
+    return total
 
 
 class Client:

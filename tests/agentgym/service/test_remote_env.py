@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from faulty_server import FaultyServer, cutting, running
 from served import served
+from service_harness import tally
 
 import agentgym
 from agentgym.cli import main
@@ -124,9 +125,9 @@ def test_steps_that_are_known_before_go_in_one_message(server: EnvServer) -> Non
 
 
 def test_one_session_serves_many_episodes_and_closing_frees_its_slot(server: EnvServer) -> None:
-    before = server.sessions.tally().opened
+    before = tally(server).opened
     asyncio.run(episodes(agentgym.make(f"{server.url}/frozen_lake"), EXPERT, n=5))
-    assert server.sessions.tally().opened == before + 1
+    assert tally(server).opened == before + 1
     until = time.monotonic() + 30
     while server.sessions.open and time.monotonic() < until:
         time.sleep(0.01)
@@ -147,15 +148,13 @@ def test_many_at_a_time_are_as_one_after_another(server: EnvServer) -> None:
 def test_a_network_that_cuts_connections_changes_no_episode(server: EnvServer, seed: int) -> None:
     rng = random.Random(seed)
     local = asyncio.run(episodes(agentgym.make("sokoban"), MIXED))
-    before = server.sessions.tally().counters["steps"]
+    before = tally(server).counters["steps"]
     # From the sixth on: a resume token is used up when its connection is opened, so its hello must arrive.
     with cutting(server.port, [40, *(rng.randint(6, 25) for _ in range(12))]) as proxy:
         remote = asyncio.run(episodes(agentgym.make(f"http://127.0.0.1:{proxy.port}/sokoban"), MIXED))
     assert proxy.made > 2
     assert remote == local
-    assert server.sessions.tally().counters["steps"] - before == sum(
-        len(turns) for _, turns, *_ in local
-    )  # none run twice
+    assert tally(server).counters["steps"] - before == sum(len(turns) for _, turns, *_ in local)  # none run twice
 
 
 @pytest.mark.parametrize("fault", ["before", "after", "half", "twice"])
@@ -339,11 +338,11 @@ def test_a_call_that_is_given_up_ends_its_session() -> None:
 
 def test_an_event_loop_that_ends_takes_no_session_with_it(server: EnvServer) -> None:
     env: Any = agentgym.make(f"{server.url}/frozen_lake")
-    opened = server.sessions.tally().opened
+    opened = tally(server).opened
     first = asyncio.run(env.reset(seed=1))
     steps = [asyncio.run(env.step(word)) for word in ("up", "down")]
     asyncio.run(env.close())
-    assert server.sessions.tally().opened == opened + 1
+    assert tally(server).opened == opened + 1
     local = agentgym.make("frozen_lake")
     assert json.dumps([first, *steps]) == json.dumps([local.reset(seed=1), local.step("up"), local.step("down")])
 

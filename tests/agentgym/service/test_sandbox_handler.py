@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agentgym.sandbox.served import Most, ServedSandbox, Total
 from agentgym.service.protocol.frames import CODES, ServiceLimits
 from agentgym.service.protocol.sandbox_frames import GUEST_CALLS, OWN_CALLS
-from agentgym.service.server.sandbox_routes import spec_of
+from agentgym.service.server.session_server import sandbox_spec
 from agentgym.service.server.slots import Slot, make_memory, map_memory
 from agentgym.service.worker.sandbox_handler import SandboxHandler
 from agentgym.service.worker.session_worker import CallRunner, SessionInfo
@@ -40,7 +40,7 @@ def handler(memory):
 
 def new_handler(memory):
     """One that can start no sandbox: there is no such back end."""
-    info = SessionInfo("session", "~sandbox", spec_of({}), ServiceLimits())
+    info = SessionInfo("session", "~sandbox", sandbox_spec({}), ServiceLimits())
     return SandboxHandler(ServedSandbox("none", Most()), CallRunner(Slot(memory, 0)), info)
 
 
@@ -84,7 +84,7 @@ def test_a_server_has_a_total_for_all_sandboxes_and_a_request_beyond_it_finds_it
     descriptor = make_memory(4)
     slots = map_memory(descriptor)
     total = Total(cpus=2.5, memory=3 << 30, count=3)
-    info = SessionInfo("session", "~sandbox", spec_of({}), ServiceLimits())
+    info = SessionInfo("session", "~sandbox", sandbox_spec({}), ServiceLimits())
 
     def start(slot, **spec):
         handler = SandboxHandler(ServedSandbox("none", Most(), total), CallRunner(Slot(slots, slot)), info)

@@ -9,7 +9,7 @@ from chaos_harness import SECONDS, Raw
 from service_harness import browsing, serving, session, until
 
 from agentgym.service.server import slots
-from agentgym.service.server.env_server import ServeSettings
+from agentgym.service.server.settings import ServeSettings
 from agentgym.service.worker.websocket import TEXT, encoded
 
 ENVS = {"nosy": "adversary_envs:Nosy"}

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from service_harness import Client, alive, browsing, parent_of, serving, session, until
+from service_harness import Client, alive, browsing, parent_of, serving, session, tally, until
 
 from agentgym import cli
 from agentgym.processes import cgroups
@@ -28,8 +28,8 @@ def test_a_session_that_eats_memory_ends_alone_with_a_clear_error():
                 assert "--session-memory" in error["message"]
                 assert await client.ended() == 4507
             await until(lambda: len(server.sessions.open) == 1 and not alive(client.pid))
-            assert server.sessions.tally().ended == {"OUT_OF_MEMORY": 1}
-            assert server.sessions.tally().errors == {"OUT_OF_MEMORY": 1}
+            assert tally(server).ended == {"OUT_OF_MEMORY": 1}
+            assert tally(server).errors == {"OUT_OF_MEMORY": 1}
             assert (await other.step("eat 16"))["result"]
 
     asyncio.run(play())
@@ -133,7 +133,7 @@ def test_shared_memory_and_children_count_as_a_sessions_own(in_groups, greedy):
                 assert (await client.step("echo"))["result"]
                 await client.step(greedy)
                 if greedy.startswith("share"):
-                    assert server.sessions.tally().ended == {"OUT_OF_MEMORY": 1}
+                    assert tally(server).ended == {"OUT_OF_MEMORY": 1}
                 else:  # the kernel takes a child, or now and then the worker itself
                     ended = server.sessions.tally
                     await until(

@@ -5,7 +5,7 @@ import json
 import random
 
 import pytest
-from service_harness import Client, browsing, serving, session, until
+from service_harness import Client, browsing, serving, session, tally, until
 
 from agentgym.service.protocol import schemas
 from agentgym.service.protocol.frames import CODES, rng_to_json
@@ -80,18 +80,18 @@ UPGRADE = {
 @pytest.mark.parametrize("bound", TIME_BOUNDS)
 def test_a_step_is_counted_below_its_bound(bound):
     slot = Slot(map_memory(make_memory(1)), 0)
-    slot.count_step(bound * 1000)
-    slot.count_step(bound * 1000 + 1)
+    slot.count_time("step", bound * 1000)
+    slot.count_time("step", bound * 1000 + 1)
     place = TIME_BOUNDS.index(bound)
-    assert [place for place, count in enumerate(slot.times()) if count] == [place, place + 1]
+    assert [place for place, count in enumerate(slot.times("step")[1]) if count] == [place, place + 1]
 
 
 def test_a_slot_has_room_for_every_code():
     slots = map_memory(make_memory(2))
     for code in CODES:
         Slot(slots, 0).count_error(code)
-    assert Slot(slots, 0).errors() == dict.fromkeys(CODES, 1)
-    assert sum(Slot(slots, 0).times()) == sum(Slot(slots, 1).errors().values()) == 0
+    assert Slot(slots, 0).errors == dict.fromkeys(CODES, 1)
+    assert sum(Slot(slots, 0).times("step")[1]) == sum(Slot(slots, 1).errors.values()) == 0
 
 
 def checker(document, schema):
@@ -209,6 +209,6 @@ def test_errors_told_to_clients_of_openenv_are_counted():
                 assert (await client.receive())["type"] == "error"
             await client.ws.close()
             await until(lambda: not server.sessions.open)
-            assert server.sessions.tally().errors == {"BAD_FRAME": 1, "UNKNOWN_CALL": 1, "BAD_REQUEST": 1}
+            assert tally(server).errors == {"BAD_FRAME": 1, "UNKNOWN_CALL": 1, "BAD_REQUEST": 1}
 
     asyncio.run(play())

@@ -9,7 +9,7 @@ from collections import Counter
 
 import aiohttp
 import pytest
-from service_harness import SECONDS, Client, alive, browsing, serving, session, until
+from service_harness import SECONDS, Client, alive, browsing, serving, session, tally, until
 
 from agentgym.service.worker.websocket import TEXT, Frames, encoded
 
@@ -28,7 +28,7 @@ def test_a_step_over_its_deadline_is_killed_and_told(action):
                 assert len(server.sessions.open) == 1
                 assert not alive(client.pid)
             assert (await other.step("echo hi"))["result"][0][0]["content"] == "1: hi"
-            assert server.sessions.tally().ended == {"DEADLINE": 1}
+            assert tally(server).ended == {"DEADLINE": 1}
 
     asyncio.run(play())
 
@@ -78,7 +78,7 @@ def test_a_client_that_does_not_come_back_loses_its_session(tmp_path, monkeypatc
             client = await (await Client(http).connect()).begin()
             await client.drop()
             await until(lambda: not server.sessions.open)
-            assert server.sessions.tally().ended == {"IDLE": 1}
+            assert tally(server).ended == {"IDLE": 1}
 
     asyncio.run(play())
     assert (tmp_path / "closed").read_text() == "closed\n"
@@ -150,7 +150,7 @@ def test_bytes_that_are_no_message_end_the_session_with_a_word():
                 assert code.encode() in found[-2][1], (data, found)
                 assert int.from_bytes(found[-1][1], "big") > 4000
                 await until(lambda: not server.sessions.open)
-            assert server.sessions.tally().ended == Counter(code for _, code in BAD_BYTES)
+            assert tally(server).ended == Counter(code for _, code in BAD_BYTES)
             async with session(server) as client:
                 await client.begin()
 
@@ -200,7 +200,7 @@ def test_a_client_that_drips_or_takes_no_answer_loses_its_session():
                     if not server.sessions.open:
                         break
                 await until(lambda: not server.sessions.open)
-            assert server.sessions.tally().ended == {"TOO_SLOW": 2}
+            assert tally(server).ended == {"TOO_SLOW": 2}
 
     asyncio.run(play())
 
@@ -228,6 +228,6 @@ def test_many_sessions_of_all_kinds_return_all_slots():
                 await asyncio.gather(*map(one, ["healthy", "vanish", "hang", "abort", "healthy", "exit 1", "healthy"]))
                 await until(lambda: not server.sessions.open)
             assert sorted(server.sessions._free) == list(range(8))
-            assert server.sessions.tally().ended == {"closed": 9, "DEADLINE": 3, "WORKER_DIED": 6, "IDLE": 3}
+            assert tally(server).ended == {"closed": 9, "DEADLINE": 3, "WORKER_DIED": 6, "IDLE": 3}
 
     asyncio.run(play())

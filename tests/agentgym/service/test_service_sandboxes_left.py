@@ -13,7 +13,8 @@ from service_harness import SECONDS, Client, alive, parent_of, session, until, u
 
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.sandbox.cleanup import sandboxes
-from agentgym.service.server.env_server import ServeSettings, serve
+from agentgym.service.server.env_server import serve
+from agentgym.service.server.settings import ServeSettings
 
 BACKENDS = [
     pytest.param("docker", marks=pytest.mark.docker),

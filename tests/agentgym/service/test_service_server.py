@@ -14,8 +14,9 @@ from service_harness import SECONDS, Client, alive, browsing, parent_of, serving
 
 from agentgym import cli
 from agentgym.core.registration import spec
-from agentgym.service.server.env_server import ServeSettings, serve
+from agentgym.service.server.env_server import serve
 from agentgym.service.server.forks import ZygoteFailed
+from agentgym.service.server.settings import ServeSettings
 
 UPGRADE = {
     "Upgrade": "websocket",

@@ -4,7 +4,7 @@ import asyncio
 import random
 
 import pytest
-from service_harness import Client, alive, browsing, serving, session, until
+from service_harness import Client, alive, browsing, serving, session, tally, until
 
 from agentgym.service.protocol.frames import rng_of_json, rng_to_json
 
@@ -31,9 +31,9 @@ def test_a_session_plays_episodes_and_ends_with_close(tmp_path, monkeypatch):
             assert await client.ask("close") == {"id": 9, "result": {}}
             assert await client.ended() == 1000
             await until(lambda: not server.sessions.open)
-            assert server.sessions.tally().counters["steps"] == 3
-            assert server.sessions.tally().counters["episodes"] == 1
-            assert server.sessions.tally().ended == {"closed": 1}
+            assert tally(server).counters["steps"] == 3
+            assert tally(server).counters["episodes"] == 1
+            assert tally(server).ended == {"closed": 1}
 
     asyncio.run(play())
     assert (tmp_path / "closed").read_text().count("closed") == 2  # the call, and the worker's own
@@ -128,7 +128,7 @@ def test_a_client_comes_back_and_no_step_is_run_twice(tmp_path):
             await client.drop()  # in the middle of a step
             first = client.hello["resume"]
             back = asyncio.create_task(client.connect(resume=first))
-            await until(lambda: server.sessions.tally().resumed == 1)
+            await until(lambda: tally(server).resumed == 1)
             go.touch()
             await back
             assert client.hello["session"] in server.sessions.open
@@ -145,7 +145,7 @@ def test_a_client_comes_back_and_no_step_is_run_twice(tmp_path):
             await client.ws.send_json({"id": client.id, "call": "step", "action": f"note {notes}"})
             assert await client.receive() == step
             assert (await client.step("echo"))["result"][0][0]["content"] == "3: "
-            assert server.sessions.tally().resumed == 2
+            assert tally(server).resumed == 2
             await client.ws.close()
 
     asyncio.run(play())
@@ -201,6 +201,6 @@ def test_an_environment_that_cannot_be_made_says_why():
             assert client.hello["error"]["fatal"]
             await client.ws.close()
             await until(lambda: not server.sessions.open)
-            assert server.sessions.tally().ended == {"ENV_ERROR": 1}
+            assert tally(server).ended == {"ENV_ERROR": 1}
 
     asyncio.run(play())

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 
-from service_harness import Client, browsing, serving, until
+from service_harness import Client, browsing, serving, tally, until
 
 
 @contextlib.asynccontextmanager
@@ -49,7 +49,7 @@ class TestSharing:
         assert (await second.step("x"))["id"] == 3
         assert not slow.done()
         assert "result" in await slow
-        assert server.sessions.tally().counters["steps"] == 2
+        assert tally(server).counters["steps"] == 2
 
     @played
     async def test_one_that_ends_leaves_its_process_to_the_others_and_to_the_next(self, server, http):
@@ -59,7 +59,7 @@ class TestSharing:
         third = await opened(http, "c")
         assert third.pid == second.pid == first.pid
         assert "result" in await second.step("x")
-        assert server.sessions.tally().ended == {"closed": 1}
+        assert tally(server).ended == {"closed": 1}
 
     @played
     async def test_a_dropped_connection_is_resumed_in_the_same_process(self, server, http):
@@ -89,7 +89,7 @@ class TestOneThatHangs:
         assert (told["code"], told["fatal"]) == ("SHARED_WORKER_KILLED", True)
         assert "step took longer than its limit of 1 s" in told["message"]
         assert await second.ended() == 4509
-        assert server.sessions.tally().ended == {"DEADLINE": 1, "SHARED_WORKER_KILLED": 1}
+        assert tally(server).ended == {"DEADLINE": 1, "SHARED_WORKER_KILLED": 1}
 
     @played
     async def test_does_not_keep_new_sessions_from_being_opened(self, server, http):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from service_harness import SECONDS, serving, until
+from service_harness import SECONDS, serving, tally, until
 
 TOKEN = "t" * 20
 # Opens a session and begins an episode; says so; asks for a step that takes a while; and is silent from then on.
@@ -77,7 +77,7 @@ def test_the_slot_of_a_machine_that_vanished_returns(link, tmp_path):
                 ip("link", "set", here, "down")
                 go.touch()
                 await until(lambda: not server.sessions.open, "the end of both sessions")
-                assert server.sessions.tally().ended == {"IDLE": 2}
+                assert tally(server).ended == {"IDLE": 2}
             finally:
                 for client in clients:
                     client.kill()

@@ -5,7 +5,8 @@ import contextlib
 import sys
 
 from agentgym.core.registration import spec
-from agentgym.service.server.env_server import ServeSettings, serve
+from agentgym.service.server.env_server import serve
+from agentgym.service.server.settings import ServeSettings
 
 
 async def main():

@@ -1,25 +1,27 @@
-"""HTTP routes about the server: health, metrics, environments, tasks and schemas."""
+"""HTTP routes: health, metrics, environments, tasks, schemas and sandboxes, and the WebSockets of sessions."""
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
-from agentgym.service.protocol import schemas
-from agentgym.service.protocol.frames import text_of_json
+from agentgym.service.openenv import routes as openenv
+from agentgym.service.openenv.schemas import SCHEMAS
+from agentgym.service.protocol import sandbox_frames, schemas
+from agentgym.service.protocol.frames import NAME, text_of_json
+from agentgym.service.protocol.sandbox_frames import PATH, SERVED
 from agentgym.service.server.metrics import CONTENT_TYPE, Memory, exposition
-
-if TYPE_CHECKING:
-    from agentgym.service.server.env_server import EnvServer
+from agentgym.service.server.session_server import SessionServer, refusal
+from agentgym.service.worker.handlers import handler_class
 
 # Answered without a token: what probes of a cluster ask.
 OPEN_PATHS = ("/health", "/ready")
 
 
-def add_routes(app: web.Application, server: EnvServer) -> None:
-    told = Information(server)
+def add_routes(app: web.Application, server: SessionServer) -> None:
+    """Add all routes of a server."""
+    told = Routes(server)
     get = app.router.add_get
     get("/health", told.health)
     get("/ready", told.ready)
@@ -28,15 +30,19 @@ def add_routes(app: web.Application, server: EnvServer) -> None:
     get("/envs", told.envs)
     get("/envs/{id:.+}/tasks", told.tasks)
     get("/envs/{id:.+}/schema", told.env_schema)
+    handler_class(NAME)  # imported now: once sessions come, there may be no file left to open
+    get("/envs/{id:.+}/session", told.session, allow_head=False)
+    get("/envs/{id:.+}", told.env)  # after all others under /envs/
+    if server.settings.sandbox is not None:
+        handler_class(sandbox_frames.NAME)
+        get(PATH, told.sandboxes)
+        get(f"{PATH}/session", told.sandbox_session, allow_head=False)
+    if server.settings.envs:
+        openenv.add_routes(app, server)
 
 
-def add_last(app: web.Application, server: EnvServer) -> None:
-    """Add the route that must come after all others under /envs/."""
-    app.router.add_get("/envs/{id:.+}", Information(server).env)
-
-
-class Information:
-    def __init__(self, server: EnvServer):
+class Routes:
+    def __init__(self, server: SessionServer):
         self._server = server
         self._memory = Memory()
 
@@ -45,7 +51,7 @@ class Information:
 
     async def ready(self, _: web.Request) -> web.Response:
         sessions = self._server.sessions
-        ready = self._server.forks.ready and not sessions.draining
+        ready = sessions.forks.ready and not sessions.draining
         load = {"sessions": len(sessions.open), "max_sessions": sessions.most}
         told = {"ready": ready, "draining": sessions.draining, **load}
         return web.json_response(told, status=200 if ready else 503)
@@ -55,11 +61,8 @@ class Information:
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     async def schema(self, _: web.Request) -> web.Response:
-        """`GET /schema`: our protocol's, and OpenEnv's of the first environment, which its clients look for here."""
-        told = schemas.protocol()
-        if self._server.settings.envs:
-            told |= importlib.import_module("agentgym.service.openenv.schemas").SCHEMAS
-        return _json(told)
+        """Our protocol's schemas, and OpenEnv's of the first environment, which its clients look for here."""
+        return _json(schemas.protocol() | (SCHEMAS if self._server.settings.envs else {}))
 
     async def envs(self, _: web.Request) -> web.Response:
         return _json({"envs": [await self._about(id) for id in self._server.settings.envs]})
@@ -75,6 +78,18 @@ class Information:
         start, stop = _whole(request, "start", 0), _whole(request, "stop", None)
         split = request.query.get("split", "train")
         return _json(await self._server.ask_tasks({"env": id, "split": split, "start": start, "stop": stop}))
+
+    async def session(self, request: web.Request) -> web.StreamResponse:
+        return await self._server.open_session(request, self._server.env_id(request), NAME)
+
+    async def sandboxes(self, request: web.Request) -> web.Response:
+        try:
+            return web.json_response(await self._server.ask_tasks({"sandboxes": request.query.get("image")}))
+        except web.HTTPNotFound as error:
+            return refusal(404, "NO_SANDBOX", error.text or "")
+
+    async def sandbox_session(self, request: web.Request) -> web.StreamResponse:
+        return await self._server.open_session(request, SERVED, sandbox_frames.NAME)
 
     async def _about(self, id: str) -> dict[str, Any]:
         spec = self._server.settings.envs[id]
