@@ -43,12 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_served(add: Callable[..., Any]) -> None:
     add("envs", nargs="*", metavar="ENV", help=f"environments to serve: {ENVS}")
-    add(
-        "--kwargs",
-        default="{}",
-        metavar="JSON",
-        help="arguments of the environments; of one alone: {ENV: {...}}",
-    )
+    add("--kwargs", default="{}", metavar="JSON", help="arguments of the environments; of one alone: {ENV: {...}}")
     add("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: 8000)")
     add(
         "--host",

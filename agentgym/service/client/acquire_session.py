@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-import weakref
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from agentgym.policies import endpoints
 from agentgym.service.client.address import Address, Unavailable
-from agentgym.service.client.balance import Pool, Server, pool_of
-from agentgym.service.client.connection import NotOpened
-from agentgym.service.client.discovery import find_servers
+from agentgym.service.client.balance import Pool, Server, find_servers, pool_of
+from agentgym.service.client.connection import NotOpened, get
 from agentgym.service.client.session_client import RemoteSession
+from agentgym.service.client.sharing import in_background, shared
 
 PATIENCE_SECONDS = 60.0
 ASK_SECONDS = 2.0
@@ -25,9 +23,6 @@ LASTING_REST = 30.0
 BROKEN_TRIES = 3
 
 _dice = random.Random()  # the global one is the episodes'
-_asking: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, ...], asyncio.Task[None]]]
-_asking = weakref.WeakKeyDictionary()
-_tasks: set[asyncio.Task[None]] = set()  # a loop holds its tasks only weakly
 
 
 async def open_session(
@@ -47,7 +42,7 @@ async def open_session(
     refused: dict[str, str] = {}
     while True:
         await find_servers(pool)
-        await _ask_loads(address, pool)
+        await shared(("loads", address.servers), lambda: _ask_loads(address, pool))
         server = pool.take()
         if server is not None:
             opened = await _tried(address, pool, server, expects, refused)
@@ -89,58 +84,32 @@ async def _tried(
 def look_around(address: Address) -> None:
     """Ask servers for their load in the background, unless it is known freshly."""
     pool = pool_of(address.servers)
-    _in_background(find_servers(pool))
+    in_background(find_servers(pool))
     for server in pool.to_ask():
-        _in_background(_ask_load(address, pool, server))
+        in_background(_ask_load(address, pool, server))
 
 
 async def _ask_loads(address: Address, pool: Pool) -> None:
-    """Ask the servers whose load is not known freshly. Concurrent callers share the requests."""
-    loop = asyncio.get_running_loop()
-    asking = _asking.setdefault(loop, {})
-    present = asking.get(address.servers)
-    if present is None or present.done():
-        servers = pool.to_ask()
-        doubtful = [server for server in servers if server.doubtful]
-        if doubtful and pool.has_others(doubtful):
-            # One that hangs takes its time to say nothing: nobody who has another waits for it.
-            for server in doubtful:
-                _in_background(_ask_load(address, pool, server))
-            servers = [server for server in servers if not server.doubtful]
-        if not servers:
-            return
-        present = asking[address.servers] = loop.create_task(_ask_all(address, pool, servers))
-    await asyncio.shield(present)  # one who is cancelled leaves it to the others
-
-
-def _in_background(work: Coroutine[Any, Any, None]) -> None:
-    task = asyncio.get_running_loop().create_task(work)
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
-
-
-async def _ask_all(address: Address, pool: Pool, servers: list[Server]) -> None:
+    """Ask the servers whose load is not known freshly."""
+    servers = pool.to_ask()
+    doubtful = [server for server in servers if server.doubtful]
+    if doubtful and pool.has_others(doubtful):
+        # A hanging one answers late: nobody who has another waits for it.
+        for server in doubtful:
+            in_background(_ask_load(address, pool, server))
+        servers = [server for server in servers if not server.doubtful]
     await asyncio.gather(*(_ask_load(address, pool, server) for server in servers))
 
 
 async def _ask_load(address: Address, pool: Pool, server: Server) -> None:
-    import aiohttp
+    from aiohttp import ClientError
 
-    address = replace(address, service=server.service)
-    tls, name = address.tls(), address.server_hostname
     try:
-        http = await endpoints.session()
-        timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
-        ssl = True if tls is None else tls
-        headers = address.headers()
-        async with http.get(
-            f"{server.url}/ready", headers=headers, timeout=timeout, ssl=ssl, server_hostname=name
-        ) as answer:
-            record = await answer.json(content_type=None)
-            sessions, room = record.get("sessions"), record.get("max_sessions")
-            if answer.status == 503:
-                pool.full(server, "it is draining" if record.get("draining") else "it is not ready", ASK_SECONDS)
-    except (OSError, aiohttp.ClientError, ValueError, AttributeError) as error:  # TimeoutError is an OSError
+        status, record = await get(replace(address, service=server.service), server.url, "/ready", ASK_SECONDS)
+        sessions, room = record.get("sessions"), record.get("max_sessions")
+        if status == 503:
+            pool.full(server, "it is draining" if record.get("draining") else "it is not ready", ASK_SECONDS)
+    except (OSError, ClientError, ValueError, AttributeError) as error:  # TimeoutError is an OSError
         pool.failed(server, f"/ready: {error or type(error).__name__}")
         return
     if type(sessions) is int and sessions >= 0:

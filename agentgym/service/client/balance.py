@@ -1,17 +1,26 @@
 """Load balancing over several servers: the one with the most room is next; a failed one is tried again later.
 
-Servers report their load (`/ready`); in between, sessions that this process opened and closed are counted.
+Servers report their load (`/ready`); in between, sessions that this process opened and closed are counted. If a URL's name
+has several addresses (a Kubernetes headless service), each is a server in the pool, so that a dropped connection is reopened at
+the server that has the session. A name with one address, a load balancer's, stays a name.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import logging
 import random
+import socket
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
+from agentgym.service.client.sharing import shared
+
+FIND_SECONDS = 5.0  # servers come and go
 FRESH_SECONDS = 2.0
 FIRST_REST, LONGEST_REST = 0.5, 30.0
 NO_ROOM_TOLD = 1_000_000
@@ -184,3 +193,39 @@ def pool_of(servers: tuple[str, ...]) -> Pool:
     """The pool of these servers in this process."""
     with _pools_lock:
         return _pools.setdefault(servers, Pool.of(servers))
+
+
+async def find_servers(pool: Pool) -> None:
+    """Look up the names in a pool if they are due."""
+    await shared(("servers", pool.urls), lambda: _find(pool))
+
+
+async def _find(pool: Pool) -> None:
+    for url in pool.urls if pool.to_find(FIND_SECONDS) else ():
+        if (found := await _behind(url)) is not None:
+            pool.found(url, found)
+
+
+async def _behind(url: str) -> list[Server] | None:
+    """The servers of a URL: the URL itself if its name has one address. None: the look-up failed."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    try:
+        ipaddress.ip_address(host)
+        return [Server(url)]
+    except ValueError:
+        pass
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        told = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return None
+    # A server may have an address of each family: those of one tell how many servers there are.
+    families = [
+        {str(at[0]) for family, _, _, _, at in told if family is of} for of in (socket.AF_INET, socket.AF_INET6)
+    ]
+    hosts = next((hosts for hosts in families if len(hosts) > 1), set())
+    if not hosts:
+        return [Server(url)]
+    shown = [f"[{host}]" if ":" in host else host for host in sorted(hosts)]
+    return [Server(f"{parts.scheme}://{host}:{port}", service=url) for host in shown]

@@ -24,7 +24,7 @@ _CHUNK = 1 << 16
 _LARGEST_HEAD = 1 << 16
 _CLOSE_SECONDS = 1.0
 _WAKING = 10.0  # seconds that a thread has to leave a socket that is closed under it
-_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
 
 
 class HandshakeRefused(Exception):
@@ -164,10 +164,7 @@ def dial(url: str, tls: ssl.SSLContext | None, until: float) -> socket.socket:
     connected = socket.create_connection((host, port), timeout=max(until - time.monotonic(), 0.001))
     try:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE.items():
-            if hasattr(socket, name):
-                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        keep_alive(connected)
         if secure:
             context = tls or ssl.create_default_context()
             return context.wrap_socket(connected, server_hostname=host)
@@ -175,6 +172,14 @@ def dial(url: str, tls: ssl.SSLContext | None, until: float) -> socket.socket:
         connected.close()
         raise
     return connected
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let the kernel detect a vanished host: during a long step the protocol is silent, too."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):  # not all systems have all of them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def said_in(body: bytes) -> str:

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.policies import endpoints
 from agentgym.service.client.address import Address
+from agentgym.service.client.blocking_websocket import keep_alive
 from agentgym.service.protocol import frames
+from agentgym.storage.jsonl import line_of
 
 if TYPE_CHECKING:
     import aiohttp
 
-from agentgym.storage.jsonl import line_of
-
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 2.0
 LARGEST_ANSWER = 64 << 20
-_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
 
 
 class NotOpened(Exception):
@@ -38,12 +37,7 @@ class NotOpened(Exception):
     """
 
     def __init__(
-        self,
-        why: str,
-        wait: float | None = None,
-        lasting: bool = False,
-        absent: bool = False,
-        broken: bool = False,
+        self, why: str, wait: float | None = None, lasting: bool = False, absent: bool = False, broken: bool = False
     ):
         super().__init__(why)
         self.wait = wait
@@ -82,14 +76,10 @@ class Hello:
 
 
 def _limits_of(record: Any) -> frames.ServiceLimits:
-    known = frames.ServiceLimits()
     given = record if isinstance(record, dict) else {}
-    usable = {
-        name: given[name]
-        for name in vars(known)
-        if isinstance(given.get(name), int | float) and given[name] > 0 and math.isfinite(given[name])
-    }
-    return frames.ServiceLimits(**usable)
+    numbers = {name: given.get(name) for name in vars(frames.ServiceLimits())}
+    usable = {name: n for name, n in numbers.items() if isinstance(n, int | float) and n > 0 and math.isfinite(n)}
+    return frames.ServiceLimits(**usable)  # type: ignore[arg-type]
 
 
 def _refusal(code: str, message: str) -> NotOpened:
@@ -136,10 +126,22 @@ async def connect(
         cut(ws)
         raise NotOpened(f"no session within {CONNECT_SECONDS:g} s") from None
     except (OSError, aiohttp.ClientError) as error:
-        raise NotOpened(said(error), absent=_is_refused(error)) from error
+        refused = isinstance(getattr(error, "os_error", error), ConnectionRefusedError)
+        raise NotOpened(said(error), absent=refused) from error
     except BaseException:
         cut(ws)
         raise
+
+
+async def get(address: Address, server: str, path: str, seconds: float) -> tuple[int, Any]:
+    """The status and JSON of a GET. Raises OSError, aiohttp.ClientError or ValueError."""
+    import aiohttp
+
+    http = await endpoints.session()
+    timeout, ssl = aiohttp.ClientTimeout(total=seconds), address.tls() or True
+    options: dict[str, Any] = {"headers": address.headers(), "server_hostname": address.server_hostname}
+    async with http.get(f"{server}{path}", timeout=timeout, ssl=ssl, **options) as answer:
+        return answer.status, await answer.json(content_type=None)
 
 
 async def open_websocket(
@@ -151,8 +153,10 @@ async def open_websocket(
     http = await endpoints.session()
     timeout = aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS)  # type: ignore[call-arg]
     settings = {"max_msg_size": LARGEST_ANSWER, "timeout": timeout, "server_hostname": name, **options}
-    ws = await http.ws_connect(url, headers=headers, ssl=True if tls is None else tls, **settings)
-    _keep_alive(ws)
+    ws = await http.ws_connect(url, headers=headers, ssl=tls or True, **settings)
+    if (connection := ws.get_extra_info("socket")) is not None:
+        with contextlib.suppress(OSError):
+            keep_alive(connection)
     return ws
 
 
@@ -193,22 +197,6 @@ def is_gone(ws: aiohttp.ClientWebSocketResponse | None) -> bool:
     """True if the connection has ended; reads nothing from it."""
     connection = None if ws is None else ws.get_extra_info("socket")
     return connection is None or connection.fileno() < 0
-
-
-def _keep_alive(ws: aiohttp.ClientWebSocketResponse) -> None:
-    """Let the kernel detect a vanished host: during a long step the protocol is silent, too."""
-    connection = ws.get_extra_info("socket")
-    if connection is None:
-        return
-    with contextlib.suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE.items():
-            if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _is_refused(error: BaseException) -> bool:
-    return isinstance(getattr(error, "os_error", error), ConnectionRefusedError)
 
 
 def said(error: BaseException) -> str:

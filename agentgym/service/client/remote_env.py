@@ -26,11 +26,7 @@ from agentgym.service.protocol import frames
 
 _METHODS = ("expert_action", "random_action")
 # What the server says of a session that ended in a step, where the agent's programs can have brought it about.
-_AGENTS = {
-    frames.DEADLINE: STEP_TIMEOUT,
-    frames.OUT_OF_MEMORY: SESSION_LOST,
-    frames.WORKER_DIED: SESSION_LOST,
-}
+_AGENTS = {frames.DEADLINE: STEP_TIMEOUT, frames.OUT_OF_MEMORY: SESSION_LOST, frames.WORKER_DIED: SESSION_LOST}
 # How often the beginning of an episode moves to another session before it counts as failed.
 MOVES = 8
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentgym.service.client import liveness
 from agentgym.service.client.address import Address, RemoteEnvError, RemoteError, SessionLost
 from agentgym.service.client.connection import (
     CLOSE_SECONDS,
@@ -24,9 +23,11 @@ from agentgym.service.client.connection import (
     close_in_order,
     connect,
     cut,
+    get,
     is_gone,
     said,
 )
+from agentgym.service.client.sharing import in_background, shared
 from agentgym.service.protocol import frames
 
 if TYPE_CHECKING:
@@ -37,11 +38,11 @@ RECONNECT_SECONDS = 20.0
 ABSENT_SECONDS = 3.0
 # A policy may think for longer than a server waits for a client that dropped: an idle session looks after its connection.
 LOOK_SECONDS = 5.0
+SILENT_SECONDS = 15.0
 # Connections in a row over which no answer came: a server that takes a session back and drops it does not get for ever.
 FRUITLESS = 8
 
 _dice = random.Random()  # the global one is the episodes'
-_tasks: set[asyncio.Task[Any]] = set()  # a loop holds its tasks only weakly
 
 Request = tuple[str, Mapping[str, Any]]
 
@@ -131,7 +132,7 @@ class RemoteSession:
             return
         try:
             if self.loop is asyncio.get_running_loop():
-                self._begin(close_in_order(ws))
+                in_background(close_in_order(ws))
                 return
         except RuntimeError:  # no loop runs here
             pass
@@ -152,7 +153,7 @@ class RemoteSession:
                     self.ws = None
                 if self._silent:
                     raise self._end(
-                        f"the server hangs: it answers neither the call nor GET /health within {liveness.SILENT_SECONDS:g} s"
+                        f"the server hangs: it answers neither the call nor GET /health within {SILENT_SECONDS:g} s"
                     ) from drop
                 fruitless = 0 if len(answers) > before else fruitless + 1
                 if fruitless > FRUITLESS:
@@ -258,19 +259,14 @@ class RemoteSession:
             return
         if not self._in_use.locked():
             if is_gone(self.ws):
-                self._begin(self._mend())
+                in_background(self._mend())
         elif self._seen == self._last:
-            self._begin(self._feel(self._last))
+            in_background(self._feel(self._last))
         self._seen = self._last
         self._look_later()
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self.loop.create_task(work)
-        _tasks.add(task)
-        task.add_done_callback(_tasks.discard)
-
     async def _feel(self, request: int) -> None:
-        alive = await liveness.answers(self.address, self.server)
+        alive = await shared((self.address, self.server), lambda: _answers(self.address, self.server))
         if not alive and self._last == request and self._in_use.locked():
             self._silent = True
             cut(self.ws)  # whoever waits for the answer is told
@@ -307,3 +303,16 @@ class RemoteSession:
 
     def _who(self) -> str:
         return f"{self.address.env} at {self.server}"
+
+
+async def _answers(address: Address, server: str) -> bool:
+    """False if a server is silent. One that refuses, or whose machine does, is for the connection to find out."""
+    from aiohttp import ClientError
+
+    try:
+        await get(address, server, "/health", SILENT_SECONDS)
+    except TimeoutError:
+        return False
+    except (OSError, ClientError, RemoteError, ValueError):
+        pass
+    return True

@@ -75,12 +75,7 @@ STATE: Json = {
         "done": {"title": "Done", "type": "boolean", "default": False},
     },
 }
-SCHEMAS: Json = {
-    "action": ACTION,
-    "observation": OBSERVATION,
-    "state": STATE,
-    "reset_observation": RESET_OBSERVATION,
-}
+SCHEMAS: Json = {"action": ACTION, "observation": OBSERVATION, "state": STATE, "reset_observation": RESET_OBSERVATION}
 FRESH_STATE: Json = {"episode_id": None, "step_count": 0, "task_id": None, "reward": 0.0, "done": False}
 
 

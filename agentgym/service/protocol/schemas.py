@@ -42,12 +42,7 @@ _OBSERVATION = {
     "anyOf": [_MESSAGES, {}],
     "description": "the new chat messages; whatever another kind of environment shows",
 }
-_ABOUT: Json = {
-    "id": _TEXT,
-    "description": _TEXT,
-    "tags": _list(_TEXT),
-    "nondeterministic": _BOOLEAN,
-}
+_ABOUT: Json = {"id": _TEXT, "description": _TEXT, "tags": _list(_TEXT), "nondeterministic": _BOOLEAN}
 _MADE: Json = {
     "tools": _list(_ref("Tool")),
     "methods": _list({"enum": ["expert_action", "random_action"]}),

@@ -22,10 +22,7 @@ class Packets:
     """
 
     def __init__(
-        self,
-        sock: socket.socket,
-        heard: Callable[[dict[str, Any], list[int]], None],
-        ended: Callable[[], object],
+        self, sock: socket.socket, heard: Callable[[dict[str, Any], list[int]], None], ended: Callable[[], object]
     ):
         sock.setblocking(False)
         self._socket = sock

@@ -9,7 +9,7 @@ from served import served
 
 import agentgym
 from agentgym.rollout.episode import close_env
-from agentgym.service.client import balance, discovery, lookup
+from agentgym.service.client import balance, lookup
 
 NAME = "envs.test"
 
@@ -71,12 +71,12 @@ def test_each_server_is_found_and_a_session_comes_back_to_its_own(names, monkeyp
 
 
 def test_servers_come_and_go(names, monkeypatch):
-    monkeypatch.setattr(discovery, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(balance, "FIND_SECONDS", 0.0)
     pool = balance.Pool.of([f"http://{NAME}:8000"])
 
     def found(*addresses):
         names[:] = addresses
-        asyncio.run(discovery.find_servers(pool))
+        asyncio.run(balance.find_servers(pool))
         return {server.url for server in pool.servers}
 
     assert found("127.0.0.2", "127.0.0.3") == {"http://127.0.0.2:8000", "http://127.0.0.3:8000"}
@@ -91,7 +91,7 @@ def test_servers_come_and_go(names, monkeypatch):
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "http://localhost:8000", "http://[::1]:8000"])
 def test_what_means_one_server_stays_as_it_was_given(url):
     pool = balance.Pool.of([url])
-    asyncio.run(discovery.find_servers(pool))
+    asyncio.run(balance.find_servers(pool))
     assert [server.url for server in pool.servers] == [url]
 
 

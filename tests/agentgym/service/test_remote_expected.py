@@ -23,7 +23,7 @@ from agentgym.cli import main
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.policies.base import ExpertPolicy, ScriptedPolicy
 from agentgym.rollout.episode import Episode, Limits, close_env, run_episode, run_many
-from agentgym.service.client import balance, connection, liveness, lookup
+from agentgym.service.client import balance, connection, lookup
 from agentgym.service.client import session_client as client
 from agentgym.service.client.address import SessionLost, Unavailable
 from agentgym.service.client.connection import difference
@@ -220,7 +220,7 @@ def test_a_server_that_hangs_fails_its_episode_in_time_and_no_other() -> None:
 def test_one_of_two_servers_hangs_and_every_episode_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 1.0)
     monkeypatch.setattr(client, "LOOK_SECONDS", 0.5)
-    monkeypatch.setattr(liveness, "SILENT_SECONDS", 1.5)
+    monkeypatch.setattr(client, "SILENT_SECONDS", 1.5)
     with serving("sokoban") as well, serving("sokoban") as hangs, contextlib.ExitStack() as stack:
         made = spec(f"{well.url}/sokoban,{hangs.url}/sokoban")
         todo = [Episode(task, 0, i) for i, task in enumerate(made.tasks("train").take(16))]
@@ -243,13 +243,13 @@ def test_one_of_two_servers_hangs_and_every_episode_is_played(monkeypatch: pytes
 def test_a_step_that_takes_long_on_a_server_that_lives_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "LOOK_SECONDS", 0.05)
     asked: list[str] = []
-    real = liveness._answers
+    real = client._answers
 
     async def counted(address: Any, server: str) -> bool:
         asked.append(server)
         return await real(address, server)
 
-    monkeypatch.setattr(liveness, "_answers", counted)
+    monkeypatch.setattr(client, "_answers", counted)
 
     async def play(url: str) -> None:
         env: Any = await asyncio.to_thread(agentgym.make, url)
