@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -105,7 +106,8 @@ async def _ask_load(address: Address, pool: Pool, server: Server) -> None:
     from aiohttp import ClientError
 
     try:
-        status, record = await get(replace(address, service=server.service), server.url, "/ready", ASK_SECONDS)
+        status, body = await get(replace(address, service=server.service), server.url, "/ready", ASK_SECONDS)
+        record = json.loads(body)
         sessions, room = record.get("sessions"), record.get("max_sessions")
         if status == 503:
             pool.full(server, "it is draining" if record.get("draining") else "it is not ready", ASK_SECONDS)

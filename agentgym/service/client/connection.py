@@ -26,6 +26,7 @@ CLOSE_SECONDS = 2.0
 LARGEST_ANSWER = 64 << 20
 
 
+@dataclass(eq=False)
 class NotOpened(Exception):
     """A server gave no session.
 
@@ -36,14 +37,11 @@ class NotOpened(Exception):
         broken: the server itself reports a failure, not a proxy before a restarting one (502, 504).
     """
 
-    def __init__(
-        self, why: str, wait: float | None = None, lasting: bool = False, absent: bool = False, broken: bool = False
-    ):
-        super().__init__(why)
-        self.wait = wait
-        self.lasting = lasting
-        self.absent = absent
-        self.broken = broken
+    why: str
+    wait: float | None = None
+    lasting: bool = False
+    absent: bool = False
+    broken: bool = False
 
 
 @dataclass
@@ -133,15 +131,17 @@ async def connect(
         raise
 
 
-async def get(address: Address, server: str, path: str, seconds: float) -> tuple[int, Any]:
-    """The status and JSON of a GET. Raises OSError, aiohttp.ClientError or ValueError."""
+async def get(
+    address: Address, server: str, path: str, seconds: float, headers: Mapping[str, str] | None = None
+) -> tuple[int, bytes]:
+    """The status and body of a GET. Raises OSError or aiohttp.ClientError."""
     import aiohttp
 
     http = await endpoints.session()
     timeout, ssl = aiohttp.ClientTimeout(total=seconds), address.tls() or True
-    options: dict[str, Any] = {"headers": address.headers(), "server_hostname": address.server_hostname}
-    async with http.get(f"{server}{path}", timeout=timeout, ssl=ssl, **options) as answer:
-        return answer.status, await answer.json(content_type=None)
+    headers, name = address.headers() if headers is None else headers, address.server_hostname
+    async with http.get(f"{server}{path}", headers=headers, timeout=timeout, ssl=ssl, server_hostname=name) as answer:
+        return answer.status, await answer.read()
 
 
 async def open_websocket(

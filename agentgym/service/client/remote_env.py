@@ -24,7 +24,6 @@ from agentgym.service.client.connection import difference
 from agentgym.service.client.session_client import RemoteSession, Request
 from agentgym.service.protocol import frames
 
-_METHODS = ("expert_action", "random_action")
 # What the server says of a session that ended in a step, where the agent's programs can have brought it about.
 _AGENTS = {frames.DEADLINE: STEP_TIMEOUT, frames.OUT_OF_MEMORY: SESSION_LOST, frames.WORKER_DIED: SESSION_LOST}
 # How often the beginning of an episode moves to another session before it counts as failed.
@@ -43,7 +42,7 @@ class RemoteEnv(AsyncEnv):
         token_file: holds the bearer token in its first line. None: the variable AGENTGYM_TOKEN, if it is set.
         ca_file: certificates to trust beside the system's, for https.
         patience: seconds to wait for a session while all servers are full or away.
-        expects: arguments that the servers must have made the environment with.
+        expects, **made_with: arguments that the servers must have made the environment with.
 
     Raises:
         ValueError: a bad URL, or the servers do not serve this environment as expected.
@@ -59,31 +58,33 @@ class RemoteEnv(AsyncEnv):
         expects: Mapping[str, Any] | None = None,
         tasks: TaskSet | None = None,
         render_mode: str | None = None,
+        **made_with: Any,
     ):
         super().__init__(tasks, render_mode=render_mode)
         if not patience > 0:
             raise ValueError(f"patience must be positive, not {patience!r}")
         self.address = parse(url, token_file, ca_file)
         self.patience = patience
-        self._place: _Place | None = None
+        self._lease: _Lease | None = None
         self._methods: tuple[str, ...] = ()
         self._runs_programs = False  # of the agent's
         record = lookup.record_of(self.address)
-        if wrong := difference(expects or {}, record.get("kwargs")):
+        expected = {**(expects or {}), **made_with}
+        if wrong := difference(expected, record.get("kwargs")):
             raise ValueError(f"{self.address}: {wrong}")
-        self.expects: dict[str, Any] = {**(record.get("kwargs") or {}), **(expects or {})}
+        self.expects: dict[str, Any] = {**(record.get("kwargs") or {}), **expected}
         self._learn(record)
 
     def __getattr__(self, name: str) -> Any:
         # These exist only where the served environment has them: policies and checks look.
-        if name in _METHODS and name in vars(self).get("_methods", ()):
+        if name in frames.METHODS and name in vars(self).get("_methods", ()):
             return self._expert_action if name == "expert_action" else self._random_action
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def session(self) -> RemoteSession | None:
         """The current session; None before the first episode and after a lost one."""
-        return self._place.session if self._place is not None and not self._place.session.lost else None
+        return self._lease.session if self._lease is not None and not self._lease.session.lost else None
 
     @property
     def tasks(self) -> TaskSet:
@@ -150,12 +151,12 @@ class RemoteEnv(AsyncEnv):
 
     async def close(self) -> None:  # type: ignore[override]
         self.running = False
-        place, self._place = self._place, None
-        if place is not None and not place.session.lost:
+        lease, self._lease = self._lease, None
+        if lease is not None and not lease.session.lost:
             try:
-                await place.session.close()
+                await lease.session.close()
             finally:
-                place.leave("it was closed")
+                lease.give_back("it was closed")
 
     def hung_by_agent(self) -> bool:
         try:
@@ -182,17 +183,18 @@ class RemoteEnv(AsyncEnv):
 
     async def _begin(self, requests: list[Request], rebind: Task | None = None, may_move: bool = False) -> list[Any]:
         """The results of calls that begin an episode, on a new session if the present one is gone or better left."""
-        place = self._place
-        if place is not None and may_move:
+        pool = pool_of(self.address.servers)
+        if self._lease is not None and may_move:
             acquire_session.look_around(self.address)
-            if place.pool.better_than(place.server):
+            if pool.better_than(self._lease.server):
                 self._leave()
         for move in range(MOVES + 1):
             fresh = self.session is None
             if fresh:
                 self._leave()
-                self._place = await _Place.take(self)
-                self._learn(self._place.session.hello.env)
+                taken = await acquire_session.open_session(self.address, self.patience, self.expects)
+                self._lease = _Lease(*taken, pool)
+                self._learn(self._lease.session.hello.env)
             first = [("init", {"task": rebind.to_json()})] if fresh and rebind is not None else []
             try:
                 results = await self._open().calls([*first, *requests])
@@ -225,7 +227,7 @@ class RemoteEnv(AsyncEnv):
         if type(record.get("runs_programs")) is bool:
             self._runs_programs = record["runs_programs"]
         if isinstance(record.get("methods"), list):
-            self._methods = tuple(name for name in _METHODS if name in record["methods"])
+            self._methods = tuple(name for name in frames.METHODS if name in record["methods"])
 
     def _read(self, result: Any, reader: Callable[[], Any]) -> Any:
         """Read a result; a malformed one ends the session."""
@@ -235,51 +237,29 @@ class RemoteEnv(AsyncEnv):
             raise self._nonsense(result) from None
 
     def _nonsense(self, result: Any) -> RemoteError:
-        place = self._place
+        where = f"{self.address.env} at {self._lease.server.url}" if self._lease is not None else str(self.address)
         self._leave()
-        where = f"{self.address.env} at {place.server.url}" if place is not None else str(self.address)
         return SessionLost(f"{where}: the session is lost: the server answered what is no result: {result!r:.200}")
 
     def _leave(self) -> None:
-        place, self._place = self._place, None
+        lease, self._lease = self._lease, None
         self.running = False
-        if place is not None:
-            place.leave("it was left")
+        if lease is not None:
+            lease.give_back("it was left")
 
 
-def remote_env(
-    url: str | Sequence[str],
-    token_file: str | None = None,
-    ca_file: str | None = None,
-    patience: float = acquire_session.PATIENCE_SECONDS,
-    expects: Mapping[str, Any] | None = None,
-    tasks: TaskSet | None = None,
-    render_mode: str | None = None,
-    **made_with: Any,
-) -> RemoteEnv:
-    """A `RemoteEnv` that must be made with some arguments, given as to a local environment. They go into `expects`."""
-    expected = {**(expects or {}), **made_with}
-    return RemoteEnv(url, token_file, ca_file, patience, expected, tasks, render_mode)
-
-
-class _Place:
+class _Lease:
     """A session and its slot on a server, given back once, also if nobody closes the environment."""
 
     def __init__(self, session: RemoteSession, server: Server, pool: Pool):
         self.session = session
         self.server = server
-        self.pool = pool
-        self._give_back = weakref.finalize(self, _give_back, session, server, pool)
-        self._give_back.atexit = False
+        self._finalize = weakref.finalize(self, _give_back, session, server, pool)
+        self._finalize.atexit = False
 
-    @classmethod
-    async def take(cls, env: RemoteEnv) -> _Place:
-        session, server = await acquire_session.open_session(env.address, env.patience, env.expects)
-        return cls(session, server, pool_of(env.address.servers))
-
-    def leave(self, why: str) -> None:
+    def give_back(self, why: str) -> None:
         self.session.abandon(why)
-        self._give_back()
+        self._finalize()
 
 
 def _give_back(session: RemoteSession, server: Server, pool: Pool) -> None:

@@ -313,6 +313,6 @@ async def _answers(address: Address, server: str) -> bool:
         await get(address, server, "/health", SILENT_SECONDS)
     except TimeoutError:
         return False
-    except (OSError, ClientError, RemoteError, ValueError):
+    except (OSError, ClientError, RemoteError):
         pass
     return True

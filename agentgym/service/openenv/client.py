@@ -16,7 +16,7 @@ from agentgym.core.env import AsyncEnv, Step
 from agentgym.core.messages import Action, Message, Observation, assistant, text_of, tool_result, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.service.client.address import Address, Full, RemoteEnvError, SessionLost, Unavailable
-from agentgym.service.openenv.connection import Asker, Connection, Rejected, checked_url
+from agentgym.service.openenv.connection import Connection, Rejected, checked_url, get_json, given_token
 from agentgym.service.openenv.forms import Form, Json, Unreadable, form_of, metadata_of, shown, shown_result
 
 MOST_TURNS = 100
@@ -71,10 +71,9 @@ class OpenEnvEnv(AsyncEnv):
         self._instruction = instruction
         self._timeout = timeout
         self._patience = patience
-        address = Address((self.url,), "", token_file, ca_file)
-        # Only a token that was given for this server goes there: others run by who knows whom.
-        self._headers = address.headers() if token_file is not None else {}
-        self._tls = address.tls()
+        self._address = Address((self.url,), "", token_file, ca_file)
+        given_token(self._address)  # raises if its file cannot be read
+        self._address.tls()
         self._connection: Connection | None = None
         self._form: Form | None = None
         self._description = ""
@@ -87,10 +86,9 @@ class OpenEnvEnv(AsyncEnv):
         """The tasks that the server lists by split and index; if it lists none, 100,000 train or 1,000 test seeds."""
         url = checked_url(name)
         address = Address((url,), "", token_file, ca_file)
-        asked = Asker(url, address.headers() if token_file is not None else {}, address.tls())
-        envs = asked.get("/list_environments")
+        envs = get_json(address, "/list_environments")
         env = str(envs[0]) if isinstance(envs, list) and envs else ""
-        listed = asked.get(f"/{quote(env)}/splits") if env else None
+        listed = get_json(address, f"/{quote(env)}/splits") if env else None
         if listed is None:
             if split not in _SEEDS:
                 raise ValueError(f"openenv:{name} has no split {split!r}; it has {', '.join(_SEEDS)}")
@@ -98,7 +96,7 @@ class OpenEnvEnv(AsyncEnv):
         names = [str(item["name"] if isinstance(item, Mapping) else item) for item in listed]
         if split not in names:
             raise ValueError(f"openenv:{name} has no split {split!r}; it has {', '.join(names) or 'none'}")
-        size = int((asked.get(f"/{quote(env)}/num_tasks", {"split": split}) or {}).get("num_tasks", 0))
+        size = int((get_json(address, f"/{quote(env)}/num_tasks", {"split": split}) or {}).get("num_tasks", 0))
 
         def make(index: int) -> Task:
             reset = {"split": split, "index": index}
@@ -266,7 +264,7 @@ class OpenEnvEnv(AsyncEnv):
         if self._connection is None or not self._connection.alive:
             if self._connection is not None:
                 await self._connection.drop()
-            self._connection = await Connection.to(self.url, self._headers, self._tls)
+            self._connection = await Connection.to(self._address)
         if self._form is None:  # also where an earlier try got the connection and no schema
             schema = await self._connection.get("/schema")
             if not isinstance(schema, Mapping) or not isinstance(schema.get("action"), Mapping):

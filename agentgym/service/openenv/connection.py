@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -14,9 +13,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from agentgym.policies import endpoints
-from agentgym.service.client.address import Full, RemoteEnvError, SessionLost, Unavailable
-from agentgym.service.client.connection import cut, open_websocket
+from agentgym.service.client.address import Address, Full, RemoteEnvError, SessionLost, Unavailable
+from agentgym.service.client.connection import cut, get, open_websocket
 
 Json = dict[str, Any]
 MOST_BYTES = 100 << 20  # of one message, as OpenEnv's own client takes
@@ -30,18 +28,17 @@ class Rejected(Exception):
 class Connection:
     """One WebSocket. Each frame is answered by one frame."""
 
-    def __init__(
-        self, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None, ws: aiohttp.ClientWebSocketResponse
-    ):
-        self._url = url
-        self._headers = headers
-        self._tls = tls
+    def __init__(self, address: Address, ws: aiohttp.ClientWebSocketResponse):
+        self._address = address
+        [self._url] = address.servers
         self._ws = ws
         self._loop = asyncio.get_running_loop()
 
     @classmethod
-    async def to(cls, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> Connection:
+    async def to(cls, address: Address) -> Connection:
         """Connect. Raises `Unavailable`."""
+        [url] = address.servers
+        headers, tls = given_token(address), address.tls()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 ws = await open_websocket(f"{url}/ws", headers, tls, max_msg_size=MOST_BYTES, heartbeat=20.0)
@@ -52,7 +49,7 @@ class Connection:
         except (aiohttp.ClientError, OSError) as error:
             why = _why(error) or f"no answer within {CONNECT_SECONDS:g} s"
             raise Unavailable(f"openenv:{url}: cannot be reached: {why}") from error
-        return cls(url, headers, tls, ws)
+        return cls(address, ws)
 
     @property
     def alive(self) -> bool:
@@ -78,21 +75,21 @@ class Connection:
                 await self._ws.send_str(json.dumps(frame))
             message = await self._ws.receive(timeout)
         except (ConnectionError, aiohttp.ClientError) as error:  # it closed while it was sent something
-            raise SessionLost(
-                f"openenv:{self._url}: the connection ended during {frame['type']} ({error}), and the episode with it: reset"
-                " begins another"
-            ) from error
+            raise self._lost(frame, str(error)) from error
         except TimeoutError:
             raise SessionLost(
                 f"openenv:{self._url}: no answer to {frame['type']} within {timeout:g} s; the episode is lost: reset begins"
                 " another, and timeout= allows more"
             ) from None
-        if message.type is not aiohttp.WSMsgType.TEXT:
-            raise SessionLost(
-                f"openenv:{self._url}: the connection ended during {frame['type']} ({_ending(message)}), and the episode with"
-                " it: reset begins another"
-            )
-        return self._data(message.data)
+        if message.type is aiohttp.WSMsgType.TEXT:
+            return self._data(message.data)
+        if message.type is aiohttp.WSMsgType.ERROR:
+            raise self._lost(frame, str(message.data))
+        raise self._lost(frame, f"closed by the server, code {message.data}" if message.data else "closed")
+
+    def _lost(self, frame: Json, why: str) -> SessionLost:
+        lost = f"the connection ended during {frame['type']} ({why}), and the episode with it: reset begins another"
+        return SessionLost(f"openenv:{self._url}: {lost}")
 
     def _data(self, text: str) -> Json:
         try:
@@ -116,10 +113,10 @@ class Connection:
     async def get(self, path: str) -> Any:
         """GET a path as JSON; None if there is no such route. Raises `Unavailable`."""
         try:
-            http, timeout, tls = await endpoints.session(), aiohttp.ClientTimeout(total=30.0), self._tls or True
-            async with http.get(f"{self._url}{path}", headers=self._headers, timeout=timeout, ssl=tls) as response:
-                return await response.json(content_type=None) if response.status == 200 else None
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            headers = given_token(self._address)
+            status, body = await get(self._address, self._url, path, 30.0, headers=headers)
+            return json.loads(body) if status == 200 else None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Unavailable(f"openenv:{self._url}: GET {path} failed: {error or 'no answer within 30 s'}") from error
 
     async def close(self) -> None:
@@ -139,31 +136,32 @@ class Connection:
             self._ws._response.close()  # or it would want its loop when it is forgotten
 
 
-class Asker:
-    def __init__(self, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None):
-        self._url = url
-        self._headers = dict(headers)
-        self._tls = tls
+def get_json(address: Address, path: str, body: Json | None = None) -> Any:
+    """GET, or with a body POST, a path as JSON, without an event loop; None if there is no such route.
 
-    def get(self, path: str, body: Json | None = None) -> Any:
-        """GET, or with a body POST, a path as JSON, without an event loop; None if there is no such route. Raises `Unavailable`."""
-        data = None if body is None else json.dumps(body).encode()
-        headers = {**self._headers, "Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self._url}{path}", data, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=30.0, context=self._tls) as response:
-                return json.loads(response.read(MOST_BYTES))
-        except urllib.error.HTTPError as error:
-            if error.code in (401, 403):
-                raise Unavailable(
-                    f"openenv:{self._url}: it wants a token, or another than this: token_file="
-                ) from error
-            if error.code in (408, 429) or (error.code >= 500 and error.code != 501):
-                # It may well have such a thing: with other tasks instead, something else would be measured.
-                raise Unavailable(f"openenv:{self._url}: {path} answers with status {error.code}") from error
-            return None
-        except (OSError, ValueError) as error:
-            raise Unavailable(f"openenv:{self._url}: cannot be reached: {_why(error)}") from error
+    Raises:
+        Unavailable: the server cannot be reached, or fails.
+    """
+    [url] = address.servers
+    headers = {**given_token(address), "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}{path}", None if body is None else json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30.0, context=address.tls()) as response:
+            return json.loads(response.read(MOST_BYTES))
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            raise Unavailable(f"openenv:{url}: it wants a token, or another than this: token_file=") from error
+        if error.code in (408, 429) or (error.code >= 500 and error.code != 501):
+            # It may well have such a thing: with other tasks instead, something else would be measured.
+            raise Unavailable(f"openenv:{url}: {path} answers with status {error.code}") from error
+        return None
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"openenv:{url}: cannot be reached: {_why(error)}") from error
+
+
+def given_token(address: Address) -> dict[str, str]:
+    """The headers of a request. Only a token that was given for this server goes there, not AGENTGYM_TOKEN."""
+    return address.headers() if address.token_file is not None else {}
 
 
 def checked_url(name: str) -> str:
@@ -185,15 +183,5 @@ def _why(error: BaseException) -> str:
 
 def _problems(data: Mapping[str, Any]) -> str:
     errors = data.get("errors")
-    found = errors if isinstance(errors, list) else []
-    return "; ".join(
-        f"{'.'.join(map(str, error.get('loc', [])))}: {error.get('msg')}"
-        for error in found
-        if isinstance(error, Mapping)
-    )
-
-
-def _ending(message: aiohttp.WSMessage) -> str:
-    if message.type is aiohttp.WSMsgType.ERROR:
-        return str(message.data)
-    return f"closed by the server, code {message.data}" if message.data else "closed"
+    found = [error for error in errors if isinstance(error, Mapping)] if isinstance(errors, list) else []
+    return "; ".join(f"{'.'.join(map(str, error.get('loc', [])))}: {error.get('msg')}" for error in found)

@@ -17,16 +17,15 @@ if TYPE_CHECKING:
     from agentgym.core.env import Env
     from agentgym.service.worker.session_worker import CallRunner, SessionInfo
 
-PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR, SERVER_ERROR = (
-    -32700,
-    -32600,
-    -32601,
-    -32602,
-    -32603,
-    -32000,
-)
-_FRAME_KEYS = {"reset": {"type", "data"}, "step": {"type", "data"}, "mcp": {"type", "data"}}
-_BARE = {"type"}
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601
+INVALID_PARAMS, INTERNAL_ERROR, SERVER_ERROR = -32602, -32603, -32000
+_FRAMES = {
+    "reset": {"type", "data"},
+    "step": {"type", "data"},
+    "mcp": {"type", "data"},
+    "state": {"type"},
+    "close": {"type"},
+}
 _LAST_WORDS = {CAPACITY: "CAPACITY_REACHED", ENV_ERROR: "FACTORY_ERROR"}
 _RPC_KEYS = {"jsonrpc", "method", "params", "id"}
 
@@ -62,7 +61,7 @@ class OpenEnvHandler:
             self._count_error(BAD_REQUEST)
             try:
                 return error_frame("VALIDATION_ERROR", f"Invalid message: {error}", errors=error.errors)
-            except RecursionError:  # what was given could just be read
+            except RecursionError:  # the input could just be read
                 return error_frame("VALIDATION_ERROR", f"Invalid message: {error}", errors=[])
         except Refused:  # there is no memory left
             raise
@@ -78,10 +77,10 @@ class OpenEnvHandler:
         if not isinstance(frame, dict):
             raise Invalid("model_type", (), "Input should be a valid dictionary", frame)
         kind = frame.get("type", "")
-        if kind not in ("step", "reset", "state", "mcp", "close"):
+        if not isinstance(kind, str) or kind not in _FRAMES:
             self._count_error(UNKNOWN_CALL)
             return _error("UNKNOWN_TYPE", f"Unknown message type: {kind!s:.200}")
-        if extra := frame.keys() - _FRAME_KEYS.get(kind, _BARE):
+        if extra := frame.keys() - _FRAMES[kind]:
             raise Invalid("extra_forbidden", (min(extra),), "Extra inputs are not permitted", frame[min(extra)])
         if kind == "step":
             return {"type": "observation", "data": self.play.step(_data(frame))}

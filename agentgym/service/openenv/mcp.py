@@ -120,7 +120,7 @@ class McpRoutes:
     async def _socket(self, request: web.Request) -> web.WebSocketResponse:
         socket = await self._opened(request)
         try:
-            with once(self._server, request, self._env) as line, _ending():
+            with once(self._server, request, self._env) as line, contextlib.suppress(ConnectionError, TimeoutError):
                 async for message in socket:
                     if message.type is WSMsgType.TEXT:
                         asked = _rpc_of(message.data)
@@ -151,7 +151,7 @@ class McpRoutes:
             return socket
         shared.attached = True
         try:
-            with _ending():
+            with contextlib.suppress(ConnectionError, TimeoutError):  # the client left or was idle for too long
                 await _relayed(socket, shared.line)
         finally:
             shared.attached = False
@@ -170,12 +170,6 @@ def once(server: SessionServer, request: web.Request, env: str) -> Iterator[Line
         yield line
     finally:
         line.close()
-
-
-@contextlib.contextmanager
-def _ending() -> Iterator[None]:
-    with contextlib.suppress(ConnectionError, TimeoutError):
-        yield
 
 
 def counts(server: SessionServer) -> Json:
@@ -199,13 +193,9 @@ async def _relayed(socket: web.WebSocketResponse, line: Line) -> None:
 
 
 def _is_close(text: str) -> bool:
-    if len(text) > 100 or "close" not in text:
-        return False
-    try:
-        found: bool = json.loads(text) == {"type": "close"}
-    except ValueError:
-        return False
-    return found
+    with contextlib.suppress(ValueError):
+        return len(text) < 100 and "close" in text and bool(json.loads(text) == {"type": "close"})
+    return False
 
 
 def _rpc_of(text: str | bytes) -> Json:
@@ -214,10 +204,8 @@ def _rpc_of(text: str | bytes) -> Json:
         asked = json.loads(text)
     except (ValueError, RecursionError):
         return rpc_error(None, PARSE_ERROR, "Parse error")
-    if problem := problem_of_rpc(asked):
-        return rpc_error(None, INVALID_REQUEST, f"Invalid request: {problem}")
-    found: Json = asked
-    return found
+    problem = problem_of_rpc(asked)
+    return rpc_error(None, INVALID_REQUEST, f"Invalid request: {problem}") if problem else dict(asked)
 
 
 async def _through(line: Line, asked: Json) -> Json:
@@ -226,6 +214,5 @@ async def _through(line: Line, asked: Json) -> Json:
     except Refused as refused:
         return rpc_error(asked.get("id"), SERVER_ERROR, f"{refused} ({refused.code})")
     if frame.get("type") == "mcp":
-        response: Json = frame["data"]
-        return response
+        return dict(frame["data"])
     return rpc_error(asked.get("id"), SERVER_ERROR, str(frame.get("data", {}).get("message", "no answer")))

@@ -1,8 +1,8 @@
 """An environment in OpenEnv's terms: actions and observations as JSON objects, one episode after another.
 
-An action is `{"message": text}`, `{"message": assistant message}`, `{"type": "call_tool", "tool_name": name, "arguments": {...}}`
-or `{"type": "list_tools"}`. What it answers is `{"observation": {...}, "reward": number or null, "done": bool, "metadata": {...}}`;
-the observation holds the new chat messages, and for a tool call its result as well.
+An action is {"message": text or assistant message}, {"type": "call_tool", "tool_name", "arguments"} or {"type": "list_tools"}.
+Its answer is {"observation", "reward": number or null, "done", "metadata"}; the observation holds the new chat messages, and
+for a tool call its result as well.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 _WHOLE = re.compile(r"[+-]?[0-9]+(_[0-9]+)*(\.0+)?")
+_NO_INTEGER = {
+    float: ("int_from_float", ", got a number with a fractional part"),
+    str: ("int_parsing", ", unable to parse string as an integer"),
+}
 LONGEST_ID = 255  # characters of an episode's id
 _ACTION_KEYS = {"message": ("message",), "call_tool": ("type", "tool_name", "arguments"), "list_tools": ("type",)}
 
@@ -39,21 +43,15 @@ class Caller:
     """Runs calls in the calling thread; `async def` ones in one event loop."""
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._runner = asyncio.Runner()
 
     def count_error(self, code: str) -> None: ...
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        if not inspect.isawaitable(result):
-            return result
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(_awaited(result))
+        return self._runner.run(_awaited(result)) if inspect.isawaitable(result) else result
 
     def close(self) -> None:
-        if self._loop is not None:
-            self._loop.close()
-            self._loop = None
+        self._runner.close()
 
 
 async def _awaited(awaitable: Any) -> Any:
@@ -74,15 +72,11 @@ class Play:
         self._reward = 0.0
         self._done = False
 
-    @property
-    def begun(self) -> bool:
-        return self._episode_id is not None
-
     def reset(self, data: Mapping[str, Any]) -> Json:
         """Begin an episode. Raises `Invalid`.
 
-        `data` has `seed`, `episode_id`, and the task: `task` as JSON, or `split` and `index`. Without an `index` one is drawn, by the seed
-        if there is one. Other keys are ignored, as OpenEnv's server does.
+        `data` has `seed`, `episode_id`, and the task: `task` as JSON, or `split` and `index`. Without an `index` one is
+        drawn, by the seed if there is one. Other keys are ignored, as OpenEnv's server does.
         """
         seed = _seed(data.get("seed"))
         episode_id = data.get("episode_id")
@@ -97,7 +91,8 @@ class Play:
         messages, info = self._call("reset", self.env.reset, seed=seed)
         self._episode_id = episode_id or str(uuid.uuid4())
         self._steps, self._reward, self._done = 0, 0.0, False
-        metadata: Json = {"task_id": bound.id} if (bound := self.env.unwrapped.task) is not None else {}  # type: ignore[attr-defined]
+        bound: Task | None = self.env.unwrapped.task  # type: ignore[attr-defined]
+        metadata: Json = {} if bound is None else {"task_id": bound.id}
         if tools := self.env.get_wrapper_attr("tools"):
             metadata["tools"] = tools
         if info:
@@ -127,13 +122,12 @@ class Play:
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Json:
         """Call a tool; the first call of a session begins an episode. Raises KeyError for an unknown tool."""
-        if not self.begun:
+        if self._episode_id is None:
             self.reset({})
-        if name not in {tool["name"] for tool in self.tools("inputSchema")}:
+        if not self._has_tool(name):
             raise KeyError(name)
-        messages, reward, done, metadata = self.stepped(_tool_call(name, arguments, self._steps))
-        meta = {"reward": reward, "done": done, **metadata}
-        return _tool_result("\n".join(map(text_of, messages)), meta)
+        messages, reward, done, metadata = self._called(name, arguments)
+        return _tool_result("\n".join(map(text_of, messages)), {"reward": reward, "done": done, **metadata})
 
     def tools(self, schema_key: str) -> list[Json]:
         """The environment's tools, their schemas under MCP's or OpenEnv's key."""
@@ -164,13 +158,20 @@ class Play:
             self._caller.close()
 
     def _step_tool(self, name: str, arguments: Mapping[str, Any]) -> Json:
-        messages, reward, done, metadata = self.stepped(_tool_call(name, arguments, self._steps))
-        said = "\n".join(map(text_of, messages))
-        known = name in {tool["name"] for tool in self.tools("input_schema")}
+        messages, reward, done, metadata = self._called(name, arguments)
+        said, known = "\n".join(map(text_of, messages)), self._has_tool(name)
         error = None if known else {"error_type": "tool_not_found", "message": said or f"there is no tool {name!r}"}
         result = _tool_result(said, {}) if known else None
         observation = {"tool_name": name, "result": result, "error": error, "messages": messages}
         return answer_of(observation, reward, done, metadata)
+
+    def _called(self, name: str, arguments: Mapping[str, Any]) -> tuple[Observation, float, bool, Json]:
+        function = {"name": name, "arguments": dict(arguments)}
+        call = {"id": f"call_{self._steps}", "type": "function", "function": function}
+        return self.stepped({"role": "assistant", "content": "", "tool_calls": [call]})
+
+    def _has_tool(self, name: str) -> bool:
+        return any(tool["function"]["name"] == name for tool in self.env.get_wrapper_attr("tools"))
 
     def _task(self, data: Mapping[str, Any], seed: int | None) -> Task | None:
         """The task of a reset, or one drawn as by `Env.reset`; None if the environment has no tasks."""
@@ -189,10 +190,10 @@ class Play:
             tasks = self._split("train" if split is None else split)
         if index is None:
             index = (self._random if seed is None else random.Random(seed)).randrange(len(tasks))
-        place = whole_number(index)
-        if place is None or not 0 <= place < len(tasks):
+        number = whole_number(index)
+        if number is None or not 0 <= number < len(tasks):
             raise Invalid("value_error", ("data", "index"), f"a task's index is from 0 to {len(tasks) - 1}", index)
-        task: Task = tasks[place]
+        task: Task = tasks[number]
         return task
 
     def _split(self, split: Any) -> TaskSet:
@@ -212,12 +213,8 @@ def _seed(given: Any) -> int | None:
         return None
     seed = whole_number(given)
     if seed is None:
-        kind, words = (
-            ("int_from_float", ", got a number with a fractional part") if isinstance(given, float) else ("", "")
-        )
-        if isinstance(given, str):
-            kind, words = "int_parsing", ", unable to parse string as an integer"
-        raise Invalid(kind or "int_type", ("data", "seed"), f"Input should be a valid integer{words}", given)
+        kind, words = _NO_INTEGER.get(type(given), ("int_type", ""))
+        raise Invalid(kind, ("data", "seed"), f"Input should be a valid integer{words}", given)
     if seed < 0:
         raise Invalid("greater_than_equal", ("data", "seed"), "Input should be greater than or equal to 0", given)
     return seed
@@ -246,11 +243,10 @@ def _kind(action: Mapping[str, Any]) -> str:
             raise Invalid("extra_forbidden", (str(key),), "Extra inputs are not permitted", action[key])
     if kind == "message" and "message" not in action:
         raise Invalid("missing", ("message",), "Field required", dict(action))
-    if kind == "call_tool" and not isinstance(action.get("tool_name"), str):
-        problem = "Input should be a valid string" if "tool_name" in action else "Field required"
-        raise Invalid(
-            "string_type" if "tool_name" in action else "missing", ("tool_name",), problem, action.get("tool_name")
-        )
+    if kind == "call_tool" and "tool_name" not in action:
+        raise Invalid("missing", ("tool_name",), "Field required")
+    if kind == "call_tool" and not isinstance(action["tool_name"], str):
+        raise Invalid("string_type", ("tool_name",), "Input should be a valid string", action["tool_name"])
     for key in ("arguments", "metadata"):
         if not isinstance(action.get(key, {}), dict):
             raise Invalid("dict_type", (key,), "Input should be a valid dictionary", action[key])
@@ -264,12 +260,6 @@ def _message(given: Any) -> Action:
         return assistant(given)
     except (TypeError, ValueError) as error:
         raise Invalid("value_error", ("message",), str(error), given) from error
-
-
-def _tool_call(name: str, arguments: Mapping[str, Any], place: int) -> Action:
-    function = {"name": name, "arguments": dict(arguments)}
-    call = {"id": f"call_{place}", "type": "function", "function": function}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 def _tool_result(text: str, meta: Json) -> Json:

@@ -15,7 +15,7 @@ from aiohttp import web
 from agentgym.service.openenv import schemas
 from agentgym.service.openenv.handler import error_frame
 from agentgym.service.openenv.mcp import NAME, McpRoutes, counts, once
-from agentgym.service.openenv.tasks import TaskRoutes, answer_422, answered, object_of
+from agentgym.service.openenv.tasks import TaskRoutes, answered, invalid, object_of
 from agentgym.service.protocol.frames import Refused
 from agentgym.service.server.session_server import SessionServer
 
@@ -87,7 +87,7 @@ class OpenEnvRoutes:
         body = await object_of(request)
         action = body.pop("action", None)
         if not isinstance(action, dict):
-            return answer_422("missing" if action is None else "dict_type", "action", action)
+            raise invalid("missing" if action is None else "dict_type", "action", action)
         with once(self._server, request, self.env) as line:
             begun = await line.ask(json.dumps({"type": "reset", "data": body}))
             if json.loads(begun).get("type") != "observation":

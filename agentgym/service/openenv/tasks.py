@@ -43,7 +43,7 @@ class TaskRoutes:
         env, body, page = await self._asked(request, ("index",), 0, 0)
         index = whole_number(body.get("index"))
         if index is None:
-            return answer_422("int_type", "index", body.get("index"))
+            raise invalid("int_type", "index", body.get("index"))
         if not 0 <= index < page["size"]:
             return answered(400, "Invalid task index")
         page = await self._ask({"env": env, "split": body["split"], "start": index, "stop": index + 1})
@@ -55,7 +55,7 @@ class TaskRoutes:
         ends = {name: whole_number(body.get(name)) for name in ("start", "stop")}
         for name, end in ends.items():
             if end is None and body.get(name) is not None:
-                return answer_422("int_type", name, body.get(name))
+                raise invalid("int_type", name, body.get(name))
         start, stop, _ = slice(ends["start"], ends["stop"]).indices(page["size"])
         stop = max(start, min(stop, start + MOST_LISTED))
         page = await self._ask({"env": env, "split": body["split"], "start": start, "stop": stop})
@@ -63,9 +63,8 @@ class TaskRoutes:
 
     def _env(self, request: web.Request) -> str:
         name = request.match_info["env_name"]
-        for env in self._envs:
-            if env.lower() == name.lower():
-                return env
+        if found := [env for env in self._envs if env.lower() == name.lower()]:
+            return found[0]
         raise _json_error(web.HTTPNotFound, f"unknown environment {name!r}")
 
     async def _asked(
@@ -76,9 +75,9 @@ class TaskRoutes:
         body = await object_of(request)
         split = body.get("split")
         if unknown := body.keys() - {"split", *others}:
-            raise _json_error(web.HTTPUnprocessableEntity, [_problem("extra_forbidden", min(unknown), body)])
+            raise invalid("extra_forbidden", min(unknown), body)
         if not isinstance(split, str):
-            raise _json_error(web.HTTPUnprocessableEntity, [_problem("string_type", "split", split)])
+            raise invalid("string_type", "split", split)
         return env, body, await self._ask({"env": env, "split": split, "start": start, "stop": stop})
 
 
@@ -88,14 +87,17 @@ async def object_of(request: web.Request) -> Json:
     try:
         body = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError) as error:
-        raise _json_error(web.HTTPUnprocessableEntity, [_problem("json_invalid", "", str(error))]) from error
+        raise invalid("json_invalid", "", str(error)) from error
     if not isinstance(body, dict):
-        raise _json_error(web.HTTPUnprocessableEntity, [_problem("dict_type", "", body)])
+        raise invalid("dict_type", "", body)
     return body
 
 
-def answer_422(kind: str, field: str, given: Any) -> web.Response:
-    return answered(422, [_problem(kind, field, given)])
+def invalid(kind: str, field: str, given: Any) -> web.HTTPException:
+    """The error for a request with an invalid field, or body if `field` is ""."""
+    loc = ["body", field] if field else ["body"]
+    problem = {"type": kind, "loc": loc, "msg": kind.replace("_", " "), "input": given}
+    return _json_error(web.HTTPUnprocessableEntity, [problem])
 
 
 def answered(status: int, detail: Any) -> web.Response:
@@ -105,7 +107,3 @@ def answered(status: int, detail: Any) -> web.Response:
 
 def _json_error(kind: type[web.HTTPException], detail: Any) -> web.HTTPException:
     return kind(text=json.dumps({"detail": detail}), content_type="application/json")
-
-
-def _problem(kind: str, field: str, given: Any) -> Json:
-    return {"type": kind, "loc": ["body", field] if field else ["body"], "msg": kind.replace("_", " "), "input": given}

@@ -94,11 +94,10 @@ class Forks:
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self._ready
-        except TimeoutError:
+        except BaseException as error:
             await self._stop()
-            raise ZygoteFailed(f"importing the environments took longer than {START_SECONDS:g} s") from None
-        except BaseException:
-            await self._stop()
+            if isinstance(error, TimeoutError):
+                raise ZygoteFailed(f"importing the environments took longer than {START_SECONDS:g} s") from None
             raise
 
     def fork(self, key: str, message: dict[str, Any], fds: Sequence[int]) -> None:
@@ -213,21 +212,16 @@ def _end_supervisor(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait(handles: Sequence[int]) -> None:
-    poll = select.poll()
+    end = time.monotonic() + _GONE_SECONDS
     for handle in handles:
+        poll = select.poll()
         poll.register(handle, select.POLLIN)
-    end, left = time.monotonic() + _GONE_SECONDS, set(handles)
-    while left and time.monotonic() < end:
-        for handle, _ in poll.poll(100):
-            poll.unregister(handle)
-            left.discard(handle)
+        poll.poll(max(0.0, 1000 * (end - time.monotonic())))
 
 
 def _kill(handle: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(handle, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 class PreforkPool:
@@ -263,11 +257,9 @@ class PreforkPool:
         """The process that has waited longest, or a fresh one."""
         return self._ready.popitem(last=False) if self._ready else self.fresh()
 
-    def lost(self, key: str) -> bool:
-        control = self._ready.pop(key, None)
-        if control is not None:
+    def lost(self, key: str) -> None:
+        if (control := self._ready.pop(key, None)) is not None:
             control.close()
-        return control is not None
 
     def close(self) -> None:
         """Close all control sockets, which ends the processes."""

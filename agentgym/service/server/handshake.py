@@ -115,32 +115,26 @@ async def _answered(request: web.Request, transport: asyncio.Transport, subproto
 class _End(asyncio.Protocol):
     """One of two connections: received bytes go to the other, with back-pressure."""
 
+    transport: asyncio.Transport
+    other: _End
+
     def __init__(self, over: asyncio.Event) -> None:
-        self.transport: asyncio.Transport | None = None
-        self.other: _End | None = None
         self._over = over
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.write(data)
+        self.other.transport.write(data)
 
     def pause_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.pause_reading()
+        self.other.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.resume_reading()
+        self.other.transport.resume_reading()
 
-    def eof_received(self) -> None:
-        return None  # asyncio closes this one, and connection_lost the other
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.close()  # once what was written has gone out
+    def connection_lost(self, error: Exception | None) -> None:  # also after an end of file
+        self.other.transport.close()  # once what was written has gone out
         self._over.set()
 
 

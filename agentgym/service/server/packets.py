@@ -46,31 +46,24 @@ class Packets:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
-        for _, fds in self._waiting:
-            _close_all(fds)
-        self._waiting.clear()
+        self._write()
 
     def _write(self) -> None:
-        while self._waiting and self._open:
+        while self._waiting:
             data, fds = self._waiting[0]
             try:
-                if fds:
+                if self._open:
                     socket.send_fds(self._socket, [data], fds)
-                else:
-                    self._socket.send(data)
             except BlockingIOError:
                 self._loop.add_writer(self._socket, self._write)
                 return
             except OSError:  # the other side is gone; its end is read next
                 pass
             self._waiting.popleft()
-            _close_all(fds)
+            for fd in fds:
+                os.close(fd)
         if self._open:
             self._loop.remove_writer(self._socket)
-        else:
-            for _, fds in self._waiting:
-                _close_all(fds)
-            self._waiting.clear()
 
     def _read(self) -> None:
         # A bounded number, so that a storm of deaths does not hold the loop.
@@ -88,8 +81,3 @@ class Packets:
             self._heard(json.loads(data), fds)
             if not self._open:
                 return
-
-
-def _close_all(fds: Sequence[int]) -> None:
-    for fd in fds:
-        os.close(fd)
