@@ -196,14 +196,14 @@ def pool_of(servers: tuple[str, ...]) -> Pool:
 
 
 async def find_servers(pool: Pool) -> None:
-    """Look up the names in a pool if they are due."""
-    await shared(("servers", pool.urls), lambda: _find(pool))
+    """Look up the names in a pool if they are due. Concurrent callers share the look-up."""
 
+    async def find() -> None:
+        for url in pool.urls if pool.to_find(FIND_SECONDS) else ():
+            if (found := await _behind(url)) is not None:
+                pool.found(url, found)
 
-async def _find(pool: Pool) -> None:
-    for url in pool.urls if pool.to_find(FIND_SECONDS) else ():
-        if (found := await _behind(url)) is not None:
-            pool.found(url, found)
+    await shared(("servers", pool.urls), find)
 
 
 async def _behind(url: str) -> list[Server] | None:

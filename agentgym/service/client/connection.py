@@ -59,7 +59,9 @@ class Hello:
         try:
             record = json.loads(text)
             if "error" in record:
-                raise _refusal(str(record["error"].get("code")), str(record["error"].get("message")))
+                code, message = str(record["error"].get("code")), record["error"].get("message")
+                wait = 1.0 if code in (frames.CAPACITY, frames.DRAINING) else None
+                raise NotOpened(f"{code}: {message}", wait, lasting=code == frames.RESUME_REFUSED)
             if record["protocol"] != frames.PROTOCOL:
                 raise NotOpened(
                     f"it speaks protocol {record['protocol']!r:.20}, this client {frames.PROTOCOL}: update the older one",
@@ -68,21 +70,12 @@ class Hello:
             env = record["env"]
             if not isinstance(env, dict) or not isinstance(env.get("tools", []), list):
                 raise TypeError("env is no record")
-            return cls(str(record["session"]), str(record["resume"]), env, _limits_of(record.get("limits")))
+            limits = record.get("limits")
+            given = {name: (limits or {}).get(name) for name in vars(frames.ServiceLimits())}
+            usable = {name: n for name, n in given.items() if isinstance(n, int | float) and 0 < n < math.inf}
+            return cls(str(record["session"]), str(record["resume"]), env, frames.ServiceLimits(**usable))  # type: ignore[arg-type]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise NotOpened(f"its hello is not that of {frames.NAME} ({error!r:.100}): {text!r:.100}") from error
-
-
-def _limits_of(record: Any) -> frames.ServiceLimits:
-    given = record if isinstance(record, dict) else {}
-    numbers = {name: given.get(name) for name in vars(frames.ServiceLimits())}
-    usable = {name: n for name, n in numbers.items() if isinstance(n, int | float) and n > 0 and math.isfinite(n)}
-    return frames.ServiceLimits(**usable)  # type: ignore[arg-type]
-
-
-def _refusal(code: str, message: str) -> NotOpened:
-    full = code in (frames.CAPACITY, frames.DRAINING)
-    return NotOpened(f"{code}: {message}", wait=1.0 if full else None, lasting=code == frames.RESUME_REFUSED)
 
 
 async def connect(

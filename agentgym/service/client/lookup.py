@@ -17,6 +17,7 @@ from agentgym.core.tasks import Task
 from agentgym.core.usage_error import instead
 from agentgym.service.client.address import REMOTE_ENV, Address, Unavailable, parse
 from agentgym.service.client.balance import pool_of
+from agentgym.service.client.blocking_websocket import said_in
 
 SECONDS = 10.0
 LARGEST = 64 << 20
@@ -43,11 +44,16 @@ def record_of(address: Address) -> dict[str, Any]:
         if told + RECORD_SECONDS > time.monotonic():
             return record
         try:
-            record = _record_at(address)
+            known = records_at(address)
         except Unavailable:
             if not record:
                 raise
             # An environment may well be made while its servers are away: its first episode waits for them.
+        else:
+            if address.env not in known:
+                hint = instead(address.env, known)
+                raise NotFound(f"{address.servers[0]} serves no environment {address.env!r}{hint}")
+            record = known[address.env]
         _records[address] = time.monotonic(), record
         return record
 
@@ -80,13 +86,6 @@ def records_at(address: Address) -> dict[str, dict[str, Any]]:
         return {str(env["id"]): dict(env) for env in answer["envs"]}
     except (TypeError, KeyError, ValueError) as error:
         raise Unavailable(f"{address}: GET /envs gives no list of environments: {answer!s:.100}") from error
-
-
-def _record_at(address: Address) -> dict[str, Any]:
-    known = records_at(address)
-    if address.env not in known:
-        raise NotFound(f"{address.servers[0]} serves no environment {address.env!r}{instead(address.env, known)}")
-    return known[address.env]
 
 
 class Pages:
@@ -171,11 +170,9 @@ def _get(address: Address, server: str, target: str) -> Any:
     parts = urlsplit(server)
     if parts.hostname is None:
         raise ValueError(f"{server} names no host")
-    connection: http.client.HTTPConnection
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=SECONDS)
     if parts.scheme == "https":
         connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=SECONDS, context=address.tls())
-    else:
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=SECONDS)
     try:
         connection.request("GET", target, headers={"Accept": "application/json", **address.headers()})
         answer = connection.getresponse()
@@ -184,7 +181,7 @@ def _get(address: Address, server: str, target: str) -> Any:
         connection.close()
     if answer.status == 200:
         return json.loads(body)
-    said = _message_of(body)
+    said = said_in(body) or body[:200].decode("utf-8", "replace").strip()
     if answer.status == 404:
         raise NotFound(f"{server}: {said}")
     hint = ": set AGENTGYM_TOKEN or token_file= to a token of its file" if answer.status in (401, 403) else ""
@@ -216,11 +213,3 @@ def _why(error: Exception) -> str:
     if isinstance(error, ConnectionRefusedError):
         return f"{said}: it does not run, or not at this port, or listens to its own machine alone"
     return f"{said}: does it want https://?" if isinstance(error, http.client.RemoteDisconnected) else said
-
-
-def _message_of(body: bytes) -> str:
-    try:
-        error = json.loads(body)["error"]
-        return str(error["message"])
-    except (ValueError, KeyError, TypeError):
-        return body[:200].decode("utf-8", "replace").strip()

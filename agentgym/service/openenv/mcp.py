@@ -181,8 +181,9 @@ async def _relayed(socket: web.WebSocketResponse, line: Line) -> None:
     async for message in socket:
         if message.type is not WSMsgType.TEXT:
             continue
-        if _is_close(message.data):
-            return
+        with contextlib.suppress(ValueError):
+            if len(message.data) < 100 and "close" in message.data and json.loads(message.data) == {"type": "close"}:
+                return
         try:
             answer = await line.ask(message.data)
         except Refused as refused:
@@ -190,12 +191,6 @@ async def _relayed(socket: web.WebSocketResponse, line: Line) -> None:
         await socket.send_str(answer)
         if line.closed:
             return
-
-
-def _is_close(text: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return len(text) < 100 and "close" in text and bool(json.loads(text) == {"type": "close"})
-    return False
 
 
 def _rpc_of(text: str | bytes) -> Json:

@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import os
 import secrets
-import signal
 import socket
 import time
 from dataclasses import dataclass, field
@@ -98,17 +97,14 @@ class ServedSession:
         A hello may be lost, and the next token with it. So a used token stays valid until the client says something on the
         connection that it opened.
         """
-        given = _digest(secret)
+        given, words = _digest(secret), self.words.words
         new = hmac.compare_digest(self._next, given)
         again = hmac.compare_digest(self._used, given)
-        if self.ending is not None or not (new or (again and not self._was_heard())):
+        heard = words[slots.CONNECTION] == self._opens and words[slots.REQUESTS] != words[slots.REQUESTS_THEN]
+        if self.ending is not None or not (new or (again and not heard)):
             return False
         self._next, self._used, self._opens = b"", given, self.connections + 1
         return True
-
-    def _was_heard(self) -> bool:
-        words = self.words.words
-        return words[slots.CONNECTION] == self._opens and words[slots.REQUESTS] != words[slots.REQUESTS_THEN]
 
     def log_end(self, pid: int | None, reason: str, message: str, status: int | None) -> None:
         """Log the end, unless the client closed the session or the server is ending.
@@ -123,18 +119,12 @@ class ServedSession:
         told: dict[str, Any] = {"cause": _CAUSES.get(reason, reason.lower())}
         if reason == frames.WORKER_DIED and status is not None:
             code = os.waitstatus_to_exitcode(status)
-            told = (
-                {"cause": "signal", "signal": _signal_name(-code)} if code < 0 else {"cause": "exit", "exit_code": code}
-            )
+            told = {"cause": "exit", "exit_code": code}
+            if code < 0:  # real-time signals have no name
+                known = -code in set(signal.Signals)
+                told = {"cause": "signal", "signal": signal.Signals(-code).name if known else str(-code)}
         told |= {"code": reason, "message": message, "seconds": round(time.monotonic() - self.opened, 3)}
         log_event("session_ended", env=self.env, session=self.id, token=self.owner, pid=pid, **told)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return str(number)
 
 
 def _digest(secret: str) -> bytes:

@@ -76,16 +76,13 @@ def facts_of(spec: EnvSpec, env: Any) -> dict[str, Any]:
 
 def _made_with(spec: EnvSpec) -> dict[str, Any]:
     """All arguments of an environment, defaults included, except defaults that are not JSON."""
-    taken = {p.name: p.default for p in parameters(spec.load())[0] if p.default is not p.empty and _is_json(p.default)}
-    return {name: value for name, value in {**taken, **spec.kwargs}.items() if name not in ("tasks", "render_mode")}
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
+    made_with = {}
+    for parameter in parameters(spec.load())[0]:
+        if parameter.default is not parameter.empty:
+            with contextlib.suppress(TypeError, ValueError):
+                json.dumps(parameter.default)
+                made_with[parameter.name] = parameter.default
+    return {name: value for name, value in {**made_with, **spec.kwargs}.items() if name not in ("tasks", "render_mode")}
 
 
 def _page(asked: dict[str, Any], tasks_of: Any) -> dict[str, Any]:
@@ -104,10 +101,8 @@ def _page(asked: dict[str, Any], tasks_of: Any) -> dict[str, Any]:
 def _splits(id: str, tasks_of: Any) -> dict[str, Any]:
     splits = {}
     for split in SPLITS:
-        try:
+        with contextlib.suppress(Exception):  # no such split, or its data are not here
             splits[split] = _described(tasks_of(id, split))
-        except Exception:  # no such split, or its data are not here: there are no tasks to be had
-            continue
     return splits
 
 

@@ -55,7 +55,8 @@ class RequestHandler:
         id = request.get("id") if isinstance(request, dict) else None
         id = id if type(id) is int else None
         if id is not None and 0 < id <= self._last:
-            return self._kept_answer(id)
+            why = f"request {id} was run, and its answer is not kept any more; the last is {self._last}"
+            return self._kept.get(id) or text_of_json(error_frame(BAD_REQUEST, why, fatal=False, id=id))
         try:
             self.check(request, self._last + 1)
             answer = f'{{"id": {id}, "result": {text_of_json(self._run(request))}}}'
@@ -73,12 +74,6 @@ class RequestHandler:
             while len(self._kept) > keep:
                 del self._kept[self._last + 1 - len(self._kept)]  # the oldest: ids follow one another
         return answer
-
-    def _kept_answer(self, id: int) -> str:
-        if id in self._kept:
-            return self._kept[id]
-        why = f"request {id} was run, and its answer is not kept any more; the last is {self._last}"
-        return text_of_json(error_frame(BAD_REQUEST, why, fatal=False, id=id))
 
     def _run(self, request: dict[str, Any]) -> Any:
         return getattr(self, f"call_{request['call']}")(request)

@@ -5,6 +5,7 @@ A message takes one `recv` and one `send` where it fits, so that a step is two s
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -248,10 +249,8 @@ class Connection:
 
     def shut(self, how: int) -> None:
         """Shut the connection down, which wakes threads that wait for it. From any thread."""
-        try:
+        with contextlib.suppress(OSError):  # it is over already
             self._socket.shutdown(how)
-        except OSError:  # it is over already
-            return
 
     def close(self) -> None:
         self._socket.close()
@@ -262,17 +261,12 @@ class Connection:
             return
         try:
             frames = self._frames
-            while len(frames.buffer) < _CHUNK and (data := self._take_now()):
-                frames.buffer += data
+            with contextlib.suppress(OSError):
+                while len(frames.buffer) < _CHUNK and (data := self._socket.recv(_CHUNK, socket.MSG_DONTWAIT)):
+                    frames.buffer += data
             while frames.buffer[:1] == bytes((128 | PING,)) and (message := frames.next()):
                 self._write_now(encoded(PONG, message[1]))
         except Refused:  # the main thread meets it, too
             return
         finally:
             self._reading.release()
-
-    def _take_now(self) -> bytes:
-        try:
-            return self._socket.recv(_CHUNK, socket.MSG_DONTWAIT)
-        except OSError:
-            return b""
