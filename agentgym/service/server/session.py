@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import signal
 import socket
 import time
 from dataclasses import dataclass, field
