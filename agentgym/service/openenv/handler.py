@@ -9,13 +9,13 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from agentgym.service.openenv.play import Caller, Invalid, Json, Play, answer_of
+from agentgym.service.openenv.play import Invalid, Json, Play, answer_of
 from agentgym.service.protocol.frames import BAD_FRAME, BAD_REQUEST, CAPACITY, ENV_ERROR, UNKNOWN_CALL, Refused, decoded
+from agentgym.service.worker.protocol_handler import CallRunner, ProtocolHandler, SessionInfo
 from agentgym.storage.jsonl import line_of
 
 if TYPE_CHECKING:
     from agentgym.core.env import Env
-    from agentgym.service.worker.session_worker import CallRunner, SessionInfo
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601
 INVALID_PARAMS, INTERNAL_ERROR, SERVER_ERROR = -32602, -32603, -32000
@@ -30,20 +30,13 @@ _LAST_WORDS = {CAPACITY: "CAPACITY_REACHED", ENV_ERROR: "FACTORY_ERROR"}
 _RPC_KEYS = {"jsonrpc", "method", "params", "id"}
 
 
-class OpenEnvHandler:
+class OpenEnvHandler(ProtocolHandler):
     """Answers the frames of one client. Errors in frames and of the environment become error frames; the session goes on."""
 
-    resumable = False
-
-    def __init__(self, env: Env, calls: CallRunner | Caller, session: SessionInfo):
+    def __init__(self, env: Env, calls: CallRunner, session: SessionInfo):
+        super().__init__(env, calls, session)
         self.play = Play(env, calls.call)
         self._count_error = calls.count_error
-        self.session_id = session.id
-        self.ended = False
-        self.draining = False
-
-    def hello(self, resume: str | None) -> None:
-        """None: in OpenEnv the client speaks first."""
 
     def answer(self, text: str) -> str | None:
         """The frame that answers a frame; None after "close", which ends the session."""
@@ -116,10 +109,10 @@ class OpenEnvHandler:
         if method == "tools/call":
             return self._rpc_call(id, params)
         if method == "openenv/session/create":
-            return rpc_result(id, {"session_id": self.session_id})
+            return rpc_result(id, {"session_id": self._session.id})
         if method == "openenv/session/close":
             told = params.get("session_id")
-            if told == self.session_id:
+            if told == self._session.id:
                 return rpc_error(id, INVALID_REQUEST, "this session ends with its WebSocket, not by a call")
             return rpc_error(id, INVALID_PARAMS, f"Unknown session_id: {told!s:.100}")
         return rpc_error(id, METHOD_NOT_FOUND, f"Method not found: {method:.100}")

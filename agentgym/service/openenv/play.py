@@ -45,7 +45,6 @@ class Caller:
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
 
-    def count_error(self, code: str) -> None: ...
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
         return self._runner.run(_awaited(result)) if inspect.isawaitable(result) else result

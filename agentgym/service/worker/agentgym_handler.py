@@ -17,8 +17,7 @@ from agentgym.service.protocol.frames import (
     rng_to_json,
 )
 from agentgym.service.server.task_catalogue import facts_of
-from agentgym.service.worker.request_handler import RequestHandler
-from agentgym.service.worker.session_worker import CallRunner, SessionInfo
+from agentgym.service.worker.protocol_handler import CallRunner, RequestHandler, SessionInfo
 
 if TYPE_CHECKING:
     from agentgym.core.env import Env

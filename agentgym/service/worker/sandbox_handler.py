@@ -20,8 +20,7 @@ from agentgym.service.protocol.frames import (
     Refused,
 )
 from agentgym.service.protocol.sandbox_frames import GUEST_CALLS, LARGEST_DATA, PART, PROTOCOL, check_sandbox_request
-from agentgym.service.worker.request_handler import RequestHandler
-from agentgym.service.worker.session_worker import CallRunner, SessionInfo, described
+from agentgym.service.worker.protocol_handler import CallRunner, RequestHandler, SessionInfo, described
 
 if TYPE_CHECKING:  # the server imports this module, and needs no Docker
     from agentgym.sandbox.served import ServedSandbox
@@ -43,10 +42,13 @@ class SandboxHandler(RequestHandler):
 
     @staticmethod
     def make(spec: EnvSpec, tasks: object) -> ServedSandbox:
-        """The object that a session holds instead of an environment. It has no sandbox yet."""
         from agentgym.sandbox.served import ServedSandbox
 
         return ServedSandbox.of_settings(spec.kwargs)
+
+    @staticmethod
+    def has_sandbox(held: Any) -> bool:
+        return True
 
     def hello(self, resume: str | None) -> str:
         return self._hello(resume, PROTOCOL, most=vars(self._held.most))

@@ -7,37 +7,25 @@ orders. The worker enforces no time limit: it writes its state into its slot, an
 from __future__ import annotations
 
 import _thread
-import asyncio
 import atexit
 import contextlib
-import inspect
 import json
 import os
 import queue
 import socket
-import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from agentgym.core.executor import EnvExecutor
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import TaskSet
-from agentgym.service.protocol.frames import (
-    CODES,
-    DRAINING,
-    ENV_ERROR,
-    NORMAL_CLOSE,
-    OUT_OF_MEMORY,
-    Refused,
-    ServiceLimits,
-)
+from agentgym.service.protocol.frames import CODES, DRAINING, ENV_ERROR, NORMAL_CLOSE, Refused, ServiceLimits
 from agentgym.service.server import slots
-from agentgym.service.server.bounds import why_no_memory
 from agentgym.service.server.events import EnvErrors
 from agentgym.service.server.slots import Slot
+from agentgym.service.worker.protocol_handler import CallRunner, ProtocolHandler, SessionInfo, described
 from agentgym.service.worker.websocket import Connection
 
 if TYPE_CHECKING:  # the server reads this module for its codes, and needs no Gymnasium
@@ -47,7 +35,6 @@ if TYPE_CHECKING:  # the server reads this module for its codes, and needs no Gy
 ENDED, NOT_MADE = 80, 81  # none that a program ends with by itself
 NOT_SHARED = 82  # of a session alone: it has not begun, and needs a process to itself
 _LARGEST_ORDER = 1 << 16
-_STATES = {"init": slots.INIT, "reset": slots.RESET, "close": slots.CLOSE}
 
 
 @dataclass(frozen=True)
@@ -61,104 +48,6 @@ class SessionStart:
     slot: int
     token: str = ""
     local: bool = False
-
-
-@dataclass(frozen=True)
-class SessionInfo:
-    """The facts about a session that a protocol handler may tell its client."""
-
-    id: str
-    env_id: str
-    spec: EnvSpec
-    limits: ServiceLimits
-
-
-class ProtocolHandler(Protocol):
-    """Answers the messages of a session's connections.
-
-    A handler that holds something other than an environment has a `make(spec, tasks)`, whose result has a `close`. A handler whose
-    `clean` is true is ended when the server drains: nothing would be lost.
-    """
-
-    resumable: bool
-    ended: bool
-    draining: bool
-
-    def __init__(self, env: Env, calls: CallRunner, session: SessionInfo) -> None: ...
-
-    def hello(self, resume: str | None) -> str | None:
-        """The first message of a connection; None: there is none."""
-
-    def answer(self, text: str) -> str | None:
-        """The answer to one message; None: there is none. Raises `Refused` to end the session with an error."""
-
-    @staticmethod
-    def last_word(code: str, message: str) -> str | None:
-        """The client's last message before the server closes; also sent by the server for a worker that died."""
-
-
-class CallRunner:
-    """Runs the environment's functions and writes the state into the slot. `async def` runs in one task of another thread's loop."""
-
-    def __init__(self, slot: Slot, raised: Callable[[str, BaseException], None] = lambda call, error: None):
-        self._slot = slot
-        self._raised = raised  # told of what the environment raises, and in which call
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._executor = EnvExecutor("agentgym async calls")
-
-    def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The result of `function(*args, **kwargs)`, awaited if need be; MemoryError becomes a fatal `Refused`.
-
-        `name` is "init", "reset", "step" or "close", whose time limit holds; any other name has that of a step.
-        """
-        slot = self._slot
-        begun = slot.enter(_STATES.get(name, slots.STEP))
-        try:
-            result = function(*args, **kwargs)
-            if type(result) is not tuple and inspect.isawaitable(result):
-                result = self._awaited(result)
-        except MemoryError as error:  # whatever the environment was about, it is half done
-            self._raised(name, error)
-            raise Refused(OUT_OF_MEMORY, f"{name} ran out of memory: {why_no_memory()}", fatal=True) from error
-        except BaseException as error:
-            slot.count_error(ENV_ERROR)
-            self._raised(name, error)
-            raise
-        finally:
-            now = slot.enter(slots.WRITING)
-        if name in ("step", "reset"):
-            slot.count_time(name, now - begun)
-        if name == "step":
-            slot.words[slots.STEPS] += 1
-            if type(result) is tuple and len(result) == 5 and (result[2] or result[3]):
-                slot.words[slots.EPISODES] += 1
-        return result
-
-    def count_error(self, code: str) -> None:
-        """Count an error response that is not the environment's."""
-        self._slot.count_error(code)
-
-    def reserve_sandbox(self, amounts: Sequence[int], most: Sequence[int]) -> bool:
-        return self._slot.reserve_sandbox(amounts, most)
-
-    def _awaited(self, awaitable: Awaitable[Any]) -> Any:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=_run_loop, args=(self._loop,), name="agentgym async calls", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(self._executor.call(_await, awaitable), self._loop).result()
-
-    def stop(self) -> None:
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
-    loop.close()
-
-
-async def _await(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
 
 
 class ServerLink:
@@ -179,11 +68,10 @@ class ServerLink:
 
     def offer(self, client: socket.socket, resume: str, masked: bool = True) -> None:
         """Serve this connection instead of the one before."""
-        connection = Connection(client, self.slot, self._limit, masked)
-        before, self._connection = self._connection, connection
-        if before is not None:
-            before.shut(socket.SHUT_RDWR)
-        self._attached.put((connection, resume))
+        if self._connection is not None:
+            self._connection.shut(socket.SHUT_RDWR)
+        self._connection = Connection(client, self.slot, self._limit, masked)
+        self._attached.put((self._connection, resume))
 
     def hear(self, said: dict[str, Any], client: socket.socket | None) -> None:
         """Follow one order, in another thread than the session's. Never waits."""
@@ -195,7 +83,7 @@ class ServerLink:
             self.draining = True
             if self.handler is not None:
                 self.handler.draining = True
-                if getattr(self.handler, "clean", False):
+                if self.handler.clean:
                     self._end(DRAINING, "the server is ending", False)
         elif said["do"] == "end":
             self._end(said["code"], said["message"], said["deaf"])
@@ -294,7 +182,8 @@ def _run_session(
     start: SessionStart, client: socket.socket | None, link: ServerLink, served: Served, shared: bool = False
 ) -> int:
     """Serve one session to its end; returns the exit code of a process that does nothing else."""
-    slot, handler_class, spec = link.slot, served.handlers[start.protocol], served.specs[start.env]
+    slot, spec = link.slot, served.specs[start.env]
+    handler_class: type[ProtocolHandler] = served.handlers[start.protocol]
     asked = slot.since()
     slot.enter(slots.INIT)
     if client is None:
@@ -302,7 +191,7 @@ def _run_session(
     link.offer(client, start.resume, masked=not start.local)
     calls = CallRunner(slot, EnvErrors(start.env, start.session, start.token).log)
     try:
-        env = calls.call("init", getattr(handler_class, "make", _make), spec, served.tasks.get(start.env))
+        env = calls.call("init", handler_class.make, spec, served.tasks.get(start.env))
     except (Exception, SystemExit) as error:
         connection, _ = link.next() or (None, "")
         if connection is not None:
@@ -310,7 +199,7 @@ def _run_session(
             _say_last(connection, slot, handler_class, code, f"making the environment failed: {described(error)}")
         calls.stop()
         return NOT_MADE
-    if shared and (hasattr(handler_class, "make") or getattr(env.unwrapped, "sandbox_image", None) is not None):
+    if shared and handler_class.has_sandbox(env):
         # A back end ties the lives of its processes to a thread, and counts what they use for the whole process.
         _close(env, calls)
         if (attached := link.next()) is not None:
@@ -334,27 +223,17 @@ def _close(env: Env, calls: CallRunner) -> None:
     calls.stop()
 
 
-def _make(spec: EnvSpec, tasks: TaskSet | None) -> Env:
-    env = spec.make()
-    bare: Any = env.unwrapped
-    if tasks is not None and getattr(bare, "_tasks", tasks) is None:
-        bare._tasks = tasks
-    return env
-
-
 def _serve(connection: Connection, resume: str, handler: ProtocolHandler, server: ServerLink, slot: Slot) -> bool:
     """Serve one connection until it is over; returns whether the client may come back."""
     words = slot.words
     words[slots.REQUESTS_THEN] = words[slots.REQUESTS]
     words[slots.CONNECTION] += 1
     try:
-        hello = handler.hello(resume if handler.resumable else None)
-        if hello is not None:
+        if (hello := handler.hello(resume if handler.resumable else None)) is not None:
             connection.send(hello)
         while (text := connection.receive()) is not None and server.ending is None:
             slot.words[slots.REQUESTS] += 1
-            answer = handler.answer(text)
-            if answer is not None:
+            if (answer := handler.answer(text)) is not None:
                 connection.send(answer)
             if handler.ended:
                 connection.end(NORMAL_CLOSE)
@@ -369,15 +248,10 @@ def _serve(connection: Connection, resume: str, handler: ProtocolHandler, server
     return handler.resumable and not connection.closed
 
 
-def _say_last(connection: Connection, slot: Slot, handler_class: Any, code: str, message: str) -> None:
+def _say_last(
+    connection: Connection, slot: Slot, handler_class: type[ProtocolHandler], code: str, message: str
+) -> None:
     slot.words[slots.WHY] = 1 + list(CODES).index(code)
     if code != ENV_ERROR:  # which was counted as it was raised
         slot.count_error(code)
     connection.end(CODES[code][1] or NORMAL_CLOSE, handler_class.last_word(code, message))
-
-
-def described(error: BaseException) -> str:
-    """An error in words, cut to 2,000 characters."""
-    if isinstance(error, Refused):
-        return str(error)[:2000]
-    return f"{type(error).__name__}: {error}"[:2000]

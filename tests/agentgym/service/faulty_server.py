@@ -19,7 +19,7 @@ from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec
 from agentgym.service.protocol.frames import RESUME_HEADER, ServiceLimits, last_word
 from agentgym.service.worker.agentgym_handler import AgentgymHandler
-from agentgym.service.worker.session_worker import SessionInfo
+from agentgym.service.worker.protocol_handler import SessionInfo
 
 
 class _Calls:

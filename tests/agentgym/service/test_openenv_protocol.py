@@ -10,11 +10,12 @@ from openenv_envs import AsyncSum, Counter, Sum
 
 from agentgym.core.messages import user
 from agentgym.service.openenv.handler import OpenEnvHandler
-from agentgym.service.openenv.play import Caller
+from agentgym.service.server.slots import Slot, make_memory, map_memory
+from agentgym.service.worker.protocol_handler import CallRunner
 
 
 def handler(env):
-    return OpenEnvHandler(env, Caller(), SimpleNamespace(id="s-1"))
+    return OpenEnvHandler(env, CallRunner(Slot(map_memory(make_memory(1)), 0)), SimpleNamespace(id="s-1"))
 
 
 def ask(session, kind, *data, **more):

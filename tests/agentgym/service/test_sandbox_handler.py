@@ -12,8 +12,8 @@ from agentgym.service.protocol.frames import CODES, ServiceLimits
 from agentgym.service.protocol.sandbox_frames import GUEST_CALLS, OWN_CALLS
 from agentgym.service.server.session_server import sandbox_spec
 from agentgym.service.server.slots import Slot, make_memory, map_memory
+from agentgym.service.worker.protocol_handler import CallRunner, SessionInfo
 from agentgym.service.worker.sandbox_handler import SandboxHandler
-from agentgym.service.worker.session_worker import CallRunner, SessionInfo
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

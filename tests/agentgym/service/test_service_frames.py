@@ -21,7 +21,7 @@ from agentgym.service.protocol.frames import (
 )
 from agentgym.service.server.slots import Slot, make_memory, map_memory
 from agentgym.service.worker.agentgym_handler import AgentgymHandler
-from agentgym.service.worker.session_worker import CallRunner, SessionInfo
+from agentgym.service.worker.protocol_handler import CallRunner, SessionInfo
 from agentgym.service.worker.websocket import CLOSE, PING, TEXT, Frames, close_frame, contains_close, encoded, unmasked
 
 
@@ -210,7 +210,7 @@ def test_any_text_is_answered_and_no_request_is_run_twice(messages):
                 assert answer["error"]["code"] in frames.CODES
             else:
                 assert json.dumps(answered.setdefault(answer["id"], answer)) == json.dumps(answer)
-    assert wired.slot.counters()["steps"] <= len(answered)
+    assert wired.slot.counters["steps"] <= len(answered)
 
 
 def test_limits_are_positive():

@@ -19,7 +19,7 @@ from agentgym.service.protocol.frames import KEPT_ANSWERS, Refused, ServiceLimit
 from agentgym.service.server import slots
 from agentgym.service.server.slots import Slot
 from agentgym.service.worker.agentgym_handler import AgentgymHandler
-from agentgym.service.worker.session_worker import CallRunner, SessionInfo
+from agentgym.service.worker.protocol_handler import CallRunner, SessionInfo
 from agentgym.service.worker.websocket import CLOSE, PING, TEXT, Connection, Frames, unmasked
 
 WAIT = 20.0

@@ -1,0 +1,217 @@
+"""How a worker calls environments and answers clients: what the handlers of all protocols have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from agentgym.core.executor import EnvExecutor
+from agentgym.core.registration import EnvSpec
+from agentgym.core.tasks import TaskSet
+from agentgym.service.protocol.frames import (
+    BAD_REQUEST,
+    ENV_ERROR,
+    OUT_OF_MEMORY,
+    Refused,
+    ServiceLimits,
+    error_frame,
+    json_of_text,
+    last_word,
+    text_of_json,
+)
+from agentgym.service.server import slots
+from agentgym.service.server.bounds import why_no_memory
+from agentgym.service.server.slots import Slot
+
+_STATES = {"init": slots.INIT, "reset": slots.RESET, "close": slots.CLOSE}
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """The facts about a session that a protocol handler may tell its client."""
+
+    id: str
+    env_id: str
+    spec: EnvSpec
+    limits: ServiceLimits
+
+
+class CallRunner:
+    """Runs the environment's functions and writes the state into the slot. `async def` runs in one task of another thread's loop."""
+
+    def __init__(self, slot: Slot, raised: Callable[[str, BaseException], None] = lambda call, error: None):
+        self._slot = slot
+        self._raised = raised  # told of what the environment raises, and in which call
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._executor = EnvExecutor("agentgym async calls")
+
+    def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The result of `function(*args, **kwargs)`, awaited if need be; MemoryError becomes a fatal `Refused`.
+
+        `name` is "init", "reset", "step" or "close", whose time limit holds; any other name has that of a step.
+        """
+        slot = self._slot
+        begun = slot.enter(_STATES.get(name, slots.STEP))
+        try:
+            result = function(*args, **kwargs)
+            if type(result) is not tuple and inspect.isawaitable(result):
+                result = self._awaited(result)
+        except MemoryError as error:  # whatever the environment was about, it is half done
+            self._raised(name, error)
+            raise Refused(OUT_OF_MEMORY, f"{name} ran out of memory: {why_no_memory()}", fatal=True) from error
+        except BaseException as error:
+            slot.count_error(ENV_ERROR)
+            self._raised(name, error)
+            raise
+        finally:
+            now = slot.enter(slots.WRITING)
+        if name in ("step", "reset"):
+            slot.count_time(name, now - begun)
+        if name == "step":
+            slot.words[slots.STEPS] += 1
+            if type(result) is tuple and len(result) == 5 and (result[2] or result[3]):
+                slot.words[slots.EPISODES] += 1
+        return result
+
+    def count_error(self, code: str) -> None:
+        """Count an error response that is not the environment's."""
+        self._slot.count_error(code)
+
+    def reserve_sandbox(self, amounts: Sequence[int], most: Sequence[int]) -> bool:
+        return self._slot.reserve_sandbox(amounts, most)
+
+    def _awaited(self, awaitable: Awaitable[Any]) -> Any:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=_run_loop, args=(self._loop,), name="agentgym async calls", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(self._executor.call(_await, awaitable), self._loop).result()
+
+    def stop(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
+
+
+async def _await(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+class ProtocolHandler:
+    """Answers the messages of a session's connections.
+
+    Attributes:
+        resumable: a client whose connection dropped may come back.
+        clean: the session may end when the server drains: nothing would be lost.
+        ended: the session ends once the last answer is sent.
+        draining: set by the worker when the server is about to end: no new episode is to begin.
+    """
+
+    resumable: ClassVar[bool] = False
+    clean = False
+
+    def __init__(self, held: Any, calls: CallRunner, session: SessionInfo):
+        self.ended = False
+        self.draining = False
+        self._held = held
+        self._calls = calls
+        self._session = session
+
+    @staticmethod
+    def make(spec: EnvSpec, tasks: TaskSet | None) -> Any:
+        """What the session holds, with a `close`: an environment, whose `reset` draws from `tasks`."""
+        env = spec.make()
+        bare: Any = env.unwrapped
+        if tasks is not None and getattr(bare, "_tasks", tasks) is None:
+            bare._tasks = tasks
+        return env
+
+    @staticmethod
+    def has_sandbox(held: Any) -> bool:
+        return getattr(held.unwrapped, "sandbox_image", None) is not None
+
+    def hello(self, resume: str | None) -> str | None:
+        """The first message of a connection; None: there is none."""
+        return None
+
+    def answer(self, text: str) -> str | None:
+        """The answer to one message; None: there is none. Raises `Refused` to end the session with an error."""
+        raise NotImplementedError
+
+    @staticmethod
+    def last_word(code: str, message: str) -> str:
+        """The client's last message before the server closes; also sent by the server for a worker that died."""
+        return last_word(code, message)
+
+
+class RequestHandler(ProtocolHandler):
+    """Runs each numbered request once, and keeps the last answers for a client that resumes.
+
+    A subclass has a method `call_NAME` for each call, and checks requests by `check`.
+    """
+
+    resumable = True
+    check: Callable[[Any, int], None]
+
+    def __init__(self, held: Any, calls: CallRunner, session: SessionInfo):
+        super().__init__(held, calls, session)
+        self._last = 0
+        self._kept: dict[int, str] = {}
+
+    def _hello(self, resume: str | None, protocol: int, **more: Any) -> str:
+        told = {"session": self._session.id, "resume": resume, "protocol": protocol, "last": self._last}
+        return text_of_json({**told, **more, "limits": vars(self._session.limits)})
+
+    def answer(self, text: str) -> str:
+        """The answer to a message."""
+        try:
+            return self._answered(json_of_text(text))
+        except Refused as refused:
+            if refused.fatal:
+                raise
+            self._calls.count_error(refused.code)
+            return text_of_json(error_frame(refused.code, str(refused), fatal=False))
+
+    def _answered(self, request: Any, keep: int = 1) -> str:
+        id = request.get("id") if isinstance(request, dict) else None
+        id = id if type(id) is int else None
+        if id is not None and 0 < id <= self._last:
+            why = f"request {id} was run, and its answer is not kept any more; the last is {self._last}"
+            return self._kept.get(id) or text_of_json(error_frame(BAD_REQUEST, why, fatal=False, id=id))
+        try:
+            self.check(request, self._last + 1)
+            answer = f'{{"id": {id}, "result": {text_of_json(self._run(request))}}}'
+        except (Exception, SystemExit) as error:
+            refused = self._refusal(error)
+            if refused.code == OUT_OF_MEMORY:
+                raise
+            if isinstance(error, Refused):  # others were counted as they were raised
+                self._calls.count_error(refused.code)
+            answer = text_of_json(error_frame(refused.code, str(refused), refused.fatal, id))
+            self.ended = self.ended or refused.fatal
+        if id == self._last + 1:
+            self._last += 1
+            self._kept[self._last] = answer
+            while len(self._kept) > keep:
+                del self._kept[self._last + 1 - len(self._kept)]  # the oldest: ids follow one another
+        return answer
+
+    def _run(self, request: dict[str, Any]) -> Any:
+        return getattr(self, f"call_{request['call']}")(request)
+
+    def _refusal(self, error: BaseException) -> Refused:
+        return error if isinstance(error, Refused) else Refused(ENV_ERROR, described(error))
+
+
+def described(error: BaseException) -> str:
+    """An error in words, cut to 2,000 characters."""
+    if isinstance(error, Refused):
+        return str(error)[:2000]
+    return f"{type(error).__name__}: {error}"[:2000]
