@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from agentgym.service.server.settings import ServeSettings
 
 _SIZES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-# Options of limits: name, the limit it sets, and its help.
+# Limits of a session in seconds: option, the limit it sets, and its help.
 _LIMITS = (
     ("--init-timeout", "init_seconds", "for making an environment, and for one init"),
     ("--reset-timeout", "reset_seconds", "for one reset"),
@@ -32,100 +32,69 @@ _LIMITS = (
     ("--resume-timeout", "resume_seconds", "for a client to come back after its connection dropped"),
     ("--message-timeout", "message_seconds", "for a message to arrive whole, and for an answer to be taken"),
 )
+_MOST_BYTES = ServiceLimits().message_bytes
+# Other numbers: option, default, least value, metavar and help.
+_NUMBERS: tuple[tuple[str, float | None, int, str, str], ...] = (
+    ("--workers", 2, 0, "N", "processes forked in advance, so that a new session waits for no fork (default: 2)"),
+    (
+        "--sessions-per-worker",
+        1,
+        1,
+        "N",
+        "sessions that share a process, each in a thread: they open faster and need less memory. For environments that you"
+        " trust: a call that exceeds its time limit ends all of them. Sandboxes, and environments that run programs in"
+        " them, keep one process a session; a process may use N times --session-memory and --session-pids (default: 1)",
+    ),
+    ("--max-sessions", 256, 1, "N", "sessions open at a time (default: 256)"),
+    ("--max-sessions-per-token", None, 1, "N", "sessions open at a time for one token (default: no limit)"),
+    ("--max-message", _MOST_BYTES, 1, "BYTES", f"largest message from a client (default: {_MOST_BYTES})"),
+    (
+        "--drain-timeout",
+        30.0,
+        0,
+        "S",
+        "seconds for running sessions to end after Ctrl-C or SIGTERM; a second one ends them at once (default: 30)",
+    ),
+    (
+        "--session-pids",
+        512,
+        0,
+        "N",
+        "processes and threads of a session at a time, where control groups can be made; 0: no limit (default: 512)",
+    ),
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    _add_served(add)
-    _add_limits(add)
-    serve_sandboxes.add_options(add)
-
-
-def _add_served(add: Callable[..., Any]) -> None:
     add("envs", nargs="*", metavar="ENV", help=f"environments to serve: {ENVS}")
     add("--kwargs", default="{}", metavar="JSON", help="arguments of the environments; of one alone: {ENV: {...}}")
     add("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: 8000)")
-    add(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on; any but this machine's own address needs --token-file",
+    host = "address to listen on; any but this machine's own address needs --token-file"
+    add("--host", default="127.0.0.1", help=host)
+    tokens = (
+        "accepted bearer tokens, one a line: TOKEN, NAME TOKEN, or NAME TOKEN SCOPES, with scopes out of metrics, play"
+        " and sandboxes, joined by commas (default: all); the file is read again when it changes"
     )
-    add(
-        "--workers",
-        type=int,
-        default=2,
-        metavar="N",
-        help="processes forked in advance, so that a new session waits for no fork (default: 2)",
+    add("--token-file", type=Path, metavar="FILE", help=tokens)
+    names = (
+        "accept this Host name on a server without tokens, such as a proxy's; may be repeated."
+        " localhost is always accepted, other names are refused"
     )
-    add(
-        "--sessions-per-worker",
-        type=int,
-        default=1,
-        metavar="N",
-        help="sessions that share a process, each in a thread: they open faster and need less memory. For environments"
-        " that you trust: a call that exceeds its time limit ends all of them. Sandboxes, and environments that run programs in"
-        " them, keep one process a session; a process may use N times --session-memory and --session-pids (default: 1)",
-    )
-    add("--max-sessions", type=int, default=256, metavar="N", help="sessions open at a time (default: 256)")
-    add(
-        "--max-sessions-per-token",
-        type=int,
-        metavar="N",
-        help="sessions open at a time for one token (default: no limit)",
-    )
-    add(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help="accepted bearer tokens, one a line: TOKEN, NAME TOKEN, or NAME TOKEN SCOPES, with scopes out of metrics, play"
-        " and sandboxes, joined by commas (default: all); the file is read again when it changes",
-    )
-    add(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="accept this Host name on a server without tokens, such as a proxy's; may be repeated."
-        " localhost is always accepted, other names are refused",
-    )
+    add("--allow-host", action="append", default=[], metavar="NAME", help=names)
     add("--tls-cert", type=Path, metavar="FILE", help="serve over TLS with this certificate chain (PEM)")
     add("--tls-key", type=Path, metavar="FILE", help="the certificate's key, if it is in another file")
-
-
-def _add_limits(add: Callable[..., Any]) -> None:
-    defaults = ServiceLimits()
+    for option, default, _, metavar, help in _NUMBERS:
+        add(option, type=float if isinstance(default, float) else int, default=default, metavar=metavar, help=help)
     for option, name, what in _LIMITS:
-        value = getattr(defaults, name)
+        value = getattr(ServiceLimits(), name)
         add(option, type=float, default=value, dest=name, metavar="S", help=f"seconds {what} (default: {value:g})")
-    add(
-        "--max-message",
-        type=int,
-        default=defaults.message_bytes,
-        metavar="BYTES",
-        help=f"largest message from a client (default: {defaults.message_bytes})",
+    memory = (
+        "memory of a session beyond what all sessions share, child processes included, as 512MiB or 2GiB; a session"
+        " that needs more is ended alone (default: no limit)"
     )
-    add(
-        "--drain-timeout",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="seconds for running sessions to end after Ctrl-C or SIGTERM; a second one ends them at once (default: 30)",
-    )
-    add(
-        "--session-memory",
-        type=_size,
-        default=0,
-        metavar="SIZE",
-        help="memory of a session beyond what all sessions share, child processes included, as 512MiB or 2GiB; a session"
-        " that needs more is ended alone (default: no limit)",
-    )
-    add(
-        "--session-pids",
-        type=int,
-        default=512,
-        metavar="N",
-        help="processes and threads of a session at a time, where control groups can be made; 0: no limit (default: 512)",
-    )
+    add("--session-memory", type=_size, default=0, metavar="SIZE", help=memory)
+    serve_sandboxes.add_options(add)
 
 
 def _size(text: str) -> int:
@@ -201,19 +170,10 @@ def _allowed_hosts(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
-    least = {
-        "--max-sessions": 1,
-        "--max-sessions-per-token": 1,
-        "--workers": 0,
-        "--sessions-per-worker": 1,
-        "--session-pids": 0,
-        "--max-message": 1,
-        "--drain-timeout": 0,
-    }
-    for option, most in least.items():
+    for option, _, least, *_ in _NUMBERS:
         value = getattr(args, option.strip("-").replace("-", "_"))
-        if value is not None and not value >= most:
-            raise UsageError(f"{option} is at least {most}, not {value:g}")
+        if value is not None and not value >= least:
+            raise UsageError(f"{option} is at least {least}, not {value:g}")
     for option, name, _ in _LIMITS:
         if not getattr(args, name) > 0:
             raise UsageError(f"{option} must be positive, not {getattr(args, name):g}")
