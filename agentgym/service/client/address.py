@@ -31,7 +31,7 @@ class Full(Unavailable):
 
 
 class SessionLost(RemoteError):
-    """The session has ended, and its episode with it. `code` is one of `frames.CODES`, or "" if the server did not say."""
+    """The session has ended, and its episode with it. `code`: one of `frames.CODES`, or "" if the server gave none."""
 
     def __init__(self, message: str, code: str = ""):
         super().__init__(message)
@@ -80,10 +80,8 @@ class Address:
         lacks = self.token_file is not None and not token
         if lacks or not token.isascii() or not token.isprintable() or " " in token:
             where = f"token_file={self.token_file}" if self.token_file else f"${TOKEN_VARIABLE}"
-            raise Unavailable(
-                f"{where} holds no token: it must be letters, digits and signs without spaces, on one line, without the name"
-                " that it has in the server's file"
-            )
+            form = "letters, digits and signs without spaces, on one line, without the name that it has in the server's file"
+            raise Unavailable(f"{where} holds no token: it must be {form}")
         host = {"Host": urlsplit(self.service).netloc} if self.service else {}
         return {**host, **({"Authorization": f"Bearer {token}"} if token else {})}
 
@@ -115,9 +113,8 @@ def parse(url: str | Sequence[str], token_file: str | None = None, ca_file: str 
         raise ValueError("no URL: write http://HOST:PORT/ENV")
     envs = list(dict.fromkeys(env for _, env in found))
     if len(envs) > 1:
-        raise ValueError(
-            f"the URLs name different environments, {envs[0]!r} and {envs[1]!r}: give several servers of one environment"
-        )
+        which = f"{envs[0]!r} and {envs[1]!r}"
+        raise ValueError(f"the URLs name different environments, {which}: give several servers of one environment")
     return Address(tuple(dict.fromkeys(server for server, _ in found)), envs[0], token_file, ca_file)
 
 

@@ -1,8 +1,8 @@
 """Load balancing over several servers: the one with the most room is next; a failed one is tried again later.
 
-Servers report their load (`/ready`); in between, sessions that this process opened and closed are counted. If a URL's name
-has several addresses (a Kubernetes headless service), each is a server in the pool, so that a dropped connection is reopened at
-the server that has the session. A name with one address, a load balancer's, stays a name.
+Servers report their load (`/ready`); in between, sessions that this process opened and closed are counted. If a URL's
+name has several addresses (a Kubernetes headless service), each is a server in the pool, so that a dropped connection
+is reopened at the server that has the session. A name with one address, a load balancer's, stays a name.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Server:
 
 @dataclass
 class Pool:
-    """The servers of one environment, shared by all environments of a process with the same `urls`. Methods are thread-safe."""
+    """The servers of one environment, shared by all environments of a process with the same `urls`. Thread-safe."""
 
     servers: list[Server]
     urls: tuple[str, ...] = ()

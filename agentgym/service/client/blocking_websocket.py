@@ -137,7 +137,7 @@ class BlockingWebSocket:
         return data
 
     def close(self, *, in_order: bool = True) -> None:
-        """Close the connection and wake a waiting `receive`; `in_order` ends the session. In a fork only the file is closed."""
+        """Close the connection and wake a waiting `receive`; `in_order` ends the session. Forks only close the file."""
         if os.getpid() != self._pid:  # the lock may be held for ever by a thread that is not here
             self._socket.close()
             return

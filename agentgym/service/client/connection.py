@@ -64,7 +64,7 @@ class Hello:
                 raise NotOpened(f"{code}: {message}", wait, lasting=code == frames.RESUME_REFUSED)
             if record["protocol"] != frames.PROTOCOL:
                 raise NotOpened(
-                    f"it speaks protocol {record['protocol']!r:.20}, this client {frames.PROTOCOL}: update the older one",
+                    f"it speaks protocol {record['protocol']!r:.20}, this client {frames.PROTOCOL}: update the older",
                     lasting=True,
                 )
             env = record["env"]
@@ -73,7 +73,8 @@ class Hello:
             limits = record.get("limits")
             given = {name: (limits or {}).get(name) for name in vars(frames.ServiceLimits())}
             usable = {name: n for name, n in given.items() if isinstance(n, int | float) and 0 < n < math.inf}
-            return cls(str(record["session"]), str(record["resume"]), env, frames.ServiceLimits(**usable))  # type: ignore[arg-type]
+            served = frames.ServiceLimits(**usable)  # type: ignore[arg-type]
+            return cls(str(record["session"]), str(record["resume"]), env, served)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise NotOpened(f"its hello is not that of {frames.NAME} ({error!r:.100}): {text!r:.100}") from error
 
@@ -140,7 +141,7 @@ async def get(
 async def open_websocket(
     url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None, name: str | None = None, **options: Any
 ) -> aiohttp.ClientWebSocketResponse:
-    """A WebSocket of this event loop's HTTP session. `name`: of the certificate, if the URL has another. Raises aiohttp's errors."""
+    """A WebSocket of this event loop's HTTP session. `name` is in the certificate. Raises aiohttp's errors."""
     import aiohttp
 
     http = await endpoints.session()
@@ -206,5 +207,6 @@ def difference(expects: Mapping[str, Any], made_with: Any) -> str:
         # As JSON, which is how the server told it: a tuple here is a list there.
         if line_of(there.get(name, _ABSENT)) != line_of(value):
             what = f"{name}={there[name]!r}" if name in there else f"no {name}"
-            return f"{name}={value!r} is expected, and the server makes it with {what}: serve it with that, or expect what it has"
+            hint = "serve it with that, or expect what it has"
+            return f"{name}={value!r} is expected, and the server makes it with {what}: {hint}"
     return ""

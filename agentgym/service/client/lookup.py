@@ -33,7 +33,7 @@ class NotFound(ValueError):
 
 
 def record_of(address: Address) -> dict[str, Any]:
-    """The servers' record of the environment: description, tags, splits, tools, methods, max_turns. Cached for a minute.
+    """The servers' record of the environment (description, tags, splits, tools, ...), cached for a minute.
 
     Raises:
         Unavailable: no server answers, or they refuse.
@@ -59,14 +59,14 @@ def record_of(address: Address) -> dict[str, Any]:
 
 
 def told_of(spec: EnvSpec, split: str) -> dict[str, Any]:
-    """The served facts that decide what is measured: `kwargs` and `split` (name, size, source); {} for a local environment."""
+    """The served facts that decide what is measured: `kwargs` and `split` (name, size, source); {} if it is local."""
     record = _record_for(spec)
     told = {"kwargs": record.get("kwargs"), "split": (record.get("splits") or {}).get(split)}
     return {name: value for name, value in told.items() if isinstance(value, dict)}
 
 
 def held(spec: EnvSpec) -> EnvSpec:
-    """The spec of an environment that must stay as its servers make it now, also after a restart; a local one's is unchanged."""
+    """The spec of an environment that must stay as its servers make it now; a local one's is unchanged."""
     kwargs = _record_for(spec).get("kwargs")
     if not isinstance(kwargs, dict):
         return spec
@@ -111,10 +111,10 @@ class Pages:
         self._start()
 
     def __call__(self, position: int) -> Task:
-        """The task at a position, which may be negative. Raises IndexError, or `Unavailable` if its page cannot be read."""
+        """The task at a position, which may be negative. Raises IndexError or `Unavailable`."""
         if not -self.size <= position < self.size:
             raise IndexError(f"{self.name} has {self.size} tasks, and none at {position}")
-        number, place = divmod(position % self.size, PAGE)
+        number, index = divmod(position % self.size, PAGE)
         with self._lock:
             tasks = self._pages.get(number)
             if tasks is not None:
@@ -123,9 +123,9 @@ class Pages:
             self._read(number)
             with self._lock:
                 tasks = self._pages[number]
-        if place >= len(tasks):
+        if index >= len(tasks):
             raise Unavailable(f"{self._address}: the tasks of {self._split!r} have changed since they were counted")
-        return tasks[place]
+        return tasks[index]
 
     def _read(self, number: int) -> dict[str, Any]:
         start = number * PAGE
@@ -161,9 +161,8 @@ def ask(address: Address, path: str, query: Mapping[str, Any] | None = None) -> 
             reasons[server] = _why(error)
     if missing:
         raise NotFound(missing)
-    raise Unavailable(
-        f"{address.env or address.servers[0]}: no server answers: {'; '.join(f'{server}: {why}' for server, why in reasons.items())}"
-    )
+    why = "; ".join(f"{server}: {reason}" for server, reason in reasons.items())
+    raise Unavailable(f"{address.env or address.servers[0]}: no server answers: {why}")
 
 
 def _get(address: Address, server: str, target: str) -> Any:

@@ -1,7 +1,7 @@
 """`RemoteEnv`: an environment that another machine serves, used like a local one.
 
-`agentgym.make("http://host:8000/gsm8k")` makes one. Its methods are `async def`; `agentgym.core.env.Blocking` makes them plain.
-No session is opened before an episode begins.
+`agentgym.make("http://host:8000/gsm8k")` makes one. Its methods are `async def`; `agentgym.core.env.Blocking` makes
+them plain. No session is opened before an episode begins.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ MOVES = 8
 class RemoteEnv(AsyncEnv):
     """A served environment, with the observations, rewards, infos, tools and tasks of the one on the server.
 
-    One session serves many episodes; at the beginning of one it may move to a server with more room. A lost session raises
-    `SessionLost` and costs its episode; the next `init` or `reset` opens another. If the environment runs the agent's programs, a
-    step that took too long, ran out of memory or killed its process is an `AgentFailure` instead.
+    One session serves many episodes; at the beginning of one it may move to a server with more room. A lost session
+    raises `SessionLost` and costs its episode; the next `init` or `reset` opens another. If the environment runs the
+    agent's programs, a step that took too long, ran out of memory or killed its process is an `AgentFailure` instead.
 
     Args:
         url: `http://HOST:PORT/ENV`, several joined by commas, or a list; all must make the same environment.
@@ -136,7 +136,7 @@ class RemoteEnv(AsyncEnv):
             raise AgentFailure(cause, str(lost)) from lost
 
     async def steps(self, actions: Sequence[Action]) -> list[Step]:
-        """Several steps in one message, for actions known in advance. Stops at the end of the episode. Raises `RemoteEnvError`."""
+        """Several steps in one message, for actions known in advance, up to the end of the episode."""
         said = [action if isinstance(action, str) else assistant(action) for action in actions]
         session = self._open()
         try:

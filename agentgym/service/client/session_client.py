@@ -1,7 +1,7 @@
 """The client's side of a session: calls in order, over as many connections as needed.
 
-A dropped connection is reopened with the resume token of the last hello, and unanswered requests are sent again with their ids:
-the server runs no request twice.
+A dropped connection is reopened with the resume token of the last hello, and unanswered requests are sent again with
+their ids: the server runs no request twice.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     import aiohttp
 
 RECONNECT_SECONDS = 20.0
-# Sessions end with their server: one at whose port nothing listens has no more of them, unless the network says so in error.
+# Sessions end with their server: if nothing listens at its port they are gone, unless the network says so in error.
 ABSENT_SECONDS = 3.0
-# A policy may think for longer than a server waits for a client that dropped: an idle session looks after its connection.
+# A policy may think for longer than a server waits for a client that dropped: idle sessions mend their connections.
 LOOK_SECONDS = 5.0
 SILENT_SECONDS = 15.0
 # Connections in a row over which no answer came: a server that takes a session back and drops it does not get for ever.
@@ -276,7 +276,7 @@ class RemoteSession:
             if self.lost or not is_gone(self.ws):
                 return
             self.ws = None
-            # What cannot be mended is in `lost`, and raised by the next call; a loop that is ending opens nothing any more.
+            # `lost` says what cannot be mended, and the next call raises it; a loop that is ending opens nothing.
             with contextlib.suppress(RuntimeError):
                 await self._come_back()
 
@@ -298,7 +298,8 @@ class RemoteSession:
             return
         call = next(iter(batch.values()))["call"]
         raise RemoteError(
-            f"{self._who()}: {call} would send {size:,} bytes, and the server takes {largest:,}: send less, or let it take more"
+            f"{self._who()}: {call} would send {size:,} bytes, and the server takes {largest:,}: send less, or let it"
+            " take more"
         )
 
     def _who(self) -> str:

@@ -1,6 +1,7 @@
 """Environments behind OpenEnv's wire protocol (0.2 or later): `agentgym.make("openenv:http://host:8000")`.
 
-One environment is one WebSocket and one session: if the connection drops, the episode is lost, and the next reset begins another.
+One environment is one WebSocket and one session: if the connection drops, the episode is lost, and the next reset
+begins another.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ _SEEDS = {"train": range(100_000), "test": range(1_000_000, 1_001_000)}
 class OpenEnvEnv(AsyncEnv):
     """An environment on an OpenEnv server.
 
-    A server of agentgym's speaks in chat messages, which pass as they are. MCP tools of another server become tools here, and a reply
-    that calls none ends the episode. An environment without tools takes its action as a JSON object, as the call of one tool `act`
-    with the action's fields, or, if the action is one text, as that text. An invalid reply is answered with its error and takes a turn.
+    A server of agentgym's speaks in chat messages, which pass as they are. MCP tools of another server become tools
+    here, and a reply that calls none ends the episode. An environment without tools takes its action as a JSON
+    object, as the call of one tool `act` with the action's fields, or, if the action is one text, as that text. An
+    invalid reply is answered with its error and takes a turn.
 
     Args:
         name: the server, "http://host:8000" or "https://host/path".
@@ -105,14 +107,14 @@ class OpenEnvEnv(AsyncEnv):
         return TaskSet(make, name=f"{env}/{split}", source=url, size=size)
 
     @property
-    def tools(self) -> list[dict[str, Any]]:  # type: ignore[override]  # a class variable where they are always the same
+    def tools(self) -> list[dict[str, Any]]:  # type: ignore[override]  # elsewhere a class variable
         """OpenAI schemas of the tools, once there was a reset."""
         return self._offered
 
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode on the server. Raises `Unavailable` if it cannot be reached or stays full, `RemoteEnvError`."""
+        """Begin an episode on the server. Raises `Unavailable` if it is away or stays full, or `RemoteEnvError`."""
         if self._tasks is None and self.task is None and "task" not in (options or {}):
             await asyncio.to_thread(getattr, self, "tasks")  # the server is asked, which others need not wait for
         await super().reset(seed=seed, options=options)
@@ -294,11 +296,11 @@ def _whole(action: Json) -> Json:
 
 
 def _replied(message: Message, *texts: str) -> Observation:
-    """The messages that answer a reply: a tool message for each native call, as chat endpoints require, else a user message."""
+    """The messages that answer a reply: a tool message for each native call, else a user message."""
     native = message.get("tool_calls")
     if not native:
         return [user("\n".join(texts))]
     raws = native if isinstance(native, list) else [native]
     ids = [raw.get("id") if isinstance(raw, Mapping) else None for raw in raws]
     said = [*texts, *[texts[-1]] * (len(ids) - len(texts))]
-    return [tool_result(id or f"call_{place}", text) for place, (id, text) in enumerate(zip(ids, said, strict=False))]
+    return [tool_result(id or f"call_{n}", text) for n, (id, text) in enumerate(zip(ids, said, strict=False))]

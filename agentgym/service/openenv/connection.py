@@ -70,17 +70,15 @@ class Connection:
                 f"openenv:{self._url}: the episode began in another event loop: begin another in this one"
             )
         try:
-            # A server that gives no session says so, and closes, before it is asked: that is then what there is to read.
+            # A server that gives no session says so, and closes, before it is asked: its refusal is still to be read.
             with contextlib.suppress(ConnectionError, aiohttp.ClientError):
                 await self._ws.send_str(json.dumps(frame))
             message = await self._ws.receive(timeout)
         except (ConnectionError, aiohttp.ClientError) as error:  # it closed while it was sent something
             raise self._lost(frame, str(error)) from error
         except TimeoutError:
-            raise SessionLost(
-                f"openenv:{self._url}: no answer to {frame['type']} within {timeout:g} s; the episode is lost: reset begins"
-                " another, and timeout= allows more"
-            ) from None
+            late = f"no answer to {frame['type']} within {timeout:g} s; the episode is lost: reset begins another"
+            raise SessionLost(f"openenv:{self._url}: {late}, and timeout= allows more") from None
         if message.type is aiohttp.WSMsgType.TEXT:
             return self._data(message.data)
         if message.type is aiohttp.WSMsgType.ERROR:

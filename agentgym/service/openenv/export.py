@@ -109,8 +109,8 @@ def _values(spec: EnvSpec, kwargs: dict[str, Any], requirements: Sequence[str]) 
     name = "_".join(words) if words[0][0].isalpha() else "env_" + "_".join(words)
     sandboxes = [need.partition(":")[2] for need in spec.needs if need.startswith("sandbox:")]
     notes = "".join(
-        f"\nIt runs code in the sandbox image `{image}`, so its container needs a Docker Engine (DOCKER_HOST) that has that"
-        " image.\n"
+        f"\nIt runs code in the sandbox image `{image}`, so its container needs a Docker Engine (DOCKER_HOST) that has"
+        " that image.\n"
         for image in sandboxes
     )
     description = spec.description or f"The environment {spec.id}."

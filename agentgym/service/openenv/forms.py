@@ -30,7 +30,8 @@ class Form:
     """The form of an environment's actions.
 
     Attributes:
-        kind: "chat": messages pass as they are, the server is agentgym's; "tools": the reply calls tools; "fields": it is a JSON object.
+        kind: "chat": messages pass as they are, the server is agentgym's; "tools": the reply calls tools; "fields":
+            it is a JSON object.
         action: JSON schema of actions, without metadata.
         by_step: a tool is called by a step, which has a reward; else by MCP's own method, which has none.
     """

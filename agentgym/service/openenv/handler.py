@@ -1,6 +1,7 @@
 """OpenEnv's wire protocol, version 0.10, for one session: a frame in, at most one frame out.
 
-A frame is one JSON object as a WebSocket text message; docs/service_protocol.md lists them. An HTTP request becomes frames, too.
+A frame is one JSON object as a WebSocket text message; docs/service_protocol.md lists them. An HTTP request becomes
+frames, too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _RPC_KEYS = {"jsonrpc", "method", "params", "id"}
 
 
 class OpenEnvHandler(ProtocolHandler):
-    """Answers the frames of one client. Errors in frames and of the environment become error frames; the session goes on."""
+    """Answers the frames of one client. Any error becomes an error frame; the session goes on."""
 
     def __init__(self, env: Env, calls: CallRunner, session: SessionInfo):
         super().__init__(env, calls, session)

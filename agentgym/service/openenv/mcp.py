@@ -1,7 +1,7 @@
 """OpenEnv's JSON-RPC on our server: tools over HTTP, and sessions that last over several requests.
 
-`POST /mcp` takes a session for one request, or for those from `openenv/session/create` to `openenv/session/close`, which
-`WS /ws?session_id=` may be attached to; on `WS /mcp` the connection is the session.
+`POST /mcp` takes a session for one request, or for those from `openenv/session/create` to `openenv/session/close`,
+which `WS /ws?session_id=` may be attached to; on `WS /mcp` the connection is the session.
 """
 
 from __future__ import annotations

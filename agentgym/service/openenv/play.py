@@ -1,8 +1,8 @@
 """An environment in OpenEnv's terms: actions and observations as JSON objects, one episode after another.
 
-An action is {"message": text or assistant message}, {"type": "call_tool", "tool_name", "arguments"} or {"type": "list_tools"}.
-Its answer is {"observation", "reward": number or null, "done", "metadata"}; the observation holds the new chat messages, and
-for a tool call its result as well.
+An action is {"message": text or assistant message}, {"type": "call_tool", "tool_name", "arguments"} or {"type":
+"list_tools"}. Its answer is {"observation", "reward": number or null, "done", "metadata"}; the observation holds the
+new chat messages, and for a tool call its result as well.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _seed(given: Any) -> int | None:
 
 
 def whole_number(given: Any) -> int | None:
-    """A JSON value as an integer, by the rules of OpenEnv's server: 7, 7.0, "7", " 7.0 " and true are valid; else None."""
+    """A JSON value as an integer by OpenEnv's rules: 7, 7.0, "7", " 7.0 " and true are valid; else None."""
     if isinstance(given, int):
         return int(given)
     if isinstance(given, float):

@@ -1,7 +1,8 @@
 """OpenEnv's routes on our server: for the first environment at the root, and for each under its id.
 
-A WebSocket at /ws is handed to a worker that speaks `openenv`. HTTP requests become frames of a session that the server itself
-talks to: `POST /reset` and `/step` take one for a single request. JSON-RPC is in `mcp.py`, the Task API in `tasks.py`.
+A WebSocket at /ws is handed to a worker that speaks `openenv`. HTTP requests become frames of a session that the
+server itself talks to: `POST /reset` and `/step` take one for a single request. JSON-RPC is in `mcp.py`, the Task API
+in `tasks.py`.
 """
 
 from __future__ import annotations

@@ -17,15 +17,15 @@ A request is an object with an `id` that rises by one, from 1; several in a list
     {"id": 7, "call": "close"}                               -> {}, and the session ends
 
 `init` and `reset` add "tools" where they are not those told last, and `reset` adds "task" where it drew one itself.
-`options` may hold {"task": Task.to_json()}. `rng` is `random.Random().getstate()` as JSON. An answer is
-{"id": ..., "result": ...} or {"id": ..., "error": {"code", "message", "fatal"}}; an error of no request has "id": null. After
-a fatal error the server closes.
+`options` may hold {"task": Task.to_json()}. `rng` is `random.Random().getstate()` as JSON. An answer is {"id": ...,
+"result": ...} or {"id": ..., "error": {"code", "message", "fatal"}}; an error of no request has "id": null. After a
+fatal error the server closes.
 
 The hello of a session that was come back to waits until the call that runs has ended.
 
-A request whose answer did not arrive is sent again, with its id, on a connection opened with the hello's resume token: what
-was run is answered from what is kept, and never run twice. A client that wants to come back drops the connection; a
-WebSocket close frame ends the session.
+A request whose answer did not arrive is sent again, with its id, on a connection opened with the hello's resume
+token: what was run is answered from what is kept, and never run twice. A client that wants to come back drops the
+connection; a WebSocket close frame ends the session.
 """
 
 from __future__ import annotations

@@ -1,28 +1,28 @@
 """The protocol "sandbox/1": a sandbox of the server's, used from elsewhere. One session is one sandbox.
 
-It is said as `frames.py` says "agentgym/1", at /sandboxes/session: a hello, requests whose `id` rises by one, an answer to each, a
+As in "agentgym/1" (`frames.py`), at /sandboxes/session: a hello, requests whose `id` rises by one, an answer to each, a
 resume token for a connection that dropped. One request at a time; no lists. Bytes are base64, under "data".
 
-    {"session", "resume", "protocol": 1, "last", "limits", "most"}        the hello; `most` is what a sandbox may be given
+    {"session", "resume", "protocol": 1, "last", "limits", "most"}     the hello; `most`: what a sandbox may be given
 
-    {"id": 1, "call": "start", "spec": {...}, "run": "mine"}              -> {"sandbox", "backend", "facts"}
-    {"id", "call": "exec", "argv", "env", "cwd", "timeout", "data"}       -> {"code", "timed_out", "oom", "seconds", "sizes",
-                                                                             "left_out", "ended", "data"}
-    {"id", "call": "open", "argv", "env", "form"}                         -> {"session": n}
-    {"id", "call": "step", "session": n, "timeout", "data"}               -> as exec; the reply comes after the outputs
-    {"id", "call": "drop", "session": n}                                  -> {}
-    {"id", "call": "read", "path", "limit"}                               -> {"more": true, "data"}, with {"then": {}} at the end
-    {"id", "call": "next"}                                                -> the next part of what is read, or its end, {}
-    {"id", "call": "write", "path", "mode", "part", "last", "data"}       -> {}
-    {"id", "call": "folder", "path"}                                      -> {}
-    {"id", "call": "part", "data"}                                        -> {}: goes before the data of the request after it
-    {"id", "call": "ping"} | {"id", "call": "reset"}                      -> {} | {"left": [...]}
-    {"id", "call": "close"}                                               -> {}, and the sandbox is gone
+    {"id": 1, "call": "start", "spec": {...}, "run": "mine"}           -> {"sandbox", "backend", "facts"}
+    {"id", "call": "exec", "argv", "env", "cwd", "timeout", "data"}    -> {"code", "timed_out", "oom", "seconds",
+                                                                           "sizes", "left_out", "ended", "data"}
+    {"id", "call": "open", "argv", "env", "form"}                      -> {"session": n}
+    {"id", "call": "step", "session": n, "timeout", "data"}            -> as exec; the reply comes after the outputs
+    {"id", "call": "drop", "session": n}                               -> {}
+    {"id", "call": "read", "path", "limit"}                            -> {"more": true, "data"}, at the end {"then": {}}
+    {"id", "call": "next"}                                             -> the next part of what is read, or its end, {}
+    {"id", "call": "write", "path", "mode", "part", "last", "data"}    -> {}
+    {"id", "call": "folder", "path"}                                   -> {}
+    {"id", "call": "part", "data"}                                     -> {}: goes before the next request's data
+    {"id", "call": "ping"} | {"id", "call": "reset"}                   -> {} | {"left": [...]}
+    {"id", "call": "close"}                                            -> {}, and the sandbox is gone
 
-`spec` is `SandboxSpec` by field, all optional. From `exec` to `reset` they are the calls of `agentgym/sandbox/guest/guest.py`, passed
-to it as they are: `data` of an exec's answer is head and tail of stdout, then of stderr, their lengths in `sizes`, with
-`left_out` bytes between each two. `form` is how a session's program replies: "frame" or "zero". What a program or a path has
-to answer for is a result, {"errno", "message"} or {"value": why}; a sandbox that fails is the error SANDBOX_ERROR, which is fatal.
+`spec` is `SandboxSpec` by field, all optional. Calls from `exec` to `reset` are those of `agentgym/sandbox/guest/guest.py`,
+passed on as they are: `data` of an exec's answer is head and tail of stdout, then of stderr, their lengths in `sizes`,
+with `left_out` bytes between each two. `form` is how a session's program replies: "frame" or "zero". An error of a program
+or path is a result, {"errno", "message"} or {"value": why}; an error of the sandbox is SANDBOX_ERROR, which is fatal.
 """
 
 from __future__ import annotations

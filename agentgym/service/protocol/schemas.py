@@ -1,4 +1,4 @@
-"""JSON Schemas of what "agentgym/1" says, over WebSockets and HTTP: what `GET /schema` and `GET /envs/ID/schema` answer."""
+"""JSON Schemas of "agentgym/1", over WebSockets and HTTP: the answers of `GET /schema` and `GET /envs/ID/schema`."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ async def _inflated(request: web.Request, body: bytes) -> bytes:
 
 
 def inflated(body: bytes, encoding: str, most: int) -> bytes | None:
-    """The inflated body; None if it has more than `most` bytes. Raises `zlib.error` or `EOFError` if it is malformed."""
+    """The inflated body; None if it has more than `most` bytes. Raises `zlib.error` or `EOFError`."""
     raw = (
         encoding == "deflate" and body[0] & 15 != 8
     )  # without the header that the standard wants, as some clients send it

@@ -27,7 +27,8 @@ class Bounds:
     """Limits of a worker's process; 0: no limit.
 
     Attributes:
-        memory_bytes: above what it begins with. Without a control group: private memory alone, and of each process alone.
+        memory_bytes: above what it begins with. Without a control group: private memory alone, and of each process
+            alone.
         open_files: at a time; 0: as many as the server.
         pids: processes and threads at a time, in a control group only.
     """
@@ -72,7 +73,7 @@ def why_no_memory() -> str:
 
 
 def raise_open_files(sessions: int) -> int:
-    """Raise this process's limit of open files to the hard limit; returns the old one. Raises ValueError if `sessions` do not fit."""
+    """Raise the limit of open files to the hard limit; returns the old one. Raises ValueError if that is too few."""
     needed = _FILES_EACH * sessions + _FILES_MORE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -120,7 +121,7 @@ class Groups:
             cgroups.remove(group, patience=0.0)
 
     def ended(self, pid: int) -> bool:
-        """Kill what is left in the group of a process that ended; returns whether the kernel killed any of it for memory."""
+        """Kill what is left in the group of an ended process; returns whether it ran out of memory."""
         group = self._of.pop(pid, None)
         if group is None:
             return False

@@ -173,7 +173,7 @@ _log.addFilter(lambda record: record.exc_info is None or not isinstance(record.e
 
 
 async def serve(settings: ServeSettings) -> EnvServer:
-    """Start a server. Raises `ZygoteFailed` if environments cannot be imported, `OSError` for a bad address or TLS file."""
+    """Start a server. Raises `ZygoteFailed` if an import fails, `OSError` for a bad address or TLS file."""
     server = EnvServer(settings)
     await server.start()
     return server

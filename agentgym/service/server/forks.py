@@ -38,8 +38,8 @@ class Forks:
 
     Args:
         memory: descriptor of the slots' memory.
-        died: called with the key of a fork that ended or was never made, its wait status (None: unknown), and whether the
-            kernel killed any process of its control group for lack of memory.
+        died: called with the key of a fork that ended or was never made, its wait status (None: unknown), and whether
+            the kernel killed any process of its control group for lack of memory.
     """
 
     def __init__(

@@ -65,8 +65,8 @@ async def hand_over(
     """Answer a handshake and detach its connection from aiohttp.
 
     Returns:
-        A descriptor of the connection, owned by the caller; the handler's response; and with TLS an event that the handler awaits
-        first, since the server relays such a connection until it is over.
+        A descriptor of the connection, owned by the caller; the handler's response; and with TLS an event that the
+        handler awaits first, since the server relays such a connection until it is over.
 
     Raises:
         ConnectionError: the client has left.
@@ -139,7 +139,7 @@ class _End(asyncio.Protocol):
 
 
 async def relayed(client: asyncio.Transport, to: socket.socket) -> asyncio.Event:
-    """Relay a connection whose handshake is done; returns an event for the end. Raises ConnectionError if the client has left."""
+    """Relay a connection after its handshake; returns an event for the end. Raises ConnectionError."""
     over = asyncio.Event()
     outer, inner = _End(over), _End(over)
     outer.other, inner.other = inner, outer

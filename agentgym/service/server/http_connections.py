@@ -1,7 +1,8 @@
 """The HTTP connections of a server: how many, which one is cut at the limit, and the time limit of a request.
 
-A connection counts from before its TLS handshake until it ends or a session takes it over. At the limit, the connection that
-has waited longest without a token is cut for a new one, so probes and clients with tokens always come in.
+A connection counts from before its TLS handshake until it ends or a session takes it over. At the limit, the
+connection that has waited longest without a token is cut for a new one, so probes and clients with tokens always come
+in.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-# A machine from which nothing comes for so much longer than a message may take has vanished. Longer, since who takes nothing for
-# that long but is there is told that it is too slow.
+# A machine has vanished if nothing comes for so much longer than a message may take; a slow one is told so before.
 VANISHED_SECONDS = 2.0
 _ASKED = 3  # times by the kernel before
 
@@ -116,7 +116,7 @@ class HttpConnections:
 
 
 class HttpConnection(web.RequestHandler):
-    """One connection, read by aiohttp. The server tells it when a request's head came, and when its answer began and ended."""
+    """One connection, read by aiohttp. The server reports how far each request and its answer are."""
 
     def __init__(self, manager: Any, connections: HttpConnections, **settings: Any):
         super().__init__(manager, **settings)

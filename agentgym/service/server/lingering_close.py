@@ -17,7 +17,7 @@ class LingeringClose:
         self._lingering: dict[int, Callable[[], None]] = {}
 
     def say(self, client: int, last: bytes | None) -> None:
-        """Send the last frames and close once the client has read them: closing on unread input would reset the connection."""
+        """Send the last frames, and close once the client has read them: unread input would reset the connection."""
         sock = socket.socket(fileno=client)
         sock.setblocking(False)
         try:

@@ -95,8 +95,8 @@ class ServedSession:
     def claim(self, secret: str) -> bool:
         """Use up the secret of a resume token; returns whether it was valid.
 
-        A hello may be lost, and the next token with it. So a used token stays valid until the client says something on the
-        connection that it opened.
+        A hello may be lost, and the next token with it. So a used token stays valid until the client says something
+        on the connection that it opened.
         """
         given, words = _digest(secret), self.words.words
         new = hmac.compare_digest(self._next, given)

@@ -151,7 +151,7 @@ class Sessions:
         self._by_process.setdefault(session.process, []).append(session)
 
     def _shared_worker(self) -> tuple[str, Packets]:
-        """The shared process with the fewest sessions; a new one while there are fewer than `workers`, or all are full."""
+        """The shared process with the fewest sessions; a new one up to `workers`, or if all are full."""
         if len(self._shared) >= self._shared_at_least:
             process = min(self._shared, key=lambda key: len(self._by_process.get(key, ())))
             if len(self._by_process.get(process, ())) < self._per_worker:
@@ -233,7 +233,7 @@ class Sessions:
         return True
 
     def end(self, session: ServedSession, code: str, message: str, deaf: bool = False) -> None:
-        """End a session in good order; kill one that does not follow. `deaf`: the client reads nothing, not even `message`."""
+        """End a session in good order; kill one that does not follow. `deaf`: the client reads nothing."""
         if session.ending is None:
             session.ending = (code, message)
             session.kill_at = time.monotonic() + self.limits.close_seconds + 1.0
@@ -395,7 +395,7 @@ def _reason(session: ServedSession, clean: bool) -> str:
 
 
 def _took_leave(sock: socket.socket) -> bool:
-    """True if the client sent a close frame that its worker, in a call, has not read; the worker's answer may destroy it."""
+    """True if the client sent a close frame that its worker, in a call, has not read and may never read."""
     try:
         return contains_close(sock.recv(_PEEKED_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except OSError:

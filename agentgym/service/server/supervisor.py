@@ -1,4 +1,4 @@
-"""The process between the server and the zygote. It outlives both until all processes of workers and environments have ended."""
+"""The process between server and zygote. It outlives both until all workers and environments have ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAVE_SECONDS = 20.0  # for the zygote to end all that it has forked, and remove
 
 
 def main(argv: list[str]) -> int:
-    """Run a zygote and clean up after it. `argv`: descriptors of the server's socket and the slots' memory, the server's pid."""
+    """Run a zygote and clean up after it. `argv`: descriptors of socket and slots' memory, the server's pid."""
     server_fd, memory_fd, server = map(int, argv)
     restore_default_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's
@@ -44,7 +44,7 @@ def _be_zygote(server_fd: int, memory_fd: int, supervisor: int) -> int:
 
 
 def _wait(server: int, zygote: int) -> int:
-    """Wait until the zygote ends; returns its exit code, or 1 if it takes too long after the server is gone or asked for its end."""
+    """Wait until the zygote ends; returns its exit code, or 1 if it takes too long once it should end."""
     child = os.pidfd_open(zygote)
     told, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGTERM, lambda *_: None)

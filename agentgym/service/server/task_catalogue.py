@@ -20,8 +20,8 @@ PAGE = 1000
 def tell_tasks(server: socket.socket, specs: dict[str, EnvSpec], tasks: dict[str, TaskSet]) -> None:
     """Answer questions, a JSON object a line, until the server closes, with {"result": ...} or {"error": ...}.
 
-    {"env", "split", "start", "stop"} asks for a page of tasks, {"env"} for the splits, {"env", "about"} for tools and methods,
-    {"sandboxes": image} for the sandboxes and whether they have this image.
+    {"env", "split", "start", "stop"} asks for a page of tasks, {"env"} for the splits, {"env", "about"} for tools and
+    methods, {"sandboxes": image} for the sandboxes and whether they have this image.
     """
     sets = {(id, "train"): found for id, found in tasks.items()}
 

@@ -16,7 +16,7 @@ _LIMIT = 1 << 30  # bytes of a page: a thousand tasks
 
 
 class Listing:
-    """Asks for tasks, one question at a time. A process that takes too long is killed; the next question starts another."""
+    """Asks for tasks, one question at a time. A process that takes too long is killed, and another started."""
 
     def __init__(self, forks: Forks):
         self._forks = forks
@@ -26,7 +26,7 @@ class Listing:
         self._asking = asyncio.Lock()
 
     async def ask(self, question: dict[str, Any]) -> Any:
-        """The answer of `task_catalogue.tell_tasks`. Raises LookupError for its errors, TimeoutError, ConnectionError if it died."""
+        """The answer of `task_catalogue.tell_tasks`. Raises LookupError for its errors, or OSError."""
         async with self._asking:
             try:
                 async with asyncio.timeout(SECONDS):

@@ -46,9 +46,8 @@ def read_tokens(path: Path) -> dict[str, Token]:
             continue
         name, secret = (words[0], words[1]) if len(words) > 1 else (f"line {number}", words[0])
         if len(words) > 3 or len(secret) < SHORTEST or not secret.isascii():
-            raise TokenFileError(
-                f"{path}:{number}: a line is TOKEN, NAME TOKEN, or NAME TOKEN SCOPES, a token of {SHORTEST} letters (ASCII) or more"
-            )
+            form = f"TOKEN, NAME TOKEN, or NAME TOKEN SCOPES, a token of {SHORTEST} letters (ASCII) or more"
+            raise TokenFileError(f"{path}:{number}: a line is {form}")
         scopes = frozenset(words[2].split(",")) if len(words) == 3 else frozenset(SCOPES)
         if unknown := scopes - set(SCOPES):
             raise TokenFileError(
@@ -78,7 +77,7 @@ class Tokens:
         self._digests = {name: (_digest(token.secret), token.scopes) for name, token in tokens.items()}
 
     def owner_of(self, authorization: str) -> str | None:
-        """The name of the token in an `Authorization` header; "" if the server has no tokens; None if wrong or missing."""
+        """The name of the token in an `Authorization` header; "" without tokens; None if wrong or missing."""
         if not self._digests:
             return ""
         scheme, _, given = authorization.partition(" ")

@@ -1,7 +1,8 @@
-"""The process that forks workers. It has imported the served environments, so workers start in milliseconds and share memory.
+"""The process that forks workers. It has imported the environments, so workers start fast and share memory.
 
-The server sends orders over a SOCK_SEQPACKET socket, with descriptors for the new process. Answers are {"forked": key, "pid": n}
-with a descriptor of the process, and {"died": pid, "status": n}. The supervisor ends the zygote and all its children.
+The server sends orders over a SOCK_SEQPACKET socket, with descriptors for the new process. Answers are {"forked":
+key, "pid": n} with a descriptor of the process, and {"died": pid, "status": n}. The supervisor ends the zygote and
+all its children.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class SessionInfo:
 
 
 class CallRunner:
-    """Runs the environment's functions and writes the state into the slot. `async def` runs in one task of another thread's loop."""
+    """Runs an environment's functions and writes the state into the slot; `async def` in one task of another thread."""
 
     def __init__(self, slot: Slot, raised: Callable[[str, BaseException], None] = lambda call, error: None):
         self._slot = slot

@@ -1,7 +1,7 @@
 """The worker process: it holds the environments of one or more sessions and speaks on the clients' own sockets.
 
-A session's thread receives a message, lets the protocol handler answer it, and sends the answer. Another thread takes the server's
-orders. The worker enforces no time limit: it writes its state into its slot, and the server kills it.
+A session's thread receives a message, lets the protocol handler answer it, and sends the answer. Another thread takes
+the server's orders. The worker enforces no time limit: it writes its state into its slot, and the server kills it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Served:
 
 
 def receive_order(control: socket.socket) -> tuple[dict[str, Any], socket.socket | None]:
-    """The server's next order, and the client connection that came with it. EOFError: the server closed the socket or died."""
+    """The server's next order, and the client connection with it. Raises EOFError once the server is gone."""
     try:
         data, fds, _, _ = socket.recv_fds(control, _LARGEST_ORDER, 1)
     except OSError:

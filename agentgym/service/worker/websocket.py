@@ -39,7 +39,7 @@ def close_frame(code: int) -> bytes:
 
 @dataclass(slots=True)
 class Frames:
-    """Parses frames from received bytes. `limit`: bytes of a message; `masked`: the other side is a client, which must mask."""
+    """Parses frames. `limit`: bytes of a message; `masked`: the other side is a client, which must mask."""
 
     limit: int
     masked: bool = True
@@ -145,7 +145,7 @@ def _bad(why: str) -> Refused:
 
 
 class Connection:
-    """A worker's end of a client's connection. The session's thread calls `receive`, `send` and `end`; any thread the rest."""
+    """A worker's end of a connection. The session's thread calls `receive`, `send` and `end`; any thread the rest."""
 
     def __init__(self, sock: socket.socket, slot: Slot, limit: int, masked: bool = True):
         sock.setblocking(True)
