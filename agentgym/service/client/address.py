@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 from agentgym.core.registration import EnvSpec, UnknownEnvError
 
 TOKEN_VARIABLE = "AGENTGYM_TOKEN"
-REMOTE_ENV = "agentgym.service.client.remote_env:RemoteEnv"  # makes environments that are served
+REMOTE_ENV = "agentgym.service.client.remote_env:remote_env"  # makes environments that are served
 SCHEMES = ("http://", "https://")
 _ID = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import math
 import random
 import socket
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from agentgym.service.client.sharing import shared
@@ -37,13 +38,17 @@ class Server:
     reported: int = 0
     own_then: int = 0
     room: int | None = None
-    asked: float = float("-inf")
-    rests_until: float = float("-inf")
+    asked: float = -math.inf
+    rests_until: float = -math.inf
     failures: int = 0
     broken: int = 0
     doubtful: bool = False
     why: str = ""
     service: str = ""
+
+    @property
+    def awake(self) -> bool:
+        return self.rests_until <= time.monotonic()
 
     @property
     def sessions(self) -> int:
@@ -56,23 +61,18 @@ class Server:
         return self.sessions / (self.room or NO_ROOM_TOLD)
 
 
-@dataclass
 class Pool:
     """The servers of one environment, shared by all environments of a process with the same `urls`. Thread-safe."""
 
-    servers: list[Server]
-    urls: tuple[str, ...] = ()
-    _found_at: float = float("-inf")
-    lock: threading.RLock = field(default_factory=threading.RLock)
-
-    @classmethod
-    def of(cls, urls: Iterable[str]) -> Pool:
-        servers = [Server(url) for url in urls]
-        return cls(servers, tuple(server.url for server in servers))
+    def __init__(self, urls: Iterable[str]):
+        self.urls = tuple(urls)
+        self.servers = [Server(url) for url in self.urls]
+        self._found_at = -math.inf
+        self._lock = threading.RLock()
 
     def to_find(self, seconds: float) -> bool:
         """True if the names are due for a look-up; marks them as looked up."""
-        with self.lock:
+        with self._lock:
             if self._found_at + seconds > time.monotonic():
                 return False
             self._found_at = time.monotonic()
@@ -80,16 +80,15 @@ class Pool:
 
     def found(self, url: str, servers: Sequence[Server]) -> None:
         """Set the servers of a URL. Servers that were known keep their state."""
-        with self.lock:
+        with self._lock:
             known = {server.url: server for server in self.servers}
             own = [known.get(server.url, server) for server in servers]
             self.servers = [s for s in self.servers if url not in (s.url, s.service)] + own
 
     def take(self) -> Server | None:
         """Reserve a session on the server with the most room; None while all rest. `leave` gives it back."""
-        with self.lock:
-            now = time.monotonic()
-            awake = [server for server in self.servers if server.rests_until <= now]
+        with self._lock:
+            awake = [server for server in self.servers if server.awake]
             if not awake:
                 return None
             chosen = min(awake, key=lambda server: (server.doubtful, server.fullness, _dice.random()))
@@ -97,18 +96,18 @@ class Pool:
             return chosen
 
     def leave(self, server: Server) -> None:
-        with self.lock:
+        with self._lock:
             server.own -= 1
 
     def well(self, server: Server) -> None:
         """The server opened a session."""
-        with self.lock:
+        with self._lock:
             self._is_back(server)
             server.failures, server.broken, server.why = 0, 0, ""
 
     def failed(self, server: Server, why: str, broken: bool = False) -> None:
         """The server failed: let it rest, longer each time. The first failure is logged."""
-        with self.lock:
+        with self._lock:
             if not server.doubtful:
                 others = sum(not s.doubtful for s in self.servers) - 1
                 _log.warning("lost the server %s (%s); %d others of its environment are left", server.url, why, others)
@@ -123,19 +122,19 @@ class Pool:
 
     def full(self, server: Server, why: str, seconds: float) -> None:
         """The server is full for this many seconds."""
-        with self.lock:
+        with self._lock:
             server.why = why
             # All who were refused come back; not at the same moment.
             server.rests_until = time.monotonic() + min(max(seconds, 0.05), LONGEST_REST) * _dice.uniform(1.0, 1.25)
 
     def move(self, url: str, to: str) -> None:
         """Replace a server that moved to another address."""
-        with self.lock:
+        with self._lock:
             self.servers = [Server(to) if server.url == url else server for server in self.servers]
 
     def told(self, server: Server, sessions: int, room: int | None) -> None:
         """Note the load that a server reported."""
-        with self.lock:
+        with self._lock:
             self._is_back(server)
             server.reported, server.own_then, server.room = sessions, server.own, room
 
@@ -147,11 +146,11 @@ class Pool:
 
     def to_ask(self) -> list[Server]:
         """The servers whose load is not known freshly; marks them as asked. Empty if there is only one server."""
-        with self.lock:
+        with self._lock:
             now = time.monotonic()
-            old = [s for s in self.servers if s.asked + FRESH_SECONDS <= now and s.rests_until <= now]
-            if len(self.servers) < 2:
-                return []
+            old = (
+                [s for s in self.servers if s.asked + FRESH_SECONDS <= now and s.awake] if len(self.servers) > 1 else []
+            )
             for server in old:
                 server.asked = now
             return old
@@ -161,25 +160,23 @@ class Pool:
 
         Without the second condition, processes that all followed one report would move back and forth together.
         """
-        with self.lock:
-            now = time.monotonic()
-            others = [s for s in self.servers if s is not server and s.rests_until <= now and not s.doubtful]
+        with self._lock:
+            others = [s for s in self.servers if s is not server and s.awake and not s.doubtful]
             without = (server.sessions - 1) / (server.room or NO_ROOM_TOLD)
             return any(other.fullness < without and other.own + 1 < server.own for other in others)
 
     def has_others(self, servers: Sequence[Server]) -> bool:
         """True if another server than these may be tried now."""
-        with self.lock:
-            now = time.monotonic()
-            return any(s.rests_until <= now for s in self.servers if s not in servers)
+        with self._lock:
+            return any(s.awake for s in self.servers if s not in servers)
 
     def wait(self) -> float:
         """Seconds until a server may be tried again."""
-        with self.lock:
+        with self._lock:
             return max(0.0, min(s.rests_until for s in self.servers) - time.monotonic())
 
     def reasons(self) -> str:
-        with self.lock:
+        with self._lock:
             return (
                 "; ".join(f"{server.url}: {server.why}" for server in self.servers if server.why) or "no reason known"
             )
@@ -192,7 +189,7 @@ _pools_lock = threading.Lock()
 def pool_of(servers: tuple[str, ...]) -> Pool:
     """The pool of these servers in this process."""
     with _pools_lock:
-        return _pools.setdefault(servers, Pool.of(servers))
+        return _pools.setdefault(servers, Pool(servers))
 
 
 async def find_servers(pool: Pool) -> None:

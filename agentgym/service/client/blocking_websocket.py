@@ -8,6 +8,7 @@ import http.client
 import io
 import json
 import os
+import re
 import socket
 import ssl
 import struct
@@ -77,25 +78,20 @@ class BlockingWebSocket:
             received += self._take(until)
             if len(received) > _LARGEST_HEAD:
                 raise ConnectionError("the answer to the handshake is no HTTP")
-        head, _, rest = bytes(received).partition(b"\r\n\r\n")
+        head, _, body = bytes(received).partition(b"\r\n\r\n")
         first, _, fields = head.partition(b"\r\n")
-        words = first.split(None, 2)
-        if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+        found = re.match(rb"HTTP/1\.\S* (\d+)", first)
+        if found is None:
             raise ConnectionError(f"the answer to the handshake is no HTTP: {first!r:.60}")
-        if words[1] != b"101":
-            raise self._refused(int(words[1]), http.client.parse_headers(io.BytesIO(fields + b"\r\n\r\n")), rest, until)
-        self._frames.buffer += rest
-
-    def _refused(self, status: int, fields: http.client.HTTPMessage, body: bytes, until: float) -> HandshakeRefused:
-        size = fields.get("Content-Length", "0")
-        wanted = min(int(size), _LARGEST_HEAD) if size.isdigit() else 0
-        with contextlib.suppress(OSError, EOFError):  # what came of it says enough
-            while len(body) < wanted:
-                body += self._take(until)
-        after = fields.get("Retry-After", "")
-        return HandshakeRefused(
-            status, said_in(body) or f"it answered {status}", float(after) if after.isdigit() else None
-        )
+        status, told = int(found[1]), http.client.parse_headers(io.BytesIO(fields + b"\r\n\r\n"))
+        if status != 101:
+            size, after = told.get("Content-Length", "0"), told.get("Retry-After", "")
+            with contextlib.suppress(OSError):  # what came of the body says enough
+                while size.isdigit() and len(body) < min(int(size), _LARGEST_HEAD):
+                    body += self._take(until)
+            why = said_in(body) or f"it answered {status}"
+            raise HandshakeRefused(status, why, float(after) if after.isdigit() else None)
+        self._frames.buffer += body
 
     def send(self, text: str, until: float) -> None:
         """Send a message. OSError: the connection is over, or `until` has come (TimeoutError)."""

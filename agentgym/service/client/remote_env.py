@@ -42,7 +42,7 @@ class RemoteEnv(AsyncEnv):
         token_file: holds the bearer token in its first line. None: the variable AGENTGYM_TOKEN, if it is set.
         ca_file: certificates to trust beside the system's, for https.
         patience: seconds to wait for a session while all servers are full or away.
-        expects, **made_with: arguments that the servers must have made the environment with.
+        expects: arguments that the servers must have made the environment with.
 
     Raises:
         ValueError: a bad URL, or the servers do not serve this environment as expected.
@@ -58,7 +58,6 @@ class RemoteEnv(AsyncEnv):
         expects: Mapping[str, Any] | None = None,
         tasks: TaskSet | None = None,
         render_mode: str | None = None,
-        **made_with: Any,
     ):
         super().__init__(tasks, render_mode=render_mode)
         if not patience > 0:
@@ -69,10 +68,9 @@ class RemoteEnv(AsyncEnv):
         self._methods: tuple[str, ...] = ()
         self._runs_programs = False  # of the agent's
         record = lookup.record_of(self.address)
-        expected = {**(expects or {}), **made_with}
-        if wrong := difference(expected, record.get("kwargs")):
+        if wrong := difference(expects or {}, record.get("kwargs")):
             raise ValueError(f"{self.address}: {wrong}")
-        self.expects: dict[str, Any] = {**(record.get("kwargs") or {}), **expected}
+        self.expects: dict[str, Any] = {**(record.get("kwargs") or {}), **(expects or {})}
         self._learn(record)
 
     def __getattr__(self, name: str) -> Any:
@@ -246,6 +244,20 @@ class RemoteEnv(AsyncEnv):
         self.running = False
         if lease is not None:
             lease.give_back("it was left")
+
+
+def remote_env(
+    url: str | Sequence[str],
+    token_file: str | None = None,
+    ca_file: str | None = None,
+    patience: float = acquire_session.PATIENCE_SECONDS,
+    expects: Mapping[str, Any] | None = None,
+    tasks: TaskSet | None = None,
+    render_mode: str | None = None,
+    **made_with: Any,
+) -> RemoteEnv:
+    """A `RemoteEnv` that must be made with some arguments, given as to a local environment. They go into `expects`."""
+    return RemoteEnv(url, token_file, ca_file, patience, {**(expects or {}), **made_with}, tasks, render_mode)
 
 
 class _Lease:

@@ -54,7 +54,7 @@ class McpRoutes:
         self._env = env
         self._shared: dict[str, _Shared] = {}
 
-    def close(self) -> None:
+    async def close(self, _: web.Application) -> None:
         for shared in self._shared.values():
             shared.line.close()
         self._shared.clear()

@@ -22,20 +22,28 @@ from agentgym.service.server.session_server import SessionServer
 
 Json = dict[str, Any]
 REFUSED_BYTES = 1 << 16  # that are read of a client that is refused
+PATHS: Mapping[str, tuple[str, str]] = {
+    "/reset": ("post", "begin an episode and show its opening"),
+    "/step": ("post", "play an episode of one step"),
+    "/state": ("get", "the state of an environment that was not reset"),
+    "/health": ("get", "whether the server is well"),
+    "/metadata": ("get", "name and description"),
+    "/schema": ("get", "JSON schemas of actions, observations and states"),
+    "/mcp": ("post", "JSON-RPC: tools/list, tools/call, openenv/session/create, openenv/session/close"),
+    "/list_environments": ("get", "the names that the task routes take"),
+    "/{env_name}/splits": ("get", "the splits of the tasks"),
+    "/{env_name}/tasks": ("post", "tasks of a split"),
+    "/{env_name}/num_tasks": ("post", "how many tasks a split has"),
+    "/{env_name}/task": ("post", "one task"),
+    "/{env_name}/task_range": ("post", "tasks from start up to stop"),
+}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def add_routes(app: web.Application, server: SessionServer) -> None:
     envs = list(server.settings.envs)
-    everywhere = [OpenEnvRoutes(server, envs[0], envs, "")]
-    everywhere += [OpenEnvRoutes(server, env, [env], f"/{env}") for env in envs]
-    for one in everywhere:
-        app.router.add_routes(one.routes())
-
-    async def end(_: web.Application) -> None:
-        for one in everywhere:
-            one.close()
-
-    app.on_shutdown.append(end)
+    for env, listed, prefix in [(envs[0], envs, ""), *((env, [env], f"/{env}") for env in envs)]:
+        app.router.add_routes(OpenEnvRoutes(server, env, listed, prefix).routes(app))
 
 
 class OpenEnvRoutes:
@@ -45,37 +53,37 @@ class OpenEnvRoutes:
         self.env = env
         self.prefix = prefix
         self._server = server
-        self._spec = server.settings.envs[env]
-        self._tasks = TaskRoutes(listed, server.ask_tasks)
+        self._listed = listed
         self._mcp = McpRoutes(server, env)
 
-    def routes(self) -> list[web.RouteDef]:
-        """/health at the root is the server's own."""
-        tasks = self._tasks
-        named: dict[str, tuple[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = {
-            "/ws": ("GET", self.socket),
-            "/reset": ("POST", self.reset),
-            "/step": ("POST", self.step),
-            "/state": ("GET", self.state),
-            "/metadata": ("GET", self.metadata),
-            "/schema": ("GET", self.schema),
-            "/openapi.json": ("GET", self.openapi),
-            "/mcp": ("*", self._mcp.answer),
-            "/list_environments": ("GET", tasks.environments),
-            "/{env_name:.+}/splits": ("GET", tasks.splits),
-            "/{env_name:.+}/tasks": ("POST", tasks.list_tasks),
-            "/{env_name:.+}/num_tasks": ("POST", tasks.num_tasks),
-            "/{env_name:.+}/task": ("POST", tasks.task),
-            "/{env_name:.+}/task_range": ("POST", tasks.task_range),
+    def routes(self, app: web.Application) -> list[web.RouteDef]:
+        app.on_shutdown.append(self._mcp.close)
+        tasks = TaskRoutes(self._listed, self._server.ask_tasks)
+        handlers: dict[str, Handler] = {
+            "/reset": self.reset,
+            "/step": self.step,
+            "/state": _telling(schemas.FRESH_STATE),  # of sessions it is told over WebSockets
+            "/metadata": _telling(schemas.metadata_of(self._server.settings.envs[self.env])),
+            "/schema": _telling(schemas.SCHEMAS),
+            "/mcp": self._mcp.answer,
+            "/list_environments": _telling(self._listed),
+            "/{env_name}/splits": tasks.splits,
+            "/{env_name}/tasks": tasks.list_tasks,
+            "/{env_name}/num_tasks": tasks.num_tasks,
+            "/{env_name}/task": tasks.task,
+            "/{env_name}/task_range": tasks.task_range,
         }
-        if self.prefix:
-            named["/health"] = ("GET", self.health)
-        return [web.route(method, self.prefix + path, handler) for path, (method, handler) in named.items()]
-
-    def close(self) -> None:
-        self._mcp.close()
-
-    # ---- one request, one session
+        if self.prefix:  # else it is the server's own
+            handlers["/health"] = _telling({"status": "healthy"})
+        openapi = schemas.openapi_of(f"OpenEnv interface of {self.env}", PATHS)
+        return [
+            web.get(f"{self.prefix}/ws", self.socket),
+            web.get(f"{self.prefix}/openapi.json", _telling(openapi)),
+            *(
+                web.route("*" if path == "/mcp" else PATHS[path][0], self.prefix + _pattern(path), handler)
+                for path, handler in handlers.items()
+            ),
+        ]
 
     async def reset(self, request: web.Request) -> web.Response:
         """`POST /reset`: the first observation of an episode, which ends at once."""
@@ -95,26 +103,6 @@ class OpenEnvRoutes:
                 return _http(begun)
             return _http(await line.ask(json.dumps({"type": "step", "data": action})))
 
-    # ---- what there is to know
-
-    async def state(self, _: web.Request) -> web.Response:
-        """`GET /state`: of an environment that nobody has reset; sessions tell theirs over WebSockets."""
-        return web.json_response(schemas.FRESH_STATE)
-
-    async def health(self, _: web.Request) -> web.Response:
-        return web.json_response({"status": "healthy"})
-
-    async def metadata(self, _: web.Request) -> web.Response:
-        return web.json_response(schemas.metadata_of(self._spec))
-
-    async def schema(self, _: web.Request) -> web.Response:
-        return web.json_response(schemas.SCHEMAS)
-
-    async def openapi(self, _: web.Request) -> web.Response:
-        return web.json_response(schemas.openapi_of(f"OpenEnv interface of {self.env}", PATHS))
-
-    # ---- WebSockets
-
     async def socket(self, request: web.Request) -> web.StreamResponse:
         """`WS /ws`: a new session, or with `?session_id=` one that was made over HTTP."""
         if request.query.get("session_id"):
@@ -130,6 +118,17 @@ class OpenEnvRoutes:
             return socket
 
 
+def _pattern(path: str) -> str:
+    return path.replace("{env_name}", "{env_name:.+}")
+
+
+def _telling(value: Any) -> Handler:
+    async def tell(_: web.Request) -> web.Response:
+        return web.json_response(value)
+
+    return tell
+
+
 def _http(frame: str) -> web.Response:
     told = json.loads(frame)
     data = told.get("data", {})
@@ -138,20 +137,3 @@ def _http(frame: str) -> web.Response:
     if data.get("code") == "VALIDATION_ERROR":
         return answered(422, data.get("errors", []))
     return answered(500, data.get("message", "no answer"))
-
-
-PATHS: Mapping[str, Mapping[str, str]] = {
-    "/reset": {"post": "begin an episode and show its opening"},
-    "/step": {"post": "play an episode of one step"},
-    "/state": {"get": "the state of an environment that was not reset"},
-    "/health": {"get": "whether the server is well"},
-    "/metadata": {"get": "name and description"},
-    "/schema": {"get": "JSON schemas of actions, observations and states"},
-    "/mcp": {"post": "JSON-RPC: tools/list, tools/call, openenv/session/create, openenv/session/close"},
-    "/list_environments": {"get": "the names that the task routes take"},
-    "/{env_name}/splits": {"get": "the splits of the tasks"},
-    "/{env_name}/tasks": {"post": "tasks of a split"},
-    "/{env_name}/num_tasks": {"post": "how many tasks a split has"},
-    "/{env_name}/task": {"post": "one task"},
-    "/{env_name}/task_range": {"post": "tasks from start up to stop"},
-}

@@ -23,9 +23,6 @@ class TaskRoutes:
         self._envs = envs
         self._ask = ask
 
-    async def environments(self, _: web.Request) -> web.Response:
-        return web.json_response(self._envs)
-
     async def splits(self, request: web.Request) -> web.Response:
         names = await self._ask({"env": self._env(request)})
         return web.json_response([{"name": n, "type": n if n in _KINDS else "validation"} for n in names])

@@ -12,7 +12,7 @@ import contextlib
 import socket
 import ssl
 from collections import Counter, OrderedDict
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from aiohttp import web
 
@@ -21,9 +21,7 @@ VANISHED_SECONDS = 2.0
 _ASKED = 3  # times by the kernel before
 
 
-class _Cuttable(Protocol):
-    @property
-    def transport(self) -> asyncio.Transport | None: ...
+Cuttable: TypeAlias = "HttpConnection | TlsArrival"
 
 
 class HttpConnections:
@@ -38,12 +36,12 @@ class HttpConnections:
         self.most = most
         self.cut: Counter[str] = Counter()
         self._seconds = message_seconds
-        self._open: set[_Cuttable] = set()
+        self._open: set[Cuttable] = set()
         # Those in which no request runs, the one that has waited longest first: without a token, and with one.
-        self._strangers: OrderedDict[_Cuttable, None] = OrderedDict()
-        self._known: OrderedDict[_Cuttable, None] = OrderedDict()
+        self._strangers: OrderedDict[Cuttable, None] = OrderedDict()
+        self._known: OrderedDict[Cuttable, None] = OrderedDict()
         # Since when a request is coming, the first that began first.
-        self._coming: OrderedDict[_Cuttable, float] = OrderedDict()
+        self._coming: OrderedDict[Cuttable, float] = OrderedDict()
         self._loop = asyncio.get_running_loop()
         self._looks: asyncio.TimerHandle | None = None
 
@@ -54,7 +52,7 @@ class HttpConnections:
         idle = len(self._strangers) + len(self._known)
         return {"busy": len(self._open) - idle, "token": len(self._known), "anonymous": len(self._strangers)}
 
-    def opened(self, one: _Cuttable) -> None:
+    def opened(self, one: Cuttable) -> None:
         """A new connection; at the limit another is cut, or this one if a request runs in each."""
         if len(self._open) >= self.most:
             longest = next(iter(self._strangers or self._known), one)
@@ -65,27 +63,27 @@ class HttpConnections:
         self._strangers[one] = None
         self._expect(one)
 
-    def closed(self, one: _Cuttable) -> None:
+    def closed(self, one: Cuttable) -> None:
         """It is over, or a session has it."""
         self._open.discard(one)
         for waiting in (self._strangers, self._known, self._coming):
             waiting.pop(one, None)
 
-    def heard(self, one: _Cuttable) -> None:
+    def heard(self, one: Cuttable) -> None:
         """The first bytes of a request have come."""
         if one in self._open and one not in self._coming:
             self._expect(one)
 
-    def came(self, one: _Cuttable) -> None:
+    def came(self, one: Cuttable) -> None:
         """The head of a request has come."""
         self._coming.pop(one, None)
 
-    def began(self, one: _Cuttable) -> None:
+    def began(self, one: Cuttable) -> None:
         """A request has come whole: it runs now, and is not cut."""
         self._strangers.pop(one, None)
         self._known.pop(one, None)
 
-    def ended(self, one: _Cuttable, known: bool) -> None:
+    def ended(self, one: Cuttable, known: bool) -> None:
         if one in self._open:
             self.began(one)
             (self._known if known else self._strangers)[one] = None
@@ -94,7 +92,7 @@ class HttpConnections:
         if self._looks is not None:
             self._looks.cancel()
 
-    def _expect(self, one: _Cuttable) -> None:
+    def _expect(self, one: Cuttable) -> None:
         self._coming[one] = self._loop.time()
         if self._looks is None:
             self._looks = self._loop.call_later(self._seconds, self._look)
@@ -108,7 +106,7 @@ class HttpConnections:
                 return
             self._cut(one, "too slow")
 
-    def _cut(self, one: _Cuttable, why: str) -> None:
+    def _cut(self, one: Cuttable, why: str) -> None:
         self.cut[why] += 1
         self.closed(one)
         if one.transport is not None:

@@ -48,7 +48,7 @@ def opened(env: Any, n: int) -> None:
 
 
 def test_places_go_to_the_server_with_the_most_room() -> None:
-    pool = Pool.of(["a", "b", "c"])
+    pool = Pool(["a", "b", "c"])
     for server, sessions, room in zip(pool.servers, (10, 0, 90), (100, 10, 1000), strict=True):
         pool.told(server, sessions, room)
     taken = [pool.take() for _ in range(20)]
@@ -58,7 +58,7 @@ def test_places_go_to_the_server_with_the_most_room() -> None:
 
 
 def test_own_sessions_count_from_the_moment_they_are_taken() -> None:
-    pool = Pool.of(["a", "b"])
+    pool = Pool(["a", "b"])
     for _ in range(9):
         pool.take()
     assert sorted(server.own for server in pool.servers) == [4, 5]
@@ -71,7 +71,7 @@ def test_own_sessions_count_from_the_moment_they_are_taken() -> None:
 def test_a_failed_server_rests_longer_each_time_and_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(balance.time, "monotonic", lambda: now)
-    pool = Pool.of(["a"])
+    pool = Pool(["a"])
     rests = []
     for _ in range(9):
         pool.failed(pool.servers[0], "refused")
@@ -89,7 +89,7 @@ def test_a_failed_server_rests_longer_each_time_and_is_taken_back(monkeypatch: p
 
 
 def test_many_who_meet_one_failure_at_the_same_time_have_met_one() -> None:
-    pool = Pool.of(["a"])
+    pool = Pool(["a"])
     for _ in range(64):
         pool.failed(pool.servers[0], "500", broken=True)
     assert (pool.servers[0].failures, pool.servers[0].broken) == (1, 1)
@@ -101,7 +101,7 @@ def test_many_who_meet_one_failure_at_the_same_time_have_met_one() -> None:
 def test_a_server_that_failed_is_no_ones_choice_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(balance.time, "monotonic", lambda: now)
-    pool = Pool.of(["a", "b"])
+    pool = Pool(["a", "b"])
     a, b = pool.servers
     b.own = 10
     pool.failed(a, "it hangs")
@@ -119,7 +119,7 @@ def test_a_server_that_failed_is_no_ones_choice_until_it_answers(monkeypatch: py
 
 
 def test_an_episode_moves_only_where_there_is_clearly_more_room() -> None:
-    pool = Pool.of(["a", "b"])
+    pool = Pool(["a", "b"])
     a, b = pool.servers
     a.own, b.own = 5, 4
     assert not pool.better_than(a)

@@ -72,7 +72,7 @@ def test_each_server_is_found_and_a_session_comes_back_to_its_own(names, monkeyp
 
 def test_servers_come_and_go(names, monkeypatch):
     monkeypatch.setattr(balance, "FIND_SECONDS", 0.0)
-    pool = balance.Pool.of([f"http://{NAME}:8000"])
+    pool = balance.Pool([f"http://{NAME}:8000"])
 
     def found(*addresses):
         names[:] = addresses
@@ -90,7 +90,7 @@ def test_servers_come_and_go(names, monkeypatch):
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "http://localhost:8000", "http://[::1]:8000"])
 def test_what_means_one_server_stays_as_it_was_given(url):
-    pool = balance.Pool.of([url])
+    pool = balance.Pool([url])
     asyncio.run(balance.find_servers(pool))
     assert [server.url for server in pool.servers] == [url]
 

@@ -135,9 +135,8 @@ def test_shared_memory_and_children_count_as_a_sessions_own(in_groups, greedy):
                 if greedy.startswith("share"):
                     assert tally(server).ended == {"OUT_OF_MEMORY": 1}
                 else:  # the kernel takes a child, or now and then the worker itself
-                    ended = server.sessions.tally
                     await until(
-                        lambda: sum_of_oom(server) or ended().ended["OUT_OF_MEMORY"], "a process that was killed"
+                        lambda: sum_of_oom(server) or tally(server).ended["OUT_OF_MEMORY"], "a process that was killed"
                     )
             await until(lambda: len(server.sessions.open) == 1 and len(server.forks._keys) == 1)
             assert (await other.step("share 16"))["result"]
