@@ -15,17 +15,8 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from agentgym.service.openenv.handler import (
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    PARSE_ERROR,
-    SERVER_ERROR,
-    OpenEnvHandler,
-    error_frame,
-    problem_of_rpc,
-    rpc_error,
-    rpc_result,
-)
+from agentgym.service.openenv import handler
+from agentgym.service.openenv.handler import OpenEnvHandler, error_frame, problem_of_rpc, rpc_error, rpc_result
 from agentgym.service.protocol.frames import Refused
 from agentgym.service.server.bodies import body_of
 from agentgym.service.server.handshake import check_handshake
@@ -75,10 +66,10 @@ class McpRoutes:
         if session_id is None and asked["method"] != "openenv/session/close":
             return await self._asked_once(request, asked)
         if not isinstance(session_id, str) or not session_id:
-            return rpc_error(id, INVALID_PARAMS, "Invalid params - 'session_id' is required, a text")
+            return rpc_error(id, handler.INVALID_PARAMS, "Invalid params - 'session_id' is required, a text")
         shared = self._shared_of(request, session_id)
         if shared is None or shared.closing:
-            return rpc_error(id, INVALID_PARAMS, f"Unknown session_id: {session_id:.100}")
+            return rpc_error(id, handler.INVALID_PARAMS, f"Unknown session_id: {session_id:.100}")
         if asked["method"] == "openenv/session/close":
             return self._end(id, session_id, shared)
         return await _through(shared.line, asked)
@@ -115,7 +106,7 @@ class McpRoutes:
             return self._refused(asked.get("id"), refused)
 
     def _refused(self, id: Any, refused: Refused) -> Json:
-        return rpc_error(id, SERVER_ERROR, str(refused), counts(self._server))
+        return rpc_error(id, handler.SERVER_ERROR, str(refused), counts(self._server))
 
     async def _socket(self, request: web.Request) -> web.WebSocketResponse:
         socket = await self._opened(request)
@@ -198,16 +189,16 @@ def _rpc_of(text: str | bytes) -> Json:
     try:
         asked = json.loads(text)
     except (ValueError, RecursionError):
-        return rpc_error(None, PARSE_ERROR, "Parse error")
+        return rpc_error(None, handler.PARSE_ERROR, "Parse error")
     problem = problem_of_rpc(asked)
-    return rpc_error(None, INVALID_REQUEST, f"Invalid request: {problem}") if problem else dict(asked)
+    return rpc_error(None, handler.INVALID_REQUEST, f"Invalid request: {problem}") if problem else dict(asked)
 
 
 async def _through(line: Line, asked: Json) -> Json:
     try:
         frame = json.loads(await line.ask(json.dumps({"type": "mcp", "data": asked})))
     except Refused as refused:
-        return rpc_error(asked.get("id"), SERVER_ERROR, f"{refused} ({refused.code})")
+        return rpc_error(asked.get("id"), handler.SERVER_ERROR, f"{refused} ({refused.code})")
     if frame.get("type") == "mcp":
         return dict(frame["data"])
-    return rpc_error(asked.get("id"), SERVER_ERROR, str(frame.get("data", {}).get("message", "no answer")))
+    return rpc_error(asked.get("id"), handler.SERVER_ERROR, str(frame.get("data", {}).get("message", "no answer")))

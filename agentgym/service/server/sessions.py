@@ -17,17 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentgym.core.registration import EnvSpec
-from agentgym.service.protocol.frames import (
-    CAPACITY,
-    CODES,
-    DRAINING,
-    NORMAL_CLOSE,
-    OUT_OF_MEMORY,
-    RESUME_REFUSED,
-    SHARED_WORKER_KILLED,
-    WORKER_DIED,
-    Refused,
-)
+from agentgym.service.protocol import frames
+from agentgym.service.protocol.frames import Refused
 from agentgym.service.server import slots
 from agentgym.service.server.bounds import MORE_MEMORY
 from agentgym.service.server.forks import Forks, PreforkPool
@@ -89,15 +80,15 @@ class Sessions:
     def reserve(self, env: str, protocol: str, owner: str) -> ServedSession:
         """Take a slot for a new session. Raises `Refused`."""
         if self.draining:
-            raise self._refusal(DRAINING, "the server is ending")
+            raise self._refusal(frames.DRAINING, "the server is ending")
         if not self.forks.ready:
-            raise self._refusal(CAPACITY, "the server is starting its workers")
+            raise self._refusal(frames.CAPACITY, "the server is starting its workers")
         if self._most_each is not None:
             mine = sum(session.owner == owner for session in self.open.values())
             if mine >= self._most_each:
                 raise self._refusal(TOO_MANY, f"this token has {mine} sessions open and may have no more")
         if not self._free:
-            raise self._refusal(CAPACITY, f"all {self.most} sessions are in use")
+            raise self._refusal(frames.CAPACITY, f"all {self.most} sessions are in use")
         resumable = handler_class(protocol).resumable
         slot = self._free.pop()
         words = Slot(self._words, slot)
@@ -119,9 +110,9 @@ class Sessions:
             self._start_worker(session, client)
         except OSError as error:  # this process may open no more files
             why = f"no process for one more session: {error.strerror}"
-            past.ended[CAPACITY] += 1
-            past.count_error(CAPACITY)
-            self._lingering.say(client, _last_bytes(session.protocol, CAPACITY, why))
+            past.ended[frames.CAPACITY] += 1
+            past.count_error(frames.CAPACITY)
+            self._lingering.say(client, _last_bytes(session.protocol, frames.CAPACITY, why))
             self.release(session)
             return
         self._take_client(session, client)
@@ -206,7 +197,7 @@ class Sessions:
         session = self.open.get(id)
         asked = (env, protocol, owner)
         if session is None or (session.env, session.protocol, session.owner) != asked or not session.claim(secret):
-            raise self._refusal(RESUME_REFUSED, CODES[RESUME_REFUSED][0])
+            raise self._refusal(frames.RESUME_REFUSED, frames.CODES[frames.RESUME_REFUSED][0])
         return session
 
     def attach(self, session: ServedSession, client: int) -> None:
@@ -299,14 +290,14 @@ class Sessions:
             if guilty is not None and not session.killed and session.ending is None:
                 _, why = guilty.ending or ("", "it left")
                 why = f"the process was killed for another session that shared it: {why}"
-                session.ending = (SHARED_WORKER_KILLED, why)
+                session.ending = (frames.SHARED_WORKER_KILLED, why)
             self._ended(session, status, out_of_memory)
 
     def _ended(self, session: ServedSession, status: int | None, out_of_memory: bool = False) -> None:
         """A session ended, with the wait status of its process; a session that shares one reports what it would be."""
         if out_of_memory and status == signal.SIGKILL and session.ending is None and not session.killed:
-            session.ending = (OUT_OF_MEMORY, f"the session ran out of memory: {MORE_MEMORY}")
-        code, message = session.ending or (WORKER_DIED, _how(status))
+            session.ending = (frames.OUT_OF_MEMORY, f"the session ran out of memory: {MORE_MEMORY}")
+        code, message = session.ending or (frames.WORKER_DIED, _how(status))
         clean = status is not None and os.waitstatus_to_exitcode(status) in (ENDED, NOT_MADE)
         past = self._past[session.env]
         reason = _reason(session, clean)
@@ -359,7 +350,7 @@ class Sessions:
             self._tell(session, {"do": "drain"})
         await self._wait_until_empty(seconds)
         for session in list(self.open.values()):
-            self.end(session, DRAINING, "the server has ended")
+            self.end(session, frames.DRAINING, "the server has ended")
         await self._wait_until_empty(self.limits.close_seconds + 2.0)
 
     async def _wait_until_empty(self, seconds: float) -> None:
@@ -385,13 +376,15 @@ class Sessions:
 
 
 def _reason(session: ServedSession, clean: bool) -> str:
-    if clean and 0 < (why := session.words.words[slots.WHY]) <= len(CODES):  # an environment can write there, too
-        return list(CODES)[why - 1]
+    if clean and 0 < (why := session.words.words[slots.WHY]) <= len(
+        frames.CODES
+    ):  # an environment can write there, too
+        return list(frames.CODES)[why - 1]
     if session.ending is not None:
         return session.ending[0]
     if clean:
         return CLOSED
-    return LEFT if session.killed else WORKER_DIED
+    return LEFT if session.killed else frames.WORKER_DIED
 
 
 def _took_leave(sock: socket.socket) -> bool:
@@ -413,4 +406,4 @@ def _how(status: int | None) -> str:
 def _last_bytes(protocol: str, code: str, message: str) -> bytes:
     word = handler_class(protocol).last_word(code, message)
     said = b"" if word is None else encoded(TEXT, word.encode())
-    return said + close_frame(CODES[code][1] or NORMAL_CLOSE)
+    return said + close_frame(frames.CODES[code][1] or frames.NORMAL_CLOSE)

@@ -5,17 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agentgym.core.tasks import Task
-from agentgym.service.protocol.frames import (
-    BAD_REQUEST,
-    DRAINING,
-    KEPT_ANSWERS,
-    PROTOCOL,
-    UNKNOWN_CALL,
-    Refused,
-    check_request,
-    rng_of_json,
-    rng_to_json,
-)
+from agentgym.service.protocol import frames
+from agentgym.service.protocol.frames import Refused, check_request, rng_of_json, rng_to_json
 from agentgym.service.server.task_catalogue import facts_of
 from agentgym.service.worker.protocol_handler import CallRunner, RequestHandler, SessionInfo
 
@@ -43,13 +34,13 @@ class AgentgymHandler(RequestHandler):
             **facts_of(spec, env),
         }
         self._tools = facts["tools"]
-        return self._hello(resume, PROTOCOL, env=facts)
+        return self._hello(resume, frames.PROTOCOL, env=facts)
 
-    def _answered(self, request: Any, keep: int = KEPT_ANSWERS) -> str:
+    def _answered(self, request: Any, keep: int = frames.KEPT_ANSWERS) -> str:
         if not isinstance(request, list):
             return super()._answered(request, keep)
         if not request:
-            raise Refused(BAD_REQUEST, "an empty list asks for nothing")
+            raise Refused(frames.BAD_REQUEST, "an empty list asks for nothing")
         answers: list[str] = []
         for one in request:
             answers.append(super()._answered(one, max(keep, len(request))))
@@ -66,7 +57,7 @@ class AgentgymHandler(RequestHandler):
         self._begin()
         options = request.get("options")
         if options is not None and not isinstance(options, dict):
-            raise Refused(BAD_REQUEST, f"options are an object or null, not {type(options).__name__}")
+            raise Refused(frames.BAD_REQUEST, f"options are an object or null, not {type(options).__name__}")
         given = options is not None and "task" in options
         if options is not None and given:
             options = {**options, "task": _task(options["task"])}
@@ -80,7 +71,7 @@ class AgentgymHandler(RequestHandler):
 
     def call_step(self, request: dict[str, Any]) -> Any:
         if "action" not in request:
-            raise Refused(BAD_REQUEST, "step needs an action")
+            raise Refused(frames.BAD_REQUEST, "step needs an action")
         return self._calls.call("step", self._env.step, request["action"])
 
     def call_close(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -103,21 +94,21 @@ class AgentgymHandler(RequestHandler):
 
     def _begin(self) -> None:
         if self.draining:
-            raise Refused(DRAINING, "the server is ending: open a session at another", fatal=True)
+            raise Refused(frames.DRAINING, "the server is ending: open a session at another", fatal=True)
 
     def _new_tools(self) -> dict[str, Any]:
         return {} if self._env.get_wrapper_attr("tools") == self._tools else self.call_tools({})
 
     def _method(self, name: str) -> Any:
         if not self._env.has_wrapper_attr(name):
-            raise Refused(UNKNOWN_CALL, f"the environment {self._session.env_id!r} has no {name}")
+            raise Refused(frames.UNKNOWN_CALL, f"the environment {self._session.env_id!r} has no {name}")
         return self._env.get_wrapper_attr(name)
 
 
 def _task(record: Any) -> Task:
     if not isinstance(record, dict):
-        raise Refused(BAD_REQUEST, f"a task is an object, not {type(record).__name__}")
+        raise Refused(frames.BAD_REQUEST, f"a task is an object, not {type(record).__name__}")
     try:
         return Task.from_json(record)
     except (ValueError, TypeError) as error:
-        raise Refused(BAD_REQUEST, str(error)) from None
+        raise Refused(frames.BAD_REQUEST, str(error)) from None

@@ -12,17 +12,8 @@ from typing import Any, ClassVar
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import TaskSet
-from agentgym.service.protocol.frames import (
-    BAD_REQUEST,
-    ENV_ERROR,
-    OUT_OF_MEMORY,
-    Refused,
-    ServiceLimits,
-    error_frame,
-    json_of_text,
-    last_word,
-    text_of_json,
-)
+from agentgym.service.protocol import frames
+from agentgym.service.protocol.frames import Refused, ServiceLimits, error_frame, json_of_text, last_word, text_of_json
 from agentgym.service.server import slots
 from agentgym.service.server.bounds import why_no_memory
 from agentgym.service.server.slots import Slot
@@ -62,9 +53,9 @@ class CallRunner:
                 result = self._awaited(result)
         except MemoryError as error:  # whatever the environment was about, it is half done
             self._raised(name, error)
-            raise Refused(OUT_OF_MEMORY, f"{name} ran out of memory: {why_no_memory()}", fatal=True) from error
+            raise Refused(frames.OUT_OF_MEMORY, f"{name} ran out of memory: {why_no_memory()}", fatal=True) from error
         except BaseException as error:
-            slot.count_error(ENV_ERROR)
+            slot.count_error(frames.ENV_ERROR)
             self._raised(name, error)
             raise
         finally:
@@ -184,13 +175,13 @@ class RequestHandler(ProtocolHandler):
         id = id if type(id) is int else None
         if id is not None and 0 < id <= self._last:
             why = f"request {id} was run, and its answer is not kept any more; the last is {self._last}"
-            return self._kept.get(id) or text_of_json(error_frame(BAD_REQUEST, why, fatal=False, id=id))
+            return self._kept.get(id) or text_of_json(error_frame(frames.BAD_REQUEST, why, fatal=False, id=id))
         try:
             self.check(request, self._last + 1)
             answer = f'{{"id": {id}, "result": {text_of_json(self._run(request))}}}'
         except (Exception, SystemExit) as error:
             refused = self._refusal(error)
-            if refused.code == OUT_OF_MEMORY:
+            if refused.code == frames.OUT_OF_MEMORY:
                 raise
             if isinstance(error, Refused):  # others were counted as they were raised
                 self._calls.count_error(refused.code)
@@ -207,7 +198,7 @@ class RequestHandler(ProtocolHandler):
         return getattr(self, f"call_{request['call']}")(request)
 
     def _refusal(self, error: BaseException) -> Refused:
-        return error if isinstance(error, Refused) else Refused(ENV_ERROR, described(error))
+        return error if isinstance(error, Refused) else Refused(frames.ENV_ERROR, described(error))
 
 
 def described(error: BaseException) -> str:

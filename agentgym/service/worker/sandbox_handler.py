@@ -10,15 +10,8 @@ from agentgym.core.registration import EnvSpec
 from agentgym.sandbox.api import SandboxError
 from agentgym.sandbox.guest.channel import Header
 from agentgym.sandbox.guest.guest_sandbox import FILE_TIMEOUT, GRACE
-from agentgym.service.protocol.frames import (
-    BAD_REQUEST,
-    CAPACITY,
-    DRAINING,
-    ENV_ERROR,
-    SANDBOX_ERROR,
-    TOO_LARGE,
-    Refused,
-)
+from agentgym.service.protocol import frames
+from agentgym.service.protocol.frames import Refused
 from agentgym.service.protocol.sandbox_frames import GUEST_CALLS, LARGEST_DATA, PART, PROTOCOL, check_sandbox_request
 from agentgym.service.worker.protocol_handler import CallRunner, RequestHandler, SessionInfo, described
 
@@ -61,8 +54,8 @@ class SandboxHandler(RequestHandler):
 
     def _refusal(self, error: BaseException) -> Refused:
         if isinstance(error, SandboxError):
-            return Refused(SANDBOX_ERROR, str(error), fatal=True)
-        return error if isinstance(error, Refused) else Refused(ENV_ERROR, described(error), fatal=True)
+            return Refused(frames.SANDBOX_ERROR, str(error), fatal=True)
+        return error if isinstance(error, Refused) else Refused(frames.ENV_ERROR, described(error), fatal=True)
 
     def _run(self, request: dict[str, Any]) -> Any:
         call = request["call"]
@@ -70,37 +63,39 @@ class SandboxHandler(RequestHandler):
             self.ended = True
             return {}
         if self.draining and self.clean:
-            raise Refused(DRAINING, "the server is ending: open a sandbox at another", fatal=True)
+            raise Refused(frames.DRAINING, "the server is ending: open a sandbox at another", fatal=True)
         if call == "start":
             return self._start(request)
         if self._held.box is None:
-            raise Refused(BAD_REQUEST, f"{call} needs a sandbox: start comes first")
+            raise Refused(frames.BAD_REQUEST, f"{call} needs a sandbox: start comes first")
         if call == "next":
             if not self._reading:
-                raise Refused(BAD_REQUEST, "next: nothing is being read")
+                raise Refused(frames.BAD_REQUEST, "next: nothing is being read")
             return self._calls.call("step", self._next)
         if self._reading:
             # Its parts would be taken for the answer to this.
-            raise Refused(BAD_REQUEST, f"{call}: what is being read has to be taken to its end", fatal=True)
+            raise Refused(frames.BAD_REQUEST, f"{call}: what is being read has to be taken to its end", fatal=True)
         return self._part(request) if call == "part" else self._pass_on(request)
 
     def _start(self, request: dict[str, Any]) -> Any:
         if self._held.box is not None:
-            raise Refused(BAD_REQUEST, "start: this session has its sandbox; open another session")
+            raise Refused(frames.BAD_REQUEST, "start: this session has its sandbox; open another session")
         try:
             spec = self._held.spec_of(request["spec"], self._session.limits.init_seconds)
         except ValueError as error:
-            raise Refused(BAD_REQUEST, str(error)) from None
+            raise Refused(frames.BAD_REQUEST, str(error)) from None
         wanted = (round(1000 * spec.cpus), spec.memory, 1)
         if not self._calls.reserve_sandbox(wanted, self._held.total.amounts()):
-            raise Refused(CAPACITY, "the sandboxes here use all that they may together (--sandbox-total)", fatal=True)
+            raise Refused(
+                frames.CAPACITY, "the sandboxes here use all that they may together (--sandbox-total)", fatal=True
+            )
         return self._calls.call("init", self._held.start, spec, request["run"])
 
     def _part(self, request: dict[str, Any]) -> dict[str, Any]:
         data = _bytes_of(request)
         if sum(map(len, self._parts)) + len(data) > LARGEST_DATA:
             self._parts.clear()
-            raise Refused(TOO_LARGE, f"more than {LARGEST_DATA:,} bytes for one call")
+            raise Refused(frames.TOO_LARGE, f"more than {LARGEST_DATA:,} bytes for one call")
         self._parts.append(data)
         return {}
 
@@ -115,7 +110,7 @@ class SandboxHandler(RequestHandler):
             most = max(limit - KILL_SECONDS, limit / 2)
             if not (math.isfinite(header["timeout"]) and header["timeout"] <= most):
                 why = f"this server gives a program {most:g} s (of --step-timeout {limit:g})"
-                raise Refused(BAD_REQUEST, f"{call}: timeout={header['timeout']:g}: {why}")
+                raise Refused(frames.BAD_REQUEST, f"{call}: timeout={header['timeout']:g}: {why}")
             seconds = header["timeout"] + GRACE
         self.clean = call == "reset" or (self.clean and call == "ping")
         return self._calls.call("step", self._asked, header, data, seconds)
@@ -148,4 +143,4 @@ def _bytes_of(request: dict[str, Any]) -> bytes:
     try:
         return base64.b64decode(request.get("data", ""), validate=True)
     except ValueError as error:
-        raise Refused(BAD_REQUEST, f"{request['call']}: data is not base64: {error}") from None
+        raise Refused(frames.BAD_REQUEST, f"{request['call']}: data is not base64: {error}") from None
