@@ -95,7 +95,7 @@ def _of_tls(settings: ServeSettings, error: ssl.SSLError) -> str:
 
 
 async def _warn(server: EnvServer) -> None:
-    """Warn about environments that cannot be made now. They stay served: what they lack may come."""
+    """Warn about environments that cannot be made now. They stay served, since their needs may be met later."""
     for id in server.settings.envs:
         try:
             told = await server.listing.ask({"env": id, "about": True})

@@ -239,5 +239,5 @@ def _check_values(id: str, spec: EnvSpec) -> None:
         close_unused(env)
     except (ValueError, TypeError) as error:
         raise UsageError(f"--kwargs: {id!r} cannot be made with {dict(spec.kwargs)}: {error}") from error
-    except Exception:  # what it needs may be there at another time: the server says so, and serves the others
+    except Exception:  # its needs may be met later: the server warns, and serves the others
         return

@@ -95,7 +95,7 @@ async def _ask_loads(address: Address, pool: Pool) -> None:
     servers = pool.to_ask()
     doubtful = [server for server in servers if server.doubtful]
     if doubtful and pool.has_others(doubtful):
-        # A hanging one answers late: nobody who has another waits for it.
+        # A hanging server answers late: do not wait for it if there is another.
         for server in doubtful:
             in_background(_ask_load(address, pool, server))
         servers = [server for server in servers if not server.doubtful]

@@ -26,7 +26,7 @@ FRESH_SECONDS = 2.0
 FIRST_REST, LONGEST_REST = 0.5, 30.0
 NO_ROOM_TOLD = 1_000_000
 _log = logging.getLogger("agentgym.service")
-_dice = random.Random()  # of its own: episodes must not meet another global state for having been remote
+_dice = random.Random()  # the global one is the episodes'
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Pool:
             server.doubtful = True
             server.why = why
             if server.rests_until > time.monotonic():
-                return  # many who tried at the same time have met one failure
+                return  # concurrent callers met one failure
             server.failures += 1
             server.broken += broken
             rest = min(FIRST_REST * 2 ** (server.failures - 1), LONGEST_REST) * _dice.uniform(0.75, 1.0)
@@ -124,7 +124,7 @@ class Pool:
         """The server is full for this many seconds."""
         with self._lock:
             server.why = why
-            # All who were refused come back; not at the same moment.
+            # Refused callers should not come back at the same moment.
             server.rests_until = time.monotonic() + min(max(seconds, 0.05), LONGEST_REST) * _dice.uniform(1.0, 1.25)
 
     def move(self, url: str, to: str) -> None:

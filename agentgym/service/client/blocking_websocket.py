@@ -86,7 +86,7 @@ class BlockingWebSocket:
         status, told = int(found[1]), http.client.parse_headers(io.BytesIO(fields + b"\r\n\r\n"))
         if status != 101:
             size, after = told.get("Content-Length", "0"), told.get("Retry-After", "")
-            with contextlib.suppress(OSError):  # what came of the body says enough
+            with contextlib.suppress(OSError):  # a part of the body is enough
                 while size.isdigit() and len(body) < min(int(size), _LARGEST_HEAD):
                     body += self._take(until)
             why = said_in(body) or f"it answered {status}"

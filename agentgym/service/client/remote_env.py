@@ -237,7 +237,7 @@ class RemoteEnv(AsyncEnv):
     def _nonsense(self, result: Any) -> RemoteError:
         where = f"{self.address.env} at {self._lease.server.url}" if self._lease is not None else str(self.address)
         self._leave()
-        return SessionLost(f"{where}: the session is lost: the server answered what is no result: {result!r:.200}")
+        return SessionLost(f"{where}: the session is lost: the server answered with an invalid result: {result!r:.200}")
 
     def _leave(self) -> None:
         lease, self._lease = self._lease, None

@@ -101,12 +101,12 @@ class RemoteSession:
         self._last += len(batch)
         answers: dict[int, Any] = {}
         if self.loop is not asyncio.get_running_loop():
-            self._in_use = asyncio.Lock()  # who held the other waits in a loop that is left
+            self._in_use = asyncio.Lock()  # the other's holder waits in a loop that has ended
         try:
             async with self._in_use:
                 await self._answered(batch, texts, answers)
         except BaseException:
-            # Cancelled, or lost: nobody knows what has been run, so the session is of no more use.
+            # Cancelled, or lost: it is unknown which requests have run, so the session is useless.
             self.abandon("a call was given up before its answer came")
             raise
         return [self._result(answers[id]) for id in batch]
@@ -206,7 +206,7 @@ class RemoteSession:
             if isinstance(error, dict) and (error.get("fatal") or id is None):
                 raise self._end(f"{error.get('code')}: {error.get('message')}", str(error.get("code")))
             if type(id) is not int or id > self._last or ("result" not in answer and not isinstance(error, dict)):
-                raise self._end(f"it sent what is no answer: {text!r:.100}")
+                raise self._end(f"it sent an invalid answer: {text!r:.100}")
             if id in batch and id not in answers:  # an older one was given up
                 answers[id] = answer
 
@@ -269,7 +269,7 @@ class RemoteSession:
         alive = await shared((self.address, self.server), lambda: _answers(self.address, self.server))
         if not alive and self._last == request and self._in_use.locked():
             self._silent = True
-            cut(self.ws)  # whoever waits for the answer is told
+            cut(self.ws)  # which ends the waiting call
 
     async def _mend(self) -> None:
         async with self._in_use:

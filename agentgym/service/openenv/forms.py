@@ -1,4 +1,4 @@
-"""OpenEnv's actions and observations as chat: what an agent reads, and how what it writes becomes an action."""
+"""OpenEnv's actions and observations as chat: what an agent reads, and how its reply becomes an action."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentgym.tools.toolset import Tool, ToolCall, ToolSet, shortened
 Json = dict[str, Any]
 MOST_SHOWN = 50_000  # characters of one observation
 _DEPTH = 3  # of references within references that are looked up
-ACT = "act"  # the tool that takes an action, where the environment has no tools of its own
+ACT = "act"  # the tool that takes an action, if the environment has no tools
 _UNSHOWN = ("metadata", "done", "reward")
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 

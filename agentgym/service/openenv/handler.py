@@ -37,7 +37,7 @@ class OpenEnvHandler(ProtocolHandler):
     def __init__(self, env: Env, calls: CallRunner, session: SessionInfo):
         super().__init__(env, calls, session)
         self.play = Play(env, calls.call)
-        self._count_error = calls.count_error
+        self._count_error = calls.slot.count_error
 
     def answer(self, text: str) -> str | None:
         """The frame that answers a frame; None after "close", which ends the session."""

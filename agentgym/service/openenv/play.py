@@ -183,7 +183,7 @@ class Play:
         if index is None and split is None:
             try:
                 tasks = self.env.unwrapped.tasks  # type: ignore[attr-defined]
-            except ValueError:  # it has none of its own, and may draw a problem in reset
+            except ValueError:  # it has no tasks, and may draw a problem in reset
                 return None
         else:
             tasks = self._split("train" if split is None else split)

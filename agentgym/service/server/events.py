@@ -50,7 +50,7 @@ class EnvErrors:
             self._left_out += 1
             return
         self._logged += 1
-        with contextlib.suppress(MemoryError, OSError):  # there may be none left to say it with, or nobody to hear it
+        with contextlib.suppress(MemoryError, OSError):  # no memory to write it, or stderr is closed
             where = error.__traceback__.tb_next if error.__traceback__ is not None else None
             told = "".join(traceback.format_exception(type(error), error, where))[-_TRACEBACK_LETTERS:]
             said = {"pid": os.getpid(), "call": call, "error": f"{type(error).__name__}: {error}"[:300]}

@@ -159,7 +159,7 @@ class Forks:
         else:
             key = said["forked"]
             self._keys[said["pid"]] = key
-            if not fds:  # this process may open no more files: nobody could end that one
+            if not fds:  # this process may open no more files, and could not end that one
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(said["pid"], signal.SIGKILL)
                 return
@@ -182,7 +182,7 @@ class Forks:
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(ZygoteFailed("the process that imports the environments died"))
             return
-        self._setup["died"] = list(self._keys)  # the next one looks after what they have left
+        self._setup["died"] = list(self._keys)  # the next zygote removes their sandboxes
         for key in list(self._asked):
             self._end(key, None)
         self._keys.clear()

@@ -99,7 +99,7 @@ def _ends(transport: asyncio.Transport) -> tuple[int, socket.socket | None]:
 
 
 async def _answered(request: web.Request, transport: asyncio.Transport, subprotocol: str | None) -> web.StreamResponse:
-    transport.pause_reading()  # what comes after the handshake is the worker's to read
+    transport.pause_reading()  # the worker reads what follows the handshake
     accept = base64.b64encode(hashlib.sha1(request.headers["Sec-WebSocket-Key"].encode() + _GUID).digest()).decode()
     headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Accept": accept}
     if subprotocol is not None:
@@ -134,7 +134,7 @@ class _End(asyncio.Protocol):
         self.other.transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:  # also after an end of file
-        self.other.transport.close()  # once what was written has gone out
+        self.other.transport.close()  # once it has sent all
         self._over.set()
 
 
@@ -145,7 +145,7 @@ async def relayed(client: asyncio.Transport, to: socket.socket) -> asyncio.Event
     outer.other, inner.other = inner, outer
     outer.transport = client
     made, _ = await asyncio.get_running_loop().create_connection(lambda: inner, sock=to)
-    if client.is_closing():  # meanwhile, and nobody would hear of it any more
+    if client.is_closing():  # its end would no longer be reported
         made.abort()
         raise ConnectionResetError("the client has left")
     client.set_protocol(outer)

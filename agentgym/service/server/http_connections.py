@@ -121,7 +121,7 @@ class HttpConnection(web.RequestHandler):
         self._connections = connections
         self._asked = False  # a request is being read or answered
         self._had_token = False
-        self._whole = True  # what came last ends where a head does
+        self._whole = True  # the last bytes end where a head does
         self._said_more = False  # than that request
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -177,14 +177,14 @@ class TlsArrival(asyncio.Protocol):
         self._task = asyncio.get_running_loop().create_task(self._shake_hands())
 
     def data_received(self, data: bytes) -> None:
-        self._early += data  # right behind the handshake, before this hears of its end
+        self._early += data  # right behind the handshake, before its end is reported
 
     async def _shake_hands(self) -> None:
         loop, raw = asyncio.get_running_loop(), self.transport
         if raw is None:
             return
         encrypted = None
-        with contextlib.suppress(OSError):  # no handshake, or none in time: nobody to be told
+        with contextlib.suppress(OSError):  # no handshake, or none in time
             encrypted = await loop.start_tls(
                 raw, self, self._tls, server_side=True, ssl_handshake_timeout=self._seconds
             )
@@ -205,7 +205,7 @@ def notice_vanished(listening: socket.socket, seconds: float) -> None:
     Otherwise a machine that lost its power or network holds its session for minutes to hours.
     """
     pause = max(1, round(seconds / (_ASKED + 1)))
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # all of these pass on to what is accepted
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # accepted connections inherit all of these
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _ASKED)

@@ -28,7 +28,7 @@ class Line:
         if self.closed or self._asking.locked():
             return self.closed
         try:
-            # What comes without being asked for is the last word, or the end.
+            # Unasked input is the last message, or the end.
             self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from agentgym import __version__
 from agentgym.service.protocol.frames import PROTOCOL
 from agentgym.service.server.session_server import SessionServer
-from agentgym.service.server.slots import TIME_BOUNDS
-from agentgym.service.server.tallies import LAG_BOUNDS, SessionCounts
+from agentgym.service.server.slots import LAG_BOUNDS, TIME_BOUNDS, SessionCounts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Measuring makes the kernel walk through the memory of every process: milliseconds for each.
@@ -100,7 +99,7 @@ def _by(label: str, counts: Mapping[str, float]) -> list[tuple[Labels, float]]:
 def _histogram(
     name: str, labels: Labels, bounds: Sequence[float], seconds: float, counts: Sequence[int]
 ) -> Iterable[str]:
-    """The rows of a histogram. `counts` has one number for each bound, and one for what was above all of them."""
+    """The rows of a histogram. `counts` has one number for each bound, and one for larger values."""
     below = 0
     for bound, count in zip([*(f"{bound:g}" for bound in bounds), "+Inf"], counts, strict=True):
         below += count

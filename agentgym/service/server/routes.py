@@ -13,7 +13,7 @@ from agentgym.service.protocol.frames import NAME, text_of_json
 from agentgym.service.protocol.sandbox_frames import PATH, SERVED
 from agentgym.service.server.metrics import CONTENT_TYPE, Memory, exposition
 from agentgym.service.server.session_server import SessionServer, refusal
-from agentgym.service.worker.handlers import handler_class
+from agentgym.service.worker.protocol_handler import handler_class
 
 # Answered without a token: what probes of a cluster ask.
 OPEN_PATHS = ("/health", "/ready")

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Collection, Iterable
 
-SWEEP_SECONDS = 3.0  # for sandboxes to end by themselves, and for more workers to die meanwhile
+SWEEP_SECONDS = 3.0  # for sandboxes to end by themselves, and to collect more dead workers
 LONGEST_SECONDS = 60
 
 

@@ -92,7 +92,7 @@ class SessionServer:
         if over is not None:
             await over.wait()
             if request.protocol is not None:
-                request.protocol.connection_lost(None)  # it hears of nothing since the relay took its place
+                request.protocol.connection_lost(None)  # the relay replaced it on the transport
         return response
 
     def open_line(self, request: web.Request, env: str, protocol: str) -> Line:

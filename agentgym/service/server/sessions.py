@@ -26,14 +26,13 @@ from agentgym.service.server.lingering_close import LingeringClose
 from agentgym.service.server.packets import Packets
 from agentgym.service.server.session import CLOSED, LEFT, ServedSession, overdue
 from agentgym.service.server.settings import ServeSettings
-from agentgym.service.server.slots import Slot
-from agentgym.service.server.tallies import Lags, Returns, SessionCounts
-from agentgym.service.worker.handlers import handler_class
+from agentgym.service.server.slots import Lags, Returns, SessionCounts, Slot
+from agentgym.service.worker.protocol_handler import handler_class
 from agentgym.service.worker.session_worker import ENDED, NOT_MADE, NOT_SHARED
 from agentgym.service.worker.websocket import TEXT, close_frame, contains_close, encoded
 
 LOOK_SECONDS = 0.05
-_PEEKED_BYTES = 1 << 16  # of what a client that left had still to say
+_PEEKED_BYTES = 1 << 16  # of unread input, when a client has left
 # A client's pings are answered within this, while its worker is in a call.
 PING_SECONDS = 2.0
 FILL_SECONDS = 1.0
@@ -135,7 +134,7 @@ class Sessions:
         else:
             session.process, session.control = self._prefork_pool.take()
             if not self._tell(session, {"start": start}, [client]):
-                # It died as it waited, which is heard of only later.
+                # It died as it waited, and the report comes later.
                 session.control.close()
                 session.process, session.control = self._prefork_pool.fresh()
                 self._tell(session, {"start": start}, [client])
@@ -167,7 +166,7 @@ class Sessions:
         session.shared = None
         session.words.enter(slots.INIT)
         try:
-            if session.client is None:  # which has left meanwhile
+            if session.client is None:  # it has left
                 raise ConnectionError
             self._start_worker(session, session.client)
         except OSError:
@@ -219,7 +218,7 @@ class Sessions:
             if session.control is None:
                 return False
             socket.send_fds(session.control, [json.dumps(message).encode()], fds or [])
-        except OSError:  # it is dying, which is heard of elsewhere; or it takes nothing, and will be killed
+        except OSError:  # it is dying, as the zygote reports; or it reads nothing, and will be killed
             return False
         return True
 

@@ -42,7 +42,7 @@ class Listing:
         """End the process until the next question, to free its memory."""
         async with self._asking:
             if self._streams is not None:
-                self._streams[1].close()  # which it hears of as it waits
+                self._streams[1].close()  # the process waits for a question, and ends
                 self._streams = None
 
     async def _answer(self, question: dict[str, Any]) -> dict[str, Any]:

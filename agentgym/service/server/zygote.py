@@ -32,7 +32,7 @@ from agentgym.service.server.bounds import Bounds, Groups, enter, keep_within, l
 from agentgym.service.server.sandbox_gc import Sweeps, may_be, sweep
 from agentgym.service.server.slots import map_memory
 from agentgym.service.server.task_catalogue import tell_tasks
-from agentgym.service.worker.handlers import HANDLERS, handler_class
+from agentgym.service.worker.protocol_handler import HANDLERS, handler_class
 from agentgym.service.worker.session_worker import ENDED, NOT_MADE, Served, described, work
 
 RunChild = Callable[[dict[str, Any], list[int], Group | None], int]
@@ -66,7 +66,7 @@ def main(server_fd: int, memory_fd: int, parent: int) -> int:
     adopt_orphans()
     wakes = _hear_signals()
     die_with(parent, by=signal.SIGTERM)
-    # What the environments have started as they were imported is none of a worker.
+    # Children that environments started on import are not workers.
     forked = Children(server, dict.fromkeys(children(), False), Sweeps(setup["died"]), groups)
     server.send(json.dumps({"ready": os.getpid()}).encode())
     try:
@@ -91,7 +91,7 @@ def _prepared(setup: dict[str, Any], memory: memoryview) -> Served:
         spec.load()
         try:
             tasks[id] = spec.tasks("train")
-        except ValueError:  # it has none of its own: init(task) is what works
+        except ValueError:  # it has no tasks: clients call init(task)
             continue
         except Exception as error:  # its data are not here
             sys.stderr.write(f"agentgym serve: {id}: no tasks to draw from: {described(error)}\n")
@@ -132,10 +132,10 @@ def _fork_for(forked: Children, run: RunChild, pipe: tuple[int, int]) -> None:
         if _tell_deaths(forked):
             look_until = time.monotonic() + _LOOK_SECONDS
         if time.monotonic() < look_until:
-            kill(children() - own.keys())  # what a dead worker has left
+            kill(children() - own.keys())  # left by dead workers
             forked.groups.sweep()
         if pids := forked.sweeps.take():
-            with contextlib.suppress(OSError):  # no more processes are to be had
+            with contextlib.suppress(OSError):  # the machine allows no more processes
                 own[_forked(functools.partial(sweep, pids), unneeded)] = False
         if server.fileno() not in ready:
             continue
@@ -158,7 +158,7 @@ def _fork(forked: Children, asked: dict[str, Any], fds: list[int], run: RunChild
         socket.send_fds(forked.server, [json.dumps({**told, "pid": pid}).encode()], [handle])
         os.close(handle)
     except ConnectionError:
-        raise  # the server is gone: nobody is to be told
+        raise  # the server is gone
     except OSError as error:
         forked.groups.drop(group)
         sys.stderr.write(f"agentgym serve: no process for one more session: {described(error)}\n")
@@ -181,7 +181,7 @@ def _tell_deaths(forked: Children) -> bool:
         pid = ended.si_pid
         is_worker = forked.own.get(pid)
         if is_worker is not None:
-            # Before it is collected, its id is nobody else's.
+            # Until it is collected, no other process gets its id.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
@@ -199,12 +199,12 @@ def _forked(run: Callable[[], int | None], unneeded: list[int]) -> int:
     pid = os.fork()
     if pid:
         with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # here too: who comes first does not matter
+            os.setpgid(pid, pid)  # in both processes: either may be first
         return pid
     code = 1
     try:
         die_with(parent)
-        adopt_orphans()  # what it leaves behind is found below the zygote by that
+        adopt_orphans()  # so its descendants stay below the zygote
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         for which in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM):
@@ -227,7 +227,7 @@ def _child(served: Served, bounds: Bounds, asked: dict[str, Any], fds: list[int]
         enter(group)
     keep_within(bounds)
     control = socket.socket(fileno=fds[0])
-    control.set_inheritable(False)  # it was received inheritable; what an environment starts has no business with it
+    control.set_inheritable(False)  # programs of the environment must not get it
     if "waits" not in asked:
         tell_tasks(control, served.specs, served.tasks)
         return ENDED

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from agentgym.core.executor import EnvExecutor
+from agentgym.core.extensions import import_path
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import TaskSet
 from agentgym.service.protocol import frames
@@ -18,6 +19,12 @@ from agentgym.service.server import slots
 from agentgym.service.server.bounds import why_no_memory
 from agentgym.service.server.slots import Slot
 
+# Protocols of sessions by name, and their handlers. The path of a request chooses one.
+HANDLERS = {
+    "agentgym/1": "agentgym.service.worker.agentgym_handler:AgentgymHandler",
+    "openenv": "agentgym.service.openenv.handler:OpenEnvHandler",
+    "sandbox/1": "agentgym.service.worker.sandbox_handler:SandboxHandler",
+}
 _STATES = {"init": slots.INIT, "reset": slots.RESET, "close": slots.CLOSE}
 
 
@@ -35,7 +42,7 @@ class CallRunner:
     """Runs an environment's functions and writes the state into the slot; `async def` in one task of another thread."""
 
     def __init__(self, slot: Slot, raised: Callable[[str, BaseException], None] = lambda call, error: None):
-        self._slot = slot
+        self.slot = slot
         self._raised = raised  # told of what the environment raises, and in which call
         self._loop: asyncio.AbstractEventLoop | None = None
         self._executor = EnvExecutor("agentgym async calls")
@@ -45,7 +52,7 @@ class CallRunner:
 
         `name` is "init", "reset", "step" or "close", whose time limit holds; any other name has that of a step.
         """
-        slot = self._slot
+        slot = self.slot
         begun = slot.enter(_STATES.get(name, slots.STEP))
         try:
             result = function(*args, **kwargs)
@@ -67,13 +74,6 @@ class CallRunner:
             if type(result) is tuple and len(result) == 5 and (result[2] or result[3]):
                 slot.words[slots.EPISODES] += 1
         return result
-
-    def count_error(self, code: str) -> None:
-        """Count an error response that is not the environment's."""
-        self._slot.count_error(code)
-
-    def reserve_sandbox(self, amounts: Sequence[int], most: Sequence[int]) -> bool:
-        return self._slot.reserve_sandbox(amounts, most)
 
     def _awaited(self, awaitable: Awaitable[Any]) -> Any:
         if self._loop is None:
@@ -167,7 +167,7 @@ class RequestHandler(ProtocolHandler):
         except Refused as refused:
             if refused.fatal:
                 raise
-            self._calls.count_error(refused.code)
+            self._calls.slot.count_error(refused.code)
             return text_of_json(error_frame(refused.code, str(refused), fatal=False))
 
     def _answered(self, request: Any, keep: int = 1) -> str:
@@ -184,7 +184,7 @@ class RequestHandler(ProtocolHandler):
             if refused.code == frames.OUT_OF_MEMORY:
                 raise
             if isinstance(error, Refused):  # others were counted as they were raised
-                self._calls.count_error(refused.code)
+                self._calls.slot.count_error(refused.code)
             answer = text_of_json(error_frame(refused.code, str(refused), refused.fatal, id))
             self.ended = self.ended or refused.fatal
         if id == self._last + 1:
@@ -199,6 +199,11 @@ class RequestHandler(ProtocolHandler):
 
     def _refusal(self, error: BaseException) -> Refused:
         return error if isinstance(error, Refused) else Refused(frames.ENV_ERROR, described(error))
+
+
+def handler_class(name: str) -> type[ProtocolHandler]:
+    handler: type[ProtocolHandler] = import_path(HANDLERS[name])
+    return handler
 
 
 def described(error: BaseException) -> str:

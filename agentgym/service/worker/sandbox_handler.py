@@ -49,7 +49,7 @@ class SandboxHandler(RequestHandler):
     def _answered(self, request: Any, keep: int = 1) -> str:
         answer = super()._answered(request, keep)
         if self.draining and self.clean and self._held.box is not None:
-            self.ended = True  # it was given back: nobody is to have it next
+            self.ended = True  # it was given back, and must not be lent again
         return answer
 
     def _refusal(self, error: BaseException) -> Refused:
@@ -74,7 +74,7 @@ class SandboxHandler(RequestHandler):
             return self._calls.call("step", self._next)
         if self._reading:
             # Its parts would be taken for the answer to this.
-            raise Refused(frames.BAD_REQUEST, f"{call}: what is being read has to be taken to its end", fatal=True)
+            raise Refused(frames.BAD_REQUEST, f"{call}: a read must be taken to its end first", fatal=True)
         return self._part(request) if call == "part" else self._pass_on(request)
 
     def _start(self, request: dict[str, Any]) -> Any:
@@ -85,7 +85,7 @@ class SandboxHandler(RequestHandler):
         except ValueError as error:
             raise Refused(frames.BAD_REQUEST, str(error)) from None
         wanted = (round(1000 * spec.cpus), spec.memory, 1)
-        if not self._calls.reserve_sandbox(wanted, self._held.total.amounts()):
+        if not self._calls.slot.reserve_sandbox(wanted, self._held.total.amounts()):
             raise Refused(
                 frames.CAPACITY, "the sandboxes here use all that they may together (--sandbox-total)", fatal=True
             )

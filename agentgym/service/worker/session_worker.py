@@ -116,7 +116,7 @@ def receive_order(control: socket.socket) -> tuple[dict[str, Any], socket.socket
     if not data:
         raise EOFError
     for fd in fds:
-        os.set_inheritable(fd, False)  # what an environment starts has no business with it
+        os.set_inheritable(fd, False)  # programs of an environment must not get it
     return json.loads(data), socket.socket(fileno=fds[0]) if fds else None
 
 
@@ -200,7 +200,7 @@ def _run_session(
         calls.stop()
         return NOT_MADE
     if shared and handler_class.has_sandbox(env):
-        # A back end ties the lives of its processes to a thread, and counts what they use for the whole process.
+        # A back end ties its processes to a thread, and counts their resources for the whole process.
         _close(env, calls)
         if (attached := link.next()) is not None:
             attached[0].close()
@@ -218,7 +218,7 @@ def _run_session(
 
 
 def _close(env: Env, calls: CallRunner) -> None:
-    with contextlib.suppress(Exception, SystemExit):  # it is in the log, and nobody is left to be told
+    with contextlib.suppress(Exception, SystemExit):  # it is in the log, and the client is gone
         calls.call("close", env.close)
     calls.stop()
 

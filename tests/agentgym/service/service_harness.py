@@ -11,7 +11,7 @@ from agentgym.core.registration import spec
 from agentgym.service.protocol.frames import ServiceLimits
 from agentgym.service.server.env_server import serve
 from agentgym.service.server.settings import ServeSettings
-from agentgym.service.server.tallies import SessionCounts
+from agentgym.service.server.slots import SessionCounts
 
 SECONDS = 30.0  # by which anything must have happened, on any machine
 

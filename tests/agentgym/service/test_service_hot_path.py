@@ -238,7 +238,7 @@ serve.add(parser.add_subparsers())
 from agentgym.cli.serve_options import settings_of
 settings = settings_of(parser.parse_args(["serve", "frozen_lake", "--kwargs", '{"view": "near"}', "--port", "0"]))
 import agentgym.service.openenv.routes, agentgym.service.server.env_server
-from agentgym.service.worker.handlers import HANDLERS, handler_class
+from agentgym.service.worker.protocol_handler import HANDLERS, handler_class
 for name in HANDLERS:
     handler_class(name)
 assert settings.envs["frozen_lake"].kwargs["view"] == "near"
