@@ -59,11 +59,11 @@ async def serving(*, tokens=None, envs=None, limits=None, **settings):
             **settings,
         )
     )
-    zygote = server.forks._process.pid
+    zygote = server.forks.pids()[0]
     try:
         yield server
     finally:
-        workers = list(server.forks._keys)
+        workers = list(server.forks.pids()[1].values())
         await server.close()
         assert not [pid for pid in [zygote, *workers] if alive(pid)]
 

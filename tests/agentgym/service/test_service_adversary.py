@@ -175,10 +175,10 @@ def test_the_zygote_is_told_of_ten_thousand_processes_that_died():
 
     async def look(server):
         server.forks._keys.update(dict.fromkeys(range(4_000_000, 4_010_000), "gone"))
-        assert len(json.dumps(list(server.forks._keys))) > 1 << 16
-        first = server.forks._process.pid
+        assert len(json.dumps(list(server.forks.pids()[1].values()))) > 1 << 16
+        first = server.forks.pids()[0]
         server.forks._process.terminate()
-        await until(lambda: server.forks._process.pid != first and server.forks.ready)
+        await until(lambda: server.forks.pids()[0] != first and server.forks.ready)
         async with session(server, "nosy") as client:
             assert "result" in await client.ask("tools")
 

@@ -116,7 +116,7 @@ def in_groups():
 
 def groups_of(server):
     """The folders of control groups of a server's sessions."""
-    zygotes = {str(parent_of(pid)) for pid in server.forks._keys}
+    zygotes = {str(parent_of(pid)) for pid in server.forks.pids()[1].values()}
     begins = tuple(f"agentgym-session-{zygote}-" for zygote in zygotes)
     folders = os.walk("/sys/fs/cgroup")  # which passes over folders that go meanwhile
     found = [Path(place, name) for place, names, _ in folders for name in names if name.startswith(begins)]
@@ -138,7 +138,7 @@ def test_shared_memory_and_children_count_as_a_sessions_own(in_groups, greedy):
                     await until(
                         lambda: sum_of_oom(server) or tally(server).ended["OUT_OF_MEMORY"], "a process that was killed"
                     )
-            await until(lambda: len(server.sessions.open) == 1 and len(server.forks._keys) == 1)
+            await until(lambda: len(server.sessions.open) == 1 and len(server.forks.pids()[1]) == 1)
             assert (await other.step("share 16"))["result"]
 
     asyncio.run(play())

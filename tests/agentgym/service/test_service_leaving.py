@@ -37,7 +37,7 @@ def open_files():
 def test_a_client_that_leaves_in_its_handshake_is_not_an_error(linger, caplog):
     async def knock():
         async with serving(max_sessions=1) as server:
-            await until(lambda: len(server.forks._keys) == 2)
+            await until(lambda: len(server.forks.pids()[1]) == 2)
             files = open_files()
             for path in ("/envs/faulty/session", "/ws", "/mcp", "/envs/faulty/session"):
                 for _ in range(3):
@@ -116,9 +116,9 @@ def test_the_process_that_tells_tasks_is_replaced_when_it_has_died():
         async with serving(workers=0) as server, browsing(server) as http:
             for _ in range(3):
                 assert (await http.get("/envs")).status == 200
-                [telling] = server.forks._keys
+                [telling] = server.forks.pids()[1].values()
                 os.kill(telling, signal.SIGKILL)
-                await until(lambda: not server.forks._keys)
+                await until(lambda: not server.forks.pids()[1])
 
     asyncio.run(play())
 
@@ -129,7 +129,7 @@ def test_a_zygote_whose_front_has_left_says_nothing_of_it(capfd):
             client = await (await Client(http).connect()).begin()
             zygote = parent_of(client.pid)
             os.kill(zygote, signal.SIGSTOP)
-            workers = list(server.forks._keys)
+            workers = list(server.forks.pids()[1].values())
             for pid in workers:
                 os.kill(pid, signal.SIGKILL)
             await until(lambda: not any(map(alive, workers)))

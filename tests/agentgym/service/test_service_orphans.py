@@ -51,7 +51,7 @@ def test_when_the_zygote_or_its_keeper_is_killed_nothing_is_left_and_it_starts_a
                 await client.begin()
                 left = [await started(client, word) for word in ("child", "escape")]
                 zygote = parent_of(client.pid)
-                supervisor = server.forks._process.pid
+                supervisor = server.forks.pids()[0]
                 assert parent_of(zygote) == supervisor
                 await until(lambda: server.sessions.states()["waiting"] == 1)
                 os.kill(zygote if who == "zygote" else supervisor, signal.SIGKILL)
@@ -68,14 +68,14 @@ def test_when_the_zygote_or_its_keeper_is_killed_nothing_is_left_and_it_starts_a
 def test_spare_workers_that_die_are_replaced():
     async def play():
         async with serving(workers=2) as server:
-            await until(lambda: len(server.forks._keys) == 2)
-            for pid in list(server.forks._keys):
+            await until(lambda: len(server.forks.pids()[1]) == 2)
+            for pid in list(server.forks.pids()[1].values()):
                 os.kill(pid, signal.SIGKILL)
             # Both are told of before a session can take them, or it finds that they are gone.
             async with session(server) as client:
                 if "error" in client.hello:  # taken between its death and its being heard of
                     assert client.hello["error"]["code"] == "WORKER_DIED"
-            await until(lambda: server.sessions.states()["spare"] == 2 and len(server.forks._keys) == 2)
+            await until(lambda: server.sessions.states()["spare"] == 2 and len(server.forks.pids()[1]) == 2)
             async with session(server) as client:
                 await client.begin()
 
@@ -109,14 +109,14 @@ def test_nothing_is_left_of_a_front_that_is_killed():
 def test_opening_takes_a_worker_that_waits():
     async def play():
         async with serving(workers=1) as server, browsing(server) as http:
-            await until(lambda: len(server.forks._keys) == 1)
-            [waiting] = server.forks._keys
+            await until(lambda: len(server.forks.pids()[1]) == 1)
+            [waiting] = server.forks.pids()[1].values()
             client = await (await Client(http).connect()).begin()
             assert client.pid == waiting
-            await until(lambda: len(server.forks._keys) == 2)
+            await until(lambda: len(server.forks.pids()[1]) == 2)
             await client.ws.close()
         async with serving(workers=0) as server, session(server) as client:
             await client.begin()
-            assert list(server.forks._keys) == [client.pid]
+            assert list(server.forks.pids()[1].values()) == [client.pid]
 
     asyncio.run(play())

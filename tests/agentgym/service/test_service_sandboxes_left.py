@@ -53,7 +53,7 @@ def test_a_worker_that_is_killed_leaves_no_sandbox(backend):
         try:
             async with session(server, "code") as client:
                 await begun(client)
-                [pid] = [pid for pid in server.forks._keys if await boxes_of(pid)]
+                [pid] = [pid for pid in server.forks.pids()[1].values() if await boxes_of(pid)]
                 await until(lambda: server.sessions.states()["waiting"] == 1)  # else it dies within its answer
                 os.kill(pid, signal.SIGKILL)
                 assert (await client.receive())["error"]["code"] == "WORKER_DIED"
