@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -94,17 +94,16 @@ class Pages:
     def __init__(self, address: Address, split: str):
         self._address, self._split = address, split
         self._start()
-        page = self._read(0)
+        _, page = self._page(0)
         self.name = str(page.get("name") or f"{address.env}/{split}")
         self.source = str(page.get("source") or "")
         self.size = page["size"]
 
     def _start(self) -> None:
-        self._pages: OrderedDict[int, list[Task]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._page = functools.lru_cache(PAGES)(self._read)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_pages", "_lock")}
+        return {name: value for name, value in vars(self).items() if name != "_page"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -115,19 +114,12 @@ class Pages:
         if not -self.size <= position < self.size:
             raise IndexError(f"{self.name} has {self.size} tasks, and none at {position}")
         number, index = divmod(position % self.size, PAGE)
-        with self._lock:
-            tasks = self._pages.get(number)
-            if tasks is not None:
-                self._pages.move_to_end(number)
-        if tasks is None:
-            self._read(number)
-            with self._lock:
-                tasks = self._pages[number]
+        tasks, _ = self._page(number)
         if index >= len(tasks):
             raise Unavailable(f"{self._address}: the tasks of {self._split!r} have changed since they were counted")
         return tasks[index]
 
-    def _read(self, number: int) -> dict[str, Any]:
+    def _read(self, number: int) -> tuple[list[Task], dict[str, Any]]:
         start = number * PAGE
         query = {"split": self._split, "start": start, "stop": start + PAGE}
         answer = ask(self._address, f"{self._address.path}/tasks", query)
@@ -137,14 +129,9 @@ class Pages:
             if type(total) is not int or len(tasks) != min(PAGE, max(0, total - start)):
                 raise ValueError(f"{len(tasks)} tasks from {start} of {total}")
         except (KeyError, TypeError, ValueError) as error:
-            raise Unavailable(
-                f"{self._address}: GET {self._address.path}/tasks gives no page of tasks: {error}"
-            ) from error
-        with self._lock:
-            self._pages[number] = tasks
-            while len(self._pages) > PAGES:
-                self._pages.popitem(last=False)
-        return dict(answer)
+            where = f"{self._address}: GET {self._address.path}/tasks"
+            raise Unavailable(f"{where} gives no page of tasks: {error}") from error
+        return tasks, answer
 
 
 def ask(address: Address, path: str, query: Mapping[str, Any] | None = None) -> Any:

@@ -64,6 +64,7 @@ class Forks:
         self._ready: asyncio.Future[None] | None = None
         self._asked: dict[str, int | None] = {}  # key: descriptor of the process, None until it is forked
         self._doomed: set[str] = set()
+        self._numbers = itertools.count()
         self._keys: dict[int, str] = {}  # process id: key
         self._restarting: asyncio.Task[None] | None = None
         self.closing = False
@@ -100,8 +101,9 @@ class Forks:
                 raise ZygoteFailed(f"importing the environments took longer than {START_SECONDS:g} s") from None
             raise
 
-    def fork(self, key: str, message: dict[str, Any], fds: Sequence[int]) -> None:
-        """Ask for a process. It gets the descriptors, which are closed here."""
+    def fork(self, kind: str, message: dict[str, Any], fds: Sequence[int]) -> str:
+        """Ask for a process, and return its key. It gets the descriptors, which are closed here."""
+        key = f"{kind} {next(self._numbers)}"
         self._asked[key] = None
         if self._packets is None:
             for fd in fds:
@@ -109,6 +111,7 @@ class Forks:
             asyncio.get_running_loop().call_soon(self._end, key, None)
         else:
             self._packets.send({**message, "key": key}, fds)
+        return key
 
     def pids(self) -> tuple[int | None, dict[str, int]]:
         """The process ids of the supervisor, whose child is the zygote, and of all forks by their keys."""
@@ -231,7 +234,6 @@ class PreforkPool:
         self._forks = forks
         self._count = count
         self._ready: OrderedDict[str, socket.socket] = OrderedDict()
-        self._keys = (f"spare {number}" for number in itertools.count())
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -247,11 +249,9 @@ class PreforkPool:
 
     def fresh(self) -> tuple[str, socket.socket]:
         """A newly forked process: its key at `forks`, and its control socket. Raises OSError if no files are left."""
-        key = next(self._keys)
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setblocking(False)
-        self._forks.fork(key, {"waits": True}, [theirs.detach()])
-        return key, control
+        return self._forks.fork("spare", {"waits": True}, [theirs.detach()]), control
 
     def take(self) -> tuple[str, socket.socket]:
         """The process that has waited longest, or a fresh one."""

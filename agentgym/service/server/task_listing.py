@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import socket
 from typing import Any
@@ -20,7 +19,6 @@ class Listing:
 
     def __init__(self, forks: Forks):
         self._forks = forks
-        self._keys = (f"tasks {number}" for number in itertools.count())
         self._key = ""
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._asking = asyncio.Lock()
@@ -61,8 +59,7 @@ class Listing:
         ours, theirs = socket.socketpair()
         with theirs:
             self._streams = await asyncio.open_connection(sock=ours, limit=_LIMIT)
-            self._key = next(self._keys)
-            self._forks.fork(self._key, {}, [theirs.detach()])
+            self._key = self._forks.fork("tasks", {}, [theirs.detach()])
         return self._streams
 
     def close(self) -> None:
