@@ -29,15 +29,7 @@ _dice = random.Random()  # the global one is the episodes'
 async def open_session(
     address: Address, patience: float = PATIENCE_SECONDS, expects: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[RemoteSession, Server]:
-    """A new session on the server with the most room. `pool_of(address.servers).leave(server)` when it has ended.
-
-    Args:
-        patience: seconds to wait while all servers are full or away.
-        expects: arguments that a server must have made the environment with; other servers are passed over.
-
-    Raises:
-        Unavailable: none gave a session in that time, or all refuse for good.
-    """
+    """A new session on the server with the most room. `pool_of(address.servers).leave(server)` when it has ended."""
     pool = pool_of(address.servers)
     until = asyncio.get_running_loop().time() + patience
     refused: dict[str, str] = {}

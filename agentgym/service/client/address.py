@@ -80,7 +80,7 @@ class Address:
         lacks = self.token_file is not None and not token
         if lacks or not token.isascii() or not token.isprintable() or " " in token:
             where = f"token_file={self.token_file}" if self.token_file else f"${TOKEN_VARIABLE}"
-            form = "letters, digits and signs without spaces, on one line, without the name that it has in the server's file"
+            form = "letters, digits and signs without spaces, on one line, without its name in the server's file"
             raise Unavailable(f"{where} holds no token: it must be {form}")
         host = {"Host": urlsplit(self.service).netloc} if self.service else {}
         return {**host, **({"Authorization": f"Bearer {token}"} if token else {})}

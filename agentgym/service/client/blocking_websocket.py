@@ -38,17 +38,7 @@ class HandshakeRefused(Exception):
 
 
 class BlockingWebSocket:
-    """One connection. One thread uses it at a time; `close` may be called from any thread.
-
-    Args:
-        url: `http://host:port/path` or https.
-        tls: for https; None: the system's certificates.
-        until: the deadline on the monotonic clock.
-
-    Raises:
-        HandshakeRefused: the server refuses.
-        OSError: there is no such server, or it is late (TimeoutError).
-    """
+    """One connection. One thread uses it at a time; `close` may be called from any thread."""
 
     def __init__(self, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None, until: float):
         self._pid = os.getpid()
@@ -98,13 +88,7 @@ class BlockingWebSocket:
         self._send(encoded(TEXT, text.encode(), masked=True), until)
 
     def receive(self, until: float) -> str:
-        """The next message.
-
-        Raises:
-            OSError: the connection is over, or `until` has come (TimeoutError).
-            EOFError: the server closed it; says with which code.
-            Refused: the server sent a malformed frame.
-        """
+        """The next message."""
         while True:
             message = self._frames.next()
             if message is None:

@@ -82,16 +82,7 @@ class Hello:
 async def connect(
     address: Address, server: str, resume: str | None, expects: Mapping[str, Any]
 ) -> tuple[aiohttp.ClientWebSocketResponse, Hello]:
-    """Connect to a session and read its hello.
-
-    Args:
-        resume: the token of the session to come back to; None: a new one.
-        expects: arguments that the server must have made the environment with.
-
-    Raises:
-        NotOpened: no connection, no session, or an environment that is made otherwise.
-        Unavailable: the token or the certificates cannot be read.
-    """
+    """Connect to a session and read its hello."""
     import aiohttp
 
     headers = address.headers()

@@ -33,12 +33,7 @@ class NotFound(ValueError):
 
 
 def record_of(address: Address) -> dict[str, Any]:
-    """The servers' record of the environment (description, tags, splits, tools, ...), cached for a minute.
-
-    Raises:
-        Unavailable: no server answers, or they refuse.
-        ValueError: they do not serve it; names what they serve.
-    """
+    """The servers' record of the environment (description, tags, splits, tools, ...), cached for a minute."""
     with _asking.setdefault(address, threading.Lock()):  # many environments are made at once: one asks for all
         told, record = _records.get(address, (float("-inf"), {}))
         if told + RECORD_SECONDS > time.monotonic():

@@ -79,13 +79,7 @@ class RemoteSession:
         return cls(address, server, expects, hello, ws, asyncio.get_running_loop())
 
     async def call(self, name: str, **fields: Any) -> Any:
-        """The result of one call.
-
-        Raises:
-            RemoteEnvError: the environment raised; the session goes on.
-            RemoteError: the server refused the call, or it is too large; the session goes on.
-            SessionLost: the session has ended.
-        """
+        """The result of one call."""
         return (await self.calls([(name, fields)]))[0]
 
     async def calls(self, requests: Sequence[Request]) -> list[Any]:

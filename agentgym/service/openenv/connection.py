@@ -135,11 +135,7 @@ class Connection:
 
 
 def get_json(address: Address, path: str, body: Json | None = None) -> Any:
-    """GET, or with a body POST, a path as JSON, without an event loop; None if there is no such route.
-
-    Raises:
-        Unavailable: the server cannot be reached, or fails.
-    """
+    """GET, or with a body POST, a path as JSON, without an event loop; None if there is no such route."""
     [url] = address.servers
     headers = {**given_token(address), "Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}{path}", None if body is None else json.dumps(body).encode(), headers)

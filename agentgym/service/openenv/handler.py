@@ -1,8 +1,4 @@
-"""OpenEnv's wire protocol, version 0.10, for one session: a frame in, at most one frame out.
-
-A frame is one JSON object as a WebSocket text message; docs/service_protocol.md lists them. An HTTP request becomes
-frames, too.
-"""
+"""OpenEnv's wire protocol, version 0.10, for one session: a frame in, at most one frame out."""
 
 from __future__ import annotations
 
@@ -95,10 +91,9 @@ class OpenEnvHandler(ProtocolHandler):
         messages, reward, done, metadata = self.play.stepped(said)
         if metadata or not math.isfinite(reward):
             return _written({"type": "observation", "data": answer_of({"messages": messages}, reward, done, metadata)})
-        return (
-            f'{{"type": "observation", "data": {{"observation": {{"messages": {_written(messages)}, "metadata": {{}}}}, '
-            f'"reward": {reward!r}, "done": {"true" if done else "false"}}}}}'
-        )
+        observation = f'{{"messages": {_written(messages)}, "metadata": {{}}}}'
+        data = f'{{"observation": {observation}, "reward": {reward!r}, "done": {"true" if done else "false"}}}'
+        return f'{{"type": "observation", "data": {data}}}'
 
     def _rpc(self, request: Json) -> Json:
         problem = problem_of_rpc(request)

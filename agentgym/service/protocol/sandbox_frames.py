@@ -11,7 +11,7 @@ resume token for a connection that dropped. One request at a time; no lists. Byt
     {"id", "call": "open", "argv", "env", "form"}                      -> {"session": n}
     {"id", "call": "step", "session": n, "timeout", "data"}            -> as exec; the reply comes after the outputs
     {"id", "call": "drop", "session": n}                               -> {}
-    {"id", "call": "read", "path", "limit"}                            -> {"more": true, "data"}, at the end {"then": {}}
+    {"id", "call": "read", "path", "limit"}                            -> {"more": true, "data"}; at last {"then": {}}
     {"id", "call": "next"}                                             -> the next part of what is read, or its end, {}
     {"id", "call": "write", "path", "mode", "part", "last", "data"}    -> {}
     {"id", "call": "folder", "path"}                                   -> {}
@@ -19,10 +19,10 @@ resume token for a connection that dropped. One request at a time; no lists. Byt
     {"id", "call": "ping"} | {"id", "call": "reset"}                   -> {} | {"left": [...]}
     {"id", "call": "close"}                                            -> {}, and the sandbox is gone
 
-`spec` is `SandboxSpec` by field, all optional. Calls from `exec` to `reset` are those of `agentgym/sandbox/guest/guest.py`,
-passed on as they are: `data` of an exec's answer is head and tail of stdout, then of stderr, their lengths in `sizes`,
-with `left_out` bytes between each two. `form` is how a session's program replies: "frame" or "zero". An error of a program
-or path is a result, {"errno", "message"} or {"value": why}; an error of the sandbox is SANDBOX_ERROR, which is fatal.
+`spec` is `SandboxSpec` by field, all optional. Calls from `exec` to `reset` go to `agentgym/sandbox/guest/guest.py` as they
+are: `data` of an exec's answer is head and tail of stdout, then of stderr, their lengths in `sizes`, with `left_out`
+bytes between each two. `form` is how a session's program replies: "frame" or "zero". An error of a program or path is a
+result, {"errno", "message"} or {"value": why}; an error of the sandbox is SANDBOX_ERROR, which is fatal.
 """
 
 from __future__ import annotations

@@ -34,13 +34,7 @@ class ZygoteFailed(RuntimeError):
 
 
 class Forks:
-    """Processes forked by a zygote.
-
-    Args:
-        memory: descriptor of the slots' memory.
-        died: called with the key of a fork that ended or was never made, its wait status (None: unknown), and whether
-            the kernel killed any process of its control group for lack of memory.
-    """
+    """Processes forked by a zygote."""
 
     def __init__(
         self,
@@ -81,7 +75,7 @@ class Forks:
         environ = {**dict.fromkeys(_THREADS, "1"), **os.environ}
         environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         with theirs:
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - asyncio's own would want a child watcher; once a server
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - asyncio's own needs a child watcher
                 words,
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__.fileno() if sys.__stderr__ is not None else subprocess.DEVNULL,

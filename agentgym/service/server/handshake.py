@@ -36,12 +36,7 @@ def check_handshake(request: web.Request) -> str | None:
 
 
 def from_elsewhere(request: web.Request, known: bool, allowed: Collection[str] = ()) -> str | None:
-    """The error in a request's Host and Origin: a browser may send requests of other sites' pages. None: they are good.
-
-    Args:
-        known: the request had to have a token, which no page of another site has.
-        allowed: names of this server besides the machine's own.
-    """
+    """The error in a request's Host and Origin: a browser may send other sites' requests. None: they are good."""
     host, origin = request.headers.get("Host"), request.headers.get("Origin")
     if not known and host is not None and not is_ours(host, allowed):
         return f"this server is not named {host!r:.100}: ask it as localhost, or start it with --allow-host"
@@ -62,16 +57,7 @@ def has_said_more(request: web.Request) -> bool:
 async def hand_over(
     request: web.Request, subprotocol: str | None
 ) -> tuple[int, web.StreamResponse, asyncio.Event | None]:
-    """Answer a handshake and detach its connection from aiohttp.
-
-    Returns:
-        A descriptor of the connection, owned by the caller; the handler's response; and with TLS an event that the
-        handler awaits first, since the server relays such a connection until it is over.
-
-    Raises:
-        ConnectionError: the client has left.
-        Refused: this process may open no more files. Nothing was answered yet.
-    """
+    """Answer a handshake and detach its connection from aiohttp."""
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the client has left")

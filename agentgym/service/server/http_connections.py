@@ -25,12 +25,7 @@ Cuttable: TypeAlias = "HttpConnection | TlsArrival"
 
 
 class HttpConnections:
-    """The HTTP connections of a server.
-
-    Args:
-        most: how many there may be.
-        message_seconds: for the first request to come whole, and for each further one from its first byte.
-    """
+    """The HTTP connections of a server."""
 
     def __init__(self, most: int, message_seconds: float):
         self.most = most

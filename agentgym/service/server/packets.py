@@ -14,12 +14,7 @@ _MESSAGE = 1 << 16
 
 
 class Packets:
-    """One end of such a socket, in an event loop.
-
-    Args:
-        heard: called with each message and the descriptors that came with it.
-        ended: called once, when the other side is gone.
-    """
+    """One end of such a socket, in an event loop."""
 
     def __init__(
         self, sock: socket.socket, heard: Callable[[dict[str, Any], list[int]], None], ended: Callable[[], object]

@@ -108,13 +108,7 @@ class ServedSession:
         return True
 
     def log_end(self, pid: int | None, reason: str, message: str, status: int | None) -> None:
-        """Log the end, unless the client closed the session or the server is ending.
-
-        Args:
-            reason: as it is counted: a code, "closed" or "left".
-            message: the client's last.
-            status: the wait status of the process; None: unknown.
-        """
+        """Log the end, unless the client closed the session or the server is ending."""
         if reason in (CLOSED, LEFT, frames.DRAINING):
             return
         told: dict[str, Any] = {"cause": _CAUSES.get(reason, reason.lower())}

@@ -29,11 +29,7 @@ class TokenFileError(ValueError):
 
 
 def read_tokens(path: Path) -> dict[str, Token]:
-    """The tokens of a file, by name. A line is TOKEN, NAME TOKEN, or NAME TOKEN SCOPE,SCOPE (default: all scopes).
-
-    Raises:
-        TokenFileError: it cannot be read, is empty, or has a short or repeated token or an unknown scope.
-    """
+    """The tokens of a file, by name. A line is TOKEN, NAME TOKEN, or NAME TOKEN SCOPE,SCOPE (default: all scopes)."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

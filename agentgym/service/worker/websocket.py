@@ -61,11 +61,7 @@ class Frames:
         return self.next()
 
     def next(self) -> tuple[int, bytes] | None:
-        """The next whole message or control frame, as opcode and payload; None until more bytes come.
-
-        Raises:
-            Refused: the frame is malformed, of another kind, or too large; fatal.
-        """
+        """The next whole message or control frame, as opcode and payload; None until more bytes come."""
         while (frame := self._frame()) is not None:
             fin, opcode, payload = frame
             if opcode >= CLOSE:
