@@ -19,8 +19,8 @@ resume token for a connection that dropped. One request at a time; no lists. Byt
     {"id", "call": "ping"} | {"id", "call": "reset"}                   -> {} | {"left": [...]}
     {"id", "call": "close"}                                            -> {}, and the sandbox is gone
 
-`spec` is `SandboxSpec` by field, all optional. Calls from `exec` to `reset` go to `agentgym/sandbox/guest/guest.py` as they
-are: `data` of an exec's answer is head and tail of stdout, then of stderr, their lengths in `sizes`, with `left_out`
+`spec` is `SandboxSpec` by field, all optional. Calls from `exec` to `reset` go to `agentgym/sandbox/guest/guest.py` as
+they are: `data` of an exec's answer is head and tail of stdout, then of stderr, their lengths in `sizes`, with `left_out`
 bytes between each two. `form` is how a session's program replies: "frame" or "zero". An error of a program or path is a
 result, {"errno", "message"} or {"value": why}; an error of the sandbox is SANDBOX_ERROR, which is fatal.
 """
