@@ -162,8 +162,8 @@ class ChatPolicy:
         session = await endpoints.session()
         streams = bool(body.get("stream"))
         # One timer a request is enough where the whole answer has a limit.
-        within = {"sock_connect": self._timeout, "sock_read": self._timeout} if streams else {"total": self._timeout}
-        limit = aiohttp.ClientTimeout(**{"total": None, **within})
+        silence = self._timeout if streams else None
+        limit = aiohttp.ClientTimeout(total=None if streams else self._timeout, sock_connect=silence, sock_read=silence)
         self.calls.requests += 1
         try:
             async with session.post(
