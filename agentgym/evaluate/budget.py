@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from agentgym.core.trajectory import Trajectory
-from agentgym.evaluate.results import usage_of
+from agentgym.evaluate.results import summed
 from agentgym.policies.base import EndpointUsage, Policy
 
 
@@ -36,33 +34,31 @@ class Budget:
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"the limit of {name} must be positive, not {value!r}")
 
-    def reached(self, tally: UsageCounter, running: Collection[Sequence[Policy]] = ()) -> str | None:
+    def reached(self, spent: Spent, seconds: float, running: Collection[Sequence[Policy]] = ()) -> str | None:
         """The limit that is reached ("episodes", "tokens", "cost", "seconds"), else None.
 
         Args:
-            tally: of what has ended.
-            running: the episodes that run, each as the policies of its tries: their tokens are spent too.
+            spent: by all episodes that ended.
+            seconds: since this start of the run.
+            running: the policies of the tries of each episode that runs: their tokens are spent too.
         """
-        if self.episodes is not None and tally.earlier.episodes + tally.episodes + len(running) >= self.episodes:
+        if self.episodes is not None and spent.episodes + len(running) >= self.episodes:
             return "episodes"
         if self.tokens is not None:
-            spent = sum(tokens_of(calls.usage) for tries in running if (calls := calls_of(tries)))
-            if tally.earlier.tokens + tally.tokens + spent >= self.tokens:
+            more = sum(tokens_of(calls.usage) for tries in running if (calls := calls_of(tries)))
+            if spent.tokens + more >= self.tokens:
                 return "tokens"
-        if self.cost is not None and tally.earlier.cost + tally.cost >= self.cost:
+        if self.cost is not None and spent.cost >= self.cost:
             return "cost"
-        if self.seconds is not None and time.monotonic() - tally.begun >= self.seconds:
-            return "seconds"
-        return None
+        return "seconds" if self.seconds is not None and seconds >= self.seconds else None
 
     def to_json(self) -> dict[str, Any]:
-        """The limits that are set."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass
 class Spent:
-    """The usage of stored episodes."""
+    """The usage of episodes."""
 
     episodes: int = 0
     tokens: int = 0
@@ -75,53 +71,12 @@ class Spent:
         return self
 
     def add(self, record: dict[str, Any]) -> None:
-        """Count a stored trajectory."""
+        """Count a stored episode."""
         metadata = record["metadata"]
         self.episodes += 1
         usage = (metadata.get("calls") or {}).get("usage")
         self.tokens += tokens_of(usage) if usage else sum(map(_stored_tokens, record["turns"]))
         self.cost += metadata.get("cost") or 0.0
-
-
-@dataclass
-class UsageCounter:
-    """The usage of this start of a run; a display reads it while the run continues.
-
-    Attributes:
-        episodes: that ended, those that failed included.
-        errors: episodes that failed.
-        reward, success: sums over the episodes that did not fail.
-        tokens: by the endpoints' count.
-        cost: US dollars, of what has a price.
-        requests, retries: of endpoints, those of failed tries included.
-        earlier: what was already stored when this start began.
-        begun: `time.monotonic()` of the start.
-    """
-
-    episodes: int = 0
-    errors: int = 0
-    reward: float = 0.0
-    success: float = 0.0
-    tokens: int = 0
-    cost: float = 0.0
-    requests: int = 0
-    retries: int = 0
-    earlier: Spent = field(default_factory=Spent)
-    begun: float = field(default_factory=time.monotonic)
-
-    def add(self, trajectory: Trajectory) -> None:
-        """Count an episode that has ended."""
-        self.episodes += 1
-        if trajectory.failed:
-            self.errors += 1
-        else:
-            self.reward += trajectory.reward
-            self.success += trajectory.success
-        calls = trajectory.metadata.get("calls") or {}
-        self.tokens += tokens_of(calls.get("usage") or usage_of(trajectory))
-        self.cost += trajectory.metadata.get("cost") or 0.0
-        self.requests += calls.get("requests", 0)
-        self.retries += sum(calls.get("retries", {}).values())
 
 
 def tokens_of(usage: dict[str, int]) -> int:
@@ -139,14 +94,9 @@ def _stored_tokens(turn: dict[str, Any]) -> int:
 
 def calls_of(tries: Iterable[Policy]) -> EndpointUsage | None:
     """The endpoint usage of all tries of one episode; None where no policy asks an endpoint."""
-    total = None
-    for policy in tries:
-        calls = getattr(policy, "calls", None)
-        if isinstance(calls, EndpointUsage):
-            total = total or EndpointUsage()
-            total.requests += calls.requests
-            total.waited += calls.waited
-            for mine, theirs in ((total.retries, calls.retries), (total.usage, calls.usage)):
-                for name, count in theirs.items():
-                    mine[name] = mine.get(name, 0) + count
-    return total
+    found = [calls for policy in tries if isinstance(calls := getattr(policy, "calls", None), EndpointUsage)]
+    if not found:
+        return None
+    retries, usage = (summed(getattr(calls, name) for calls in found) for name in ("retries", "usage"))
+    requests, waited = sum(calls.requests for calls in found), sum(calls.waited for calls in found)
+    return EndpointUsage(requests=requests, retries=retries, waited=waited, usage=usage)

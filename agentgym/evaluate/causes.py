@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable
 from sys import intern
 
-from agentgym.core.trajectory import TOO_LONG, Trajectory
+from agentgym.core.trajectory import TOO_LONG
 
+# Finish reasons of answers that are not what the model would have said: cut, withheld, or never asked for.
 CUT = ("length", "content_filter", "context")
-"""Finish reasons of answers that are not what the model would have said: cut, withheld, or never asked for."""
 
 LONGEST_CAUSE = 300
 # Parts in which failures of one kind differ: ids, addresses, numbers. An HTTP status or a line of code is another kind.
@@ -23,11 +23,6 @@ _OWN = re.compile(
     |(?<![A-Za-z\d.])\d+(?:[.,]\d+)*(?![A-Za-z\d])""",
     re.VERBOSE,
 )
-
-
-def cause_of(trajectory: Trajectory) -> str:
-    """The error of an episode as `cause_in` writes it."""
-    return cause_in(trajectory.error or "")
 
 
 def cause_in(error: str) -> str:

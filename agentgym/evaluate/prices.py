@@ -6,7 +6,6 @@ my-model: {input: 0.15, output: 0.60, cached_input: 0.075}      # US dollars per
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import json
 import math
@@ -15,18 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentgym.core.usage_error import instead
+
 MILLION = 1_000_000
 
 
 @dataclass(frozen=True)
 class Price:
-    """Of one model, in US dollars per million tokens.
-
-    Attributes:
-        input: of prompt tokens.
-        output: of completion tokens, those of reasoning among them.
-        cached_input: of prompt tokens that the endpoint found in its cache; None: as `input`.
-    """
+    """Of one model, in US dollars per million tokens. Reasoning counts as `output`; `cached_input` None: as `input`."""
 
     input: float
     output: float
@@ -41,33 +36,23 @@ class Prices:
 
     @classmethod
     def load(cls, path: str | Path | None) -> Prices:
-        """The table of a YAML or JSON file; None: an empty one.
-
-        Raises:
-            ValueError: no such file, or no table of prices; the message names file, model and field.
-        """
+        """The table of a YAML or JSON file; None: an empty one. Raises ValueError, naming file, model and field."""
         return cls() if path is None else cls.from_json(_read(Path(path)), str(path))
 
     @classmethod
     def from_json(cls, record: Any, where: str = "prices") -> Prices:
-        """The table of an object `{model: {input, output, cached_input}}`.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """The table of an object `{model: {input, output, cached_input}}`."""
         if not isinstance(record, Mapping) or not record:
             raise ValueError(f"{where}: a table of prices is {{model: {{input: $, output: $}}}}, not {record!r:.80}")
         return cls({str(model): _price(f"{where}: {model}", fields) for model, fields in record.items()})
 
     def to_json(self) -> dict[str, dict[str, float]]:
-        """The table as a JSON object."""
         return {
             model: {name: value for name, value in vars(price).items() if value is not None}
             for model, price in self.by_model.items()
         }
 
     def of(self, model: str) -> Price | None:
-        """The price of a model; None where the table has none."""
         if model in self.by_model:
             return self.by_model[model]
         fitting = [pattern for pattern in self.by_model if fnmatch.fnmatchcase(model, pattern)]
@@ -89,23 +74,18 @@ class Prices:
 
 
 def _read(path: Path) -> Any:
+    import yaml
+
     try:
         text = path.read_text(encoding="utf-8")
+        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
         raise ValueError(f"prices {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"prices {path}: not UTF-8 text") from error
-    if path.suffix == ".json":
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"prices {path}: not valid JSON: {error}") from error
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"prices {path}: not valid YAML: {' '.join(str(error).split())}") from error
+    except (ValueError, yaml.YAMLError) as error:
+        kind = "JSON" if path.suffix == ".json" else "YAML"
+        raise ValueError(f"prices {path}: not valid {kind}: {' '.join(str(error).split())}") from error
 
 
 def _price(where: str, fields: Any) -> Price:
@@ -116,9 +96,7 @@ def _price(where: str, fields: Any) -> Price:
     names = tuple(Price.__dataclass_fields__)
     for name, value in fields.items():
         if name not in names:
-            near = difflib.get_close_matches(str(name), names, 1)
-            meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-            raise ValueError(f"{where}: no field {name!r}: {meant}")
+            raise ValueError(f"{where}: no field {name!r}{instead(str(name), names)}")
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or value < 0:
             raise ValueError(f"{where}: {name} must be US dollars per million tokens, 0 or more, not {value!r}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,9 +18,12 @@ Kind = Literal["evaluation", "training"]
 FOLDERS: dict[Kind, str] = {"evaluation": "episodes", "training": "trajectories"}
 MOST_SEARCHES = 4
 MOST_SMALL_FILE = 64 * 2**20
-# A training step, or an evaluation between steps, may take minutes in which nothing is written.
-WRITTEN_SECONDS = 120.0
-_STEP = re.compile(r"(train|eval)-(\d+)")
+STEP = re.compile(r"(train|eval)-(\d+)")
+
+
+def run_id(path: Path) -> str:
+    """A run's name in addresses."""
+    return re.sub(r"[^\w.@+-]+", "-", path.name).strip("-.") or "run"
 
 
 @dataclass
@@ -29,9 +31,7 @@ class Run:
     """A run folder. Its files are looked at again by `refresh`, and read by `advance`.
 
     Attributes:
-        id: its name in addresses.
         path: the folder, resolved. Files outside it are never read, even through links.
-        kind: "evaluation" or "training".
         numbers, results: of each file, with the state in which it was when they were made.
     """
 
@@ -175,28 +175,24 @@ class Run:
     def row_json(self, file: EpisodeFile, row: Row) -> dict[str, Any]:
         """A row as the page gets it."""
         stem = file.path.name.removesuffix(".jsonl")
-        step = _STEP.fullmatch(stem) if self.kind == "training" else None
+        training = self.kind == "training"
+        step = STEP.fullmatch(stem) if training else None
+        cell: dict[str, Any] = next((c for c in self.cells if c.get("name") == file.name), {})
         values = {name: getattr(row, name) for name in Row.__slots__ if name not in ("start", "size")}
-        rest = {"key": f"{stem}:{row.start}", "cell": file.name, "agent": self.agent_of(file)}
         return {
-            **rest,
+            "key": f"{stem}:{row.start}",
+            "cell": file.name,
+            "agent": "policy" if training else agent_name(cell),
             **values,
             "tags": list(row.tags),
             "finishes": list(row.finishes),
             "step": int(step[2]) if step else None,
         }
 
-    def agent_of(self, file: EpisodeFile) -> str:
-        """The agent of a file's episodes; in a training run, the policy."""
-        if self.kind == "training":
-            return "policy"
-        cell = next((c for c in self.cells if c.get("name") == file.name), {})
-        return agent_name(cell)
-
 
 def _in_order(name: str) -> tuple[int, str]:
     """Steps in their order, an evaluation before the training of the same step; other files by name."""
-    step = _STEP.match(name)
+    step = STEP.match(name)
     return (int(step[2]) if step else 0, name)
 
 
@@ -206,7 +202,6 @@ def _read_all(files: Iterable[EpisodeFile]) -> None:
 
 
 def agent_name(cell: dict[str, Any]) -> str:
-    """The name of a cell's agent."""
     agent = cell.get("agent")
     return str(agent.get("name", "")) if isinstance(agent, dict) else ""
 
@@ -235,12 +230,7 @@ def small_file(path: Path, folder: Path) -> bytes:
 
 
 def json_file(path: Path, folder: Path) -> Any:
-    """The value of a JSON file in a folder.
-
-    Raises:
-        OSError: see `small_file`.
-        ValueError: it is no JSON.
-    """
+    """The value of a JSON file in a folder. Raises OSError as `small_file`, and ValueError if it is no JSON."""
     return parsed(small_file(path, folder))
 
 
@@ -270,8 +260,3 @@ def newest(paths: Iterable[Path]) -> float:
         except OSError:
             continue
     return max(times)
-
-
-def just_written(moment: float) -> bool:
-    """True if the last write is so recent that more may follow."""
-    return time.time() - moment < WRITTEN_SECONDS

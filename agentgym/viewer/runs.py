@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from agentgym.core.usage_error import UsageError
 from agentgym.viewer.index import NotServed, open_regular
-from agentgym.viewer.run import Kind, Run, is_inside, newest
+from agentgym.viewer.run import Kind, Run, is_inside, newest, run_id
 
 # How deep below a named folder runs are looked for, and in how many folders at most.
 DEPTH = 4
@@ -28,12 +27,7 @@ _MANIFEST_START = 64 * 1024
 
 @dataclass
 class Runs:
-    """The runs under some folders, by id. Ids do not change when other runs appear.
-
-    Attributes:
-        roots: the folders, resolved.
-        found: the runs of the last look.
-    """
+    """The runs under some resolved folders, by id. Ids do not change when other runs appear."""
 
     roots: list[Path]
     found: dict[str, Run] = field(default_factory=dict)
@@ -54,11 +48,7 @@ class Runs:
             return list(self.found.values())
 
     def get(self, id: str) -> Run:
-        """The run of an id.
-
-        Raises:
-            NotServed: there is no such run.
-        """
+        """Raises NotServed if there is no such run."""
         run = self.found.get(id) or next((run for run in self.look() if run.id == id), None)
         if run is None:
             raise NotServed(f"there is no run {id!r}")
@@ -81,7 +71,7 @@ class Runs:
         known = self._by_path.get(path)
         if known is not None and known.kind == kind:
             return known
-        id = re.sub(r"[^\w.@+-]+", "-", path.name).strip("-.") or "run"
+        id = run_id(path)
         if self._ids.setdefault(id, path) != path:
             id = f"{id}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
             self._ids[id] = path
