@@ -44,7 +44,7 @@ def test_a_report_opens_at_its_run(window, run):
     page = window((run / "report.html").as_uri())
     page.locator("h2", has_text="Details of").wait_for()
     text = page.inner_text("main")
-    for words in ("How episodes ended", "Time", "Versions and command", "4 of 8 episodes are in this file"):
+    for words in ("How episodes ended", "Time", "Versions and command", "7 of 8 episodes are in this file"):
         assert words in text
     page.get_by_role("link", name="All 8 episodes").click()
     page.locator("a.open").first.click()
