@@ -16,7 +16,6 @@ from agentgym.viewer.export import write_report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 2 where the files are not there or broken."""
     parser = argparse.ArgumentParser(
         "python -m agent_train.report", description="Make a run's report, or a picture of results, again."
     )

@@ -133,7 +133,6 @@ def curves_svg(series: Sequence[Series], title: str) -> str:
 
 
 def _axes(ticks: Sequence[tuple[float, float]]) -> list[str]:
-    """Lines and words of both axes; `ticks` are those of steps, with their pixels."""
     bottom, middle = HEIGHT - BOTTOM, (TOP + HEIGHT - BOTTOM) / 2
     parts = []
     for percent in range(0, 101, 20):

@@ -56,7 +56,6 @@ class Display:
         self._live: Live | None = None
 
     def start(self) -> None:
-        """Put up the live display, if the console is a terminal."""
         if self.console.is_terminal and self._live is None:
             self._live = Live(get_renderable=self._picture, console=self.console, refresh_per_second=REFRESH_PER_SECOND)
             self._live.start()
@@ -69,7 +68,6 @@ class Display:
             self._live = None
 
     def say(self, text: str) -> None:
-        """Print one line above the live display."""
         self.console.print(Text(text), soft_wrap=True, highlight=False)
 
     def phase(self, name: str, detail: str = "") -> None:
@@ -94,7 +92,6 @@ class Display:
             self._before = _last_line(before[-1])
 
     def show_file_step(self, step: int, steps: int, line: str) -> None:
-        """One optimizer step of a mode without episodes."""
         self._bar.update(self._task, completed=step, total=steps)
         if self._live is None:
             self.say(line)
@@ -102,7 +99,6 @@ class Display:
             self.phase("training", line)
 
     def show_step(self, metrics: StepMetrics) -> None:
-        """One training step."""
         self._rows.append(metrics)
         eta = self._eta(metrics)
         self._bar.update(self._task, completed=metrics.step, eta=eta)
@@ -120,7 +116,6 @@ class Display:
         self._episodes = self._errors = self._retried = 0
 
     def show_eval(self, metrics: EvalMetrics) -> None:
-        """One evaluation."""
         self._evals[metrics.step] = metrics
         self._episodes = self._errors = self._retried = 0
         told = f"{percent(metrics.low)} to {percent(metrics.high)}, {metrics.episodes} episodes"
@@ -131,7 +126,6 @@ class Display:
             self.say(f"held-out success after step {metrics.step}: {percent(metrics.success)} ({told})")
 
     def show_summary(self, summary: Summary, outcome: str, run: RunFolder) -> None:
-        """The closing table."""
         table = Table(title=f"{run.name}: {outcome}", show_header=False, title_justify="left")
         table.add_column(style="bold")
         table.add_column(overflow="fold")
@@ -202,7 +196,6 @@ def _why_nothing(selection: SelectionMetrics) -> str:
 
 
 def _update_cells(row: StepMetrics) -> tuple[str, str, str]:
-    """Gap, gradient norm and entropy; nothing where the policy was not updated."""
     if row.update is None:
         return "", "", ""
     return f"{row.update.gap_mean:.1e}", f"{row.update.grad_norm:.3f}", f"{row.update.entropy:.3f}"
@@ -220,7 +213,6 @@ def _step_line(row: StepMetrics, total: int) -> str:
 
 
 def _closing(summary: Summary) -> list[tuple[str, str]]:
-    """The rows of a run that played episodes."""
     shares = {"at the start": summary.start, "at the end": summary.end}
     rows = [(f"success {when}", share) for when, share in shares.items()] + [("best success", summary.best)]
     done = f"{summary.steps} steps, {summary.episodes:,} episodes, {summary.tokens:,} sampled tokens"

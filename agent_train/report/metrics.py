@@ -217,7 +217,6 @@ def step_metrics(
 
 
 def _health(groups: Sequence[Group], update: UpdateMetrics | None) -> Health | None:
-    """The diagnostics of all episodes that were played to an end; None without any."""
     samples = [
         [
             Sample(
@@ -234,7 +233,6 @@ def _health(groups: Sequence[Group], update: UpdateMetrics | None) -> Health | N
 
 
 def eval_metrics(step: int, trajectories: Sequence[Trajectory]) -> EvalMetrics:
-    """The measurements of one evaluation."""
     played = [t for t in trajectories if not t.failed]
     by_task: dict[str, list[float]] = {}
     for trajectory in played:

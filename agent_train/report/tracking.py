@@ -77,24 +77,20 @@ class Tracker:
         self._display.episode_ended(trajectory.error, trajectory.metadata.get("errors", []))
 
     def sft_step(self, step: int, steps: int, loss: float, tokens: int) -> None:
-        """Record one optimizer step of the warm start."""
         self._write(SftMetrics(step, steps, loss, tokens))
         self.phase("warm start", f"{step} of {steps}, loss {loss:.3f}")
 
     def file_step(self, step: FileStep) -> None:
-        """Record one optimizer step of a mode that learns from files."""
         self._file_steps.append(step)
         self._append(step.record())
         self._display.show_file_step(step.step, step.steps, step.line())
 
     def held_out(self, measured: HeldOut) -> None:
-        """Record the held-out examples of such a mode."""
         self._held_out.append(measured)
         self._append(measured.record())
         self.note(measured.line())
 
     def train_step(self, metrics: StepMetrics) -> None:
-        """Record one training step."""
         self._count(metrics.step, metrics.episodes, metrics.sampled_tokens)
         self._write(metrics)
         self._display.show_step(metrics)
@@ -108,7 +104,6 @@ class Tracker:
         return metrics
 
     def summary(self) -> Summary:
-        """The run so far."""
         curve = [(m.step, m.success) for m in self._evals if math.isfinite(m.success)]
         return Summary(
             start=curve[0][1] if curve else None,

@@ -58,7 +58,6 @@ def located(agent: AgentSpec, base_url: str, model: str | None = None) -> AgentS
 
 
 def expert(mistakes: float = 0.0, name: str = "expert") -> AgentSpec:
-    """The environment's own expert, with a share of random actions."""
     return AgentSpec(name, "expert", {"mistakes": mistakes} if mistakes else {})
 
 

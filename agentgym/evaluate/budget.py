@@ -58,8 +58,6 @@ class Budget:
 
 @dataclass
 class Spent:
-    """The usage of episodes."""
-
     episodes: int = 0
     tokens: int = 0
     cost: float = 0.0
@@ -71,7 +69,6 @@ class Spent:
         return self
 
     def add(self, record: dict[str, Any]) -> None:
-        """Count a stored episode."""
         metadata = record["metadata"]
         self.episodes += 1
         usage = (metadata.get("calls") or {}).get("usage")
@@ -85,7 +82,6 @@ def tokens_of(usage: dict[str, int]) -> int:
 
 
 def _stored_tokens(turn: dict[str, Any]) -> int:
-    """Of a stored turn, as `usage_of` counts them."""
     usage, tokens = turn.get("usage"), turn.get("tokens")
     if usage or not tokens:
         return tokens_of(usage or {})

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from agentgym.core.trajectory import Trajectory, read_jsonl
 from agentgym.evaluate.formats import NOTHING, cut, number, one_line, percent
+from agentgym.evaluate.plan import cell_name
 from agentgym.evaluate.results import EpisodeNumbers, numbers_of
 from agentgym.evaluate.statistics import Difference, paired_difference
 from agentgym.evaluate.store import effective, read_run
@@ -32,7 +33,6 @@ class TaskMeans:
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, e: EpisodeNumbers) -> None:
-        """One more episode."""
         self.errors += e.failed
         self.episodes += not e.failed
         success, reward = (0.0, e.floor) if e.failed else (e.success, e.reward)
@@ -46,7 +46,6 @@ class TaskMeans:
             self.sums[name] += value
 
     def mean(self, measure: str) -> float | None:
-        """The mean of a measure over the episodes that have it; None without any."""
         return self.sums[measure] / self.counts[measure] if self.counts[measure] else None
 
 
@@ -62,8 +61,7 @@ class ComparedCell:
 
     @property
     def name(self) -> str:
-        split = "" if self.split in ("test", "") else f"/{self.split}"
-        return f"{self.env}{split}@{self.agent}"
+        return cell_name(self.env, self.split, self.agent)
 
 
 @dataclass
@@ -209,7 +207,6 @@ def compare_all(paths: Sequence[Path | str]) -> list[Comparison]:
 
 
 def compare_read(a: ComparedRun, b: ComparedRun) -> Comparison:
-    """Compare two runs that were read; see `compare_runs`."""
     pairs = _pairs(a.cells, b.cells)
     only_a = [cell.name for cell in a.cells if all(cell is not mine for mine, _ in pairs)]
     only_b = [cell.name for cell in b.cells if all(cell is not theirs for _, theirs in pairs)]
@@ -259,7 +256,6 @@ def _compared(a: ComparedCell, b: ComparedCell) -> CellComparison:
 
 
 def _measured(a: ComparedCell, b: ComparedCell, both: Sequence[str], names: Sequence[str]) -> dict[str, Difference]:
-    """The paired differences of some measures, of those that both have."""
     found = {}
     for name in names:
         means = [(a.tasks[task].mean(name), b.tasks[task].mean(name)) for task in both]
@@ -342,9 +338,8 @@ def comparison_table(comparison: Comparison, measure: str = "success") -> Render
 
 
 def _name(cell: CellComparison) -> Text:
-    split = "" if cell.split in ("test", "") else f"/{cell.split}"
     agents = [cell.agent_a] if cell.agent_a == cell.agent_b else [f"a {cell.agent_a}", f"b {cell.agent_b}"]
-    lines = [f"{cell.env}{split}", *(f"@{agent}" for agent in agents)]
+    lines = [cell_name(cell.env, cell.split, ""), *(f"@{agent}" for agent in agents)]
     return Text("\n".join(cut(one_line(line), NAME_WIDTH) for line in lines))
 
 

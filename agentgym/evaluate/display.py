@@ -73,7 +73,6 @@ class _Progress:
                 self.paces.popleft()
 
     def seconds(self, now: float) -> float:
-        """Since it began, or that it took."""
         return (now if self.finished is None else self.finished) - self.began
 
     def pace(self, now: float) -> float:
@@ -88,7 +87,7 @@ class _Progress:
 
 
 class LiveDisplay:
-    """An `EvalObserver` that shows what happens. A context manager.
+    """Shows an evaluation: several cells are played at a time; each is `started` and `finished` once. A context manager.
 
     A console that is not a terminal gets a line at most every ten seconds, and one at the end of each cell.
     """
@@ -139,7 +138,6 @@ class LiveDisplay:
             self._say(line_of_progress(progress, self._clock()))
 
     def picture(self) -> RenderableType:
-        """The live table of this moment."""
         now, cells = self._clock(), self._cells.values()
         over = [progress for progress in cells if progress.finished is not None]
         parts: list[RenderableType] = []
@@ -188,7 +186,6 @@ def _bar(progress: _Progress, now: float, width: int) -> RenderableType:
 
 
 def _details(progress: _Progress, now: float) -> list[str]:
-    """The score, what was used, and the last error where there is one."""
     score = ["no episode has ended yet"] if progress.finished is None and not progress.ended else []
     if (mean := progress.success.mean) is not None:
         low, high = progress.success.share_interval() or (None, None)

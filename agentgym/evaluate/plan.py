@@ -12,6 +12,11 @@ from agentgym.core.tasks import TaskSet
 from agentgym.core.usage_error import nearest
 
 
+def cell_name(env: str, split: str, agent: str) -> str:
+    """`ENV@AGENT`, with `/SPLIT` after the environment where the split is known and not "test"."""
+    return f"{env}{'' if split in ('test', '') else f'/{split}'}{f'@{agent}' if agent else ''}"
+
+
 @dataclass(frozen=True)
 class AgentSpec:
     """An agent as plain JSON values, never with a key; `agents.policy_maker` makes policies of it.
@@ -69,13 +74,10 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """`ENV@AGENT`, with `/SPLIT` after the environment where the split is not "test"."""
-        split = "" if self.split == "test" else f"/{self.split}"
-        return f"{self.env.id}{split}@{self.agent.name}"
+        return cell_name(self.env.id, self.split, self.agent.name)
 
     @property
     def file_name(self) -> str:
-        """The cell's name with `-` for what a file name should not have."""
         return re.sub(r"[^\w.@+-]+", "-", self.name).strip("-.") + ".jsonl"
 
     def to_json(self) -> dict[str, Any]:

@@ -90,7 +90,6 @@ def _content(content: Any) -> Any:
 
 
 def _usage(counted: Mapping[str, Any]) -> dict[str, int]:
-    """LangChain's count by the names of `Reply.usage`."""
     details = {name: counted.get(f"{name}_token_details") or {} for name in ("input", "output")}
     found = {
         "prompt_tokens": counted.get("input_tokens"),
@@ -138,8 +137,6 @@ class PythonAgent:
 
 
 class PythonPolicy:
-    """One episode of the user's agent."""
-
     def __init__(self, agent: PythonAgent):
         self._agent = agent
         self._answer: Callable[..., Any] | None = None
@@ -286,6 +283,5 @@ def _problem(entry: Callable[..., Any], args: list[Any], kwargs: Mapping[str, An
 
 
 def _what(error: BaseException) -> str:
-    """The last line of its traceback."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return " ".join(f"{type(error).__name__}: {text}".split())[:500].removesuffix(":")

@@ -190,7 +190,6 @@ def _first_difference(stored: Trajectory, again: Trajectory) -> int | None:
 
 
 def summed(name: str, before: Path, after: Path) -> Rescored:
-    """The numbers of one cell, from the files of its episodes."""
     found = Rescored(name)
     sums = [0.0, 0.0, 0.0, 0.0]
     failed_before = {(t.task_id, t.sample) for t in effective(before) if t.failed}

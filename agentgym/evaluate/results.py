@@ -12,6 +12,7 @@ from typing import Any
 
 from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.causes import CUT, cause_in, finishes_of
+from agentgym.evaluate.plan import cell_name
 from agentgym.evaluate.statistics import ClusteredMean, Interval, pass_intervals, passes
 
 FORMAT = 1
@@ -195,9 +196,7 @@ class CellResult:
 
     @property
     def name(self) -> str:
-        """`ENV@AGENT`, with `/SPLIT` after the environment where the split is not "test", as `Cell.name` has it."""
-        split = "" if self.split == "test" else f"/{self.split}"
-        return f"{self.env}{split}@{self.agent}" if self.agent else f"{self.env}{split}"
+        return cell_name(self.env, self.split, self.agent)
 
     @property
     def cut_words(self) -> str:
@@ -244,7 +243,6 @@ class Results:
 
     @property
     def complete(self) -> bool:
-        """True if every planned episode was completed."""
         return all(cell.episodes == cell.planned for cell in self.cells)
 
     def to_json(self) -> dict[str, Any]:
@@ -321,7 +319,6 @@ def results_of(
 
 
 def _outcomes(played: Sequence[EpisodeNumbers]) -> list[tuple[int, int]]:
-    """Episodes and successes of each task."""
     episodes, successes = Counter(e.task for e in played), Counter(e.task for e in played if e.success > 0)
     return [(n, successes[task]) for task, n in episodes.items()]
 
@@ -363,7 +360,6 @@ def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _by_difficulty(numbers: Iterable[EpisodeNumbers]) -> dict[str, list[EpisodeNumbers]]:
-    """The episodes that have a difficulty, by its name, the easiest first."""
     rated = [e for e in numbers if e.difficulty is not None]
     name = _difficulty_names([v for v in {e.difficulty for e in rated} if v is not None])
     found: dict[str, list[EpisodeNumbers]] = defaultdict(list)

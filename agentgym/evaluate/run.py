@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.core.tasks import Task
@@ -32,6 +32,7 @@ from agentgym.storage.jsonl import line_of
 from agentgym.viewer.export import write_report
 
 if TYPE_CHECKING:
+    from agentgym.evaluate.display import LiveDisplay
     from agentgym.evaluate.prices import Prices
 
 MakePolicy = Callable[[Episode], Policy]
@@ -39,19 +40,6 @@ LONGEST_EXPECTED = 2000
 MOST_REFUSALS = 3  # episodes of an agent in a row whose key is refused; then the run is stopped
 _ASKING = ("chat", "python")  # kinds of agents that use tokens
 _COUNTED = frozenset({"prompt_tokens", "completion_tokens"})
-
-
-class EvalObserver(Protocol):
-    """Observes an evaluation. Several cells are played at a time; each begins and ends once."""
-
-    def started(self, cell: Cell, total: int, done_before: int) -> None:
-        """A cell begins: its episodes, and how many of them an earlier start has played."""
-
-    def ended(self, cell: Cell, trajectory: Trajectory) -> None:
-        """An episode is stored."""
-
-    def finished(self, cell: Cell) -> None:
-        """A cell was played to its end, or stopped."""
 
 
 async def evaluate(
@@ -115,7 +103,7 @@ async def run_plan(
     retries: int = 1,
     budget: Budget | None = None,
     prices: Prices | None = None,
-    watch: EvalObserver | None = None,
+    watch: LiveDisplay | None = None,
     begun: float | None = None,
     stop: asyncio.Event | None = None,
     command: Sequence[str] = (),
@@ -199,7 +187,6 @@ class _Part:
         return len(self.tasks) * self.cell.k
 
     def missing(self) -> list[Episode]:
-        """The episodes that were not played, or failed."""
         pairs = ((task, sample) for task in self.tasks.values() for sample in range(self.cell.k))
         return [Episode(t, s, self.cell.seed + s) for t, s in pairs if (t.id, s) not in self.done]
 
@@ -213,7 +200,7 @@ class _Evaluation:
     retries: int
     budget: Budget
     prices: Prices | None = None
-    watch: EvalObserver | None = None
+    watch: LiveDisplay | None = None
     spent: Spent = field(default_factory=Spent)
     begun: float = field(default_factory=time.monotonic)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -226,11 +213,9 @@ class _Evaluation:
     _shared: list[Policy] = field(default_factory=list)
 
     async def play(self, parts: Sequence[_Part]) -> None:
-        """Play what is missing of cells, until all is done, a limit is reached, or it is asked to stop."""
-        missing = [part.missing() for part in parts]
-        for part, episodes in zip(parts, missing, strict=True):
-            part.left = len(episodes)
-        batches = [self._batch(*one) for one in zip(parts, missing, strict=True) if one[0].make_policy is not None]
+        for part in parts:
+            part.left = len(part.missing())
+        batches = [self._batch(part) for part in parts if part.make_policy is not None]
         played = run_batches(batches, concurrency=self.concurrency, retries=self.retries, go_on=self._goes_on)
         try:
             await self._until_stopped(asyncio.create_task(played))
@@ -239,14 +224,14 @@ class _Evaluation:
                 if part.began is not None and part.ended is None:
                     self._finished(part)
 
-    def _batch(self, part: _Part, episodes: list[Episode]) -> Batch:
-        if not episodes:
+    def _batch(self, part: _Part) -> Batch:
+        if not part.left:
             self._started(part)
             self._finished(part)
         return Batch(
             part.env.make,
             lambda episode: self._policy(part, episode),
-            episodes,
+            part.missing(),
             lambda _, trajectory: self._ended(part, trajectory),
             replace(self.limits, max_turns=part.cell.max_turns),
             part.cell.env.id,
@@ -445,7 +430,6 @@ def _labels(task: Task) -> dict[str, Any]:
 
 
 def model_of(agent: AgentSpec) -> str:
-    """The name by which a table of prices knows an agent."""
     return agent.settings.get("model", agent.name)
 
 

@@ -126,7 +126,6 @@ def _cache_bytes(config: dict[str, Any], context: int) -> int:
 
 
 def _wait(server: VllmServer, url: str, timeout: float, say: Say | None) -> None:
-    """Wait until the server answers for its model."""
     started = told = time.monotonic()
     while True:
         seconds, state = time.monotonic() - started, server.state()
@@ -144,7 +143,6 @@ def _wait(server: VllmServer, url: str, timeout: float, say: Say | None) -> None
 
 
 def _answers(url: str, model: str) -> bool:
-    """True if it is our server that answers there."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(f"{url}/models", timeout=2) as answer:

@@ -57,7 +57,6 @@ class ClusteredMean:
 
     @property
     def mean(self) -> float | None:
-        """Over episodes; None where there are none."""
         return self._origin + self._total / self.count if self.count else None
 
     @property

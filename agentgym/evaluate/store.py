@@ -178,7 +178,6 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def cells_of(path: Path, record: Mapping[str, Any]) -> list[tuple[Cell, Path]]:
-    """The cells of a run folder, and the files of their episodes, which need not be there yet."""
     return [(Cell.from_json(cell), path / cell["file"]) for cell in record["cells"]]
 
 

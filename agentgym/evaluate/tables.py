@@ -21,6 +21,7 @@ from agentgym.evaluate.formats import (
     percent,
     percent_range,
 )
+from agentgym.evaluate.plan import cell_name
 from agentgym.evaluate.results import CellResult, Part, Results
 
 NARROWEST_NAME = 14
@@ -111,8 +112,7 @@ def _texts(column: _Column, cells: Cells) -> list[str]:
 
 
 def _name_lines(cell: CellResult) -> _Lines:
-    split = "" if cell.split == "test" else f"/{cell.split}"
-    return one_line(f"{cell.env}{split}"), one_line(f"@{cell.agent}") if cell.agent else ""
+    return one_line(cell_name(cell.env, cell.split, "")), one_line(f"@{cell.agent}") if cell.agent else ""
 
 
 def _success(cell: CellResult | Part) -> _Lines:
@@ -147,7 +147,6 @@ def _pass_interval(cell: CellResult) -> _Lines:
 
 
 def _tokens(cell: CellResult) -> _Lines:
-    """Read, and under it written, in all episodes."""
     read, written = (cell.tokens.get(kind) for kind in ("prompt_tokens", "completion_tokens"))
     return (NOTHING, "") if read is None and written is None else (count(read), count(written))
 
@@ -191,7 +190,6 @@ def _cut(cells: Cells) -> list[RenderableType]:
 
 
 def _by_cause(title: str, cells: Cells, counts: Sequence[Mapping[str, int]]) -> list[RenderableType]:
-    """The errors of each cell by cause, the most common first."""
     several = len(cells) > 1
     lines = [
         f"{f'{one_line(cell.name)}: ' if several else ''}{times:,} x {one_line(text)}"

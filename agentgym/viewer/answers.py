@@ -48,7 +48,6 @@ def metrics(runs: Runs, id: str, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def episodes(runs: Runs, id: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """A part of the rows that a query finds."""
     try:
         query = Query.of(given)
     except ValueError as error:

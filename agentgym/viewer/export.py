@@ -106,7 +106,6 @@ def write_report(folder: Path, kind: Kind) -> Path:
 
 
 def _outcomes(result: dict[str, Any]) -> list[str]:
-    """The outcomes that episodes of a cell have."""
     success = result["success"]
     there = {"success": success, "failure": success is not None and success < 1, "error": result["errors"]}
     return [outcome for outcome in OUTCOMES if there[outcome]]

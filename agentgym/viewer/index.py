@@ -64,7 +64,6 @@ class EpisodeFile:
 
     @property
     def share(self) -> float:
-        """The share of the file that was read, 0 to 1."""
         return 1.0 if self._done else min(self.read_to / self.size, 0.9999) if self.size else 0.0
 
     @property
@@ -111,7 +110,6 @@ class EpisodeFile:
         self.generation += 1
 
     def _read(self, file: BinaryIO, go_on: Callable[[], bool]) -> bool:
-        """Returns True if the end was reached."""
         while go_on():
             for _ in range(BATCH_LINES):
                 line = file.readline(MOST_LINE_BYTES)

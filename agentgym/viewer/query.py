@@ -71,7 +71,6 @@ class Query:
         return query
 
     def matches(self, row: Row) -> bool:
-        """Apply all filters but `cell` and `text`."""
         return (
             (self.superseded or not row.superseded)
             and self.outcome in ("", row.outcome)
@@ -138,7 +137,6 @@ class Search:
         return start in self.found.get(_key(file), ())
 
     def share(self, files: Sequence[EpisodeFile]) -> float:
-        """The share of the rows that was searched, 0 to 1."""
         total = sum(len(file.rows) for file in files)
         looked = sum(min(self._looked.get(_key(file), 0), len(file.rows)) for file in files)
         return looked / total if total else 1.0
@@ -200,7 +198,6 @@ class _Needles:
         self.bytes = self.raw.encode("utf-8", "surrogatepass")
 
     def in_line(self, line: bytes) -> bool:
-        """True if a message of the stored episode has the text."""
         if self.plain not in line.lower():
             return False
         if not self.ascii and b"\\u" not in line:  # with an escape in it, the line must be parsed

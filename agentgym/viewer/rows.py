@@ -196,7 +196,6 @@ class Numbers:
 
 
 def numbers_of(rows: Sequence[Row]) -> Numbers:
-    """The numbers of the rows that count: neither superseded nor failed."""
     played = [row for row in rows if not row.superseded and not row.failed]
     success = ClusteredMean()
     for row in played:

@@ -22,7 +22,6 @@ STEP = re.compile(r"(train|eval)-(\d+)")
 
 
 def run_id(path: Path) -> str:
-    """A run's name in addresses."""
     return re.sub(r"[^\w.@+-]+", "-", path.name).strip("-.") or "run"
 
 
@@ -53,7 +52,6 @@ class Run:
         self.metrics = GrowingLines(self.path / "metrics.jsonl")
 
     def refresh(self) -> None:
-        """See which files there are now."""
         with self._lock:
             if self.kind == "evaluation":
                 self._read_manifest()
@@ -91,7 +89,6 @@ class Run:
 
     @property
     def cells(self) -> list[dict[str, Any]]:
-        """The cells of an evaluation, as `run.json` has them."""
         return [cell for cell in self.manifest.get("cells", []) if isinstance(cell, dict)]
 
     @property
@@ -108,7 +105,6 @@ class Run:
 
     @property
     def indexing(self) -> float:
-        """The share of all files that was read, 0 to 1."""
         files = list(self.files.values())
         total = sum(file.size for file in files) or 1
         return 1.0 if all(f.share == 1.0 for f in files) else min(0.9999, sum(f.read_to for f in files) / total)
@@ -173,7 +169,6 @@ class Run:
         return file, row
 
     def row_json(self, file: EpisodeFile, row: Row) -> dict[str, Any]:
-        """A row as the page gets it."""
         stem = file.path.name.removesuffix(".jsonl")
         training = self.kind == "training"
         step = STEP.fullmatch(stem) if training else None

@@ -133,7 +133,6 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def kind_of(folder: Path) -> Kind | None:
-    """The kind of run that a folder holds; None if it holds none."""
     try:
         if (folder / "run.json").is_file() and _is_evaluation(folder):
             return "evaluation"

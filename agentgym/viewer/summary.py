@@ -22,7 +22,6 @@ _ENV_ID = re.compile(r"^env:\s*\n(?:[ \t]+.*\n)*?[ \t]+id:[ \t]*(.+?)[ \t]*$", r
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """The summary of a run in the list: RUN."""
     training = run.kind == "training"
     problems = run.problems
     return {
@@ -46,7 +45,6 @@ def is_live(run: Run) -> bool:
 
 
 def details(run: Run) -> dict[str, Any]:
-    """RUN, and what only the run's own page shows."""
     if run.kind == "evaluation":
         settings = {name: run.manifest.get(name) for name in ("command", "settings", "prices", "cells")}
         config = json.dumps(settings, indent=2, ensure_ascii=False) if run.manifest else None
