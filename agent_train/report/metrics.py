@@ -89,23 +89,7 @@ class EvalMetrics:
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One training step. Episodes that failed are in no mean.
-
-    Attributes:
-        reward_std: the spread of the rewards (n, not n-1).
-        episodes, failed, retried: as in `EvalMetrics`.
-        mixed_groups: share of the groups whose rewards differ, which are those that teach.
-        truncated: share of the episodes that a limit ended.
-        tokens_per_second: sampled tokens over the rollout's seconds.
-        score_seconds: scoring by the other models, and the advantages; `step_seconds` are all parts together.
-        weights_checksum: of the weights that the engine holds after the step.
-        health: signs of a collapse, of all episodes that were played to an end.
-        selection: how much of the step was trained on.
-        advantage_mean, advantage_std: over the sampled tokens in the loss.
-        kl_coef: coefficient of the KL to the reference, in the reward or in the loss.
-        update: of the policy; None where nothing was left to train on, or the critic learns alone.
-        critic, prm: of the critic and of PRIME's reward model, where the run has them.
-    """
+    """One training step; for the fields see docs/training.md. Episodes that failed are in no mean."""
 
     kind: ClassVar[str] = "train"
     step: int

@@ -146,18 +146,7 @@ class TaskChange:
 
 @dataclass(frozen=True)
 class CellComparison:
-    """One environment in both runs.
-
-    Attributes:
-        split: "" where it was not recorded.
-        measures: the paired difference, b minus a, of "success", "reward", "turns" and "tokens" (written by the agent),
-            of those that both have; empty where no task was played in both. Where there are errors, also "success_with_errors"
-            and "reward_with_errors", for which an error counts as the environment's least reward.
-        episodes_a, episodes_b: played to an end, over all tasks of the run.
-        only_a, only_b: tasks that were played to an end in one run only.
-        changed: the tasks that changed most, the largest changes first, by success and then by reward.
-        notes: what makes the two less comparable than they should be.
-    """
+    """One environment in both runs; for the fields see docs/evaluation.md."""
 
     env: str
     split: str
@@ -189,13 +178,9 @@ class Comparison:
 
 
 def compare_runs(a: Path | str, b: Path | str) -> Comparison:
-    """Compare two runs: of each environment that both have, the paired differences of tasks' means, b minus a.
+    """The paired differences of tasks' means, b minus a, of each environment that both runs have; see `read_compared`.
 
-    A run is the folder of an evaluation, that of a training run (its last evaluation), or a file of trajectories. Cells with
-    the same agent belong together; where one cell of an environment is left in each run, these two do.
-
-    Raises:
-        ValueError: a path is no such run, or holds a broken line.
+    Cells with the same agent belong together; where one cell of an environment is left in each run, these two do.
     """
     return compare_read(read_compared(Path(a)), read_compared(Path(b)))
 

@@ -38,11 +38,7 @@ def check_agents(agents: Sequence[AgentSpec], serve_args: Sequence[str] = ()) ->
 
 
 def check_envs(cells: Sequence[Cell]) -> list[str]:
-    """Raise ValueError unless each environment can be made, has the split and suits its agents.
-
-    Returns:
-        Notes: where tasks come from, and which back end sandboxes have.
-    """
+    """Notes on tasks and sandboxes. Raises ValueError unless each environment can be made, has the split and suits its agents."""
     from agentgym.sandbox import SandboxError, describe
 
     notes: dict[str, None] = {}
@@ -71,9 +67,8 @@ def check_envs(cells: Sequence[Cell]) -> list[str]:
 
 def _check_needs(env: EnvSpec) -> None:
     """Raise ValueError if a package that an environment registers as required is not installed."""
-    missing = env.missing()
     made = (env.entry_point, env.kwargs)
-    if missing and any((known.entry_point, known.kwargs) == made for known in registration.registry.values()):
+    if (missing := env.missing()) and made in ((e.entry_point, e.kwargs) for e in registration.registry.values()):
         raise ValueError(f"{env.id} needs {missing[0]}, which is not installed: pip install {missing[0]!r}")
 
 

@@ -27,7 +27,7 @@ _LEVELS = ("trivial", "very easy", "easy", "medium", "moderate", "intermediate",
 
 @dataclass(frozen=True, slots=True)
 class EpisodeNumbers:
-    """The numbers of one episode that the statistics need: some hundred bytes. For the fields see `CellResult`.
+    """The numbers of one episode that the statistics need: some hundred bytes.
 
     Attributes:
         usage: tokens by kind, over all tries; `prompt_tokens` and `completion_tokens` where they were counted.
@@ -99,9 +99,9 @@ def usage_of(trajectory: Trajectory) -> dict[str, int]:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Part:
-    """The episodes with one tag, or of one difficulty; the fields are those of `CellResult`."""
+    """The episodes with one tag, or of one difficulty; for the fields see docs/evaluation.md."""
 
     tasks: int
     episodes: int
@@ -125,50 +125,15 @@ class Histogram:
     counts: list[int]
 
 
-@dataclass(frozen=True)
-class CellResult:
-    """The results of one agent on one environment. Failed episodes are counted in `errors` and are in no mean.
-
-    Attributes:
-        tasks: how many tasks have an episode.
-        samples: episodes of each task that were asked for; `planned`: of all.
-        episodes: episodes that were played to an end; `errors`: that failed.
-        reward, turns, episode_seconds: means of an episode; None if none ended.
-        reward_low, reward_high: 95% interval by Student's t, clustered by task; None with fewer than two tasks.
-        success: share of successful episodes; its 95% interval is that of `success_interval`.
-        pass_at, pass_hat: unbiased pass@k and pass^k for k = 1, 2, 4 ... `samples`, over the tasks with at least k episodes.
-        tokens: tokens of all episodes by kind, those of failed episodes and tries included.
-        tokens_per_episode: mean of an episode that was played to an end, by kind; over episodes with counts.
-        cost: US dollars of all episodes, failed ones included; None where no price is known.
-        requests, retries: HTTP requests that were sent; those sent again, by cause.
-        waited: seconds between the tries of requests, summed over episodes.
-        ends: episodes by how they ended.
-        finish_reasons: how many episodes have an answer with this finish reason, failed ones included; `context`: with a
-            request that was longer than the model reads.
-        cut: episodes with one of `CUT` among these.
-        error_texts: the commonest errors, at most ten, and how often each came.
-        agent_failures: episodes that the agent's own programs broke, by cause; they are in every mean.
-        reward_with_errors, success_with_errors: means with every error counted as the environment's least reward and as no
-            success; None where there is no error.
-        by_difficulty: easiest first; many different numbers are put together in ranges.
-        seconds: wall time.
-        asked: tasks that were asked for (`-n`), of which the split may have fewer; None: all of it, or unknown.
-    """
+@dataclass(frozen=True, kw_only=True)
+class CellResult(Part):
+    """The results of one agent on one environment; for the fields see docs/evaluation.md. Failed episodes are in no mean."""
 
     env: str
     agent: str
     split: str
-    tasks: int
     samples: int
     planned: int
-    episodes: int
-    errors: int
-    reward: float | None
-    reward_low: float | None
-    reward_high: float | None
-    success: float | None
-    success_low: float | None
-    success_high: float | None
     pass_at: dict[int, float]
     pass_hat: dict[int, float]
     turns: float | None
@@ -186,8 +151,6 @@ class CellResult:
     cut: int = 0
     error_texts: dict[str, int] = field(default_factory=dict)
     agent_failures: dict[str, int] = field(default_factory=dict)
-    reward_with_errors: float | None = None
-    success_with_errors: float | None = None
     by_tag: dict[str, Part] = field(default_factory=dict)
     by_difficulty: dict[str, Part] = field(default_factory=dict)
     rewards: Histogram | None = None

@@ -143,12 +143,8 @@ def results_in(
     """The results of a run folder, from its episodes alone.
 
     Args:
-        seconds: wall time by cell; cells that are played at the same time share it.
-        total: wall time of the run.
+        seconds: wall time by cell; `total`: of the run.
         known: the numbers of a cell's episodes, by its name; of others the file is read.
-
-    Raises:
-        ValueError: it holds no evaluation, or a broken line.
     """
     record = read_run(path)
     cells = []

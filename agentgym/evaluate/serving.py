@@ -40,7 +40,6 @@ def serve_model(
         log: file that the server's output is appended to.
         args: more arguments of vLLM's server; they override those chosen here.
         tool_parser: vLLM's `--tool-call-parser`; None: requests with tools are refused.
-        timeout: seconds to start.
         say: called about once a second during the start, with the elapsed seconds and the last line of the log.
 
     Raises:
