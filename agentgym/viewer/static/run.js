@@ -31,7 +31,7 @@
   }
 
   const cellsOf = (run) => (run.results && run.results.cells) || [];
-  const missing = (run) => cellsOf(run).reduce((sum, cell) => sum + cell.planned - cell.episodes - cell.errors, 0);
+  const missing = (run) => cellsOf(run).reduce((sum, cell) => sum + Math.max(0, cell.planned - cell.episodes - cell.errors), 0);
 
   // What an evaluation took, as its results count it.
   function used(run) {

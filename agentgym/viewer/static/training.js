@@ -207,7 +207,7 @@
       if (!steps.length || this.drawnSteps === steps.length) return;
       this.drawnSteps = steps.length;
       const list = (kind) => steps.filter((s) => s.kind === kind).map((s) => h("a", { class: "step", href: router.link(["run", this.run.id, "episodes"], { cell: s.cell }) }, f.count(s.step)));
-      const row = (title, kind) => { const links = list(kind); return links.length && h("div", { class: "steps" }, h("b", {}, title), links); };
+      const row = (title, kind) => { const links = list(kind); return links.length > 0 && h("div", { class: "steps" }, h("b", {}, title), links); };
       fill(this.steps, h("h2", {}, "Episodes by step"), row("Evaluation", "eval"), row("Training", "train"));
     }
   }
