@@ -16,10 +16,9 @@ from rich.text import Text
 
 from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.budget import tokens_of
-from agentgym.evaluate.causes import failure_in
 from agentgym.evaluate.formats import count, cut, duration, money, number, one_line, percent, percent_range
 from agentgym.evaluate.plan import Cell
-from agentgym.evaluate.results import usage_of
+from agentgym.evaluate.results import failure_in, usage_of
 from agentgym.evaluate.statistics import ClusteredMean
 
 REFRESH_PER_SECOND = 4

@@ -13,8 +13,8 @@ from agentgym.core import registration
 from agentgym.core.registration import EnvSpec
 from agentgym.core.usage_error import nearest
 from agentgym.evaluate.agents import check_plays, located, policy_maker
+from agentgym.evaluate.budget import Prices
 from agentgym.evaluate.plan import AgentSpec, Cell
-from agentgym.evaluate.prices import Prices
 from agentgym.evaluate.run import model_of
 from agentgym.policies.chat import url_of
 from agentgym.rollout.episode import close_env

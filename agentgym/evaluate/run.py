@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory
-from agentgym.evaluate.budget import Budget, Spent, calls_of, tokens_of
+from agentgym.evaluate.budget import Budget, Prices, Spent, calls_of, tokens_of
 from agentgym.evaluate.plan import AgentSpec, Cell
 from agentgym.evaluate.results import CellResult, EpisodeNumbers, Results, numbers_of, results_of, usage_of
 from agentgym.evaluate.store import Key, Planned, Store, StoreError, cells_of, effective, open_store, read_run, scan
@@ -33,7 +33,6 @@ from agentgym.viewer.export import write_report
 
 if TYPE_CHECKING:
     from agentgym.evaluate.display import LiveDisplay
-    from agentgym.evaluate.prices import Prices
 
 MakePolicy = Callable[[Episode], Policy]
 LONGEST_EXPECTED = 2000

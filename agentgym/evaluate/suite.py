@@ -25,9 +25,8 @@ from typing import Any
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.core.usage_error import instead
 from agentgym.evaluate import agents as kinds
-from agentgym.evaluate.budget import Budget
+from agentgym.evaluate.budget import Budget, Prices
 from agentgym.evaluate.plan import AgentSpec, Cell
-from agentgym.evaluate.prices import Prices
 from agentgym.evaluate.store import cells_of, read_run
 from agentgym.rollout.episode import Limits
 

@@ -10,8 +10,7 @@ from agentgym.evaluate.compare import ComparedRun, TaskMeans, compare_read, read
 from agentgym.viewer.index import EpisodeFile
 from agentgym.viewer.query import Query
 from agentgym.viewer.rows import Row, episode_numbers
-from agentgym.viewer.run import Run
-from agentgym.viewer.runs import Runs
+from agentgym.viewer.run import Run, Runs
 from agentgym.viewer.summary import details, is_live, summary
 from agentgym.viewer.token_texts import token_texts
 

@@ -19,8 +19,7 @@ from agentgym.viewer import answers
 from agentgym.viewer.answers import BadRequest
 from agentgym.viewer.index import EpisodeFile, NotServed, encoded
 from agentgym.viewer.query import OUTCOMES, Found
-from agentgym.viewer.run import Kind, Run, run_id
-from agentgym.viewer.runs import Runs
+from agentgym.viewer.run import Kind, Run, Runs, run_id
 from agentgym.viewer.summary import details, with_results
 
 # Sizes that browsers open without stalling.

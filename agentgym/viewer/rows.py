@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from sys import intern
 from typing import Any
 
-from agentgym.evaluate.causes import cause_in, finishes_of
-from agentgym.evaluate.results import CellResult, EpisodeNumbers, results_of
+from agentgym.evaluate.results import CellResult, EpisodeNumbers, cause_in, finishes_of, results_of
 from agentgym.evaluate.statistics import ClusteredMean
 
 ERROR_CHARS = 200

@@ -23,7 +23,7 @@ from agentgym.viewer.export import static_files
 from agentgym.viewer.index import NotServed, encoded
 
 if TYPE_CHECKING:
-    from agentgym.viewer.runs import Runs
+    from agentgym.viewer.run import Runs
 
 POLL_SECONDS = 0.5
 # A proxy that hears nothing closes the connection; a comment tells it that the server is there.

@@ -18,9 +18,8 @@ from agentgym.core import registration
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.evaluate import agents, evaluate
-from agentgym.evaluate.budget import Budget
+from agentgym.evaluate.budget import Budget, Prices
 from agentgym.evaluate.plan import Cell
-from agentgym.evaluate.prices import Prices
 from agentgym.evaluate.run import results_in, run_plan
 from agentgym.evaluate.store import StoreError, open_store, read_cell, scan
 from agentgym.policies.base import EndpointUsage, ExpertPolicy, Reply, ScriptedPolicy

@@ -11,8 +11,7 @@ from agentgym.cli import main
 from agentgym.core.trajectory import Trajectory, Turn, read_jsonl
 from agentgym.evaluate import evaluate, results_of, table_of
 from agentgym.evaluate.agents import chat, policy_maker
-from agentgym.evaluate.causes import cause_in
-from agentgym.evaluate.results import CellResult, Results
+from agentgym.evaluate.results import CellResult, Results, cause_in
 from agentgym.evaluate.tables import results_table
 from agentgym.viewer.query import Query
 from agentgym.viewer.rows import row_of

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.evaluate.prices import Price, Prices
+from agentgym.evaluate.budget import Price, Prices
 
 TABLE = {
     "small": {"input": 1.0, "output": 4.0},

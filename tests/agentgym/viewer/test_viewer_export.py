@@ -14,7 +14,7 @@ from made_runs import HOSTILE, failed, hostile, play, policy_maker, write_evalua
 from agentgym.core.trajectory import write_jsonl
 from agentgym.viewer import export as module
 from agentgym.viewer.export import embedded, export, page_of, static_files
-from agentgym.viewer.runs import Runs, roots_of
+from agentgym.viewer.run import Runs, roots_of
 from agentgym.viewer.server import serve
 
 
