@@ -20,9 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_train.report.page import read_result
-from agentgym.viewer.charts import Frame, Series, line_chart
-from agentgym.viewer.page import PRINT
+from agent_train.report.curves import Series, curves_svg, read_result
 
 GOAL = 0.9
 # The default job with as many episodes, but without a group for each task: a critic takes the place of the group.
@@ -122,9 +120,8 @@ def draw(game: str, out: Path) -> None:
             points, band = mean_curve(records)
             series.append(Series(f"{curve.name}, {len(records)} seeds", points, band))
     if series:
-        size = {"width": 760, "height": 420, "percent": True, "y_range": (0.0, 1.0)}
-        frame = Frame(f"{game}: mean, least and most of the seeds", "training step", "held-out success", **size)
-        (out / f"{game}.svg").write_text(line_chart(series, frame, PRINT) + "\n", encoding="utf-8")
+        picture = curves_svg(series, f"{game}: mean, least and most of the seeds")
+        (out / f"{game}.svg").write_text(picture, encoding="utf-8")
 
 
 def table(out: Path) -> str:

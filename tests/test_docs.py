@@ -11,7 +11,7 @@ from docs_pages import PAGES, ROOT
 
 from agent_train.config.table import with_table
 from agent_train.learner.measures import UpdateMetrics
-from agent_train.report.tracking import EvalMetrics, SftMetrics, StepMetrics
+from agent_train.report.metrics import EvalMetrics, SftMetrics, StepMetrics
 from agentgym.cli import main as agentgym
 from agentgym.core.registration import adapters, registry
 from agentgym.evaluate import CellResult

@@ -5,7 +5,8 @@ from __future__ import annotations
 from agent_train.algorithms.selection import choose
 from agent_train.algorithms.step_advantages import mean_and_spread
 from agent_train.config.schema import Config
-from agent_train.report.tracking import Clock, Tracker, step_metrics
+from agent_train.report.metrics import Clock, step_metrics
+from agent_train.report.tracking import Tracker
 from agent_train.trainer.context import TrainerContext
 from agent_train.trainer.progress import Progress
 from agent_train.trainer.step import (

@@ -20,7 +20,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from agent_train.config.compose import config_from_yaml, to_yaml
 from agent_train.config.keys import get, settings
 from agent_train.config.schema import Config, ConfigError
-from agent_train.report.metrics_file import record_of
+from agent_train.report.metrics import record_of
 from agent_train.trainer.checkpoint import REPLACED, Checkpoint, newest_whole
 from agent_train.trainer.run_folder import RunFolder, run_name, versions
 from agentgym.storage.files import write_json, write_text

@@ -20,8 +20,9 @@ from agent_train.engine.base import EngineError
 from agent_train.learner.actor_group import LearnerError
 from agent_train.learner.determinism import make_deterministic
 from agent_train.learner.vocabulary import VocabularyError
-from agent_train.report.page import write_report, write_result
-from agent_train.report.tracking import Summary, Tracker
+from agent_train.report.curves import write_result
+from agent_train.report.metrics import Summary
+from agent_train.report.tracking import Tracker
 from agent_train.rollout.renderer import RendererError
 from agent_train.trainer.checkpoint import CheckpointError
 from agent_train.trainer.context import open_context
@@ -34,6 +35,7 @@ from agent_train.trainer.run_folder import RunFolder
 from agent_train.trainer.step import AdvantageError, NothingPlayed
 from agent_train.trainer.warm_start import ExpertError, NoExpertError
 from agent_train.weights.sync import WeightSyncError
+from agentgym.viewer.export import write_report
 
 FAILURES = (
     EngineError,
@@ -100,7 +102,7 @@ def run(config: Config) -> int:
     if code:
         tracker.note(f"to go on: {shlex.join(resume_command(folder))}")
     try:
-        write_report(folder)
+        write_report(folder.path, "training")
     except OSError as failure:  # the disk is full, say
         tracker.note(f"{folder.report} was not written: {failure}")
     stop.done()

@@ -153,7 +153,6 @@ async def _play(
     from rich.console import Console
 
     from agentgym.evaluate.agents import policy_maker
-    from agentgym.evaluate.budget import UsageCounter
     from agentgym.evaluate.display import LiveDisplay
     from agentgym.evaluate.run import run_plan
 
@@ -171,7 +170,7 @@ async def _play(
             budget=suite.budget,
             prices=suite.prices,
             watch=display,
-            tally=UsageCounter(begun=begun),
+            begun=begun,
             stop=stop,
             command=["agentgym", *args.words],
         )

@@ -188,7 +188,7 @@ def _over(record: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _resumed(args: argparse.Namespace) -> Suite:
-    from agentgym.evaluate.prices import Prices
+    from agentgym.evaluate.budget import Prices
     from agentgym.evaluate.suite import limits_of, suite_in
 
     asked = [

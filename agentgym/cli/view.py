@@ -14,7 +14,7 @@ from agentgym.core.usage_error import UsageError
 if TYPE_CHECKING:
     import asyncio
 
-    from agentgym.viewer.runs import Runs
+    from agentgym.viewer.run import Runs
 
 _EPISODES = 200
 
@@ -52,7 +52,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def _view(args: argparse.Namespace) -> int:
-    from agentgym.viewer.runs import Runs, roots_of
+    from agentgym.viewer.run import Runs, roots_of
 
     if not 0 <= args.port <= 65535:
         raise UsageError(f"--port is from 0 (a free one) to 65535, not {args.port}")

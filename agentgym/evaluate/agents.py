@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from agentgym.core.env import Env
 
 MakePolicy = Callable[[Episode], Policy]
+# Settings of a chat that say how it is asked, and not what; they may differ between a run and its resumption.
 ASKING = frozenset({"timeout", "retries", "stream"})
-"""Settings of a chat that say how it is asked, and not what; they may differ between a run and its resumption."""
 
 
 def chat(
@@ -45,30 +45,19 @@ def chat(
         serve: that folder.
         name: default: the model's.
     """
-    given: dict[str, Any] = {
-        "model": model,
-        "base_url": base_url,
-        "serve": None if serve is None else str(Path(serve).resolve()),
-        "temperature": temperature,
-        "max_tokens": max_tokens,
-        "extra": dict(extra or {}) or None,
-        "system": system,
-        "send_reasoning": send_reasoning or None,
-        "timeout": timeout,
-        "retries": retries,
-        "stream": stream or None,
-    }
-    return AgentSpec(name or model, "chat", {key: value for key, value in given.items() if value is not None})
+    given = {**locals(), "serve": None if serve is None else str(Path(serve).resolve()), "extra": dict(extra or {})}
+    del given["name"]
+    settings = {key: value for key, value in given.items() if value is not None and value is not False and value != {}}
+    return AgentSpec(name or model, "chat", settings)
 
 
 def located(agent: AgentSpec, base_url: str, model: str | None = None) -> AgentSpec:
-    """The same chat at an endpoint that is only known now: where its folder is served. It is not what a run stores."""
-    found = {"base_url": base_url} if model is None else {"base_url": base_url, "model": model}
+    """The same chat at the endpoint where its folder is served. It is not what a run stores."""
+    found = {"base_url": base_url, "model": model or agent.settings["model"]}
     return replace(agent, settings={**agent.settings, **found})
 
 
 def expert(mistakes: float = 0.0, name: str = "expert") -> AgentSpec:
-    """The environment's own expert, with a share of random actions."""
     return AgentSpec(name, "expert", {"mistakes": mistakes} if mistakes else {})
 
 
@@ -78,7 +67,6 @@ def random_agent(name: str = "random") -> AgentSpec:
 
 
 def null(name: str = "null") -> AgentSpec:
-    """Says nothing."""
     return AgentSpec(name, "null")
 
 
@@ -88,11 +76,7 @@ def scripted(answers: Sequence[Action] | Mapping[str, Sequence[Action]], name: s
 
 
 def scripted_file(path: str | Path, name: str | None = None) -> AgentSpec:
-    """A script from a file: `.json` has a list of answers, or an object of them by task; any other an answer a line.
-
-    Raises:
-        ValueError: there is no such file, or it holds something else.
-    """
+    """A script from a file: `.json` has a list of answers, or an object of them by task; any other an answer a line."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -115,68 +99,33 @@ def policy_maker(agent: AgentSpec) -> MakePolicy:
     """The function that makes the policy of each episode.
 
     Raises:
-        ValueError: the spec cannot play: an unknown kind or setting, a bad URL, a target that is not there or takes other
-            arguments. `check_plays` checks that an environment has an expert.
+        ValueError: an unknown kind or setting, a bad URL, a target that is not there or takes other arguments.
     """
     maker = _MAKERS.get(agent.kind)
     if maker is None:
         raise ValueError(f"agent {agent.name!r}: there is no kind {agent.kind!r}, only {', '.join(_MAKERS)}")
     try:
-        inspect.signature(maker).bind(**agent.settings)
+        return maker(**agent.settings)
     except TypeError as error:
         raise ValueError(f"agent {agent.name!r} ({agent.kind}): {error}") from error
-    return maker(**agent.settings)
 
 
 def check_plays(agent: AgentSpec, env: Env) -> None:
-    """Check that an agent can play in an environment.
-
-    Raises:
-        ValueError: it plays by a method that the environment does not have.
-    """
-    methods = {"expert": "expert_action", "random": "random_action"}
-    name = methods.get(agent.kind)
+    """Raise ValueError if an agent plays by a method that the environment does not have."""
+    name = {"expert": "expert_action", "random": "random_action"}.get(agent.kind)
     if name is not None and not hasattr(env.unwrapped, name):
         raise ValueError(f"agent {agent.name!r} cannot play {type(env.unwrapped).__name__}: it has no {name}()")
 
 
-def _chat_maker(
-    model: str,
-    base_url: str | None = None,
-    serve: str | None = None,
-    temperature: float | None = None,
-    max_tokens: int | None = None,
-    extra: Mapping[str, Any] | None = None,
-    system: str | None = None,
-    send_reasoning: bool = False,
-    timeout: float = 120.0,
-    retries: int = 5,
-    stream: bool = False,
-) -> MakePolicy:
+def _chat_maker(model: str, base_url: str | None = None, serve: str | None = None, **settings: Any) -> MakePolicy:
     from agentgym.policies.chat import ChatPolicy
 
     if not base_url:
         served = f" of {serve}, which is not served yet" if serve else ""
         raise ValueError(f"model {model!r}: the base_url of its endpoint{served} is missing")
-    url = base_url
-
-    def make(seed: int | None) -> Policy:
-        return ChatPolicy(
-            model,
-            url,
-            temperature=temperature,
-            max_tokens=max_tokens,
-            seed=seed,
-            extra=extra,
-            system=system,
-            send_reasoning=send_reasoning,
-            stream=stream,
-            timeout=timeout,
-            retries=retries,
-        )
-
-    make(0)
-    return lambda episode: make(episode.seed)
+    make = partial(ChatPolicy, model, base_url, None, **settings)
+    make(seed=0)
+    return lambda episode: make(seed=episode.seed)
 
 
 def _expert_maker(mistakes: float = 0.0) -> MakePolicy:
@@ -203,15 +152,10 @@ def _scripted_maker(answers: Sequence[Action] | Mapping[str, Sequence[Action]]) 
             assistant(answer)
         except (TypeError, ValueError) as error:
             raise ValueError(f"the script's answer {where}: {error}") from error
-    if isinstance(answers, Mapping):
-        by_task = answers
-        return lambda episode: ScriptedPolicy(by_task.get(episode.task.id, ()))
-    listed = answers
-    return lambda episode: ScriptedPolicy(listed)
+    return lambda episode: ScriptedPolicy(answers.get(episode.task.id, ()) if isinstance(answers, Mapping) else answers)
 
 
 def _answers_of(answers: Any) -> Iterator[tuple[str, Any]]:
-    """Each answer and where it stands."""
     for place, listed in answers.items() if isinstance(answers, Mapping) else [("", answers)]:
         if not isinstance(listed, list | tuple):
             raise ValueError(f"a script is a list of answers, or an object of lists by task id, not {listed!r:.80}")
@@ -220,10 +164,10 @@ def _answers_of(answers: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _python_maker(target: str, kwargs: Mapping[str, Any] | None = None) -> MakePolicy:
-    from agentgym.evaluate.python_agent import PythonAgent
+    from agentgym.evaluate.python_agent import PythonAgent, PythonPolicy
 
     agent = PythonAgent.load(target, kwargs or {})
-    return lambda episode: agent.policy()
+    return lambda episode: PythonPolicy(agent)
 
 
 _MAKERS: dict[str, Callable[..., MakePolicy]] = {

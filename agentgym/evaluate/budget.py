@@ -1,15 +1,21 @@
-"""The budget of a run, and its usage so far."""
+"""The budget of a run, its usage so far, and prices of tokens, from the user's table. None are built in: they go stale.
+
+my-model: {input: 0.15, output: 0.60, cached_input: 0.075}      # US dollars per million tokens
+"provider/*": {input: 3, output: 15}
+"""
 
 from __future__ import annotations
 
+import fnmatch
+import json
 import math
-import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from agentgym.core.trajectory import Trajectory
-from agentgym.evaluate.results import usage_of
+from agentgym.core.usage_error import instead
+from agentgym.evaluate.results import summed
 from agentgym.policies.base import EndpointUsage, Policy
 
 
@@ -36,34 +42,30 @@ class Budget:
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"the limit of {name} must be positive, not {value!r}")
 
-    def reached(self, tally: UsageCounter, running: Collection[Sequence[Policy]] = ()) -> str | None:
+    def reached(self, spent: Spent, seconds: float, running: Collection[Sequence[Policy]] = ()) -> str | None:
         """The limit that is reached ("episodes", "tokens", "cost", "seconds"), else None.
 
         Args:
-            tally: of what has ended.
-            running: the episodes that run, each as the policies of its tries: their tokens are spent too.
+            spent: by all episodes that ended.
+            seconds: since this start of the run.
+            running: the policies of the tries of each episode that runs: their tokens are spent too.
         """
-        if self.episodes is not None and tally.earlier.episodes + tally.episodes + len(running) >= self.episodes:
+        if self.episodes is not None and spent.episodes + len(running) >= self.episodes:
             return "episodes"
         if self.tokens is not None:
-            spent = sum(tokens_of(calls.usage) for tries in running if (calls := calls_of(tries)))
-            if tally.earlier.tokens + tally.tokens + spent >= self.tokens:
+            more = sum(tokens_of(calls.usage) for tries in running if (calls := calls_of(tries)))
+            if spent.tokens + more >= self.tokens:
                 return "tokens"
-        if self.cost is not None and tally.earlier.cost + tally.cost >= self.cost:
+        if self.cost is not None and spent.cost >= self.cost:
             return "cost"
-        if self.seconds is not None and time.monotonic() - tally.begun >= self.seconds:
-            return "seconds"
-        return None
+        return "seconds" if self.seconds is not None and seconds >= self.seconds else None
 
     def to_json(self) -> dict[str, Any]:
-        """The limits that are set."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass
 class Spent:
-    """The usage of stored episodes."""
-
     episodes: int = 0
     tokens: int = 0
     cost: float = 0.0
@@ -75,53 +77,11 @@ class Spent:
         return self
 
     def add(self, record: dict[str, Any]) -> None:
-        """Count a stored trajectory."""
         metadata = record["metadata"]
         self.episodes += 1
         usage = (metadata.get("calls") or {}).get("usage")
         self.tokens += tokens_of(usage) if usage else sum(map(_stored_tokens, record["turns"]))
         self.cost += metadata.get("cost") or 0.0
-
-
-@dataclass
-class UsageCounter:
-    """The usage of this start of a run; a display reads it while the run continues.
-
-    Attributes:
-        episodes: that ended, those that failed included.
-        errors: episodes that failed.
-        reward, success: sums over the episodes that did not fail.
-        tokens: by the endpoints' count.
-        cost: US dollars, of what has a price.
-        requests, retries: of endpoints, those of failed tries included.
-        earlier: what was already stored when this start began.
-        begun: `time.monotonic()` of the start.
-    """
-
-    episodes: int = 0
-    errors: int = 0
-    reward: float = 0.0
-    success: float = 0.0
-    tokens: int = 0
-    cost: float = 0.0
-    requests: int = 0
-    retries: int = 0
-    earlier: Spent = field(default_factory=Spent)
-    begun: float = field(default_factory=time.monotonic)
-
-    def add(self, trajectory: Trajectory) -> None:
-        """Count an episode that has ended."""
-        self.episodes += 1
-        if trajectory.failed:
-            self.errors += 1
-        else:
-            self.reward += trajectory.reward
-            self.success += trajectory.success
-        calls = trajectory.metadata.get("calls") or {}
-        self.tokens += tokens_of(calls.get("usage") or usage_of(trajectory))
-        self.cost += trajectory.metadata.get("cost") or 0.0
-        self.requests += calls.get("requests", 0)
-        self.retries += sum(calls.get("retries", {}).values())
 
 
 def tokens_of(usage: dict[str, int]) -> int:
@@ -130,7 +90,6 @@ def tokens_of(usage: dict[str, int]) -> int:
 
 
 def _stored_tokens(turn: dict[str, Any]) -> int:
-    """Of a stored turn, as `usage_of` counts them."""
     usage, tokens = turn.get("usage"), turn.get("tokens")
     if usage or not tokens:
         return tokens_of(usage or {})
@@ -139,14 +98,99 @@ def _stored_tokens(turn: dict[str, Any]) -> int:
 
 def calls_of(tries: Iterable[Policy]) -> EndpointUsage | None:
     """The endpoint usage of all tries of one episode; None where no policy asks an endpoint."""
-    total = None
-    for policy in tries:
-        calls = getattr(policy, "calls", None)
-        if isinstance(calls, EndpointUsage):
-            total = total or EndpointUsage()
-            total.requests += calls.requests
-            total.waited += calls.waited
-            for mine, theirs in ((total.retries, calls.retries), (total.usage, calls.usage)):
-                for name, count in theirs.items():
-                    mine[name] = mine.get(name, 0) + count
-    return total
+    found = [calls for policy in tries if isinstance(calls := getattr(policy, "calls", None), EndpointUsage)]
+    if not found:
+        return None
+    retries, usage = (summed(getattr(calls, name) for calls in found) for name in ("retries", "usage"))
+    requests, waited = sum(calls.requests for calls in found), sum(calls.waited for calls in found)
+    return EndpointUsage(requests=requests, retries=retries, waited=waited, usage=usage)
+
+
+MILLION = 1_000_000
+
+
+@dataclass(frozen=True)
+class Price:
+    """Of one model, in US dollars per million tokens. Reasoning counts as `output`; `cached_input` None: as `input`."""
+
+    input: float
+    output: float
+    cached_input: float | None = None
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices by model: by its exact name, else by the longest pattern (`*`, `?`) that fits. Empty where there is no table."""
+
+    by_model: Mapping[str, Price] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: str | Path | None) -> Prices:
+        """The table of a YAML or JSON file; None: an empty one. Raises ValueError, naming file, model and field."""
+        return cls() if path is None else cls.from_json(_read(Path(path)), str(path))
+
+    @classmethod
+    def from_json(cls, record: Any, where: str = "prices") -> Prices:
+        """The table of an object `{model: {input, output, cached_input}}`."""
+        if not isinstance(record, Mapping) or not record:
+            raise ValueError(f"{where}: a table of prices is {{model: {{input: $, output: $}}}}, not {record!r:.80}")
+        return cls({str(model): _price(f"{where}: {model}", fields) for model, fields in record.items()})
+
+    def to_json(self) -> dict[str, dict[str, float]]:
+        return {
+            model: {name: value for name, value in vars(price).items() if value is not None}
+            for model, price in self.by_model.items()
+        }
+
+    def of(self, model: str) -> Price | None:
+        if model in self.by_model:
+            return self.by_model[model]
+        fitting = [pattern for pattern in self.by_model if fnmatch.fnmatchcase(model, pattern)]
+        return self.by_model[max(fitting, key=len)] if fitting else None
+
+    def cost(self, model: str, usage: Mapping[str, int]) -> float | None:
+        """US dollars of what was counted (see `Reply.usage`); None where the model has no price.
+
+        Tokens that an endpoint does not count cost nothing here.
+        """
+        price = self.of(model)
+        if price is None:
+            return None
+        prompt = usage.get("prompt_tokens", 0)
+        cached = min(usage.get("cached_tokens", 0), prompt)
+        read = price.input if price.cached_input is None else price.cached_input
+        written = usage.get("completion_tokens", 0) * price.output
+        return ((prompt - cached) * price.input + cached * read + written) / MILLION
+
+
+def _read(path: Path) -> Any:
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except OSError as error:
+        raise ValueError(f"prices {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"prices {path}: not UTF-8 text") from error
+    except (ValueError, yaml.YAMLError) as error:
+        kind = "JSON" if path.suffix == ".json" else "YAML"
+        raise ValueError(f"prices {path}: not valid {kind}: {' '.join(str(error).split())}") from error
+
+
+def _price(where: str, fields: Any) -> Price:
+    if not isinstance(fields, Mapping):
+        raise ValueError(
+            f"{where}: {{input: $, output: $}} is needed, US dollars per million tokens, not {fields!r:.80}"
+        )
+    names = tuple(Price.__dataclass_fields__)
+    for name, value in fields.items():
+        if name not in names:
+            raise ValueError(f"{where}: no field {name!r}{instead(str(name), names)}")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value < 0:
+            raise ValueError(f"{where}: {name} must be US dollars per million tokens, 0 or more, not {value!r}")
+    for name in ("input", "output"):
+        if name not in fields:
+            raise ValueError(f"{where}: {name} is missing (US dollars per million tokens)")
+    return Price(**{str(name): float(value) for name, value in fields.items()})

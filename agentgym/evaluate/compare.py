@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from agentgym.core.trajectory import Trajectory, read_jsonl
 from agentgym.evaluate.formats import NOTHING, cut, number, one_line, percent
+from agentgym.evaluate.plan import cell_name
 from agentgym.evaluate.results import EpisodeNumbers, numbers_of
 from agentgym.evaluate.statistics import Difference, paired_difference
 from agentgym.evaluate.store import effective, read_run
@@ -23,33 +25,28 @@ WITH_ERRORS = ("success_with_errors", "reward_with_errors")  # each error counte
 
 @dataclass
 class TaskMeans:
-    """Sums over the episodes of one task that were played, and how many failed. Those of `WITH_ERRORS` are over both."""
+    """Measures of one task, each summed over the episodes that have it: failed ones have those of `WITH_ERRORS` alone."""
 
     episodes: int = 0
     errors: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
-    counted: int = 0
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, e: EpisodeNumbers) -> None:
-        """One more episode."""
-        for name, value in zip(WITH_ERRORS, (0.0, e.floor) if e.failed else (e.success, e.reward), strict=True):
-            self.sums[name] = self.sums.get(name, 0.0) + value
-        if e.failed:
-            self.errors += 1
-            return
-        self.episodes += 1
-        values = {"success": e.success, "reward": e.reward, "turns": float(e.turns)}
-        if "completion_tokens" in e.usage:
-            self.counted += 1
-            values["tokens"] = float(e.usage["completion_tokens"])
+        self.errors += e.failed
+        self.episodes += not e.failed
+        success, reward = (0.0, e.floor) if e.failed else (e.success, e.reward)
+        values = {"success_with_errors": success, "reward_with_errors": reward}
+        if not e.failed:
+            values |= {"success": success, "reward": reward, "turns": e.turns}
+            if "completion_tokens" in e.usage:
+                values["tokens"] = e.usage["completion_tokens"]
+        self.counts.update(values.keys())
         for name, value in values.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
+            self.sums[name] += value
 
     def mean(self, measure: str) -> float | None:
-        """The mean of a measure over the episodes; None without episodes or token counts."""
-        episodes = self.counted if measure == "tokens" else self.episodes
-        episodes += self.errors if measure in WITH_ERRORS else 0
-        return self.sums[measure] / episodes if episodes else None
+        return self.sums[measure] / self.counts[measure] if self.counts[measure] else None
 
 
 @dataclass
@@ -64,15 +61,11 @@ class ComparedCell:
 
     @property
     def name(self) -> str:
-        """As `Cell.name`."""
-        split = "" if self.split in ("test", "") else f"/{self.split}"
-        return f"{self.env}{split}@{self.agent}"
+        return cell_name(self.env, self.split, self.agent)
 
 
 @dataclass
 class ComparedRun:
-    """A run by its path."""
-
     path: str
     cells: list[ComparedCell]
 
@@ -81,8 +74,7 @@ def read_compared(path: Path, tasks_of: Callable[[Path], dict[str, TaskMeans]] |
     """A run to compare: an evaluation's folder, a training run's (its last evaluation), or a file of trajectories.
 
     Args:
-        path: where it is.
-        tasks_of: gives the means of a cell by its file, for who has read it already; None reads it.
+        tasks_of: gives the means of a cell by its file, if it was read already; None reads it.
 
     Raises:
         ValueError: the path is none of these, or holds a broken line.
@@ -96,7 +88,8 @@ def read_compared(path: Path, tasks_of: Callable[[Path], dict[str, TaskMeans]] |
     evaluations = sorted((path / "trajectories").glob("eval-*.jsonl"))
     if evaluations:
         last = evaluations[-1]
-        return ComparedRun(str(path), _cells_of(read_jsonl(last), _step(last)))
+        step = last.stem.removeprefix("eval-")
+        return ComparedRun(str(path), _cells_of(read_jsonl(last), f"step {int(step)}" if step.isdigit() else last.stem))
     if not path.exists():
         raise ValueError(f"{path} does not exist")
     raise ValueError(
@@ -118,32 +111,23 @@ def _evaluated(
     if "kwargs" in (served := record.get("served", {})):
         settings["the server's kwargs"] = served["kwargs"]
     file = run / record["file"]
-    tasks = _tasks(effective(file)) if tasks_of is None else tasks_of(file)
+    tasks = task_means(map(numbers_of, effective(file))) if tasks_of is None else tasks_of(file)
     return ComparedCell(env["id"], record["split"], record["agent"]["name"], tasks, settings)
-
-
-def _step(path: Path) -> str:
-    number = path.stem.partition("-")[2]
-    return f"step {int(number)}" if number.isdigit() else path.stem
 
 
 def _cells_of(trajectories: Iterable[Trajectory], agent: str) -> list[ComparedCell]:
     """A cell for each environment of a file, which does not record split and settings."""
-    by_env: dict[str, dict[str, TaskMeans]] = {}
+    by_env: dict[str, dict[str, TaskMeans]] = defaultdict(lambda: defaultdict(TaskMeans))
     for trajectory in trajectories:
-        _add(by_env.setdefault(trajectory.env, {}), trajectory)
-    return [ComparedCell(env, "", agent, tasks) for env, tasks in by_env.items()]
+        by_env[trajectory.env][trajectory.task_id].add(numbers_of(trajectory))
+    return [ComparedCell(env, "", agent, dict(tasks)) for env, tasks in by_env.items()]
 
 
-def _tasks(trajectories: Iterable[Trajectory]) -> dict[str, TaskMeans]:
-    tasks: dict[str, TaskMeans] = {}
-    for trajectory in trajectories:
-        _add(tasks, trajectory)
-    return tasks
-
-
-def _add(tasks: dict[str, TaskMeans], trajectory: Trajectory) -> None:
-    tasks.setdefault(trajectory.task_id, TaskMeans()).add(numbers_of(trajectory))
+def task_means(episodes: Iterable[EpisodeNumbers]) -> dict[str, TaskMeans]:
+    tasks: dict[str, TaskMeans] = defaultdict(TaskMeans)
+    for e in episodes:
+        tasks[e.task].add(e)
+    return dict(tasks)
 
 
 MOST_CHANGED = 10
@@ -162,20 +146,7 @@ class TaskChange:
 
 @dataclass(frozen=True)
 class CellComparison:
-    """One environment in both runs.
-
-    Attributes:
-        env, split: the tasks that were played; the split is "" where it was not recorded.
-        agent_a, agent_b: what played; they may differ.
-        measures: the paired difference, b minus a, of "success", "reward", "turns" and "tokens" (written by the agent),
-            of those that both have; empty where no task was played in both. Where there are errors, also "success_with_errors"
-            and "reward_with_errors", for which an error counts as the environment's least reward.
-        episodes_a, episodes_b: played to an end, over all tasks of the run.
-        errors_a, errors_b: episodes that failed; they are in no mean.
-        only_a, only_b: tasks that were played to an end in one run only.
-        changed: the tasks that changed most, at most ten, the largest changes first, by success and then by reward.
-        notes: what makes the two less comparable than they should be.
-    """
+    """One environment in both runs; for the fields see docs/evaluation.md."""
 
     env: str
     split: str
@@ -194,13 +165,7 @@ class CellComparison:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs.
-
-    Attributes:
-        a, b: their paths.
-        cells: what both have.
-        only_a, only_b: names of the cells that have no counterpart in the other run.
-    """
+    """Two runs: the cells that both have, and the names of those that only one has."""
 
     a: str
     b: str
@@ -209,18 +174,13 @@ class Comparison:
     only_b: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """The comparison as a JSON object."""
         return asdict(self)
 
 
 def compare_runs(a: Path | str, b: Path | str) -> Comparison:
-    """Compare two runs: of each environment that both have, the paired differences of tasks' means, b minus a.
+    """The paired differences of tasks' means, b minus a, of each environment that both runs have; see `read_compared`.
 
-    A run is the folder of an evaluation, that of a training run (its last evaluation), or a file of trajectories. Cells with
-    the same agent belong together; where one cell of an environment is left in each run, these two do.
-
-    Raises:
-        ValueError: a path is no such run, or holds a broken line.
+    Cells with the same agent belong together; where one cell of an environment is left in each run, these two do.
     """
     return compare_read(read_compared(Path(a)), read_compared(Path(b)))
 
@@ -232,7 +192,6 @@ def compare_all(paths: Sequence[Path | str]) -> list[Comparison]:
 
 
 def compare_read(a: ComparedRun, b: ComparedRun) -> Comparison:
-    """Compare two runs that were read; see `compare_runs`."""
     pairs = _pairs(a.cells, b.cells)
     only_a = [cell.name for cell in a.cells if all(cell is not mine for mine, _ in pairs)]
     only_b = [cell.name for cell in b.cells if all(cell is not theirs for _, theirs in pairs)]
@@ -241,20 +200,15 @@ def compare_read(a: ComparedRun, b: ComparedRun) -> Comparison:
 
 def _pairs(a: Sequence[ComparedCell], b: Sequence[ComparedCell]) -> list[tuple[ComparedCell, ComparedCell]]:
     """Cells that belong together, in the order of a: by the same agent, then those that are left over alone."""
-    found: dict[int, ComparedCell] = {}
-    taken: set[int] = set()
+    found: dict[int, int] = {}
     for same_agent in (True, False):
-        for mine in a:
-            if id(mine) in found:
-                continue
-            theirs = [
-                c for c in b if id(c) not in taken and _alike(mine, c) and (c.agent == mine.agent or not same_agent)
-            ]
-            rivals = [c for c in a if id(c) not in found and _alike(c, mine)]
-            if len(theirs) == 1 and (same_agent or len(rivals) == 1):
-                found[id(mine)] = theirs[0]
-                taken.add(id(theirs[0]))
-    return [(mine, found[id(mine)]) for mine in a if id(mine) in found]
+        for i, mine in enumerate(a):
+            left = [j for j, c in enumerate(b) if j not in found.values() and _alike(mine, c)]
+            theirs = [j for j in left if b[j].agent == mine.agent or not same_agent]
+            rivals = [k for k, c in enumerate(a) if k not in found and _alike(c, mine)]
+            if i not in found and len(theirs) == 1 and (same_agent or len(rivals) == 1):
+                found[i] = theirs[0]
+    return [(a[i], b[found[i]]) for i in sorted(found)]
 
 
 def _alike(a: ComparedCell, b: ComparedCell) -> bool:
@@ -263,9 +217,11 @@ def _alike(a: ComparedCell, b: ComparedCell) -> bool:
 
 def _compared(a: ComparedCell, b: ComparedCell) -> CellComparison:
     played_a, played_b = ({task for task, means in cell.tasks.items() if means.episodes} for cell in (a, b))
+    episodes = [sum(means.episodes for means in cell.tasks.values()) for cell in (a, b)]
+    errors = [sum(means.errors for means in cell.tasks.values()) for cell in (a, b)]
     both = [task for task in a.tasks if task in played_a and task in played_b]
     measures = _measured(a, b, both, MEASURES)
-    if measures and any(means.errors for cell in (a, b) for means in cell.tasks.values()):
+    if measures and any(errors):
         measures |= _measured(a, b, [task for task in a.tasks if task in b.tasks], WITH_ERRORS)
     return CellComparison(
         env=a.env,
@@ -273,10 +229,10 @@ def _compared(a: ComparedCell, b: ComparedCell) -> CellComparison:
         agent_a=a.agent,
         agent_b=b.agent,
         measures=measures,
-        episodes_a=sum(means.episodes for means in a.tasks.values()),
-        episodes_b=sum(means.episodes for means in b.tasks.values()),
-        errors_a=sum(means.errors for means in a.tasks.values()),
-        errors_b=sum(means.errors for means in b.tasks.values()),
+        episodes_a=episodes[0],
+        episodes_b=episodes[1],
+        errors_a=errors[0],
+        errors_b=errors[1],
         only_a=len(played_a - played_b),
         only_b=len(played_b - played_a),
         changed=_most_changed(a, b, both),
@@ -285,7 +241,6 @@ def _compared(a: ComparedCell, b: ComparedCell) -> CellComparison:
 
 
 def _measured(a: ComparedCell, b: ComparedCell, both: Sequence[str], names: Sequence[str]) -> dict[str, Difference]:
-    """The paired differences of some measures, of those that both have."""
     found = {}
     for name in names:
         means = [(a.tasks[task].mean(name), b.tasks[task].mean(name)) for task in both]
@@ -306,7 +261,6 @@ def _most_changed(a: ComparedCell, b: ComparedCell, both: Sequence[str]) -> list
 
 
 def _notes(a: ComparedCell, b: ComparedCell, both: Sequence[str]) -> list[str]:
-    """Warnings about the differences: other settings, other tasks, few episodes."""
     notes = [
         f"{name} differs: {_short(a.settings[name])} and {_short(b.settings[name])}"
         for name in a.settings
@@ -324,9 +278,8 @@ def _notes(a: ComparedCell, b: ComparedCell, both: Sequence[str]) -> list[str]:
         if alone:
             notes.append(f"{_count_tasks(alone)} only in {which}")
         if lost:
-            notes.append(
-                f"{_count_tasks(lost)} of {which} {'has' if lost == 1 else 'have'} only failed episodes in {rival}"
-            )
+            have = "has" if lost == 1 else "have"
+            notes.append(f"{_count_tasks(lost)} of {which} {have} only failed episodes in {rival}")
     samples = [_samples(cell) for cell in (a, b)]
     if samples[0] != samples[1]:
         notes.append(f"episodes of each task: {samples[0]} and {samples[1]}")
@@ -370,9 +323,8 @@ def comparison_table(comparison: Comparison, measure: str = "success") -> Render
 
 
 def _name(cell: CellComparison) -> Text:
-    split = "" if cell.split in ("test", "") else f"/{cell.split}"
     agents = [cell.agent_a] if cell.agent_a == cell.agent_b else [f"a {cell.agent_a}", f"b {cell.agent_b}"]
-    lines = [f"{cell.env}{split}", *(f"@{agent}" for agent in agents)]
+    lines = [cell_name(cell.env, cell.split, ""), *(f"@{agent}" for agent in agents)]
     return Text("\n".join(cut(one_line(line), NAME_WIDTH) for line in lines))
 
 
@@ -386,7 +338,7 @@ def _numbers(difference: Difference | None, as_percent: bool) -> list[Text]:
         between = f"{_signed(difference.low, as_percent)}\n{_signed(difference.high, as_percent)}"
     signs = [str(count) for count in (difference.wins, difference.ties, difference.losses)]
     texts = [str(difference.tasks), f"{value(difference.a)}\n{value(difference.b)}"]
-    return [Text(text) for text in (*texts, _signed(difference.mean, as_percent), between, *signs, p)]
+    return list(map(Text, (*texts, _signed(difference.mean, as_percent), between, *signs, p)))
 
 
 def _signed(value: float, as_percent: bool) -> str:
@@ -403,11 +355,7 @@ def _below(cell: CellComparison, alone: bool) -> list[RenderableType]:
     heading = Text(f"\n{name}the tasks that changed most", style="bold")
     table = grid("task", ["success a", "b", "reward a", "b"])
     for change in cell.changed[:CHANGES_SHOWN]:
-        table.add_row(*_change(change))
+        shares, rewards = (change.success_a, change.success_b), (change.reward_a, change.reward_b)
+        texts = [cut(one_line(change.task), TASK_WIDTH), *map(percent, shares), *map(number, rewards)]
+        table.add_row(*map(Text, texts))
     return [*notes, heading, table]
-
-
-def _change(change: TaskChange) -> list[Text]:
-    successes = [percent(change.success_a), percent(change.success_b)]
-    rewards = [number(change.reward_a), number(change.reward_b)]
-    return [Text(text) for text in (cut(one_line(change.task), TASK_WIDTH), *successes, *rewards)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -15,10 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from agentgym.core.trajectory import Trajectory
-from agentgym.evaluate.causes import failure_in
+from agentgym.evaluate.budget import tokens_of
 from agentgym.evaluate.formats import count, cut, duration, money, number, one_line, percent, percent_range
 from agentgym.evaluate.plan import Cell
-from agentgym.evaluate.results import usage_of
+from agentgym.evaluate.results import failure_in, usage_of
 from agentgym.evaluate.statistics import ClusteredMean
 
 REFRESH_PER_SECOND = 4
@@ -29,12 +29,10 @@ LONGEST_NAME = 60
 # Tokens a second are those of the last so many seconds.
 PACE_SECONDS = 20.0
 
-Clock = Callable[[], float]
-
 
 @dataclass
 class _Progress:
-    """Sums over the episodes of one cell that this start has played. One more episode costs the same at any number."""
+    """Sums over the episodes of one cell that this start has played."""
 
     name: str
     total: int
@@ -47,13 +45,12 @@ class _Progress:
     reward: float = 0.0
     tokens: int = 0
     requests: int = 0
-    retries: dict[str, int] = field(default_factory=dict)
+    retries: Counter[str] = field(default_factory=Counter)
     cost: float | None = None
     last_error: str = ""
     paces: deque[tuple[float, int]] = field(default_factory=deque)
 
     def add(self, trajectory: Trajectory, now: float) -> None:
-        """Count an episode."""
         self.ended += 1
         if trajectory.failed:
             self.errors += 1
@@ -64,10 +61,9 @@ class _Progress:
         metadata = trajectory.metadata
         calls = metadata.get("calls") or {}
         usage = calls.get("usage") or usage_of(trajectory)
-        self.tokens += usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
+        self.tokens += tokens_of(usage)
         self.requests += calls.get("requests", 0)
-        for cause, times in (calls.get("retries") or {}).items():
-            self.retries[cause] = self.retries.get(cause, 0) + times
+        self.retries.update(calls.get("retries", {}))
         if metadata.get("cost") is not None:
             self.cost = (self.cost or 0.0) + metadata["cost"]
         if not self.paces or now - self.paces[-1][0] >= 1.0:
@@ -76,7 +72,6 @@ class _Progress:
                 self.paces.popleft()
 
     def seconds(self, now: float) -> float:
-        """Since it began, or that it took."""
         return (now if self.finished is None else self.finished) - self.began
 
     def pace(self, now: float) -> float:
@@ -91,18 +86,15 @@ class _Progress:
 
 
 class LiveDisplay:
-    """A `EvalObserver` that shows what happens. A context manager: it is taken down at the end, however that comes.
+    """Shows an evaluation: several cells are played at a time; each is `started` and `finished` once. A context manager.
 
-    Args:
-        console: the output. If it is not a terminal, it gets a line at most every ten seconds, and one at the end of each cell.
-        clock: seconds that only grow.
+    A console that is not a terminal gets a line at most every ten seconds, and one at the end of each cell.
     """
 
-    def __init__(self, console: Console, clock: Clock = time.monotonic):
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic):
         self._console = console
         self._clock = clock
-        self._cells: list[_Progress] = []
-        self._by_cell: dict[str, _Progress] = {}
+        self._cells: dict[str, _Progress] = {}
         self._said = clock()
         self._live: Live | None = None
 
@@ -126,37 +118,27 @@ class LiveDisplay:
             self._live = None
 
     def started(self, cell: Cell, total: int, done_before: int) -> None:
-        """A cell begins; see `EvalObserver`."""
-        progress = _Progress(one_line(cell.name), total, done_before, self._clock())
-        self._cells.append(progress)
-        self._by_cell[cell.name] = progress
+        progress = self._cells[cell.name] = _Progress(one_line(cell.name), total, done_before, self._clock())
         if self._live is None:
             played = "all" if done_before == total else f"{done_before:,} of them"
             before = f", {played} played before" if done_before else ""
             self._say(f"{progress.name}: {total:,} episode{'s' * (total != 1)}{before}")
 
     def ended(self, cell: Cell, trajectory: Trajectory) -> None:
-        """An episode has ended; see `EvalObserver`."""
-        now = self._clock()
-        progress = self._of(cell)
+        now, progress = self._clock(), self._cells[cell.name]
         progress.add(trajectory, now)
         if self._live is None and now - self._said >= LINE_SECONDS:
             self._say(line_of_progress(progress, now))
 
     def finished(self, cell: Cell) -> None:
-        """A cell is over; see `EvalObserver`."""
-        progress = self._of(cell)
+        progress = self._cells[cell.name]
         progress.finished = self._clock()
         if self._live is None:
             self._say(line_of_progress(progress, self._clock()))
 
-    def _of(self, cell: Cell) -> _Progress:
-        return self._by_cell[cell.name]
-
     def picture(self) -> RenderableType:
-        """The live table of this moment."""
-        now = self._clock()
-        over = [progress for progress in self._cells if progress.finished is not None]
+        now, cells = self._clock(), self._cells.values()
+        over = [progress for progress in cells if progress.finished is not None]
         parts: list[RenderableType] = []
         if len(over) > FINISHED_SHOWN:
             parts.append(Text(f"{len(over) - FINISHED_SHOWN} cells before these", style="dim"))
@@ -164,7 +146,7 @@ class LiveDisplay:
             Text(line_of_progress(progress, now), no_wrap=True, overflow="ellipsis", style="dim")
             for progress in over[-FINISHED_SHOWN:]
         ]
-        playing = [progress for progress in self._cells if progress.finished is None]
+        playing = [progress for progress in cells if progress.finished is None]
         for progress in playing:
             parts.append(_bar(progress, now, self._console.width))
             lines = [line for line in _details(progress, now) if line]
@@ -179,7 +161,6 @@ class LiveDisplay:
 
 
 def line_of_progress(progress: _Progress, now: float) -> str:
-    """All of a cell in one line."""
     left = progress.left(now)
     rest = [*_details(progress, now)[:2], duration(progress.seconds(now))]
     if progress.finished is None and left is not None:
@@ -204,7 +185,6 @@ def _bar(progress: _Progress, now: float, width: int) -> RenderableType:
 
 
 def _details(progress: _Progress, now: float) -> list[str]:
-    """The score, what was used, and the last error where there is one."""
     score = ["no episode has ended yet"] if progress.finished is None and not progress.ended else []
     if (mean := progress.success.mean) is not None:
         low, high = progress.success.share_interval() or (None, None)
@@ -218,9 +198,8 @@ def _details(progress: _Progress, now: float) -> list[str]:
     if progress.requests:
         used.append(f"{count(progress.requests)} requests")
     if progress.retries:
-        commonest = sorted(progress.retries.items(), key=lambda item: -item[1])[:3]
-        causes = ", ".join(f"{one_line(cause)} x {count(times)}" for cause, times in commonest)
-        used.append(f"{count(sum(progress.retries.values()))} retries ({causes})")
+        causes = ", ".join(f"{one_line(cause)} x {count(times)}" for cause, times in progress.retries.most_common(3))
+        used.append(f"{count(progress.retries.total())} retries ({causes})")
     if progress.cost is not None:
         used.append(money(progress.cost))
     error = [f"last error: {one_line(progress.last_error)}"] if progress.last_error else []

@@ -12,16 +12,19 @@ from agentgym.core.tasks import TaskSet
 from agentgym.core.usage_error import nearest
 
 
+def cell_name(env: str, split: str, agent: str) -> str:
+    """`ENV@AGENT`, with `/SPLIT` after the environment where the split is known and not "test"."""
+    return f"{env}{'' if split in ('test', '') else f'/{split}'}{f'@{agent}' if agent else ''}"
+
+
 @dataclass(frozen=True)
 class AgentSpec:
-    """An agent as plain JSON values: stored in the run's folder; `agents.policy_maker` makes policies of it.
+    """An agent as plain JSON values, never with a key; `agents.policy_maker` makes policies of it.
 
     Attributes:
-        name: how tables and files call it: the model's name, "expert", "random", the user's own.
-        kind: "chat" (an OpenAI-compatible endpoint), "expert", "random", "null" (says nothing), "scripted", or "python" (the
-            user's own, `pkg.mod:run`).
-        settings: what its kind takes: model, base_url, temperature, max_tokens, extra of a chat; target and kwargs of a
-            python agent; answers of a script. Never a key or another secret.
+        name: how tables and files call it.
+        kind: "chat", "expert", "random", "null", "scripted" or "python".
+        settings: what its kind takes.
     """
 
     name: str
@@ -29,12 +32,10 @@ class AgentSpec:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The spec as a JSON object."""
         return {"name": self.name, "kind": self.kind, "settings": dict(self.settings)}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> AgentSpec:
-        """The reverse of `to_json`."""
         return cls(**record)
 
 
@@ -43,14 +44,9 @@ class Cell:
     """One agent on one environment: the first `n` tasks of a split, or those of `ids`, `k` episodes of each.
 
     Attributes:
-        env: how the environment is made.
-        agent: what plays.
-        split: which tasks.
-        n: how many tasks, the first of the split; None: all.
-        k: episodes of each task; sample i is reset with seed `seed + i`.
-        seed: see `k`; an endpoint gets the same seed.
+        n: None: all tasks of the split.
+        seed: sample i is reset with seed `seed + i`; an endpoint gets the same seed.
         max_turns: replies after which an episode is ended; None: the environment's.
-        ids: of the tasks to play; None: the first `n`.
         shuffle: whether the split is shuffled first, by `seed` alone.
     """
 
@@ -65,11 +61,7 @@ class Cell:
     shuffle: bool = False
 
     def tasks(self) -> TaskSet:
-        """The tasks that it plays.
-
-        Raises:
-            ValueError: the environment has no such split, or the split no task of an id.
-        """
+        """Raises ValueError if the environment has no such split, or the split no task of an id."""
         tasks = self.env.tasks(self.split)
         if self.ids is not None:
             by_id = {task.id: task for task in tasks}
@@ -82,21 +74,14 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """`ENV@AGENT`, with `/SPLIT` after the environment where the split is not "test"."""
-        split = "" if self.split == "test" else f"/{self.split}"
-        return f"{self.env.id}{split}@{self.agent.name}"
+        return cell_name(self.env.id, self.split, self.agent.name)
 
     @property
     def file_name(self) -> str:
-        """The name of its file of episodes: the cell's name with `-` for what a file name should not have."""
         return re.sub(r"[^\w.@+-]+", "-", self.name).strip("-.") + ".jsonl"
 
     def to_json(self) -> dict[str, Any]:
-        """The cell as a JSON object.
-
-        Raises:
-            ValueError: its environment has no importable name.
-        """
+        """Raises ValueError if its environment has no importable name."""
         rest = {name: getattr(self, name) for name in ("split", "n", "k", "seed", "max_turns")}
         if self.ids is not None:
             rest["ids"] = list(self.ids)
@@ -106,7 +91,6 @@ class Cell:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Cell:
-        """The reverse of `to_json`."""
         rest = {name: record[name] for name in ("split", "n", "k", "seed", "max_turns")}
         if record.get("ids") is not None:
             rest["ids"] = tuple(record["ids"])

@@ -13,8 +13,8 @@ from agentgym.core import registration
 from agentgym.core.registration import EnvSpec
 from agentgym.core.usage_error import nearest
 from agentgym.evaluate.agents import check_plays, located, policy_maker
+from agentgym.evaluate.budget import Prices
 from agentgym.evaluate.plan import AgentSpec, Cell
-from agentgym.evaluate.prices import Prices
 from agentgym.evaluate.run import model_of
 from agentgym.policies.chat import url_of
 from agentgym.rollout.episode import close_env
@@ -26,15 +26,7 @@ _ANYWHERE = "http://127.0.0.1:9/v1"
 
 
 def check_agents(agents: Sequence[AgentSpec], serve_args: Sequence[str] = ()) -> None:
-    """Check that agents can be made, without contacting endpoints.
-
-    Args:
-        agents: what plays.
-        serve_args: more arguments of the server of model folders.
-
-    Raises:
-        ValueError: one cannot.
-    """
+    """Raise ValueError if an agent cannot be made; endpoints are not contacted."""
     for agent in agents:
         folder = agent.settings.get("serve")
         if folder is not None:
@@ -46,14 +38,7 @@ def check_agents(agents: Sequence[AgentSpec], serve_args: Sequence[str] = ()) ->
 
 
 def check_envs(cells: Sequence[Cell]) -> list[str]:
-    """Check that each environment can be made, has the split and suits its agents.
-
-    Returns:
-        What people should know: where tasks come from, and which back end sandboxes have.
-
-    Raises:
-        ValueError: one of this is not so.
-    """
+    """Notes on tasks and sandboxes. Raises ValueError unless each environment can be made, has the split and suits its agents."""
     from agentgym.sandbox import SandboxError, describe
 
     notes: dict[str, None] = {}
@@ -81,14 +66,9 @@ def check_envs(cells: Sequence[Cell]) -> list[str]:
 
 
 def _check_needs(env: EnvSpec) -> None:
-    """Check that the packages an environment registers as required are installed.
-
-    Raises:
-        ValueError: one is not.
-    """
-    missing = env.missing()
+    """Raise ValueError if a package that an environment registers as required is not installed."""
     made = (env.entry_point, env.kwargs)
-    if missing and any((known.entry_point, known.kwargs) == made for known in registration.registry.values()):
+    if (missing := env.missing()) and made in ((e.entry_point, e.kwargs) for e in registration.registry.values()):
         raise ValueError(f"{env.id} needs {missing[0]}, which is not installed: pip install {missing[0]!r}")
 
 
@@ -104,14 +84,7 @@ def _tried(of: EnvSpec, agents: Sequence[AgentSpec]) -> str | None:
 
 
 async def check_endpoints(agents: Sequence[AgentSpec]) -> list[str]:
-    """Check that chat endpoints answer and have their models; see `probe`.
-
-    Returns:
-        What is not known.
-
-    Raises:
-        ValueError: one cannot play.
-    """
+    """Raise ValueError if a chat endpoint does not answer or lacks a model; returns notes on those that are busy."""
     models: dict[str, list[str]] = defaultdict(list)
     for agent in agents:
         if agent.kind == "chat" and "serve" not in agent.settings:
@@ -121,11 +94,7 @@ async def check_endpoints(agents: Sequence[AgentSpec]) -> list[str]:
 
 
 def check_prices(agents: Sequence[AgentSpec], prices: Prices | None) -> None:
-    """Check that a cost limit can be enforced: every endpoint model and user agent needs a price.
-
-    Raises:
-        ValueError: one has none.
-    """
+    """Raise ValueError if a cost limit cannot be enforced: every endpoint model and user agent needs a price."""
     for agent in agents:
         if agent.kind == "python" or (agent.kind == "chat" and "serve" not in agent.settings):
             if prices is None:
@@ -143,16 +112,13 @@ async def probe(base_url: str, models: Sequence[str], api_key: str | None = None
     """Ask an endpoint for its models; one that lists none is asked for one token by each model instead.
 
     Args:
-        base_url: as for `ChatPolicy`.
-        models: that will be asked for.
         api_key: None: the environment variable OPENAI_API_KEY, if set.
 
     Returns:
         Why nothing is known of the endpoint, though it may work (it is busy); None where all is well.
 
     Raises:
-        ValueError: nothing answers there, the key is refused, it is no chat endpoint, or it does not have a model; in one
-            line, with the models that it has.
+        ValueError: nothing answers there, the key is refused, it is no chat endpoint, or it does not have a model.
     """
     import aiohttp
 
@@ -172,13 +138,12 @@ async def probe(base_url: str, models: Sequence[str], api_key: str | None = None
         if (unknown := _judged(base_url, status, body)) is not None:
             return unknown
         for model in models:
-            words = [{"role": "user", "content": "Hi"}]
-            body_sent = {"model": model, "messages": words, "max_tokens": 1}
-            status, body = await _answer(session, "POST", chat, body_sent)
+            asked = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+            status, body = await _answer(session, "POST", chat, asked)
             if status in (404, 405):
+                answers = f"it answers {status}: {_words(body)}"
                 raise ValueError(
-                    f"{base_url} is not a chat endpoint, or has no model {model!r} (it answers {status}: {_words(body)}); base"
-                    " URLs usually end in /v1"
+                    f"{base_url} is not a chat endpoint, or has no model {model!r} ({answers}); base URLs usually end in /v1"
                 )
             if (unknown := _judged(base_url, status, body)) is not None:
                 return unknown
@@ -186,11 +151,7 @@ async def probe(base_url: str, models: Sequence[str], api_key: str | None = None
 
 
 def _judged(base_url: str, status: int, body: bytes) -> str | None:
-    """The verdict of a status alone; None to ask on.
-
-    Raises:
-        ValueError: the key is refused.
-    """
+    """The verdict of a status alone; None to ask on. Raises ValueError if the key is refused."""
     if status in (401, 403):
         raise ValueError(f"{base_url} refuses the key, or needs one, in OPENAI_API_KEY ({status}: {_words(body)})")
     if status == 429 or status >= 500:
@@ -199,11 +160,7 @@ def _judged(base_url: str, status: int, body: bytes) -> str | None:
 
 
 async def _answer(session: aiohttp.ClientSession, method: str, url: str, body: Any = None) -> tuple[int, bytes]:
-    """Status and body, the key cut out of it, after some tries where an endpoint is busy.
-
-    Raises:
-        ValueError: nothing answers.
-    """
+    """Status and body, the key cut out of it, after some tries where an endpoint is busy."""
     import aiohttp
 
     key = session.headers.get("Authorization", "").removeprefix("Bearer ").encode()

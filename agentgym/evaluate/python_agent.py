@@ -6,9 +6,8 @@
   is called.
 
 All may be `def` or `async def`. A `def` runs in a thread per episode, so that it never blocks the others. The answer is
-text, an assistant message, a whole completion (the `openai` package's too), a LangChain message, a list of messages, or a
-`Reply`; see `reply_of_answer`. Raising `EndEpisode` ends the episode. Anything else that
-is raised fails the episode, and its error names the place in the user's file.
+described by `reply_of_answer`. Raising `EndEpisode` ends the episode; anything else that is raised fails it, and the error
+names the place in the user's file.
 """
 
 from __future__ import annotations
@@ -43,10 +42,7 @@ def reply_of_answer(answer: Any) -> Reply:
     Args:
         answer: a text; an assistant message or a chat completion, as an object of the `openai` package or as a dict; a message
             of LangChain; a list of such messages, of which the last counts, or a dict with one under "messages", as an agent
-            of LangGraph returns it; or a `Reply`.
-
-    Raises:
-        TypeError, ValueError, LookupError, AttributeError: the answer has another form.
+            of LangGraph returns it; or a `Reply`. Another form raises TypeError, ValueError, LookupError or AttributeError.
     """
     if isinstance(answer, Reply):
         return answer
@@ -94,7 +90,6 @@ def _content(content: Any) -> Any:
 
 
 def _usage(counted: Mapping[str, Any]) -> dict[str, int]:
-    """LangChain's count by the names of `Reply.usage`."""
     details = {name: counted.get(f"{name}_token_details") or {} for name in ("input", "output")}
     found = {
         "prompt_tokens": counted.get("input_tokens"),
@@ -111,7 +106,7 @@ class AgentError(RuntimeError):
 
 @dataclass(frozen=True)
 class PythonAgent:
-    """A target that was found and fits; `policy()` plays one episode by it.
+    """A target that was found and fits.
 
     Attributes:
         target: how the user named it.
@@ -129,11 +124,7 @@ class PythonAgent:
 
     @classmethod
     def load(cls, target: str, kwargs: Mapping[str, Any]) -> PythonAgent:
-        """Import the target; the current directory counts as importable.
-
-        Raises:
-            ValueError: it is no `module:name`, cannot be imported, or takes other arguments.
-        """
+        """Import the target, also from the current directory. Raises ValueError if it cannot be used."""
         module = _module(target)
         found: Any = module
         for part in target.partition(":")[2].split("."):
@@ -144,14 +135,8 @@ class PythonAgent:
         with_tools = _check(target, found, kwargs)
         return cls(target, found, dict(kwargs), with_tools, str(Path(module.__file__ or ".").resolve().parent))
 
-    def policy(self) -> PythonPolicy:
-        """A policy for one episode."""
-        return PythonPolicy(self)
-
 
 class PythonPolicy:
-    """One episode of the user's agent. `calls` are those that the user's object counts, if it is made for each episode."""
-
     def __init__(self, agent: PythonAgent):
         self._agent = agent
         self._answer: Callable[..., Any] | None = None
@@ -170,12 +155,7 @@ class PythonPolicy:
         self._env = (env, call)
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """The agent's answer.
-
-        Raises:
-            EndEpisode: the agent's own.
-            AgentError: it raised anything else, or what it returned is no answer.
-        """
+        """Raises the agent's own EndEpisode, and AgentError for anything else, or an answer that is none."""
         # Copies: an agent that writes into what it is shown would write into the trajectory.
         given = [copy.deepcopy(list(messages))]
         if self._agent.with_tools:
@@ -197,7 +177,8 @@ class PythonPolicy:
         kwargs = {} if inspect.isclass(agent.found) else agent.kwargs
         if _is_async(agent.found):
             if self._answer is None:
-                self._answer = self._made()
+                self._player = _make(agent)
+                self._answer = self._entered()
             return await self._answer(*given, **kwargs)
         if self._lane is None:
             self._lane = EnvExecutor(f"agentgym agent {agent.target}")
@@ -210,10 +191,6 @@ class PythonPolicy:
         if isinstance(outcome, BaseException):
             raise outcome
         return await outcome if inspect.isawaitable(outcome) else outcome
-
-    def _made(self) -> Callable[..., Any]:
-        self._player = _make(self._agent)
-        return self._entered()
 
     def _entered(self) -> Callable[..., Any]:
         """The function to call for each turn; the environment is passed on first."""
@@ -265,16 +242,11 @@ def _is_async(found: Any) -> bool:
 
 
 def _check(target: str, found: Any, kwargs: Mapping[str, Any]) -> bool:
-    """True if the target also takes the tools.
-
-    Raises:
-        ValueError: it is nothing to call, or takes other arguments.
-    """
+    """True if the target also takes the tools. Raises ValueError if it is nothing to call, or takes other arguments."""
     if inspect.isclass(found):
         if not hasattr(found, "act") and "__call__" not in dir(found):
             raise ValueError(f"agent {target!r}: class {found.__name__} has no act(messages, tools)")
-        problem = _problem(found, [], kwargs)
-        if problem:
+        if problem := _problem(found, [], kwargs):
             raise ValueError(f"agent {target!r}: {found.__name__} cannot be made: {problem}")
         return _takes_tools(target, _entry(found), [None], {})
     if not callable(_entry(found)):
@@ -292,33 +264,24 @@ def _takes_tools(target: str, entry: Callable[..., Any], bound: list[Any], kwarg
         return True
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][len(bound) :]
     second = places[1] if len(places) > 1 else None
-    wants = (
-        second is not None and second.name not in kwargs and (second.default is second.empty or second.name == "tools")
-    )
-    both = wants or any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    problem = _problem(entry, [*bound, [], []] if both else [*bound, []], kwargs)
-    if problem:
-        raise ValueError(f"agent {target!r} must take (messages) or (messages, tools){_and(kwargs)}: {problem}")
+    wants = second and second.name not in kwargs and (second.default is second.empty or second.name == "tools")
+    both = bool(wants) or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if problem := _problem(entry, [*bound, [], []] if both else [*bound, []], kwargs):
+        more = f" and {', '.join(kwargs)}" if kwargs else ""
+        raise ValueError(f"agent {target!r} must take (messages) or (messages, tools){more}: {problem}")
     return both
 
 
-def _and(kwargs: Mapping[str, Any]) -> str:
-    return f" and {', '.join(kwargs)}" if kwargs else ""
-
-
 def _problem(entry: Callable[..., Any], args: list[Any], kwargs: Mapping[str, Any]) -> str:
+    signature = None
     try:
         signature = inspect.signature(entry)
-    except (TypeError, ValueError):
-        return ""
-    try:
         signature.bind(*args, **kwargs)
-    except TypeError as error:
-        return f"{error}; it takes {signature}"
+    except (TypeError, ValueError) as error:
+        return f"{error}; it takes {signature}" if signature else ""
     return ""
 
 
 def _what(error: BaseException) -> str:
-    """The error as the end of its traceback has it, in one line."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return " ".join(f"{type(error).__name__}: {text}".split())[:500].removesuffix(":")

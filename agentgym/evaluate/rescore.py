@@ -11,13 +11,13 @@ from typing import Any
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.plan import Cell
-from agentgym.evaluate.report import write_report
 from agentgym.evaluate.results import Results
 from agentgym.evaluate.run import results_in
 from agentgym.evaluate.store import Planned, Store, cells_of, effective, open_store, read_run, scan
 from agentgym.rollout.episode import Episode, Limits, close_env, run_many
 from agentgym.rollout.replays import ReplayPolicy
 from agentgym.storage.files import write_json
+from agentgym.viewer.export import write_report
 
 BATCH = 512  # episodes that are in memory at a time
 _BY_ENV = ("terminated", "truncated")
@@ -25,19 +25,15 @@ _BY_ENV = ("terminated", "truncated")
 
 @dataclass
 class Rescored:
-    """One cell graded again. Means are over the episodes that were graded both times.
+    """One cell graded again. Means are over the episodes that were graded both times; None without any.
 
     Attributes:
-        cell: its name.
-        episodes: in the run.
-        graded: graded again.
-        changed: of these, how many have another reward or another success.
+        changed: of those graded, how many have another reward or another success.
         unfaithful: of these, how many were shown something else than when they were played, or ended elsewhere: the
             agent might have replied otherwise.
         failed: replays that failed; they are errors and no zeros.
         missing: episodes whose task the environment no longer has; errors too.
         failed_before: episodes that had failed when they were played, and stay so.
-        old_reward, new_reward, old_success, new_success: means before and now; None where nothing was graded.
     """
 
     cell: str
@@ -54,7 +50,6 @@ class Rescored:
     new_success: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers as a JSON object."""
         return asdict(self)
 
 
@@ -71,12 +66,10 @@ async def rescore(
     """Grade every episode of a run again, into a new run folder. Started again, it continues.
 
     Args:
-        run: the folder of an evaluation.
         out: the folder to write; a new one, or one that this began.
         kwargs: of the environments, over those that the run was played with. The id of one of the run's environments is a
             key too: its value, another mapping, is for that environment alone.
         concurrency, limits: see `run_many`; the cells' own `max_turns` hold.
-        command: the command line, for the record.
         on_end: called with each episode as it was stored.
 
     Raises:
@@ -102,12 +95,11 @@ async def rescore(
             await _rescore_cell(store, cell, file, concurrency, limits or Limits(), on_end)
     results = results_in(out)
     write_json(out / "results.json", results.to_json())
-    write_report(out, results)
+    write_report(out, "evaluation")
     return [summed(cell.name, file, store.file_of(cell)) for cell, file, _ in pairs], results
 
 
 def _kwargs_of(id: str, kwargs: Mapping[str, Any], ids: Collection[str]) -> dict[str, Any]:
-    """The arguments given for all environments and for this one."""
     own = kwargs.get(id, {})
     if not isinstance(own, Mapping):
         raise ValueError(f"the kwargs of {id!r} alone must be an object, not {own!r}")
@@ -129,7 +121,7 @@ async def _rescore_cell(
     waiting = (t for t in effective(file) if (t.task_id, t.sample) not in (both if t.failed else there.done))
     while batch := list(islice(waiting, BATCH)):
         if tasks is None:
-            tasks = _tasks_of(cell)
+            tasks = {task.id: task for task in cell.tasks()}
         before = {(t.task_id, t.sample): t for t in batch}
 
         def keep(trajectory: Trajectory, before: Mapping[tuple[str, int], Trajectory] = before) -> None:
@@ -154,10 +146,6 @@ async def _rescore_cell(
         )
 
 
-def _tasks_of(cell: Cell) -> dict[str, Task]:
-    return {task.id: task for task in cell.tasks()}
-
-
 def _policy(stored: Trajectory) -> ReplayPolicy:
     # Where the loop or the policy ended the episode and not the environment, it is ended there again.
     return ReplayPolicy([turn.reply for turn in stored.turns], "replayed" if stored.end in _BY_ENV else stored.end)
@@ -169,11 +157,10 @@ def _lost(stored: Trajectory) -> Trajectory:
 
 
 def merge(stored: Trajectory, again: Trajectory) -> Trajectory:
-    """The stored episode with the grades of its replay.
+    """The stored episode with the grades of its replay; the agent's side stays unchanged.
 
-    The agent's side stays unchanged: observations, replies, tokens, usage, times, metadata. Rewards, infos, metrics,
-    the end and what the environment said last are the replay's. `metadata["rescored"]` has the reward and the success
-    before, and `differs`: the first turn at which the agent would have been shown something else, None where nothing was.
+    `metadata["rescored"]` has the reward and the success before, and `differs`: the first turn at which the agent would
+    have been shown something else, or None.
     """
     differs = None if again.failed else _first_difference(stored, again)
     turns = [
@@ -193,7 +180,7 @@ def merge(stored: Trajectory, again: Trajectory) -> Trajectory:
 
 
 def _first_difference(stored: Trajectory, again: Trajectory) -> int | None:
-    """The first turn whose observation differs, the number of turns if only the last word or the length does."""
+    """The first turn whose observation differs, or the number of turns if only the end or the length does."""
     for turn, (was, now) in enumerate(zip(stored.turns, again.turns, strict=False)):
         if was.observation != now.observation:
             return turn
@@ -203,7 +190,6 @@ def _first_difference(stored: Trajectory, again: Trajectory) -> int | None:
 
 
 def summed(name: str, before: Path, after: Path) -> Rescored:
-    """The numbers of one cell, from the files of its episodes."""
     found = Rescored(name)
     sums = [0.0, 0.0, 0.0, 0.0]
     failed_before = {(t.task_id, t.sample) for t in effective(before) if t.failed}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -10,8 +11,8 @@ from itertools import pairwise
 from sys import intern
 from typing import Any
 
-from agentgym.core.trajectory import Trajectory
-from agentgym.evaluate.causes import CUT, cause_of, finishes_of
+from agentgym.core.trajectory import TOO_LONG, Trajectory
+from agentgym.evaluate.plan import cell_name
 from agentgym.evaluate.statistics import ClusteredMean, Interval, pass_intervals, passes
 
 FORMAT = 1
@@ -21,18 +22,7 @@ MUCH_CUT = 0.05
 # Numbers as difficulty get ranges where there are more than this many.
 MOST_DIFFICULTIES = 10
 HISTOGRAM_BINS = 20
-_NAMED_DIFFICULTIES = (
-    "trivial",
-    "very easy",
-    "easy",
-    "medium",
-    "moderate",
-    "intermediate",
-    "hard",
-    "challenging",
-    "difficult",
-)
-_NO_DIFFICULTY = ""
+_LEVELS = ("trivial", "very easy", "easy", "medium", "moderate", "intermediate", "hard", "challenging", "difficult")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +31,9 @@ class EpisodeNumbers:
 
     Attributes:
         usage: tokens by kind, over all tries; `prompt_tokens` and `completion_tokens` where they were counted.
-        retries: requests that were sent again, by cause.
         cause: of the error, without its task, turn and time; None where the episode was played.
         agent_failure: the cause where the agent's own programs broke the episode, which was played.
-        floor: what an error would be counted as: the environment's least reward.
-        finishes: the finish reasons of its answers, each once; see `finishes_of`.
+        floor: the environment's least reward.
     """
 
     task: str
@@ -57,27 +45,22 @@ class EpisodeNumbers:
     turns: int
     seconds: float
     usage: Mapping[str, int]
-    requests: int
-    retries: Mapping[str, int]
-    waited: float
     cost: float | None
     tags: tuple[str, ...]
     difficulty: str | float | None
+    requests: int = 0
+    retries: Mapping[str, int] | None = None
+    waited: float = 0.0
     agent_failure: str | None = None
     floor: float = 0.0
     finishes: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:
-        """True if the environment, the sandboxes' back end or the endpoint failed."""
         return self.cause is not None
 
 
-_NOTHING: dict[str, int] = {}
-
-
 def numbers_of(trajectory: Trajectory) -> EpisodeNumbers:
-    """The numbers of an episode, from its turns and its metadata."""
     metadata = trajectory.metadata
     calls: Mapping[str, Any] = metadata.get("calls") or {}
     tags = metadata.get("tags") or ()
@@ -87,7 +70,7 @@ def numbers_of(trajectory: Trajectory) -> EpisodeNumbers:
     return EpisodeNumbers(
         task=trajectory.task_id,
         sample=trajectory.sample,
-        cause=intern(cause_of(trajectory)) if trajectory.failed else None,
+        cause=intern(cause_in(trajectory.error or "")) if trajectory.failed else None,
         end=intern(trajectory.end),
         reward=trajectory.reward,
         success=min(max(trajectory.success, 0.0), 1.0),
@@ -95,7 +78,7 @@ def numbers_of(trajectory: Trajectory) -> EpisodeNumbers:
         seconds=trajectory.seconds,
         usage=calls.get("usage") or usage_of(trajectory),
         requests=calls.get("requests", 0),
-        retries=calls.get("retries") or _NOTHING,
+        retries=calls.get("retries"),
         waited=calls.get("waited", 0.0),
         cost=metadata.get("cost"),
         tags=tuple(intern(str(tag)) for tag in (tags if isinstance(tags, list | tuple) else [tags])),
@@ -108,27 +91,17 @@ def numbers_of(trajectory: Trajectory) -> EpisodeNumbers:
 
 def usage_of(trajectory: Trajectory) -> dict[str, int]:
     """Tokens of an episode's turns by kind: the endpoint's count, or that of the exact tokens; empty where there is neither."""
-    total: dict[str, int] = {}
-    for turn in trajectory.turns:
-        usage = turn.usage
-        if not usage and turn.tokens:
-            usage = {"prompt_tokens": len(turn.tokens.prompt_ids), "completion_tokens": len(turn.tokens.completion_ids)}
-        for kind, count in usage.items():
-            total[kind] = total.get(kind, 0) + count
-    return total
+    return summed(
+        {"prompt_tokens": len(turn.tokens.prompt_ids), "completion_tokens": len(turn.tokens.completion_ids)}
+        if turn.tokens and not turn.usage
+        else turn.usage
+        for turn in trajectory.turns
+    )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Part:
-    """The episodes with one tag, or of one difficulty.
-
-    Attributes:
-        tasks, episodes, errors: how many; `episodes` are those that were played to an end.
-        reward, success: means; None if no episode ended.
-        reward_low, reward_high, success_low, success_high: 95% intervals, as for a whole cell.
-        reward_with_errors, success_with_errors: means with every error counted as the environment's least reward and as no
-            success; None where there is no error.
-    """
+    """The episodes with one tag, or of one difficulty; for the fields see docs/evaluation.md."""
 
     tasks: int
     episodes: int
@@ -145,72 +118,22 @@ class Part:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of episodes by reward.
-
-    Attributes:
-        low, high: of all rewards.
-        counts: of equal ranges from low to high, the last with its upper end; one range where all rewards are equal.
-    """
+    """Episodes by reward, in equal ranges from low to high; one range where all rewards are equal."""
 
     low: float
     high: float
     counts: list[int]
 
 
-@dataclass(frozen=True)
-class CellResult:
-    """The results of one agent on one environment. Failed episodes are counted in `errors` and are in no mean.
-
-    Attributes:
-        env, agent, split: what was played, and by whom.
-        tasks: how many tasks have an episode.
-        samples: episodes of each task that were asked for.
-        planned: episodes that were asked for; more than `episodes + errors` where the run was stopped.
-        episodes: episodes that were played to an end, over all tasks.
-        errors: episodes that failed (environment or endpoint).
-        reward: mean reward of an episode; None if no episode ended.
-        reward_low, reward_high: 95% interval of `reward`, by Student's t clustered by task; None with fewer than two tasks.
-        success: share of successful episodes; None if no episode ended.
-        success_low, success_high: 95% interval of `success`; see `success_interval`.
-        pass_at: unbiased pass@k for k = 1, 2, 4 ... `samples`, over the tasks with at least k episodes.
-        pass_hat: unbiased pass^k for the same k, over the same tasks.
-        pass_at_interval, pass_hat_interval: their 95% intervals by k, clustered by task.
-        turns: mean replies of an episode.
-        episode_seconds: mean wall time of an episode.
-        tokens: tokens of all episodes by kind, those of failed episodes and tries included.
-        tokens_per_episode: mean of an episode that was played to an end, by kind; over episodes with counts.
-        cost: US dollars of all episodes, failed ones included; None where no price is known.
-        requests: HTTP requests that were sent.
-        retries: requests that were sent again, by cause.
-        waited: seconds between the tries of requests, summed over episodes.
-        ends: how many episodes ended how.
-        finish_reasons: how many episodes have an answer with this finish reason, failed ones included; `context`: with a
-            request that was longer than the model reads.
-        cut: episodes with one of `CUT` among these.
-        error_texts: the commonest errors, at most ten, and how often each came.
-        agent_failures: episodes that the agent's own programs broke, by cause; they were played, and are in every mean.
-        reward_with_errors, success_with_errors: means with errors counted; see `Part`.
-        by_tag: the part with each tag, by name.
-        by_difficulty: the part of each difficulty, easiest first; many different numbers are put together in ranges.
-        rewards: their histogram; None if no episode ended.
-        seconds: wall time.
-        asked: tasks that were asked for (`-n`), of which the split may have fewer; None: all of it, or unknown.
-    """
+@dataclass(frozen=True, kw_only=True)
+class CellResult(Part):
+    """The results of one agent on one environment; for the fields see docs/evaluation.md. Failed episodes are in no mean."""
 
     env: str
     agent: str
     split: str
-    tasks: int
     samples: int
     planned: int
-    episodes: int
-    errors: int
-    reward: float | None
-    reward_low: float | None
-    reward_high: float | None
-    success: float | None
-    success_low: float | None
-    success_high: float | None
     pass_at: dict[int, float]
     pass_hat: dict[int, float]
     turns: float | None
@@ -228,8 +151,6 @@ class CellResult:
     cut: int = 0
     error_texts: dict[str, int] = field(default_factory=dict)
     agent_failures: dict[str, int] = field(default_factory=dict)
-    reward_with_errors: float | None = None
-    success_with_errors: float | None = None
     by_tag: dict[str, Part] = field(default_factory=dict)
     by_difficulty: dict[str, Part] = field(default_factory=dict)
     rewards: Histogram | None = None
@@ -238,13 +159,11 @@ class CellResult:
 
     @property
     def name(self) -> str:
-        """`ENV@AGENT`, with `/SPLIT` after the environment where the split is not "test", as `Cell.name` has it."""
-        split = "" if self.split == "test" else f"/{self.split}"
-        return f"{self.env}{split}@{self.agent}" if self.agent else f"{self.env}{split}"
+        return cell_name(self.env, self.split, self.agent)
 
     @property
     def cut_words(self) -> str:
-        """Cut answers by cause: "12 x length, 1 x context"."""
+        """ "12 x length, 1 x context"."""
         return ", ".join(f"{self.finish_reasons[why]:,} x {why}" for why in CUT if why in self.finish_reasons)
 
     @property
@@ -253,14 +172,12 @@ class CellResult:
         return self.cut > MUCH_CUT * (self.episodes + self.errors)
 
     def to_json(self) -> dict[str, Any]:
-        """The result as a JSON object, with its name."""
         return {"name": self.name, **asdict(self)}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> CellResult:
         """The reverse of `to_json`; keys that other versions write are passed over."""
-        known = {f.name for f in fields(cls)}
-        values = {key: value for key, value in record.items() if key in known}
+        values = {field.name: record[field.name] for field in fields(cls) if field.name in record}
         for key in ("pass_at", "pass_hat"):
             values[key] = {int(k): share for k, share in values[key].items()}
             intervals = values.get(f"{key}_interval", {})
@@ -277,8 +194,6 @@ class Results:
     """The results of a whole run: `results.json`.
 
     Attributes:
-        name: of the run.
-        cells: one for each agent on each environment.
         stopped: the limit that ended the run before all was played, "interrupted", "disk" (it is full), "key" (the endpoint
             refuses it) or "uncounted" (a limit of tokens cannot be kept); None where all was played.
         seconds: wall time, over all the times that the run was started.
@@ -291,21 +206,15 @@ class Results:
 
     @property
     def complete(self) -> bool:
-        """True if every planned episode was completed."""
         return all(cell.episodes == cell.planned for cell in self.cells)
 
     def to_json(self) -> dict[str, Any]:
-        """The results as a JSON object."""
         rest = {"name": self.name, "stopped": self.stopped, "seconds": self.seconds}
         return {"format": FORMAT, **rest, "cells": [cell.to_json() for cell in self.cells]}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Results:
-        """The reverse of `to_json`.
-
-        Raises:
-            ValueError: of a format that this version does not know.
-        """
+        """The reverse of `to_json`. Raises ValueError for an unknown format."""
         if record.get("format") != FORMAT:
             raise ValueError(f"results of format {record.get('format')!r}; this version reads format {FORMAT}")
         cells = [CellResult.from_json(cell) for cell in record["cells"]]
@@ -327,11 +236,7 @@ def results_of(
 
     Args:
         episodes: one for each task and sample, failed ones included.
-        env, agent, split: what was played, and by whom.
-        samples: episodes of each task that were asked for.
         planned: episodes that were asked for; None: those that there are.
-        seconds: wall time.
-        asked: tasks that were asked for; None: all of the split.
     """
     numbers = [e if isinstance(e, EpisodeNumbers) else numbers_of(e) for e in episodes]
     played = [e for e in numbers if not e.failed]
@@ -339,32 +244,36 @@ def results_of(
     pass_at, pass_hat = passes(outcomes, samples)
     at_interval, hat_interval = pass_intervals(outcomes, samples)
     costs = [e.cost for e in numbers if e.cost is not None]
-    part = _part(numbers)
+    counted = [e.usage for e in played if e.usage]
+    tagged: dict[str, list[EpisodeNumbers]] = defaultdict(list)
+    for e in numbers:
+        for tag in e.tags:
+            tagged[tag].append(e)
     return CellResult(
         env=env,
         agent=agent,
         split=split,
         samples=samples,
         planned=len(numbers) if planned is None else planned,
-        **asdict(part),
+        **asdict(_part(numbers)),
         pass_at=pass_at,
         pass_hat=pass_hat,
         pass_at_interval=at_interval,
         pass_hat_interval=hat_interval,
         turns=_mean([e.turns for e in played]),
         episode_seconds=_mean([e.seconds for e in played]),
-        tokens=_summed(e.usage for e in numbers),
-        tokens_per_episode=_tokens_per_episode(played),
+        tokens=summed(e.usage for e in numbers),
+        tokens_per_episode={kind: total / len(counted) for kind, total in summed(counted).items()},
         cost=math.fsum(costs) if costs else None,
         requests=sum(e.requests for e in numbers),
-        retries=_summed(e.retries for e in numbers),
+        retries=summed(e.retries or {} for e in numbers),
         waited=math.fsum(e.waited for e in numbers),
         ends=dict(Counter(e.end for e in numbers)),
         finish_reasons=dict(Counter(reason for e in numbers for reason in e.finishes)),
         cut=sum(any(reason in CUT for reason in e.finishes) for e in numbers),
         error_texts=dict(Counter(e.cause for e in numbers if e.cause is not None).most_common(COMMONEST_ERRORS)),
         agent_failures=dict(Counter(e.agent_failure for e in played if e.agent_failure is not None)),
-        by_tag={tag: _part(tagged) for tag, tagged in sorted(_tagged(numbers).items())},
+        by_tag={tag: _part(part) for tag, part in sorted(tagged.items())},
         by_difficulty={name: _part(alike) for name, alike in _by_difficulty(numbers).items()},
         rewards=_histogram([e.reward for e in played]),
         seconds=seconds,
@@ -373,11 +282,8 @@ def results_of(
 
 
 def _outcomes(played: Sequence[EpisodeNumbers]) -> list[tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
-    for e in played:
-        n, c = found.get(e.task, (0, 0))
-        found[e.task] = (n + 1, c + (e.success > 0))
-    return list(found.values())
+    episodes, successes = Counter(e.task for e in played), Counter(e.task for e in played if e.success > 0)
+    return [(n, successes[task]) for task, n in episodes.items()]
 
 
 def _part(numbers: Sequence[EpisodeNumbers]) -> Part:
@@ -408,7 +314,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     total: dict[str, int] = {}
     for one in counts:
         for name, count in one.items():
@@ -416,24 +322,9 @@ def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return total
 
 
-def _tokens_per_episode(played: Sequence[EpisodeNumbers]) -> dict[str, float]:
-    counted = [e.usage for e in played if e.usage]
-    return {kind: total / len(counted) for kind, total in _summed(counted).items()}
-
-
-def _tagged(numbers: Iterable[EpisodeNumbers]) -> dict[str, list[EpisodeNumbers]]:
-    found = defaultdict(list)
-    for e in numbers:
-        for tag in e.tags:
-            found[tag].append(e)
-    return found
-
-
 def _by_difficulty(numbers: Iterable[EpisodeNumbers]) -> dict[str, list[EpisodeNumbers]]:
-    """The episodes that have a difficulty, by its name, the easiest first."""
     rated = [e for e in numbers if e.difficulty is not None]
-    values = {e.difficulty for e in rated}
-    name = _difficulty_names([v for v in values if v is not None])
+    name = _difficulty_names([v for v in {e.difficulty for e in rated} if v is not None])
     found: dict[str, list[EpisodeNumbers]] = defaultdict(list)
     for e in sorted(rated, key=lambda e: _difficulty_order(e.difficulty)):
         found[name(e.difficulty)].append(e)
@@ -457,7 +348,7 @@ def _difficulty_names(values: Sequence[str | float]) -> Callable[[Any], str]:
 def _difficulty_order(value: str | float | None) -> tuple[int, float, str]:
     if isinstance(value, str):
         known = value.lower()
-        named = _NAMED_DIFFICULTIES.index(known) if known in _NAMED_DIFFICULTIES else len(_NAMED_DIFFICULTIES)
+        named = _LEVELS.index(known) if known in _LEVELS else len(_LEVELS)
         return 1, named, value
     return 0, float(value or 0), ""
 
@@ -474,3 +365,42 @@ def _histogram(rewards: Sequence[float]) -> Histogram | None:
         share = (reward / 2 - low / 2) / (high / 2 - low / 2)
         counts[min(int(share * HISTOGRAM_BINS), HISTOGRAM_BINS - 1)] += 1
     return Histogram(low, high, counts)
+
+
+# Finish reasons of answers that are not what the model would have said: cut, withheld, or never asked for.
+CUT = ("length", "content_filter", "context")
+
+LONGEST_CAUSE = 300
+# Parts in which failures of one kind differ: ids, addresses, numbers. An HTTP status or a line of code is another kind.
+_OWN = re.compile(
+    r"""(?P<kept>\b(?:answered|status)\ \d{3}\b|\.py:\d+|\bHTTP/[\d.]+)
+    |\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b
+    |\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?\b
+    |\b0x[0-9a-fA-F]+\b
+    |\b(?=[A-Za-z_-]*\d)[A-Za-z\d]+(?:[_-][A-Za-z\d]+)*[_-](?=[A-Za-z]*\d)[A-Za-z\d]{6,}\b
+    |\b(?=[a-zA-Z]*\d)(?=\d*[a-zA-Z])[0-9a-zA-Z]{12,}\b|\b[0-9a-f]{12,}\b
+    |(?<![A-Za-z\d.])\d+(?:[.,]\d+)*(?![A-Za-z\d])""",
+    re.VERBOSE,
+)
+
+
+def cause_in(error: str) -> str:
+    """An error without its task, turn and time, and with # for ids, addresses and numbers, so that like failures count together."""
+    return _OWN.sub(lambda found: found["kept"] or "#", failure_in(error)[: 2 * LONGEST_CAUSE])[:LONGEST_CAUSE]
+
+
+def failure_in(error: str) -> str:
+    """An error without its task, turn and time."""
+    text = error.strip()
+    _, colon, rest = text.partition(": ")
+    return re.sub(r" after [\d.]+ s\b", "", rest if colon else text) or "no message"
+
+
+def finishes_of(reasons: Iterable[str | None], end: str, error: str | None) -> tuple[str, ...]:
+    """The finish reasons of an episode's answers, each once, and "context" where a request was longer than the model reads."""
+    found = {intern(reason): None for reason in reasons if reason}
+    if end == "context" or (error or "").endswith(TOO_LONG):
+        found["context"] = None
+    elif end == "error" and "content_filter" in (error or ""):  # that of a prompt is a status, and no finish reason
+        found["content_filter"] = None
+    return tuple(found)

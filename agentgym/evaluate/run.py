@@ -11,17 +11,17 @@ import contextlib
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory
-from agentgym.evaluate.budget import Budget, UsageCounter, calls_of
+from agentgym.evaluate.budget import Budget, Prices, Spent, calls_of, tokens_of
 from agentgym.evaluate.plan import AgentSpec, Cell
-from agentgym.evaluate.report import write_report
 from agentgym.evaluate.results import CellResult, EpisodeNumbers, Results, numbers_of, results_of, usage_of
 from agentgym.evaluate.store import Key, Planned, Store, StoreError, cells_of, effective, open_store, read_run, scan
 from agentgym.policies.base import KEY_REFUSED, EndpointUsage, Policy
@@ -29,30 +29,16 @@ from agentgym.rollout.episode import Batch, Episode, Limits, run_batches
 from agentgym.service.client.lookup import held, told_of
 from agentgym.storage.files import write_json
 from agentgym.storage.jsonl import line_of
+from agentgym.viewer.export import write_report
 
 if TYPE_CHECKING:
-    from agentgym.evaluate.prices import Prices
+    from agentgym.evaluate.display import LiveDisplay
 
 MakePolicy = Callable[[Episode], Policy]
 LONGEST_EXPECTED = 2000
-
-MOST_REFUSALS = 3
-"""Episodes of an agent in a row whose key is refused; then the run is stopped."""
+MOST_REFUSALS = 3  # episodes of an agent in a row whose key is refused; then the run is stopped
 _ASKING = ("chat", "python")  # kinds of agents that use tokens
 _COUNTED = frozenset({"prompt_tokens", "completion_tokens"})
-
-
-class EvalObserver(Protocol):
-    """Observes an evaluation. Several cells are played at a time; each begins and ends once."""
-
-    def started(self, cell: Cell, total: int, done_before: int) -> None:
-        """A cell begins: its episodes, and how many of them an earlier start has played."""
-
-    def ended(self, cell: Cell, trajectory: Trajectory) -> None:
-        """An episode has ended and is stored."""
-
-    def finished(self, cell: Cell) -> None:
-        """A cell is over, played to its end or stopped."""
 
 
 async def evaluate(
@@ -75,28 +61,25 @@ async def evaluate(
     """Play k episodes of each of the first n tasks of a split.
 
     Args:
-        env: id or spec.
         make_policy: makes the policy of one episode; each try gets a new one.
-        split: of the environment's task set.
         n: how many tasks; None or more than there are: all.
         k, seed: episodes of each task; sample i is reset with seed `seed + i`.
-        concurrency, limits, retries: see `run_many`; `limits` None: `Limits()`.
-        budget: limits of the whole evaluation; None: no limits.
+        concurrency, limits, retries: see `run_many`.
+        budget: limits of the whole evaluation.
         prices: what tokens cost, by the name of the model, which is `agent` here.
         agent: what results call the policies.
-        out: a run folder, which holds every episode as it ends; see `agentgym.evaluate.store`. Given again, only what is
-            missing or failed is played. None: nothing is stored.
+        out: a run folder, which holds every episode as it ends; given again, only what is missing or failed is played. None:
+            nothing is stored.
         on_end: called with each trajectory as it ends.
 
     Raises:
-        ValueError: n or k below 1, an unknown split, or `out` holds something else or is being written; the endpoint takes
-            the key any more, or a token or cost limit cannot be enforced, since the agent reports no usage.
+        ValueError: n or k below 1, an unknown split, or `out` holds something else or is being written; the endpoint refuses
+            the key, or a token or cost limit cannot be enforced, since the agent reports no usage.
     """
     env = env if isinstance(env, EnvSpec) else spec(env)
     limits = limits or Limits()
     cell = Cell(env, AgentSpec(agent, "python"), split, n, k, seed, limits.max_turns)
-    watch = None if on_end is None else _Calling(on_end)
-    run = _Evaluation(concurrency, limits, retries, budget or Budget(), prices, watch)
+    run = _Evaluation(concurrency, limits, retries, budget or Budget(), prices, on_end=on_end)
     part = _part_of(cell, make_policy)
     if out is not None:
         results = await _played_in_folder([part], Path(out), run, ())
@@ -105,7 +88,7 @@ async def evaluate(
     await run.play([part])
     if run.problem is not None:
         raise ValueError(run.problem)
-    seconds = time.monotonic() - run.tally.begun
+    seconds = time.monotonic() - run.begun
     return results_of(part.numbers, **_named(cell), samples=k, planned=part.total, seconds=seconds, asked=cell.n)
 
 
@@ -119,8 +102,8 @@ async def run_plan(
     retries: int = 1,
     budget: Budget | None = None,
     prices: Prices | None = None,
-    watch: EvalObserver | None = None,
-    tally: UsageCounter | None = None,
+    watch: LiveDisplay | None = None,
+    begun: float | None = None,
     stop: asyncio.Event | None = None,
     command: Sequence[str] = (),
 ) -> Results:
@@ -129,36 +112,23 @@ async def run_plan(
     Args:
         cells: what to play. Those that the folder holds may ask for more tasks and samples than before.
         out: the folder; see `agentgym.evaluate.store`.
-        make: makes the maker of an agent's policies; `agents.policy_maker`. None for an agent that does not play now, because
-            its model is not served yet, say: its cells are planned, and another start plays them.
-        concurrency, retries: see `run_many`.
-        limits: of each episode; `max_turns` is the cell's. None: `Limits()`.
-        budget: limits of the whole run, including what its folder already holds. None: no limits.
-        prices: of tokens; None: unknown.
-        watch: the observer of progress.
-        tally: the usage counter, for displays.
+        make: makes the maker of an agent's policies; `agents.policy_maker`. None for an agent whose model is not served yet:
+            its cells are planned, and another start plays them.
+        concurrency, retries, limits: see `run_many`; `max_turns` is the cell's.
+        budget: limits of the whole run, including what its folder already holds.
+        begun: `time.monotonic()` of the start that `budget.seconds` counts from; None: now.
         stop: once set, the episodes that run are cancelled and not stored, and the results so far are written.
         command: the command line, for the record.
 
     Returns:
-        The results of all cells in the folder, as they also stand in `results.json` and `report.html`. `stopped` says what
-        ended the run before all was played: "episodes", "tokens", "cost", "seconds", "interrupted".
+        The results of all cells in the folder, as they also stand in `results.json` and `report.html`.
 
     Raises:
-        ValueError: a cell cannot be played as it is, or the folder holds something else or is being written; as for
-            `evaluate`, what was played is stored.
+        ValueError: a cell cannot be played, or the folder holds something else or is being written.
         StoreError: an episode could not be stored; what was stored before is safe.
     """
-    run = _Evaluation(
-        concurrency,
-        limits or Limits(),
-        retries,
-        budget or Budget(),
-        prices,
-        watch,
-        tally or UsageCounter(),
-        stop or asyncio.Event(),
-    )
+    run = _Evaluation(concurrency, limits or Limits(), retries, budget or Budget(), prices, watch)
+    run.begun, run.stop = begun or run.begun, stop or run.stop
     return await _played_in_folder([_part_of(cell, make(cell.agent)) for cell in cells], Path(out), run, command)
 
 
@@ -172,33 +142,28 @@ def results_in(
     """The results of a run folder, from its episodes alone.
 
     Args:
-        path: the folder.
-        stopped: see `Results`.
-        seconds: wall time by cell; cells that are played at the same time share it.
-        total: wall time of the run.
+        seconds: wall time by cell; `total`: of the run.
         known: the numbers of a cell's episodes, by its name; of others the file is read.
-
-    Raises:
-        ValueError: it holds no evaluation, or a broken line.
     """
     record = read_run(path)
-    took = seconds or {}
     cells = []
     for (cell, file), stored in zip(cells_of(path, record), record["cells"], strict=True):
-        planned = stored["tasks"] * cell.k
         episodes = (known or {}).get(cell.name) or effective(file)
-        time_of_it = took.get(cell.name, 0.0)
-        cells.append(
-            results_of(episodes, **_named(cell), samples=cell.k, planned=planned, seconds=time_of_it, asked=cell.n)
-        )
+        took, planned = (seconds or {}).get(cell.name, 0.0), stored["tasks"] * cell.k
+        cells.append(results_of(episodes, **_named(cell), samples=cell.k, planned=planned, seconds=took, asked=cell.n))
     return Results(record["name"], cells, stopped, total)
 
 
 @dataclass
 class _Part:
-    """A cell and its environment, which stays what its servers make as the run begins; what makes its policies, its tasks by
-    id, what servers tell of it, which of its episodes are stored, and whether all that are were played now; the
-    numbers of what was played now; episodes that are left, and when it began and ended."""
+    """A cell in this start of a run.
+
+    Attributes:
+        env: the cell's, which stays what its servers make as the run begins.
+        served: what servers tell of it.
+        done: its episodes that are stored; `fresh`: all that are stored were played now, and have their `numbers`.
+        left: episodes to play.
+    """
 
     cell: Cell
     env: EnvSpec
@@ -214,13 +179,10 @@ class _Part:
 
     @property
     def total(self) -> int:
-        """All its episodes."""
         return len(self.tasks) * self.cell.k
 
     def missing(self) -> list[Episode]:
-        """The episodes that were not played, or failed."""
-        samples = range(self.cell.k)
-        pairs = ((task, sample) for task in self.tasks.values() for sample in samples)
+        pairs = ((task, sample) for task in self.tasks.values() for sample in range(self.cell.k))
         return [Episode(t, s, self.cell.seed + s) for t, s in pairs if (t.id, s) not in self.done]
 
 
@@ -233,42 +195,38 @@ class _Evaluation:
     retries: int
     budget: Budget
     prices: Prices | None = None
-    watch: EvalObserver | None = None
-    tally: UsageCounter = field(default_factory=UsageCounter)
+    watch: LiveDisplay | None = None
+    spent: Spent = field(default_factory=Spent)
+    begun: float = field(default_factory=time.monotonic)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+    on_end: Callable[[Trajectory], None] | None = None
     store: Store | None = None
     stopped: str | None = None
     problem: str | None = None
     _running: dict[tuple[str, Key], list[Policy]] = field(default_factory=dict)
-    _refusals: dict[str, int] = field(default_factory=dict)
+    _refusals: Counter[str] = field(default_factory=Counter)
     _shared: list[Policy] = field(default_factory=list)
 
     async def play(self, parts: Sequence[_Part]) -> None:
-        """Play what is missing of cells, until all is done, a limit is reached, or it is asked to stop."""
-        missing = [part.missing() for part in parts]
-        for part, episodes in zip(parts, missing, strict=True):
-            part.left = len(episodes)
-        playing = [part for part in parts if part.make_policy is not None]
-        batches = [self._batch(*one) for one in zip(parts, missing, strict=True) if one[0].make_policy is not None]
+        for part in parts:
+            part.left = len(part.missing())
+        batches = [self._batch(part) for part in parts if part.make_policy is not None]
+        played = run_batches(batches, concurrency=self.concurrency, retries=self.retries, go_on=self._goes_on)
         try:
-            await self._until_stopped(
-                asyncio.create_task(
-                    run_batches(batches, concurrency=self.concurrency, retries=self.retries, go_on=self._goes_on)
-                )
-            )
+            await self._until_stopped(asyncio.create_task(played))
         finally:
-            for part in playing:
+            for part in parts:
                 if part.began is not None and part.ended is None:
                     self._finished(part)
 
-    def _batch(self, part: _Part, episodes: list[Episode]) -> Batch:
-        if not episodes:
+    def _batch(self, part: _Part) -> Batch:
+        if not part.left:
             self._started(part)
             self._finished(part)
         return Batch(
             part.env.make,
             lambda episode: self._policy(part, episode),
-            episodes,
+            part.missing(),
             lambda _, trajectory: self._ended(part, trajectory),
             replace(self.limits, max_turns=part.cell.max_turns),
             part.cell.env.id,
@@ -287,7 +245,8 @@ class _Evaluation:
 
     def _goes_on(self) -> bool:
         if self.stopped is None:
-            self.stopped = self.budget.reached(self.tally, self._running.values())
+            seconds = time.monotonic() - self.begun
+            self.stopped = self.budget.reached(self.spent, seconds, self._running.values())
         return self.stopped is None
 
     async def _until_stopped(self, playing: asyncio.Task[Any]) -> None:
@@ -295,7 +254,7 @@ class _Evaluation:
         asked = asyncio.create_task(self.stop.wait())
         late = None
         if self.budget.seconds is not None:
-            late = max(0.0, self.tally.begun + self.budget.seconds + self.budget.patience - time.monotonic())
+            late = max(0.0, self.begun + self.budget.seconds + self.budget.patience - time.monotonic())
         try:
             await asyncio.wait({playing, asked}, timeout=late, return_when=asyncio.FIRST_COMPLETED)
             if not playing.done() and self.problem is None:
@@ -332,26 +291,26 @@ class _Evaluation:
     def _ended(self, part: _Part, trajectory: Trajectory) -> None:
         key = (part.cell.name, (trajectory.task_id, trajectory.sample))
         if key not in self._running:
-            asked = trajectory.task_id
-            raise ValueError(f"{part.cell.env.id} reports task {asked!r}, but was given another task")
+            raise ValueError(f"{part.cell.env.id} reports task {trajectory.task_id!r}, but was given another task")
         part.left -= 1
         calls = calls_of(self._running.pop(key))
         trajectory.metadata |= _labels(part.tasks[trajectory.task_id])
         if calls is not None:
             trajectory.metadata["calls"] = vars(calls)
         usage = (calls and calls.usage) or usage_of(trajectory)
-        if self.prices is not None and usage:
-            cost = self.prices.cost(model_of(part.cell.agent), usage)
-            if cost is not None:
-                trajectory.metadata["cost"] = cost
+        cost = self.prices.cost(model_of(part.cell.agent), usage) if self.prices is not None and usage else None
+        if cost is not None:
+            trajectory.metadata["cost"] = cost
         trajectory.metadata["ended"] = time.time()
         if self.store is not None:
             self.store.append(part.cell, trajectory)
         if part.fresh:
             part.numbers.append(numbers_of(trajectory))
-        self.tally.add(trajectory)
+        self.spent += Spent(1, tokens_of(usage), cost or 0.0)
         if self.watch is not None:
             self.watch.ended(part.cell, trajectory)
+        if self.on_end is not None:
+            self.on_end(trajectory)
         if not part.left:
             self._finished(part)
         self._check_sense(part.cell.agent, trajectory, usage)
@@ -359,10 +318,10 @@ class _Evaluation:
     def _check_sense(self, agent: AgentSpec, trajectory: Trajectory, usage: Mapping[str, int]) -> None:
         """Stop if the endpoint rejects the key, or if a limit cannot be enforced."""
         refused = trajectory.failed and trajectory.metadata.get("status") == KEY_REFUSED
-        self._refusals[agent.name] = self._refusals.get(agent.name, 0) + 1 if refused else 0
-        limits = {"--token-limit": self.budget.tokens, "--cost-limit": self.budget.cost}
-        limits["--max-episode-tokens"] = self.limits.tokens
-        kept = [name for name, limit in limits.items() if limit is not None]
+        self._refusals[agent.name] = self._refusals[agent.name] + 1 if refused else 0
+        limits = (self.budget.tokens, self.budget.cost, self.limits.tokens)
+        options = ("--token-limit", "--cost-limit", "--max-episode-tokens")
+        kept = [option for option, limit in zip(options, limits, strict=True) if limit is not None]
         if self._refusals[agent.name] >= MOST_REFUSALS:
             self.stopped, words = "key", str(trajectory.error).partition("EndpointError: ")[2]
             self.problem = f"agent {agent.name}: the key is refused again and again: {words}"
@@ -377,7 +336,7 @@ class _Evaluation:
 
 
 async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, command: Sequence[str]) -> Results:
-    """Play parts in a run folder, from what it holds on, and write what was found, however they end."""
+    """Play parts in a run folder, from what it holds on, and write the results, however they end."""
     plan = [Planned(part.cell, len(part.tasks), _mark(part.tasks), part.served) for part in parts]
     settings = {
         "limits": {name: value for name, value in vars(run.limits).items() if name != "max_turns"},
@@ -390,7 +349,7 @@ async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, com
         run.store = store
         stored = {cell.name: scan(file) for cell, file in cells_of(out, store.record)}
         for found in stored.values():
-            run.tally.earlier += found.spent
+            run.spent += found.spent
         for part in parts:
             before = stored[part.cell.name]
             part.done, part.fresh = before.done, not (before.done or before.failed)
@@ -415,12 +374,11 @@ def _write_results(out: Path, stopped: str | None, parts: Sequence[_Part], began
     took, total = _seconds_before(out)
     for part in parts:
         if part.began is not None:
-            end = time.monotonic() if part.ended is None else part.ended
-            took[part.cell.name] = took.get(part.cell.name, 0.0) + end - part.began
+            took[part.cell.name] = took.get(part.cell.name, 0.0) + (part.ended or time.monotonic()) - part.began
     known = {part.cell.name: part.numbers for part in parts if part.fresh}
     results = results_in(out, stopped, took, total + time.monotonic() - began, known)
     write_json(out / "results.json", results.to_json())
-    write_report(out, results)
+    write_report(out, "evaluation")
     return results
 
 
@@ -434,16 +392,10 @@ def _seconds_before(out: Path) -> tuple[dict[str, float], float]:
 
 
 def _part_of(cell: Cell, make_policy: MakePolicy | None) -> _Part:
-    """A cell with its tasks.
-
-    Raises:
-        ValueError: n or k below 1, an unknown split, no task, or two tasks of one id.
-    """
     if cell.k < 1 or (cell.n is not None and cell.n < 1):
         raise ValueError(f"n and k must be at least 1, not {cell.n} and {cell.k}")
-    tasks = cell.tasks()
     found: dict[str, Task] = {}
-    for task in tasks:
+    for task in cell.tasks():
         if task.id in found:
             raise ValueError(f"{cell.env.id}/{cell.split}: two tasks have the id {task.id!r}: task ids must be unique")
         found[task.id] = task
@@ -464,9 +416,8 @@ def _mark(tasks: Mapping[str, Task]) -> str:
 
 def _labels(task: Task) -> dict[str, Any]:
     """The labels that results are grouped by, and the expected answer; of a long one, the start of its JSON."""
-    labels = {
-        name: task.metadata[name] for name in ("tags", "difficulty") if task.metadata.get(name) not in (None, [], ())
-    }
+    named = {name: task.metadata.get(name) for name in ("tags", "difficulty")}
+    labels = {name: label for name, label in named.items() if label not in (None, [], ())}
     if task.answer is None:
         return labels
     line = line_of(task.answer)
@@ -474,25 +425,8 @@ def _labels(task: Task) -> dict[str, Any]:
 
 
 def model_of(agent: AgentSpec) -> str:
-    """The name by which a table of prices knows an agent."""
     return agent.settings.get("model", agent.name)
 
 
 def _named(cell: Cell) -> dict[str, str]:
     return {"env": cell.env.id, "agent": cell.agent.name, "split": cell.split}
-
-
-class _Calling:
-    """Looks on for a function that wants the episodes only."""
-
-    def __init__(self, on_end: Callable[[Trajectory], None]):
-        self._on_end = on_end
-
-    def started(self, cell: Cell, total: int, done_before: int) -> None:
-        pass
-
-    def ended(self, cell: Cell, trajectory: Trajectory) -> None:
-        self._on_end(trajectory)
-
-    def finished(self, cell: Cell) -> None:
-        pass

@@ -12,14 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agentgym.processes.vllm_server import (
-    ServerState,
-    ServingError,
-    VllmOptions,
-    VllmServer,
-    check_vllm,
-    installed_build,
-)
+from agentgym.processes.vllm_server import ServingError, VllmOptions, VllmServer, check_vllm, installed_build
 
 Say = Callable[[float, str], None]
 TOOL_PARSER = "hermes"
@@ -46,8 +39,7 @@ def serve_model(
         folder: a Hugging Face folder: config, weights, tokenizer with a chat template.
         log: file that the server's output is appended to.
         args: more arguments of vLLM's server; they override those chosen here.
-        tool_parser: vLLM's `--tool-call-parser` for tool calls in the model's text; None: requests with tools are refused.
-        timeout: seconds to start.
+        tool_parser: vLLM's `--tool-call-parser`; None: requests with tools are refused.
         say: called about once a second during the start, with the elapsed seconds and the last line of the log.
 
     Raises:
@@ -65,18 +57,14 @@ def serve_model(
 
 
 def check_serving(folder: str | Path, args: Sequence[str] = ()) -> None:
-    """Check what can be checked without starting anything.
-
-    Raises:
-        ValueError: vLLM is not installed, or the folder is not a model that can chat.
-    """
+    """Raise ValueError if vLLM is not installed, or the folder is not a model that can chat."""
     path = Path(folder)
     if not path.is_dir():
         remote = " (a local folder is needed, nothing is downloaded)" if not path.exists() else ""
         raise ValueError(f"{folder}: no folder{remote}")
     if not (path / "config.json").is_file():
         raise ValueError(f"{folder}: no model: it has no config.json")
-    if not any(path.glob(pattern) and next(path.glob(pattern), None) for pattern in ("*.safetensors", "*.bin", "*.pt")):
+    if not any(file.suffix in (".safetensors", ".bin", ".pt") for file in path.iterdir()):
         raise ValueError(f"{folder}: no model: it has no weights (*.safetensors)")
     if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")):
         raise ValueError(f"{folder}: no tokenizer in it (tokenizer.json)")
@@ -87,13 +75,10 @@ def check_serving(folder: str | Path, args: Sequence[str] = ()) -> None:
 
 
 def _has_chat_template(path: Path) -> bool:
-    if (
-        (path / "chat_template.jinja").exists()
-        or (path / "chat_template.json").exists()
-        or (path / "tekken.json").exists()
-    ):
-        return True
-    return bool(_json(path / "tokenizer_config.json").get("chat_template"))
+    files = ("chat_template.jinja", "chat_template.json", "tekken.json")
+    return any((path / name).exists() for name in files) or bool(
+        _json(path / "tokenizer_config.json").get("chat_template")
+    )
 
 
 def has_gpu() -> bool:
@@ -106,7 +91,6 @@ def has_gpu() -> bool:
 def options_for(
     folder: str | Path, log: str | Path, *, gpu: bool, args: Sequence[str] = (), tool_parser: str | None = TOOL_PARSER
 ) -> VllmOptions:
-    """The options of a folder's server; see `serve_model`."""
     folder = Path(folder).resolve()
     arguments = ["--tool-call-parser", tool_parser, "--enable-auto-tool-choice"] if tool_parser else []
     config = _json(folder / "config.json")
@@ -141,28 +125,23 @@ def _cache_bytes(config: dict[str, Any], context: int) -> int:
 
 
 def _wait(server: VllmServer, url: str, timeout: float, say: Say | None) -> None:
-    """Wait until the server answers for its model."""
     started = told = time.monotonic()
     while True:
         seconds, state = time.monotonic() - started, server.state()
+        log = f"its log, {server.options.log}, ends:\n{state.tail}"
         if state.exit_code is not None:
-            raise _failure(server, state, f"ended with {state.exit_code} after {seconds:.0f} s")
+            raise ServingError(f"the vLLM server ended with {state.exit_code} after {seconds:.0f} s; {log}")
         if _answers(url, server.options.name):
             return
         if seconds > timeout:
-            raise _failure(server, state, f"was not ready within {timeout:g} s")
+            raise ServingError(f"the vLLM server was not ready within {timeout:g} s; {log}")
         if say is not None and time.monotonic() - told >= 1:
             told = time.monotonic()
             say(seconds, state.last_line or "nothing in its log yet")
         time.sleep(0.2)
 
 
-def _failure(server: VllmServer, state: ServerState, what: str) -> ServingError:
-    return ServingError(f"the vLLM server {what}; its log, {server.options.log}, ends:\n{state.tail}")
-
-
 def _answers(url: str, model: str) -> bool:
-    """True if it is our server that answers there."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(f"{url}/models", timeout=2) as answer:

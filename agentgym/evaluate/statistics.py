@@ -32,7 +32,6 @@ class ClusteredMean:
 
     @classmethod
     def of(cls, groups: Iterable[Iterable[float]]) -> ClusteredMean:
-        """Of numbers grouped by task."""
         made = cls()
         for task, values in enumerate(groups):
             for value in values:
@@ -40,7 +39,6 @@ class ClusteredMean:
         return made
 
     def add(self, task: Hashable, value: float) -> None:
-        """One more episode of a task."""
         if self.count == 0:
             self._origin = value
         value -= self._origin
@@ -55,12 +53,10 @@ class ClusteredMean:
 
     @property
     def tasks(self) -> int:
-        """The number of tasks."""
         return len(self._tasks)
 
     @property
     def mean(self) -> float | None:
-        """Over episodes; None where there are none."""
         return self._origin + self._total / self.count if self.count else None
 
     @property
@@ -76,10 +72,7 @@ class ClusteredMean:
         return residuals / self.count**2 * tasks / max(tasks - 1, 1) if residuals > rounding else 0.0
 
     def interval(self) -> Interval | None:
-        """95% interval by Student's t with one degree of freedom less than tasks.
-
-        None with fewer than two tasks, and where the numbers are too large to be squared.
-        """
+        """95% interval by Student's t over tasks; None with fewer than two, and for numbers too large to be squared."""
         mean, variance = self.mean, self.variance
         if mean is None or self.tasks < 2 or math.isinf(variance):
             return None
@@ -89,8 +82,7 @@ class ClusteredMean:
     def share_interval(self, most: int | None = None) -> Interval | None:
         """95% Wilson interval of numbers from 0 to 1; None without numbers. See `success_interval`.
 
-        Args:
-            most: independent episodes that the numbers can be worth; None: as many as there are.
+        `most`: independent episodes that the numbers can be worth; None: as many as there are.
         """
         mean = self.mean
         if mean is None:
@@ -109,9 +101,6 @@ def success_interval(successes: Sequence[Sequence[float]]) -> Interval:
 
     The clustered variance gives the number of independent episodes that these are worth, for a Wilson interval, which stays
     in [0, 1] and has a width where all succeed. That number is at most the episodes, and the tasks where the variance is 0.
-
-    Raises:
-        ValueError: there is no episode.
     """
     found = ClusteredMean.of(successes).share_interval()
     if found is None:
@@ -134,21 +123,13 @@ def _t95(freedom: int) -> float:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Chance that one of k samples drawn from n, of which c succeed, succeeds: 1 - C(n-c, k) / C(n, k) (arXiv 2107.03374).
-
-    Raises:
-        ValueError: not 1 <= k <= n, or not 0 <= c <= n.
-    """
+    """Chance that one of k samples drawn from n, of which c succeed, succeeds: 1 - C(n-c, k) / C(n, k) (arXiv 2107.03374)."""
     _check_draw("pass@k", n, c, k)
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def pass_hat_k(n: int, c: int, k: int) -> float:
-    """Chance that all of k samples drawn from n, of which c succeed, succeed: C(c, k) / C(n, k) (arXiv 2406.12045).
-
-    Raises:
-        ValueError: not 1 <= k <= n, or not 0 <= c <= n.
-    """
+    """Chance that all of k samples drawn from n, of which c succeed, succeed: C(c, k) / C(n, k) (arXiv 2406.12045)."""
     _check_draw("pass^k", n, c, k)
     return math.comb(c, k) / math.comb(n, k)
 
@@ -164,11 +145,9 @@ def ks_of(samples: int) -> list[int]:
 
 
 def passes(outcomes: Iterable[tuple[int, int]], samples: int) -> tuple[dict[int, float], dict[int, float]]:
-    """pass@k and pass^k by k, each a mean over the tasks with at least k episodes; a k that no task has is left out.
+    """pass@k and pass^k by k up to `samples`, each a mean over the tasks with at least k episodes.
 
-    Args:
-        outcomes: `(episodes, successes)` of each task.
-        samples: the largest k.
+    `outcomes` are `(episodes, successes)` of each task.
     """
     alike = Counter(outcomes)
     at, hat = {}, {}
@@ -183,10 +162,7 @@ def passes(outcomes: Iterable[tuple[int, int]], samples: int) -> tuple[dict[int,
 def pass_intervals(
     outcomes: Iterable[tuple[int, int]], samples: int
 ) -> tuple[dict[int, Interval], dict[int, Interval]]:
-    """95% intervals of pass@k and pass^k by k: of the mean over tasks, each with its own estimate; arguments as in `passes`.
-
-    They are Wilson intervals as those of successes, over tasks; for k = 1 and as many episodes of each task these are the same.
-    """
+    """95% Wilson intervals of pass@k and pass^k by k, over tasks, each with its own estimate; arguments as in `passes`."""
     found: tuple[dict[int, Interval], dict[int, Interval]] = {}, {}
     played = sorted(outcomes)  # whose order must not change the last bits
     for k in ks_of(samples):
@@ -203,9 +179,7 @@ class Difference:
     """The difference from `a` to `b` on the tasks that both have, each task's episodes averaged first.
 
     Attributes:
-        tasks: how many tasks are compared.
-        a, b: the means over these tasks.
-        mean: b minus a.
+        a, b: the means over these tasks; `mean` is b minus a.
         low, high: 95% interval of `mean`, by Student's t over the tasks' differences; None with fewer than two tasks.
         wins, ties, losses: tasks on which b was better, the same, worse.
         p: two-sided exact sign test of wins against losses; with one episode of each task and successes this is McNemar's.
@@ -224,25 +198,16 @@ class Difference:
 
 
 def paired_difference(pairs: Sequence[Interval]) -> Difference:
-    """The difference of tasks' means.
-
-    Args:
-        pairs: `(mean of a, mean of b)` of each task.
-
-    Raises:
-        ValueError: there is no task.
-    """
+    """The difference of tasks' means; `pairs` are `(mean of a, mean of b)` of each task."""
     if not pairs:
         raise ValueError("a paired difference needs at least one task that both have")
     differences = [b - a for a, b in pairs]
     interval = mean_interval([[difference] for difference in differences])
     wins, losses = sum(d > _SAME for d in differences), sum(d < -_SAME for d in differences)
-    a, b = (math.fsum(pair[side] for pair in pairs) / len(pairs) for side in (0, 1))
+    tasks = len(pairs)
+    a, b, mean = (math.fsum(values) / tasks for values in (*zip(*pairs, strict=True), differences))
     low, high = interval or (None, None)
-    mean = math.fsum(differences) / len(pairs)
-    return Difference(
-        len(pairs), a, b, mean, low, high, wins, len(pairs) - wins - losses, losses, sign_test(wins, losses)
-    )
+    return Difference(tasks, a, b, mean, low, high, wins, tasks - wins - losses, losses, sign_test(wins, losses))
 
 
 # Means of the same numbers in another order may differ by rounding.

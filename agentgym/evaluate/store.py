@@ -5,15 +5,16 @@
     lock                 held (`flock`) by the process that writes
     results.json, report.html
 
-A line is written by one call as soon as its episode has ended, so a process may be killed at any moment: at most the line
-that it was writing is cut, and the next start removes it. The file of a cell only grows. The effective line of an episode (a
-task and a sample) is its last one that did not fail, else its last.
+A process may be killed at any moment: at most the line that it was writing is cut, and the next start removes it. The file
+of a cell only grows. The effective line of an episode (a task and a sample) is its last one that did not fail, else its last.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import platform
 import re
 import sys
 import time
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentgym import __version__
 from agentgym.core import registration
 from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.agents import ASKING
@@ -32,8 +34,7 @@ from agentgym.storage.jsonl import line_of, mend
 from agentgym.storage.locks import hold
 
 FORMAT = 1
-Key = tuple[str, int]
-"""Of an episode in its cell: the task's id and the sample."""
+Key = tuple[str, int]  # of an episode in its cell: the task's id and the sample
 
 # Where and how patiently a model is asked does not change what it answers: a server may come back on another port.
 _MAY_DIFFER = ASKING | {"base_url"}
@@ -45,13 +46,7 @@ class StoreError(OSError):
 
 @dataclass
 class Stored:
-    """The content of a cell's file.
-
-    Attributes:
-        done: episodes with a line that did not fail.
-        failed: episodes with only lines that failed.
-        spent: by all lines.
-    """
+    """The content of a cell's file: episodes with a line that did not fail, those with only others, what all lines spent."""
 
     done: set[Key] = field(default_factory=set)
     failed: set[Key] = field(default_factory=set)
@@ -63,7 +58,6 @@ class Planned:
     """A cell, and what is known of it here.
 
     Attributes:
-        cell: the cell.
         tasks: how many it has.
         mark: a digest of its first task, which differs for other data.
         served: what the servers of its environment tell; see `agentgym.service.client.lookup.told_of`.
@@ -76,7 +70,7 @@ class Planned:
 
 
 class Store:
-    """A run folder that this process writes. Made by `open_store`; a context manager that lets go of it."""
+    """A run folder that this process writes, as `open_store` makes it. A context manager."""
 
     def __init__(self, path: Path, lock: int, record: dict[str, Any]):
         self.path = path
@@ -93,15 +87,10 @@ class Store:
         os.close(self._lock)
 
     def file_of(self, cell: Cell) -> Path:
-        """The file of a cell's episodes."""
         return self.path / next(c["file"] for c in self.record["cells"] if c["name"] == cell.name)
 
     def append(self, cell: Cell, trajectory: Trajectory) -> None:
-        """Store an episode that has ended.
-
-        Raises:
-            StoreError: it could not be written; the file is as it was before.
-        """
+        """Store an episode that has ended. After a StoreError the file is as it was before."""
         descriptor, size = self._files.get(cell.name) or self._open(cell)
         line = line_of(trajectory.to_json()).encode()
         try:
@@ -137,10 +126,7 @@ def open_store(
 
     Args:
         path: the folder; its name is the run's.
-        plan: what is to be played now.
         settings: limits, budget, retries, concurrency, as JSON; they may differ from those of the last start.
-        prices: the table of prices, as JSON.
-        command: the command line.
 
     Raises:
         ValueError: another process writes it, it holds something else, or a cell of the plan differs from the stored one in
@@ -162,7 +148,7 @@ def open_store(
             "name": path.resolve().name,
             "created": present["created"] if present else time.time(),
             "command": list(command),
-            "versions": _versions(),
+            "versions": {"agentgym": __version__, "python": platform.python_version()},
             "folders": sorted({*(present or {}).get("folders", []), *_folders(plan)}),
             "cells": cells,
             "settings": dict(settings),
@@ -177,11 +163,7 @@ def open_store(
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """`run.json` of a run folder.
-
-    Raises:
-        ValueError: the folder holds no evaluation, or one of another format.
-    """
+    """`run.json` of a run folder. Raises ValueError if it holds no evaluation, or one of another format."""
     file = path / "run.json"
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
@@ -196,19 +178,16 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def cells_of(path: Path, record: Mapping[str, Any]) -> list[tuple[Cell, Path]]:
-    """The cells of a run folder, and the files of their episodes, which need not be there yet."""
     return [(Cell.from_json(cell), path / cell["file"]) for cell in record["cells"]]
 
 
 def scan(path: Path) -> Stored:
-    """Read a file of episodes once from end to end; only keys and sums stay in memory. No file: nothing.
+    """Read a file of episodes once from end to end; only keys and sums stay in memory.
 
     Raises:
         ValueError: a line other than the last is broken.
     """
     found = Stored()
-    if not path.exists():
-        return found
     for _, record in _records(path):
         key = (record["task_id"], record["sample"])
         (found.failed if record["end"] == "error" else found.done).add(key)
@@ -223,14 +202,14 @@ def effective(path: Path) -> Iterator[Trajectory]:
     Raises:
         ValueError: a line other than the last is broken.
     """
-    if not path.exists():
-        return
     # The file of a cell has one environment, one of a training run may have more, and their tasks the same ids.
     chosen: dict[tuple[str, str, int], tuple[int, bool]] = {}
     for offset, record in _records(path, _head):
         key, failed = (record["env"], record["task_id"], record["sample"]), record["end"] == "error"
         if key not in chosen or chosen[key][1] or not failed:
             chosen[key] = (offset, failed)
+    if not chosen:
+        return
     with path.open("rb") as lines:
         for offset, _ in sorted(chosen.values()):
             lines.seek(offset)
@@ -261,9 +240,9 @@ def _broken(path: Path, number: int, error: Exception) -> ValueError:
 
 
 def _records(path: Path, read: Callable[[bytes], Any] = json.loads) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each line's offset and object; a last line that is cut is left out."""
+    """Each line's offset and object; a last line that is cut is left out. No file: nothing."""
     offset = 0
-    with path.open("rb") as lines:
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 record = read(line)
@@ -294,11 +273,7 @@ def _check_is_ours(path: Path) -> None:
 
 
 def _merged(path: Path, present: Sequence[dict[str, Any]], plan: Sequence[Planned]) -> list[dict[str, Any]]:
-    """The records of all cells: those that are there, grown where the plan asks for more, and the plan's new ones.
-
-    Raises:
-        ValueError: two cells of the plan have one name, or one differs from the stored cell of its name.
-    """
+    """The records of all cells: those that are there, grown where the plan asks for more, and the plan's new ones."""
     cells = {record["name"]: record for record in present}
     files = {record["file"].casefold() for record in present}
     seen: set[str] = set()
@@ -340,11 +315,9 @@ def _file_for(cell: Cell, taken: set[str]) -> str:
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Differences in what is measured: "seed was 0, is now 1"."""
-    measured = {
-        name: (old.get(name), new.get(name))
-        for name in ("split", "seed", "max_turns", "ids", "shuffle")
-        if old.get(name) != new.get(name)
-    }
+    measured: dict[str, tuple[Any, Any]] = {}
+    for name in ("split", "seed", "max_turns", "ids", "shuffle"):
+        measured |= _compared(name, old.get(name), new.get(name))
     for name in ("entry_point", "kwargs"):
         measured |= _compared(f"env {name}", old["env"].get(name, {}), new["env"].get(name, {}))
     was, now = (record.get("served") or {} for record in (old, new))
@@ -372,11 +345,3 @@ def _compared(name: str, old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else re.sub(r"\s+", " ", text)[:57] + "..."
-
-
-def _versions() -> dict[str, str]:
-    import platform
-
-    from agentgym import __version__
-
-    return {"agentgym": __version__, "python": platform.python_version()}

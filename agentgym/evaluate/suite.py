@@ -25,15 +25,12 @@ from typing import Any
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.core.usage_error import instead
 from agentgym.evaluate import agents as kinds
-from agentgym.evaluate.budget import Budget
+from agentgym.evaluate.budget import Budget, Prices
 from agentgym.evaluate.plan import AgentSpec, Cell
-from agentgym.evaluate.prices import Prices
 from agentgym.evaluate.store import cells_of, read_run
 from agentgym.rollout.episode import Limits
 
-TASKS = 100
-"""Tasks of an environment if the suite gives no number."""
-
+TASKS = 100  # of an environment if the suite gives no number
 _WHOLE, _NUMBER, _TEXT, _TABLE, _LIST = "a whole number", "a number", "a text", "a table", "a list"
 _COUNT, _SWITCH = "a whole number or all", "true or false"
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -65,21 +62,21 @@ _AGENT = {
     **dict.fromkeys(("send_reasoning", "stream"), _SWITCH),
 }
 _LIMITS = {
-    "episodes": _WHOLE,
-    "tokens": _WHOLE,
-    "cost": _NUMBER,
-    "seconds": _NUMBER,
-    "episode_tokens": _WHOLE,
-    "episode_seconds": _NUMBER,
-    "answer_seconds": _NUMBER,
-    "step_seconds": _NUMBER,
+    **dict.fromkeys(("episodes", "tokens", "episode_tokens"), _WHOLE),
+    **dict.fromkeys(("cost", "seconds", "episode_seconds", "answer_seconds", "step_seconds"), _NUMBER),
+}
+_EPISODE_LIMITS = {
+    "episode_tokens": "tokens",
+    "episode_seconds": "episode_timeout",
+    "answer_seconds": "act_timeout",
+    "step_seconds": "step_timeout",
 }
 _POLICIES: dict[str, Callable[..., AgentSpec]] = {
     "expert": kinds.expert,
     "random": kinds.random_agent,
     "null": kinds.null,
 }
-# What stands in an agent's entry to say which kind it is, and who makes its spec.
+# The key in an agent's entry that says which kind it is, and what makes its spec.
 _AGENTS: dict[str, Callable[..., AgentSpec]] = {
     "model": kinds.chat,
     "serve": kinds.chat,
@@ -90,14 +87,7 @@ _AGENTS: dict[str, Callable[..., AgentSpec]] = {
 
 @dataclass(frozen=True)
 class Suite:
-    """Cells, and how they are played.
-
-    Attributes:
-        name: what the run's folder is called by default.
-        cells: each agent on each of its environments, by environment.
-        concurrency, retries, limits, budget: see `run.run_plan`.
-        prices: of tokens; None: unknown.
-    """
+    """Cells, and how they are played; see `run.run_plan`. The run's folder has its name by default."""
 
     name: str
     cells: tuple[Cell, ...]
@@ -140,8 +130,8 @@ def suite_of(record: Mapping[str, Any], find: Callable[[str], EnvSpec] = spec) -
     """The suite that an object describes. `find` makes the spec of an environment's id.
 
     Raises:
-        ValueError: an unknown key, with the nearest known one; a value of another type; an agent, an environment or a limit
-            that cannot be. Which split and tasks there are is seen when it is played.
+        ValueError: an unknown key; a value of another type; an agent, an environment or a limit that cannot be. Splits and
+            tasks are not checked.
     """
     _check(record, _SUITE, "the suite")
     for name in ("agents", "envs"):
@@ -157,27 +147,16 @@ def suite_of(record: Mapping[str, Any], find: Callable[[str], EnvSpec] = spec) -
     twice = {cell.name for cell in cells if [c.name for c in cells].count(cell.name) > 1}
     if twice:
         raise ValueError(f"{min(twice)} is there twice: give one of the environments another name:")
+    prices = Prices.load(record["prices"]) if record.get("prices") else None
     limits, budget = limits_of(record.get("limits") or {}, Limits(), Budget())
-    return Suite(
-        name=record.get("name") or cells[0].name,
-        cells=tuple(cells),
-        **{
-            name: _at_least(record, name, least)
-            for name, least in (("concurrency", 1), ("retries", 0))
-            if name in record
-        },
-        limits=limits,
-        budget=budget,
-        prices=Prices.load(record["prices"]) if record.get("prices") else None,
-    )
+    suite = Suite(record.get("name") or cells[0].name, tuple(cells), limits=limits, budget=budget, prices=prices)
+    least = {"concurrency": 1, "retries": 0}
+    counts: dict[str, Any] = {name: _at_least(record, name, least[name]) for name in least if name in record}
+    return replace(suite, **counts)
 
 
 def suite_in(path: Path) -> Suite:
-    """The suite that a run folder was made for, to go on with it.
-
-    Raises:
-        ValueError: it holds no evaluation.
-    """
+    """The suite that a run folder was made for, to go on with it."""
     record = read_run(path)
     settings, prices = record["settings"], record["prices"]
     return Suite(
@@ -264,20 +243,14 @@ def _env_of(entry: Mapping[str, Any], find: Callable[[str], EnvSpec]) -> EnvSpec
 
 
 def limits_of(record: Mapping[str, Any], limits: Limits, budget: Budget) -> tuple[Limits, Budget]:
-    """Limits of an episode and of the whole run with those of a suite's `limits` in place of the given ones.
-
-    Raises:
-        ValueError: an unknown limit, or one that is not positive.
-    """
+    """The given limits of an episode and of the whole run, with those of a suite's `limits` in their place."""
     _check(record, _LIMITS, "limits")
     given = {name: value for name, value in record.items() if value is not None}
     for name, value in given.items():
         if not value > 0:
             raise ValueError(f"limits: {name} must be positive, not {value}")
-    names = {"episode_tokens": "tokens", "episode_seconds": "episode_timeout", "answer_seconds": "act_timeout"}
-    names["step_seconds"] = "step_timeout"
-    of_episode = {names[name]: value for name, value in given.items() if name in names}
-    of_run = {name: value for name, value in given.items() if name not in names}
+    of_episode = {_EPISODE_LIMITS[name]: value for name, value in given.items() if name in _EPISODE_LIMITS}
+    of_run = {name: value for name, value in given.items() if name not in _EPISODE_LIMITS}
     return replace(limits, **of_episode), replace(budget, **of_run)
 
 

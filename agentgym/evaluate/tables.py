@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -21,6 +21,7 @@ from agentgym.evaluate.formats import (
     percent,
     percent_range,
 )
+from agentgym.evaluate.plan import cell_name
 from agentgym.evaluate.results import CellResult, Part, Results
 
 NARROWEST_NAME = 14
@@ -34,41 +35,29 @@ _Column = tuple[str, str, Callable[[CellResult], _Lines]]
 
 
 def results_table(results: Results, parts: bool = False) -> RenderableType:
-    """The results of a run for a terminal: cells, the reason of a stop, errors by cause.
-
-    Args:
-        parts: with the tables by tag and by difficulty.
-    """
-    shown: list[RenderableType] = [table_of(results.cells)]
+    """The results of a run for a terminal; with `parts`, also the tables by tag and by difficulty."""
+    cells = results.cells
+    shown: list[RenderableType] = [table_of(cells)]
     if parts:
-        shown += [part_tables(cell) for cell in results.cells]
-    shown += [Text(text, style="yellow") for text in _smaller_splits(results.cells)]
-    missing = sum(cell.planned - cell.episodes - cell.errors for cell in results.cells)
+        shown += map(part_tables, cells)
+    shown += [Text(text, style="yellow") for text in _smaller_splits(cells)]
+    missing = sum(cell.planned - cell.episodes - cell.errors for cell in cells)
     if results.stopped or missing > 0:
         why = f"stopped: {one_line(results.stopped)}; " if results.stopped else ""
-        shown.append(
-            Text(
-                f"{why}{missing:,} of {sum(c.planned for c in results.cells):,} episodes were not played",
-                style="yellow",
-            )
-        )
-    failures = [cell.agent_failures for cell in results.cells]
-    shown += _by_cause("agent failures (played, at the environment's least reward)", results.cells, failures)
-    return Group(
-        *shown,
-        *_cut(results.cells),
-        *_by_cause("errors by cause", results.cells, [cell.error_texts for cell in results.cells]),
-    )
+        planned = sum(cell.planned for cell in cells)
+        shown.append(Text(f"{why}{missing:,} of {planned:,} episodes were not played", style="yellow"))
+    failures = [cell.agent_failures for cell in cells]
+    shown += _by_cause("agent failures (played, at the environment's least reward)", cells, failures)
+    return Group(*shown, *_cut(cells), *_by_cause("errors by cause", cells, [cell.error_texts for cell in cells]))
 
 
-def _smaller_splits(cells: Cells) -> list[str]:
+def _smaller_splits(cells: Cells) -> Iterable[str]:
     """Lines that name the environments with fewer tasks than were asked for."""
-    told = {
-        f"{_name_lines(cell)[0]}: {cell.planned // cell.samples:,} of {cell.asked:,} tasks asked: the split has no more": None
+    return dict.fromkeys(
+        f"{_name_lines(cell)[0]}: {cell.planned // cell.samples:,} of {cell.asked:,} tasks asked: the split has no more"
         for cell in cells
         if cell.asked is not None and cell.planned // cell.samples < cell.asked
-    }
-    return list(told)
+    )
 
 
 def table_of(cells: Cells) -> RenderableType:
@@ -77,7 +66,7 @@ def table_of(cells: Cells) -> RenderableType:
 
 
 class _CellTable:
-    """A table that leaves out the columns that say nothing, and cuts names to the space that is left."""
+    """Leaves out the columns that say nothing, and cuts names to the space that is left."""
 
     def __init__(self, cells: Cells):
         self._cells = cells
@@ -100,7 +89,6 @@ class _CellTable:
 
 
 def _columns(cells: Cells) -> list[_Column]:
-    """Headings, each of two lines as its cells are, and what makes a cell."""
     ks = {max(cell.pass_at, default=1) for cell in cells}
     k = str(max(ks)) if len(ks) == 1 else "k"
     return [
@@ -124,8 +112,7 @@ def _texts(column: _Column, cells: Cells) -> list[str]:
 
 
 def _name_lines(cell: CellResult) -> _Lines:
-    split = "" if cell.split == "test" else f"/{cell.split}"
-    return one_line(f"{cell.env}{split}"), one_line(f"@{cell.agent}") if cell.agent else ""
+    return one_line(cell_name(cell.env, cell.split, "")), one_line(f"@{cell.agent}") if cell.agent else ""
 
 
 def _success(cell: CellResult | Part) -> _Lines:
@@ -160,7 +147,6 @@ def _pass_interval(cell: CellResult) -> _Lines:
 
 
 def _tokens(cell: CellResult) -> _Lines:
-    """That an agent read, and under it those that it wrote, in all episodes."""
     read, written = (cell.tokens.get(kind) for kind in ("prompt_tokens", "completion_tokens"))
     return (NOTHING, "") if read is None and written is None else (count(read), count(written))
 
@@ -204,7 +190,6 @@ def _cut(cells: Cells) -> list[RenderableType]:
 
 
 def _by_cause(title: str, cells: Cells, counts: Sequence[Mapping[str, int]]) -> list[RenderableType]:
-    """The errors of each cell by cause, the most common first."""
     several = len(cells) > 1
     lines = [
         f"{f'{one_line(cell.name)}: ' if several else ''}{times:,} x {one_line(text)}"

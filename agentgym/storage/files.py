@@ -23,7 +23,6 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file in one step, indented."""
     write_text(path, json_text(value) + "\n")
 
 

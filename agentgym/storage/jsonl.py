@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,17 @@ def mend(path: Path) -> None:
 def plain(value: Any) -> Any:
     """What JSON can hold of a value that it does not know: NumPy's as numbers and lists, any other as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def finite(value: Any) -> Any:
+    """The value with None for numbers that JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
 
 
 def _with_text_keys(value: Any) -> Any:

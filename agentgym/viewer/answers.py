@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentgym.evaluate.compare import ComparedRun, TaskMeans, compare_read, read_compared
+from agentgym.evaluate.compare import ComparedRun, TaskMeans, compare_read, read_compared, task_means
+from agentgym.viewer.index import EpisodeFile
 from agentgym.viewer.query import Query
-from agentgym.viewer.rows import task_means
-from agentgym.viewer.run import Run
-from agentgym.viewer.runs import Runs
+from agentgym.viewer.rows import Row, episode_numbers
+from agentgym.viewer.run import Run, Runs
 from agentgym.viewer.summary import details, is_live, summary
 from agentgym.viewer.token_texts import token_texts
 
@@ -20,16 +20,17 @@ SEARCH_PATIENCE = 0.3
 COMPARE_PATIENCE = 20.0
 
 
+class BadRequest(Exception):
+    """An address asks for what makes no sense; the message says why."""
+
+
 def list_runs(runs: Runs) -> dict[str, Any]:
-    """All runs, the newest first. Those that were never read are read behind the scenes."""
     found = runs.look()
     runs.advance_all(PATIENCE)
-    rows = [summary(run) for run in found]
-    return {"runs": sorted(rows, key=lambda row: row["created"], reverse=True)}
+    return {"runs": sorted(map(summary, found), key=lambda row: row["created"], reverse=True)}
 
 
 def one_run(runs: Runs, id: str) -> dict[str, Any]:
-    """A run with its details."""
     run = runs.get(id)
     run.refresh()
     if run.kind == "evaluation":
@@ -38,20 +39,19 @@ def one_run(runs: Runs, id: str) -> dict[str, Any]:
 
 
 def metrics(runs: Runs, id: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """Records of `metrics.jsonl` from a number on."""
-    after = _whole(given, "after")
+    text = given.get("after") or "0"
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise BadRequest(f"after is a whole number, not {text!r}")
     records = runs.get(id).metrics.update()
-    return {"records": records[after:], "next": max(after, len(records))}
+    return {"records": records[int(text) :], "next": max(int(text), len(records))}
 
 
 def episodes(runs: Runs, id: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """A part of the rows that a query finds."""
     try:
         query = Query.of(given)
     except ValueError as error:
         raise BadRequest(str(error)) from error
-    run = runs.get(id)
-    run.advance(PATIENCE)
+    run = _advanced(runs, id)
     indexing = run.indexing  # before the rows are looked at: 1 promises that they are all there
     found, searched = run.listed(query, SEARCH_PATIENCE)
     end = query.offset + query.limit
@@ -66,18 +66,19 @@ def episodes(runs: Runs, id: str, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def episode(runs: Runs, id: str, key: str) -> dict[str, Any]:
+    run = _advanced(runs, id)
+    return whole_episode(run, *run.episode(key))
+
+
+def whole_episode(run: Run, file: EpisodeFile, row: Row) -> dict[str, Any]:
     """One episode with its row and the texts of its tokens."""
-    run = runs.get(id)
-    run.advance(PATIENCE)
-    file, row = run.episode(key)
     record = file.record(row)
     return {"episode": record, "row": run.row_json(file, row), "tokens": token_texts(run, record)}
 
 
 def growth(runs: Runs, id: str) -> dict[str, Any]:
     """The event of a run's growth: how much there is, and whether more may come."""
-    run = runs.get(id)
-    run.advance(PATIENCE)
+    run = _advanced(runs, id)
     count = sum(file.episodes for file in run.files.values())
     return {"run": run.id, "episodes": count, "metrics": len(run.metrics.update()), "live": is_live(run)}
 
@@ -104,17 +105,12 @@ def _compared(run: Run) -> ComparedRun:
             return {}
         if file.broken:
             raise ValueError(str(file.problem))
-        return task_means(list(file.rows))
+        return task_means(episode_numbers(row) for row in list(file.rows) if not row.superseded)
 
     return read_compared(run.path, tasks_of)
 
 
-class BadRequest(Exception):
-    """An address asks for what makes no sense; the message says why."""
-
-
-def _whole(given: Mapping[str, str], name: str) -> int:
-    text = given.get(name) or "0"
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise BadRequest(f"{name} is a whole number, not {text!r}")
-    return int(text)
+def _advanced(runs: Runs, id: str) -> Run:
+    run = runs.get(id)
+    run.advance(PATIENCE)
+    return run

@@ -1,4 +1,4 @@
-"""Exports the page and some runs as one HTML file, which needs no server and no network."""
+"""The page and its data as one HTML file, which needs no server and no network: `agentgym view --export`, and `report.html`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib.resources import files as package_files
 from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,26 @@ from agentgym import __version__
 from agentgym.storage.files import write_text
 from agentgym.viewer import answers
 from agentgym.viewer.answers import BadRequest
-from agentgym.viewer.index import EpisodeFile, NotServed
-from agentgym.viewer.rows import Row
-from agentgym.viewer.run import Run
-from agentgym.viewer.runs import Runs
-from agentgym.viewer.server import encoded, static_files
-from agentgym.viewer.summary import details
-from agentgym.viewer.token_texts import token_texts
+from agentgym.viewer.index import EpisodeFile, NotServed, encoded
+from agentgym.viewer.query import OUTCOMES, Found
+from agentgym.viewer.run import Kind, Run, Runs, run_id
+from agentgym.viewer.summary import details, with_results
 
-# A size that browsers open without stalling.
-MOST_BYTES = 200_000_000
+# Sizes that browsers open without stalling.
+MOST_BYTES, REPORT_BYTES = 200_000_000, 20_000_000
 MOST_ROWS = 50_000
 MOST_COMPARED = 4
+# Of the episodes of a report: how many of each outcome, and how many are searched for them, since errors are rare.
+OF_EACH_OUTCOME = 3
+LOOKED_THROUGH = 5_000
+TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+    "png": "image/png",
+}
+_ONLY_DETAILS = frozenset({"cells", "steps", "results", "config", "versions", "problems"})
 _STYLE = re.compile(r'<link\s+rel="stylesheet"\s+href="([\w.-]+)"\s*/?>')
 _SCRIPT = re.compile(r'<script\s+(?:defer\s+)?src="([\w.-]+)"(?:\s+defer)?\s*></script>')
 _ELSEWHERE = re.compile(r"""\b(?:src|href|action)\s*=\s*["'](?!#|data:)""", re.IGNORECASE)
@@ -36,13 +45,7 @@ _FETCHED = re.compile(r"""@import|url\((?!['"]?(?:data:|#))""", re.IGNORECASE)
 
 @dataclass
 class Exported:
-    """A written export.
-
-    Attributes:
-        path: the file.
-        runs, episodes, bytes: how much is in it.
-        note: what was left out, None if nothing was.
-    """
+    """A written export. `note` says what was left out; None if nothing was."""
 
     path: Path
     runs: int
@@ -59,6 +62,63 @@ class _Data:
     rows: dict[str, Any] = field(default_factory=dict)
     episodes: dict[str, dict[str, Any]] = field(default_factory=dict)
     compare: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, run: Run, shown: dict[str, Any], rows: Iterable[Found], whole: Iterable[Found]) -> None:
+        self.details[run.id] = shown
+        self.runs.append({name: shown[name] for name in shown if name not in _ONLY_DETAILS})
+        self.metrics[run.id] = run.metrics.update()
+        self.rows[run.id] = [run.row_json(file, row) for file, row in rows]
+        chosen = (answers.whole_episode(run, file, row) for file, row in whole)
+        self.episodes[run.id] = {answer["row"]["key"]: answer for answer in chosen}
+
+    def page(self, note: str | None, home: str | None = None) -> str:
+        return page_of({"exported": time.time(), "version": __version__, "note": note, "home": home, **vars(self)})
+
+
+def write_report(folder: Path, kind: Kind) -> Path:
+    """Write `report.html` into a run folder: the viewer's page of this run, with a few whole episodes of each outcome.
+
+    Raises:
+        OSError: the folder holds no such run, or cannot be written.
+    """
+    (folder / ("run.json" if kind == "evaluation" else "metrics.jsonl")).stat()
+    run = Run(run_id(folder), folder.resolve(), kind)
+    run.refresh()
+    wanted: dict[str, Collection[str]] = {}
+    if kind == "training":
+        evaluated = [stem for stem in run.files if stem.startswith("eval-")] or list(run.files)
+        run.files = {stem: run.files[stem] for stem in dict.fromkeys((*evaluated[:1], *evaluated[-1:]))}
+    shown = {**details(run), "live": False}
+    if kind == "evaluation":
+        shown = with_results(shown)
+        wanted = {cell["name"]: _outcomes(cell["result"]) for cell in shown["cells"] if cell["result"]}
+    examples = ((file, row) for file in run.files.values() for row in _examples(file, wanted.get(file.name, OUTCOMES)))
+    rows = list(_fitting(examples, REPORT_BYTES))
+    shown["problems"] = run.problems
+    data = _Data()
+    data.add(run, shown, rows, rows)
+    here = shown["episodes"]
+    note = f"{len(rows):,} of {here:,} episodes are in this file; `agentgym view {folder}` shows all of them."
+    report = folder / "report.html"
+    write_text(report, data.page(note if len(rows) < here else None, run.id))
+    return report
+
+
+def _outcomes(result: dict[str, Any]) -> list[str]:
+    success = result["success"]
+    there = {"success": success, "failure": success is not None and success < 1, "error": result["errors"]}
+    return [outcome for outcome in OUTCOMES if there[outcome]]
+
+
+def _examples(file: EpisodeFile, outcomes: Collection[str]) -> list[Any]:
+    """The first few episodes of each outcome; no more is read than these take."""
+
+    def found() -> list[Any]:
+        kinds = ((row for row in file.rows if row.outcome == kind and not row.superseded) for kind in outcomes)
+        return [row for rows in kinds for row in islice(rows, OF_EACH_OUTCOME)]
+
+    file.update(lambda: len(file.rows) < LOOKED_THROUGH and len(found()) < OF_EACH_OUTCOME * len(outcomes))
+    return found()
 
 
 def export(runs: Runs, path: Path, episodes: int) -> Exported:
@@ -78,60 +138,42 @@ def export(runs: Runs, path: Path, episodes: int) -> Exported:
     found = sorted(runs.look(), key=lambda run: run.path.name)
     if not found:
         raise ValueError(f"no runs in {', '.join(map(str, runs.roots))}")
-    data, left_out = _Data(), []
-    size = 0
+    data, left_out, left = _Data(), [], MOST_BYTES
     for run in found:
-        _read(run)
-        shown = details(run)
-        data.details[run.id] = shown
-        data.runs.append({name: shown[name] for name in shown if name not in _ONLY_DETAILS})
-        data.metrics[run.id] = run.metrics.update()
-        files = list(run.files.values())
-        rows = [(file, row) for file in files for row in file.rows]
-        data.rows[run.id] = [run.row_json(file, row) for file, row in rows[:MOST_ROWS]]
-        chosen = data.episodes[run.id] = {}
-        for file, row in islice(_in_turn(files), episodes):
-            size += row.size
-            if size > MOST_BYTES:
-                break
-            key, episode = _episode(run, file, row)
-            chosen[key] = episode
-        left_out += _left_out(run, len(rows), len(chosen))
+        run.advance(0.0)
+        while run.indexing < 1.0:
+            run.advance(1.0)
+        rows = [(file, row) for file in run.files.values() for row in file.rows]
+        whole = list(_fitting(islice(_in_turn(run.files.values()), episodes), left))
+        left -= sum(row.size for _, row in whole)
+        data.add(run, details(run), rows[:MOST_ROWS], whole)
+        left_out += _left_out(run, len(rows), len(whole))
     data.runs.sort(key=lambda run: run["created"], reverse=True)
     data.compare = _comparisons(runs, found)
     note = "; ".join(left_out) or None
-    record = {"exported": time.time(), "version": __version__, "note": note, **vars(data)}
-    page = page_of(record)
+    page = data.page(note)
     write_text(path, page)
     return Exported(path, len(found), sum(map(len, data.episodes.values())), len(page.encode()), note)
 
 
-_ONLY_DETAILS = frozenset({"cells", "steps", "results", "config", "versions", "problems"})
+def _fitting(found: Iterable[Found], most: int) -> Iterator[Found]:
+    """Episodes as long as they have no more bytes than that together."""
+    for file, row in found:
+        most -= row.size
+        if most < 0:
+            return
+        yield file, row
 
 
-def _read(run: Run) -> None:
-    run.advance(0.0)
-    while run.indexing < 1.0:
-        run.advance(1.0)
-
-
-def _in_turn(files: list[EpisodeFile]) -> Iterator[tuple[EpisodeFile, Row]]:
+def _in_turn(files: Iterable[EpisodeFile]) -> Iterator[Found]:
     """The episodes that count, one of each file in turn."""
-    waiting = [iter([row for row in file.rows if not row.superseded]) for file in files]
-    open_files = list(zip(files, waiting, strict=True))
-    while open_files:
-        still = []
-        for file, rows in open_files:
-            row = next(rows, None)
-            if row is not None:
-                still.append((file, rows))
+    waiting = {id(file): (file, iter([row for row in file.rows if not row.superseded])) for file in files}
+    while waiting:
+        for key, (file, rows) in list(waiting.items()):
+            if (row := next(rows, None)) is not None:
                 yield file, row
-        open_files = still
-
-
-def _episode(run: Run, file: EpisodeFile, row: Row) -> tuple[str, dict[str, Any]]:
-    record, shown = file.record(row), run.row_json(file, row)
-    return shown["key"], {"episode": record, "row": shown, "tokens": token_texts(run, record)}
+            else:
+                del waiting[key]
 
 
 def _left_out(run: Run, rows: int, episodes: int) -> list[str]:
@@ -151,6 +193,14 @@ def _comparisons(runs: Runs, found: list[Run]) -> dict[str, Any]:
             except (BadRequest, NotServed):
                 continue
     return compared
+
+
+def static_files() -> dict[str, tuple[str, bytes]]:
+    """The page's own files by name: their content type and content. No other file is ever served."""
+    folder = package_files("agentgym.viewer") / "static"
+    entries = sorted((e for e in folder.iterdir() if e.is_file()), key=lambda e: e.name)
+    kinds = ((entry, TYPES.get(entry.name.rpartition(".")[2])) for entry in entries)
+    return {entry.name: (kind, entry.read_bytes()) for entry, kind in kinds if kind}
 
 
 def page_of(data: dict[str, Any]) -> str:

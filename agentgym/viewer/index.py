@@ -7,15 +7,16 @@ is left for later, since it may still be written. A rewritten file (`agentgym re
 from __future__ import annotations
 
 import json
-import math
 import os
 import stat
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from agentgym.storage.jsonl import finite
 from agentgym.viewer.rows import Row, row_of
 
 # Of the bytes before the place up to which a file was read: they change if it was written anew.
@@ -34,12 +35,10 @@ class EpisodeFile:
     """The rows of one file. `update` may run in one thread while others read `rows`, which only grows.
 
     Attributes:
-        path: the file.
         name: its cell, or the file's name without its end in a training run.
         hides_failed: whether a failed line is superseded by another of its task and sample.
-        rows: one for each line that is an episode, as stored.
         broken: number of lines that are not episodes.
-        problem: the first of them, or why the file cannot be read; None where all is well.
+        problem: the first of them, or why the file cannot be read.
         superseded, failed: how many rows are superseded; how many of the others failed.
         size, read_to: bytes of the file, and how far it was read.
         generation: grows when the file was found to be written anew.
@@ -65,16 +64,13 @@ class EpisodeFile:
 
     @property
     def share(self) -> float:
-        """The share of the file that was read, 0 to 1."""
         return 1.0 if self._done else min(self.read_to / self.size, 0.9999) if self.size else 0.0
 
     @property
     def episodes(self) -> int:
-        """The number of episodes, without superseded ones."""
         return len(self.rows) - self.superseded
 
     def row_at(self, start: int) -> Row | None:
-        """The row of the line that begins there."""
         return self._by_start.get(start)
 
     def changed(self) -> bool:
@@ -114,7 +110,6 @@ class EpisodeFile:
         self.generation += 1
 
     def _read(self, file: BinaryIO, go_on: Callable[[], bool]) -> bool:
-        """Read on; True if the end was reached."""
         while go_on():
             for _ in range(BATCH_LINES):
                 line = file.readline(MOST_LINE_BYTES)
@@ -131,11 +126,9 @@ class EpisodeFile:
         if not line.strip():
             return
         try:
-            row = row_of(parsed(line), self.read_to, len(line))
+            self._add(row_of(parsed(line), self.read_to, len(line)))
         except ValueError as error:
             self._complain(str(error))
-            return
-        self._add(row)
 
     def _add(self, row: Row) -> None:
         """A row counts; it, or the one of its task and sample before it, is superseded if it failed."""
@@ -223,16 +216,13 @@ class GrowingLines:
 
     def update(self) -> list[dict[str, Any]]:
         """Read what was appended; returns all records. A missing file has none."""
-        with self._lock:
-            try:
-                found = self.path.stat()
-                if found.st_ino != self._inode or found.st_size < self._read_to:
-                    self.records, self.broken, self._read_to, self._inode = [], 0, 0, found.st_ino
-                if found.st_size > self._read_to:
-                    self._read()
-            except OSError:
-                return self.records
-            return self.records
+        with self._lock, suppress(OSError):
+            found = self.path.stat()
+            if found.st_ino != self._inode or found.st_size < self._read_to:
+                self.records, self.broken, self._read_to, self._inode = [], 0, 0, found.st_ino
+            if found.st_size > self._read_to:
+                self._read()
+        return self.records
 
     def _read(self) -> None:
         with open_regular(self.path) as file:
@@ -251,12 +241,9 @@ class GrowingLines:
                 self.broken += 1
 
 
-def finite(value: Any) -> Any:
-    """The value with None for numbers that JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
+def encoded(value: Any) -> bytes:
+    """The value as JSON that any browser reads: ASCII, and null for what JSON has no number for."""
+    try:
+        return json.dumps(value, allow_nan=False).encode()
+    except ValueError:
+        return json.dumps(finite(value), allow_nan=False).encode()

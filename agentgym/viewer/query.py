@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 from agentgym.viewer.index import EpisodeFile, open_regular, parsed
@@ -15,11 +16,8 @@ from agentgym.viewer.rows import Row, texts_of
 MOST_ROWS = 1000
 OUTCOMES = ("success", "failure", "error")
 SORTS: dict[str, Callable[[Row], Any]] = {
-    "reward": lambda row: row.reward,
-    "turns": lambda row: row.turns,
-    "tokens": lambda row: row.tokens,
-    "seconds": lambda row: row.seconds,
-    "task": lambda row: (row.task, row.sample),
+    **{name: attrgetter(name) for name in ("reward", "turns", "tokens", "seconds")},
+    "task": attrgetter("task", "sample"),
 }
 Found = tuple[EpisodeFile, Row]
 
@@ -73,7 +71,6 @@ class Query:
         return query
 
     def matches(self, row: Row) -> bool:
-        """True if a row matches all filters but `cell` and `text`."""
         return (
             (self.superseded or not row.superseded)
             and self.outcome in ("", row.outcome)
@@ -127,12 +124,7 @@ _Key = tuple[str, int]
 
 @dataclass
 class Search:
-    """A case-insensitive search: places of lines by file. It continues when the files grow.
-
-    Attributes:
-        text: what is looked for.
-        found: the starts of the lines that have it, by file.
-    """
+    """A case-insensitive search: starts of lines by file. It continues when the files grow."""
 
     text: str
     found: dict[_Key, set[int]] = field(default_factory=dict)
@@ -142,17 +134,15 @@ class Search:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def has(self, file: EpisodeFile, start: int) -> bool:
-        """True if the search has found the text in this line."""
         return start in self.found.get(_key(file), ())
 
     def share(self, files: Sequence[EpisodeFile]) -> float:
-        """The share of the rows that was searched, 0 to 1."""
         total = sum(len(file.rows) for file in files)
         looked = sum(min(self._looked.get(_key(file), 0), len(file.rows)) for file in files)
         return looked / total if total else 1.0
 
     def go_on(self, files: Sequence[EpisodeFile], seconds: float) -> None:
-        """Look through what is left, in a thread; returns when that is done, or after this long."""
+        """Search what is left, in a thread; returns when that is done, or after this long."""
         if self.share(files) == 1.0 or self._stopped.is_set():
             return
         with self._lock:  # several requests ask at once: one of them starts the thread
@@ -163,7 +153,6 @@ class Search:
         thread.join(seconds)
 
     def stop(self) -> None:
-        """End the thread."""
         self._stopped.set()
 
     def _run(self, files: list[EpisodeFile]) -> None:
@@ -173,7 +162,7 @@ class Search:
                 pass
 
     def _batch(self, file: EpisodeFile, needles: _Needles) -> bool:
-        """Look through the next rows of a file; whether there were any."""
+        """Search the next rows of a file; False if there were none."""
         key, rows = _key(file), file.rows
         done = self._looked.get(key, 0)
         batch = rows[done : done + _BATCH]
@@ -209,17 +198,13 @@ class _Needles:
         self.bytes = self.raw.encode("utf-8", "surrogatepass")
 
     def in_line(self, line: bytes) -> bool:
-        """True if a message of the stored episode has the text."""
         if self.plain not in line.lower():
             return False
-        if (
-            not self.ascii and b"\\u" not in line and not self._in_text(line)
-        ):  # with an escape in it, the line must be parsed
-            return False
+        if not self.ascii and b"\\u" not in line:  # with an escape in it, the line must be parsed
+            raw = self.bytes in line if self.caseless else self.raw in line.decode("utf-8", "replace").lower()
+            if not raw:
+                return False
         try:
             return any(self.text in text.lower() for text in texts_of(parsed(line)))
         except (ValueError, KeyError, TypeError):
             return False
-
-    def _in_text(self, line: bytes) -> bool:
-        return self.bytes in line if self.caseless else self.raw in line.decode("utf-8", "replace").lower()

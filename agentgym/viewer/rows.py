@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from sys import intern
 from typing import Any
 
-from agentgym.evaluate.causes import cause_in, finishes_of
-from agentgym.evaluate.compare import TaskMeans
-from agentgym.evaluate.results import CellResult, EpisodeNumbers, results_of
+from agentgym.evaluate.results import CellResult, EpisodeNumbers, cause_in, finishes_of, results_of
 from agentgym.evaluate.statistics import ClusteredMean
 
 ERROR_CHARS = 200
@@ -46,31 +44,26 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        """True if the environment, sandbox or endpoint failed: no reward."""
         return self.end == "error"
 
     @property
     def outcome(self) -> str:
-        """ "error", "success" or "failure"."""
         return "error" if self.failed else "success" if self.success else "failure"
 
 
 def row_of(record: Any, start: int, size: int) -> Row:
-    """The row of a stored episode.
-
-    Raises:
-        ValueError: it is no episode; says why.
-    """
+    """The row of a stored episode. Raises ValueError if it is none."""
     if not isinstance(record, dict) or not isinstance(record.get("turns"), list):
         raise ValueError("a line is not an episode: it has no list of turns")
     turns = [turn for turn in record["turns"] if isinstance(turn, dict)]
+    reasons = (reason if isinstance(reason := turn.get("finish_reason"), str) else None for turn in turns)
     end = intern(str(record.get("end", "")))
     metadata, metrics = _object(record.get("metadata")), _object(record.get("metrics"))
     reward = success = None
     if end != "error":
-        reward = number(record["reward"]) if "reward" in record else _sum(number(t.get("reward")) for t in turns)
+        reward = number(record["reward"]) if "reward" in record else sum(number(t.get("reward")) or 0.0 for t in turns)
         success = number(metrics.get("success", float((reward or 0) > 0)))
-    error = record.get("error")
+    error = None if record.get("error") is None else str(record["error"])
     expected, given = _answers(turns, metadata)
     difficulty = metadata.get("difficulty")
     return Row(
@@ -82,23 +75,18 @@ def row_of(record: Any, start: int, size: int) -> Row:
         reward=reward,
         success=success,
         end=end,
-        error=None if error is None else str(error)[:ERROR_CHARS],
-        cause=intern(cause_in("" if error is None else str(error))) if end == "error" else None,
+        error=error and error[:ERROR_CHARS],
+        cause=intern(cause_in(error or "")) if end == "error" else None,
         turns=len(turns),
         tokens=_tokens(turns, metadata),
         seconds=number(record.get("seconds")),
         cost=number(metadata.get("cost")),
         tags=_tags(metadata.get("tags")),
         difficulty=difficulty if isinstance(difficulty, str) else number(difficulty),
-        finishes=finishes_of(map(_finish_reason, turns), end, None if error is None else str(error)),
+        finishes=finishes_of(reasons, end, error),
         expected=expected,
         given=given,
     )
-
-
-def _finish_reason(turn: dict[str, Any]) -> str | None:
-    reason = turn.get("finish_reason")
-    return reason if isinstance(reason, str) else None
 
 
 def _answers(turns: list[dict[str, Any]], metadata: Mapping[str, Any]) -> tuple[str | None, str | None]:
@@ -140,10 +128,6 @@ def number(value: Any) -> float | None:
         return value if math.isfinite(value) else None
     except OverflowError:
         return None
-
-
-def _sum(values: Iterator[float | None]) -> float:
-    return sum(value for value in values if value is not None)
 
 
 def _tokens(turns: list[dict[str, Any]], metadata: Mapping[str, Any]) -> int | None:
@@ -201,12 +185,7 @@ def _leaves(value: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Means of the completed episodes; None without any.
-
-    Attributes:
-        reward, success, turns: means.
-        low, high: 95% interval of `success`.
-    """
+    """Means of the completed episodes, with the 95% interval of `success`; None without any."""
 
     reward: float | None = None
     success: float | None = None
@@ -216,7 +195,6 @@ class Numbers:
 
 
 def numbers_of(rows: Sequence[Row]) -> Numbers:
-    """The numbers of the rows that count: neither superseded nor failed."""
     played = [row for row in rows if not row.superseded and not row.failed]
     success = ClusteredMean()
     for row in played:
@@ -230,20 +208,11 @@ def numbers_of(rows: Sequence[Row]) -> Numbers:
 
 def result_of(rows: Sequence[Row], env: str, agent: str, split: str, samples: int, planned: int | None) -> CellResult:
     """The result of a cell so far, from its rows: without counts of endpoints (requests, tokens read)."""
-    numbers = [_episode_numbers(row) for row in rows if not row.superseded]
+    numbers = [episode_numbers(row) for row in rows if not row.superseded]
     return results_of(numbers, env=env, agent=agent, split=split, samples=samples, planned=planned)
 
 
-def task_means(rows: Sequence[Row]) -> dict[str, TaskMeans]:
-    """The means of each task, equal to those that `agentgym compare` makes from the episodes."""
-    tasks: dict[str, TaskMeans] = {}
-    for row in rows:
-        if not row.superseded:
-            tasks.setdefault(row.task, TaskMeans()).add(_episode_numbers(row))
-    return tasks
-
-
-def _episode_numbers(row: Row) -> EpisodeNumbers:
+def episode_numbers(row: Row) -> EpisodeNumbers:
     return EpisodeNumbers(
         task=row.task,
         sample=row.sample,
@@ -254,9 +223,6 @@ def _episode_numbers(row: Row) -> EpisodeNumbers:
         turns=row.turns,
         seconds=row.seconds or 0.0,
         usage={} if row.tokens is None else {"completion_tokens": row.tokens},
-        requests=0,
-        retries={},
-        waited=0.0,
         cost=row.cost,
         tags=row.tags,
         difficulty=row.difficulty,

@@ -1,16 +1,20 @@
-"""One run as the page shows it: files of episodes, metrics, and the files beside them."""
+"""Runs as the page shows them: one run with its files, and the runs under the named folders. Nothing outside these is read."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from agentgym.core.usage_error import UsageError
 from agentgym.viewer.index import EpisodeFile, GrowingLines, NotServed, open_regular, parsed
 from agentgym.viewer.query import Found, Query, Search, find
 from agentgym.viewer.rows import Numbers, Row
@@ -19,9 +23,11 @@ Kind = Literal["evaluation", "training"]
 FOLDERS: dict[Kind, str] = {"evaluation": "episodes", "training": "trajectories"}
 MOST_SEARCHES = 4
 MOST_SMALL_FILE = 64 * 2**20
-# A training step, or an evaluation between steps, may take minutes in which nothing is written.
-WRITTEN_SECONDS = 120.0
-_STEP = re.compile(r"(train|eval)-(\d+)")
+STEP = re.compile(r"(train|eval)-(\d+)")
+
+
+def run_id(path: Path) -> str:
+    return re.sub(r"[^\w.@+-]+", "-", path.name).strip("-.") or "run"
 
 
 @dataclass
@@ -29,9 +35,7 @@ class Run:
     """A run folder. Its files are looked at again by `refresh`, and read by `advance`.
 
     Attributes:
-        id: its name in addresses.
         path: the folder, resolved. Files outside it are never read, even through links.
-        kind: "evaluation" or "training".
         numbers, results: of each file, with the state in which it was when they were made.
     """
 
@@ -53,7 +57,6 @@ class Run:
         self.metrics = GrowingLines(self.path / "metrics.jsonl")
 
     def refresh(self) -> None:
-        """See which files there are now."""
         with self._lock:
             if self.kind == "evaluation":
                 self._read_manifest()
@@ -91,7 +94,6 @@ class Run:
 
     @property
     def cells(self) -> list[dict[str, Any]]:
-        """The cells of an evaluation, as `run.json` has them."""
         return [cell for cell in self.manifest.get("cells", []) if isinstance(cell, dict)]
 
     @property
@@ -108,7 +110,6 @@ class Run:
 
     @property
     def indexing(self) -> float:
-        """The share of all files that was read, 0 to 1."""
         files = list(self.files.values())
         total = sum(file.size for file in files) or 1
         return 1.0 if all(f.share == 1.0 for f in files) else min(0.9999, sum(f.read_to for f in files) / total)
@@ -173,30 +174,25 @@ class Run:
         return file, row
 
     def row_json(self, file: EpisodeFile, row: Row) -> dict[str, Any]:
-        """A row as the page gets it."""
         stem = file.path.name.removesuffix(".jsonl")
-        step = _STEP.fullmatch(stem) if self.kind == "training" else None
+        training = self.kind == "training"
+        step = STEP.fullmatch(stem) if training else None
+        cell: dict[str, Any] = next((c for c in self.cells if c.get("name") == file.name), {})
         values = {name: getattr(row, name) for name in Row.__slots__ if name not in ("start", "size")}
-        rest = {"key": f"{stem}:{row.start}", "cell": file.name, "agent": self.agent_of(file)}
         return {
-            **rest,
+            "key": f"{stem}:{row.start}",
+            "cell": file.name,
+            "agent": "policy" if training else agent_name(cell),
             **values,
             "tags": list(row.tags),
             "finishes": list(row.finishes),
             "step": int(step[2]) if step else None,
         }
 
-    def agent_of(self, file: EpisodeFile) -> str:
-        """The agent of a file's episodes; in a training run, the policy."""
-        if self.kind == "training":
-            return "policy"
-        cell = next((c for c in self.cells if c.get("name") == file.name), {})
-        return agent_name(cell)
-
 
 def _in_order(name: str) -> tuple[int, str]:
     """Steps in their order, an evaluation before the training of the same step; other files by name."""
-    step = _STEP.match(name)
+    step = STEP.match(name)
     return (int(step[2]) if step else 0, name)
 
 
@@ -206,7 +202,6 @@ def _read_all(files: Iterable[EpisodeFile]) -> None:
 
 
 def agent_name(cell: dict[str, Any]) -> str:
-    """The name of a cell's agent."""
     agent = cell.get("agent")
     return str(agent.get("name", "")) if isinstance(agent, dict) else ""
 
@@ -235,12 +230,7 @@ def small_file(path: Path, folder: Path) -> bytes:
 
 
 def json_file(path: Path, folder: Path) -> Any:
-    """The value of a JSON file in a folder.
-
-    Raises:
-        OSError: see `small_file`.
-        ValueError: it is no JSON.
-    """
+    """The value of a JSON file in a folder. Raises OSError as `small_file`, and ValueError if it is no JSON."""
     return parsed(small_file(path, folder))
 
 
@@ -272,6 +262,142 @@ def newest(paths: Iterable[Path]) -> float:
     return max(times)
 
 
-def just_written(moment: float) -> bool:
-    """True if the last write is so recent that more may follow."""
-    return time.time() - moment < WRITTEN_SECONDS
+# How deep below a named folder runs are looked for, and in how many folders at most.
+DEPTH = 4
+MOST_FOLDERS = 20_000
+LOOK_SECONDS = 1.0
+# Of one run, before the next one is begun beside it.
+READ_SECONDS = 600.0
+_NOT_RUNS = frozenset({"__pycache__", "node_modules", "checkpoints", "episodes", "trajectories", "logs", "model"})
+_MANIFEST_START = 64 * 1024
+
+
+@dataclass
+class Runs:
+    """The runs under some resolved folders, by id. Ids do not change when other runs appear."""
+
+    roots: list[Path]
+    found: dict[str, Run] = field(default_factory=dict)
+    _by_path: dict[Path, Run] = field(default_factory=dict)
+    _ids: dict[str, Path] = field(default_factory=dict)
+    _looked: float = 0.0
+    _thread: threading.Thread | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def look(self) -> list[Run]:
+        """The current runs; searched for at most once a second."""
+        with self._lock:
+            if time.monotonic() - self._looked > LOOK_SECONDS or not self._looked:
+                now = dict(run_folders(self.roots))
+                self._by_path = {path: self._run(path, kind) for path, kind in now.items()}
+                self.found = {run.id: run for run in self._by_path.values()}
+                self._looked = time.monotonic()
+            return list(self.found.values())
+
+    def get(self, id: str) -> Run:
+        """Raises NotServed if there is no such run."""
+        run = self.found.get(id) or next((run for run in self.look() if run.id == id), None)
+        if run is None:
+            raise NotServed(f"there is no run {id!r}")
+        return run
+
+    def advance_all(self, seconds: float) -> None:
+        """Read what is new of all evaluations, the newest first, in one thread that goes on after this long."""
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                evaluations = [run for run in self.found.values() if run.kind == "evaluation"]
+                self._thread = threading.Thread(target=_read_runs, args=(evaluations,), name="runs", daemon=True)
+                self._thread.start()
+            thread = self._thread
+        for run in self.found.values():
+            if run.kind == "training":
+                run.refresh()
+        thread.join(seconds)
+
+    def _run(self, path: Path, kind: Kind) -> Run:
+        known = self._by_path.get(path)
+        if known is not None and known.kind == kind:
+            return known
+        id = run_id(path)
+        if self._ids.setdefault(id, path) != path:
+            id = f"{id}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+            self._ids[id] = path
+        return Run(id, path, kind)
+
+
+def _read_runs(runs: list[Run]) -> None:
+    for run in sorted(runs, key=lambda run: newest([run.path / "run.json"]), reverse=True):
+        run.advance(READ_SECONDS)
+
+
+def roots_of(paths: Sequence[Path]) -> list[Path]:
+    """The folders that were named, resolved.
+
+    Raises:
+        UsageError: one is not there, or is no folder.
+    """
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"there is no folder {path}")
+        if not path.is_dir():
+            raise UsageError(f"{path} is not a folder: name a run folder, or a folder of runs")
+    return list(dict.fromkeys(path.resolve() for path in paths))
+
+
+def run_folders(roots: Sequence[Path]) -> Iterator[tuple[Path, Kind]]:
+    """The run folders under some folders, and what they are. Links that lead out of their root are passed over."""
+    seen = set()
+    for root in roots:
+        waiting = [(root, 0)]
+        looked = 0
+        while waiting and looked < MOST_FOLDERS:
+            folder, depth = waiting.pop(0)
+            looked += 1
+            if folder in seen:
+                continue
+            seen.add(folder)
+            kind = kind_of(folder)
+            if kind:
+                yield folder, kind
+            elif depth < DEPTH:
+                waiting += [(child, depth + 1) for child in _children(folder, root)]
+
+
+def _children(folder: Path, root: Path) -> list[Path]:
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return []
+    names = [Path(e.path) for e in entries if e.name not in _NOT_RUNS and e.name[0] != "." and _is_folder(e)]
+    return [path.resolve() for path in names if is_inside(path, root)]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def kind_of(folder: Path) -> Kind | None:
+    try:
+        if (folder / "run.json").is_file() and _is_evaluation(folder):
+            return "evaluation"
+        if (folder / "config.yaml").is_file() and any((folder / n).exists() for n in ("metrics.jsonl", "trajectories")):
+            return "training"
+    except OSError:
+        return None
+    return None
+
+
+def _is_evaluation(folder: Path) -> bool:
+    """True if `run.json` says so. A broken one counts if there is a folder of episodes, so that the page shows it."""
+    try:
+        with open_regular(folder / "run.json") as file:
+            start = file.read(_MANIFEST_START)
+        if len(start) == _MANIFEST_START:
+            return b'"evaluation"' in start
+        manifest = json.loads(start)
+        return isinstance(manifest, dict) and manifest.get("kind") == "evaluation"
+    except (OSError, ValueError, RecursionError):
+        return (folder / "episodes").is_dir()

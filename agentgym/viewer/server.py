@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import json
+import hashlib
 import logging
 import secrets
 import time
@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.resources import files as package_files
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -20,10 +19,11 @@ from aiohttp import web
 from agentgym.hosts import LOCAL_HOSTS, is_ours
 from agentgym.viewer import answers
 from agentgym.viewer.answers import BadRequest
-from agentgym.viewer.index import NotServed, finite
+from agentgym.viewer.export import static_files
+from agentgym.viewer.index import NotServed, encoded
 
 if TYPE_CHECKING:
-    from agentgym.viewer.runs import Runs
+    from agentgym.viewer.run import Runs
 
 POLL_SECONDS = 0.5
 # A proxy that hears nothing closes the connection; a comment tells it that the server is there.
@@ -40,25 +40,13 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-    "png": "image/png",
-}
 _log = logging.getLogger("agentgym.viewer")
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass
 class Served:
-    """A server that runs.
-
-    Attributes:
-        url: where the page is, with its token where there is one.
-        port: which it got.
-    """
+    """A server that runs. `url` has the page's token, where there is one."""
 
     url: str
     port: int
@@ -174,28 +162,7 @@ def _json(answer: Callable[[web.Request], Any]) -> Answer:
     return handle
 
 
-def encoded(value: Any) -> bytes:
-    """The value as JSON that any browser reads: ASCII, and null for what JSON has no number for."""
-    try:
-        return json.dumps(value, allow_nan=False).encode()
-    except ValueError:
-        return json.dumps(finite(value), allow_nan=False).encode()
-
-
-def static_files() -> dict[str, tuple[str, bytes]]:
-    """The page's own files by name: their content type and content. No other file is ever served."""
-    folder = package_files("agentgym.viewer") / "static"
-    found = {}
-    for entry in sorted(folder.iterdir(), key=lambda e: e.name):
-        kind = TYPES.get(entry.name.rpartition(".")[2])
-        if kind and entry.is_file():
-            found[entry.name] = (kind, entry.read_bytes())
-    return found
-
-
 def _static(kind: str, content: bytes) -> Answer:
-    import hashlib
-
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
 
     async def handle(request: web.Request) -> web.StreamResponse:

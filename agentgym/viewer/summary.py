@@ -4,68 +4,98 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from agentgym.storage.jsonl import finite
 from agentgym.storage.locks import lock_held
-from agentgym.viewer.index import EpisodeFile, finite
+from agentgym.viewer.index import EpisodeFile
 from agentgym.viewer.rows import Numbers, numbers_of, result_of
-from agentgym.viewer.run import Run, agent_name, json_or_none, just_written, newest, text_file
+from agentgym.viewer.run import STEP, Run, agent_name, json_or_none, newest, text_file
 
-_STEP = re.compile(r"(train|eval)-(\d+)")
+# A training step, or an evaluation between steps, may take minutes in which nothing is written.
+WRITTEN_SECONDS = 120.0
 _ENV_ID = re.compile(r"^env:\s*\n(?:[ \t]+.*\n)*?[ \t]+id:[ \t]*(.+?)[ \t]*$", re.MULTILINE)
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """The summary of a run in the list: RUN."""
-    records = run.metrics.update() if run.kind == "training" else []
-    read = 1.0 if run.kind == "training" else run.indexing  # these numbers are of its metrics, which are read whole
-    common = {"id": run.id, "name": run.path.name, "path": str(run.path), "kind": run.kind, "indexing": read}
-    particulars = _of_training(run, records) if run.kind == "training" else _of_evaluation(run)
+    training = run.kind == "training"
     problems = run.problems
-    return {**common, **particulars, "live": is_live(run), "problem": problems[0] if problems else None}
+    return {
+        "id": run.id,
+        "name": run.path.name,
+        "path": str(run.path),
+        "kind": run.kind,
+        "indexing": 1.0 if training else run.indexing,  # numbers of training are of its metrics, which are read whole
+        **(_of_training(run, run.metrics.update()) if training else _of_evaluation(run)),
+        "updated": _updated(run),
+        "live": is_live(run),
+        "problem": problems[0] if problems else None,
+    }
 
 
 def is_live(run: Run) -> bool:
     """True while a process writes it: an evaluation's lock is held; a training run has recent writes and no result."""
     if run.kind == "evaluation":
         return lock_held(run.path / "lock")
-    return not (run.path / "result.json").exists() and just_written(_updated(run))
+    return not (run.path / "result.json").exists() and time.time() - _updated(run) < WRITTEN_SECONDS
 
 
 def details(run: Run) -> dict[str, Any]:
-    """RUN, and what only the run's own page shows."""
-    evaluation = run.kind == "evaluation"
-    if evaluation:
+    if run.kind == "evaluation":
         settings = {name: run.manifest.get(name) for name in ("command", "settings", "prices", "cells")}
-        config: str | None = json.dumps(settings, indent=2, ensure_ascii=False) if run.manifest else None
+        config = json.dumps(settings, indent=2, ensure_ascii=False) if run.manifest else None
+        particulars = {
+            "cells": [_cell(run, name, stem) for name, stem in _cells(run)],
+            "steps": [],
+            "results": json_or_none(run.path / "results.json", run.path),
+            "config": config,
+        }
         versions = run.manifest.get("versions")
     else:
-        config = text_file(run.path / "config.yaml", run.path)
+        steps = [(stem, found) for stem in run.files if (found := STEP.fullmatch(stem))]
+        particulars = {
+            "cells": [],
+            "steps": [{"cell": stem, "step": int(found[2]), "kind": found[1]} for stem, found in steps],
+            "results": json_or_none(run.path / "result.json", run.path),
+            "config": text_file(run.path / "config.yaml", run.path),
+        }
         versions = json_or_none(run.path / "versions.json", run.path)
-    return {
-        **summary(run),
-        "cells": [_cell(run, name, stem) for name, stem in _cells(run)] if evaluation else [],
-        "steps": [] if evaluation else list(_steps(run)),
-        "results": json_or_none(run.path / ("results.json" if evaluation else "result.json"), run.path),
-        "config": config,
-        "versions": versions if isinstance(versions, dict) else None,
-        "problems": run.problems,
-    }
+    versions = versions if isinstance(versions, dict) else None
+    return {**summary(run), **particulars, "versions": versions, "problems": run.problems}
+
+
+def with_results(shown: dict[str, Any]) -> dict[str, Any]:
+    """The details of an evaluation with the numbers of `results.json` in place of those of the episodes that were read."""
+    results = {cell["name"]: cell for cell in shown["results"]["cells"]}
+    cells = [
+        {
+            **cell,
+            **{name: result[name] for name in ("planned", "errors", "reward", "success", "turns")},
+            "episodes": result["episodes"] + result["errors"],
+            "low": result["success_low"],
+            "high": result["success_high"],
+            "result": finite(result),
+        }
+        for cell in shown["cells"]
+        if (result := results.get(cell["name"]))
+    ]
+    numbers = [Numbers(**{name: cell[name] for name in Numbers.__dataclass_fields__}) for cell in cells]
+    sums = {name: sum(cell[name] for cell in cells) for name in ("episodes", "errors")}
+    return {**shown, **sums, "cells": cells, "indexing": 1.0, "headline": _headline(numbers)}
 
 
 def _of_evaluation(run: Run) -> dict[str, Any]:
-    files = list(run.files.values())
+    files = run.files.items()
     created = run.manifest.get("created")
-    updated = _updated(run)
     return {
-        "created": created if isinstance(created, int | float) else updated,
-        "updated": updated,
-        "episodes": sum(file.episodes for file in files),
-        "errors": sum(file.failed for file in files),
-        "headline": _headline(run),
+        "created": created if isinstance(created, int | float) else _updated(run),
+        "episodes": sum(file.episodes for _, file in files),
+        "errors": sum(file.failed for _, file in files),
+        "headline": None if run.indexing < 1.0 else _headline([_numbers(run, stem, file) for stem, file in files]),
         "envs": _unique(str(e.get("id", "")) for c in run.cells if isinstance(e := c.get("env"), dict)),
         "agents": _unique(map(agent_name, run.cells)),
     }
@@ -82,7 +112,6 @@ def _of_training(run: Run, records: list[dict[str, Any]]) -> dict[str, Any]:
     env = _ENV_ID.search(text_file(run.path / "config.yaml", run.path) or "")
     return {
         "created": newest([run.path / "config.yaml"]),
-        "updated": _updated(run),
         "episodes": sum(_count(r, "episodes") + _count(r, "failed") for r in played),
         "errors": sum(_count(r, "failed") for r in played),
         "headline": headline,
@@ -105,11 +134,9 @@ def _unique(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for name in names if name))
 
 
-def _headline(run: Run) -> dict[str, Any] | None:
-    """The success of one cell with its interval, or the mean over several cells; None while they are being read."""
-    if run.indexing < 1.0:
-        return None
-    cells = [n for stem, file in run.files.items() if (n := _numbers(run, stem, file)).success is not None]
+def _headline(numbers: Sequence[Numbers]) -> dict[str, Any] | None:
+    """The success of one cell with its interval, or the mean over several cells."""
+    cells = [cell for cell in numbers if cell.success is not None]
     if not cells:
         return None
     if len(cells) == 1:
@@ -171,9 +198,3 @@ def _result(run: Run, stem: str, file: EpisodeFile | None, cell: dict[str, Any],
 
 def _is_near(before: tuple[int, int], now: tuple[int, int]) -> bool:
     return before[0] == now[0] and now[1] - before[1] <= before[1] // 50
-
-
-def _steps(run: Run) -> Iterable[dict[str, Any]]:
-    for stem in run.files:
-        if found := _STEP.fullmatch(stem):
-            yield {"cell": stem, "step": int(found[2]), "kind": found[1]}

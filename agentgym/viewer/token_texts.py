@@ -1,4 +1,4 @@
-"""Texts of token ids, by the tokenizer that a training run saved: for the viewer and for reports."""
+"""Texts of token ids, by the tokenizer that a training run saved."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from agent_train.report.tracking import read_metrics
+from agent_train.report.metrics import read_metrics
 
 COMMAND = str(Path(sys.executable).with_name("agent-train"))
 MARK = "AGENT_TRAIN_TEST_ID"

@@ -5,7 +5,7 @@ from typing import Any
 
 from agent_train.algorithms.selection import SelectionMetrics
 from agent_train.learner.measures import UpdateMetrics
-from agent_train.report.tracking import Clock
+from agent_train.report.metrics import Clock
 from agent_train.trainer.resume import run_path
 from agent_train.trainer.run_folder import RunFolder
 from agentgym.core.messages import assistant, user

@@ -1,14 +1,13 @@
-"""What the modes leave in `metrics.jsonl`, say at the end and show on the page."""
+"""What the modes leave in `metrics.jsonl` and say at the end."""
 
 import io
-import json
 import math
 
 import pytest
 from rich.console import Console
 
-from agent_train.report.page import write_report
-from agent_train.report.tracking import Tracker, read_metrics
+from agent_train.report.metrics import read_metrics
+from agent_train.report.tracking import Tracker
 from agent_train.trainer.offline.metrics import FileStep, HeldOut
 from agent_train.trainer.run_folder import RunFolder
 
@@ -67,23 +66,3 @@ def test_a_resumed_run_counts_what_came_before(run):
     printed = tracked(run, step_of(2), HeldOut(2, 0.1, {}, 20))
     assert "2 steps, 20 learned tokens" in printed
     assert "loss 0.7000" in printed
-
-
-def test_the_page_has_a_curve_for_each_number(run):
-    tracked(
-        run,
-        HeldOut(0, 0.7, {"accuracy": 0.25}, 20),
-        step_of(1, accuracy=0.5, chosen=0.1, rejected=-0.1),
-        step_of(2, accuracy=0.6),
-    )
-    page = write_report(run).read_text()
-    titles = ("held-out loss, start", "held-out loss, end", "optimizer steps", "learned tokens")
-    assert all(f">{title}</p>" in page for title in titles)
-    assert page.count("<svg") == 4
-    assert "accuracy, held out" in page
-
-
-def test_steps_of_a_warm_start_are_not_counted_as_steps_of_a_mode(run):
-    warm = {"kind": "sft", "step": 1, "steps": 2, "loss": 1.0, "tokens": 3, "elapsed": 1.0}
-    run.metrics.write_text(json.dumps(warm) + "\n")
-    assert "optimizer steps" not in write_report(run).read_text()

@@ -13,8 +13,8 @@ from run_cases import clock, episode, group, learned
 
 from agent_train.config.compose import compose, config_from_yaml
 from agent_train.config.schema import Config, ConfigError
-from agent_train.report.page import write_report
-from agent_train.report.tracking import Tracker, read_metrics, step_metrics
+from agent_train.report.metrics import read_metrics, step_metrics
+from agent_train.report.tracking import Tracker
 from agent_train.trainer.checkpoint import commit
 from agent_train.trainer.progress import Progress
 from agent_train.trainer.resume import OpenRun, open_run, refusals, resume_command, run_path
@@ -126,8 +126,6 @@ def test_a_run_that_is_resumed_twice_reads_as_one(config):
     assert [record["step"] for record in viewed.metrics.update() if record["kind"] == "eval"] == list(range(1, 11))
     assert len(viewed.files) == 20
     assert viewed.problems == []
-    page = write_report(run.folder).read_text()
-    assert page.count("<td>5</td>") == 1
 
 
 def test_a_run_without_a_checkpoint_starts_over_and_loses_nothing(config):
@@ -164,7 +162,6 @@ def test_metrics_that_end_before_the_checkpoint_cost_their_lines_and_nothing_els
     viewed = Run("one", run.folder.path, "training")
     assert [r["step"] for r in viewed.metrics.update() if r["kind"] == "train"][-2:] == [3, 4]
     assert viewed.problems == []
-    assert "cannot be read" not in write_report(run.folder).read_text()
 
 
 def test_a_torn_line_before_the_checkpoint_goes_aside(config):
@@ -179,7 +176,6 @@ def test_a_torn_line_before_the_checkpoint_goes_aside(config):
         ("eval", 2),
     ]
     assert "metrics.jsonl.before-resume-1" in run.told[0]
-    write_report(run.folder)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +197,6 @@ def test_a_pointer_that_names_no_checkpoint_is_refused_with_what_to_do(config, l
     assert words in problem
     assert "latest names" in problem
     assert "delete that file to go on from the newest there, step-000010" in problem
-    write_report(folder)
     (folder.checkpoints / "latest").unlink()
     if done:
         assert "done with 10 steps" in refused(config)

@@ -76,5 +76,5 @@
     return found;
   }
 
-  agentgym.embedded = { get, exported: data.exported, version: data.version, note: data.note };
+  agentgym.embedded = { get, exported: data.exported, version: data.version, note: data.note, home: data.home };
 })();

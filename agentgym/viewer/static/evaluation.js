@@ -52,12 +52,16 @@
       any((r) => last(r.pass_hat) !== undefined && r.samples > 1) && one("hat", "pass^k", (c) => c.result && last(c.result.pass_hat), (c) => share(c.result && c.result.pass_hat), { about: "chance that all of k samples succeed" }),
       one("episodes", "Episodes", (c) => c.episodes, (c) => [f.count(c.episodes), f.known(c.planned) && c.planned > c.episodes && h("span", { class: "muted" }, ` of ${f.count(c.planned)}`)]),
       one("errors", "Errors", (c) => c.errors, (c) => (c.errors ? h("a", { class: "bad", href: to(c, { outcome: "error" }) }, f.count(c.errors)) : "0")),
+      any((r) => r.cut) && one("cut", "Cut", (c) => c.result && c.result.cut, (c) => f.count(c.result && c.result.cut), { about: "episodes with an answer that was cut, withheld or never asked for" }),
+      any((r) => f.known(r.success_with_errors)) && one("zeros", "Errors as zeros", (c) => c.result && c.result.success_with_errors, zeros, { about: "success and reward with each error as no success and the least reward" }),
       one("turns", "Turns", (c) => c.turns, (c) => f.fixed(c.turns, 1)),
       any((r) => r.tokens_per_episode && r.tokens_per_episode.completion_tokens) && one("tokens", "Tokens", (c) => c.result && c.result.tokens_per_episode.completion_tokens, tokens, { about: "mean of an episode: written / read" }),
       any((r) => f.known(r.cost)) && one("cost", "Cost", (c) => c.result && c.result.cost, (c) => f.money(c.result && c.result.cost)),
       any((r) => sumOf(r.retries)) && one("retries", "Retries", (c) => c.result && sumOf(c.result.retries), (c) => retries(c.result)),
     ].filter(Boolean);
   }
+
+  const zeros = ({ result: r }) => (r && f.known(r.success_with_errors) ? [f.percent(r.success_with_errors), h("span", { class: "muted" }, ` · ${f.fixed(r.reward_with_errors, 3)}`)] : "–");
 
   const retries = (result) => (result ? h("span", { title: Object.entries(result.retries).map(([cause, n]) => `${cause}: ${n}`).join(", ") }, f.count(sumOf(result.retries))) : "–");
 
@@ -74,18 +78,13 @@
     return h("section", { class: "card" }, h("h3", {}, title), table.element);
   }
 
-  function errors(result, link) {
-    const rows = Object.entries(result.error_texts || {});
+  // Counts by name, the most frequent first, linked to their episodes. With a total, each is also a share.
+  function counts(title, of, link, { bad = false, total = 0 } = {}) {
+    const rows = Object.entries(of || {}).sort((a, b) => b[1] - a[1]);
     if (!rows.length) return null;
-    return h("section", { class: "card" }, h("h3", {}, "Errors by cause"), h("ul", { class: "causes" }, rows.map(([text, n]) =>
-      h("li", {}, h("b", { class: "bad" }, f.count(n)), h("a", { class: "open", href: link(text) }, parts.name(text))))));
-  }
-
-  function ends(result, link) {
-    const all = Object.entries(result.ends || {});
-    const total = all.reduce((sum, [, n]) => sum + n, 0);
-    return h("section", { class: "card" }, h("h3", {}, "How episodes ended"), h("ul", { class: "causes" }, all.map(([end, n]) =>
-      h("li", {}, h("b", {}, f.count(n)), h("a", { href: link(end) }, parts.name(end)), h("span", { class: "muted" }, f.percent(n / total))))));
+    return h("section", { class: "card" }, h("h3", {}, title), h("ul", { class: "causes" }, rows.map(([text, n]) =>
+      h("li", {}, h("b", { class: bad ? "bad" : "" }, f.count(n)), link ? h("a", { class: bad ? "open" : "", href: link(text) }, parts.name(text)) : h("span", {}, parts.name(text)),
+        total > 0 && h("span", { class: "muted" }, f.percent(n / total))))));
   }
 
   function histogram(rewards) {
@@ -107,8 +106,10 @@
     const r = cell.result;
     return h("div", { class: "cards" },
       breakdown("Difficulty", r.by_difficulty), breakdown("Tag", r.by_tag, (tag) => to({ tag })),
-      histogram(r.rewards), ends(r, (end) => to({ end })),
-      errors(r, (text) => to({ outcome: "error", cause: text })));
+      histogram(r.rewards), counts("How episodes ended", r.ends, (end) => to({ end }), { total: sumOf(r.ends) }),
+      counts("Finish reasons of answers", r.finish_reasons, (finish) => to({ finish })),
+      counts("Agent failures by cause", r.agent_failures), counts("Requests sent again, by cause", r.retries),
+      counts("Errors by cause", r.error_texts, (text) => to({ outcome: "error", cause: text }), { bad: true }));
   }
 
   function open(holder, first) {

@@ -7,8 +7,11 @@
   function parse(hash) {
     const [path, query] = String(hash || "").replace(/^#\/?/, "").split(/\?(.*)/s);
     const parts = path.split("/").filter(Boolean).map(decode);
-    return { path: parts.length ? parts : ["runs"], query: Object.fromEntries(new URLSearchParams(query || "")) };
+    return { path: parts.length ? parts : home(), query: Object.fromEntries(new URLSearchParams(query || "")) };
   }
+
+  // A report opens at its run.
+  const home = () => (agentgym.embedded && agentgym.embedded.home ? ["run", agentgym.embedded.home] : ["runs"]);
 
   function decode(text) {
     try {

@@ -19,13 +19,38 @@
           ? parts.interval(run.headline.value, run.headline.low, run.headline.high) : f.number(run.headline.value)),
         parts.fact("Episodes", f.count(run.episodes)),
         parts.fact("Errors", run.errors ? h("a", { class: "bad", href: router.link(["run", id, "episodes"], { outcome: "error" }) }, f.count(run.errors)) : "0"),
+        used(run),
         parts.fact("Began", f.when(run.created)), parts.fact("Last written", f.when(run.updated)),
         parts.fact("Folder", h("code", {}, parts.name(run.path)))),
       [run.problem, ...(run.problems || [])].filter(Boolean).map((text) => h("p", { class: "note bad" }, parts.name(text))),
-      run.results && run.results.stopped && h("p", { class: "note" }, "Stopped before all was played: ", h("b", {}, parts.name(run.results.stopped)), ". The same command with the same --out goes on."),
+      agentgym.embedded && agentgym.embedded.home && agentgym.embedded.note && h("p", { class: "note" }, parts.code(agentgym.embedded.note)),
+      run.results && run.results.stopped && h("p", { class: "note" }, "Stopped before all was played: ", h("b", {}, parts.name(run.results.stopped)), `, with ${f.plural(missing(run), "episode")} not played. The same command with the same --out goes on.`),
+      muchCut(run),
       !parts.isRead(run) && h("p", { class: "note" }, "The episodes are still being read: ", parts.reading(run.indexing), ". Numbers of episodes are of what was read so far; scores come when all are."),
     ];
   }
+
+  const cellsOf = (run) => (run.results && run.results.cells) || [];
+  const missing = (run) => cellsOf(run).reduce((sum, cell) => sum + Math.max(0, cell.planned - cell.episodes - cell.errors), 0);
+
+  // What an evaluation took, as its results count it.
+  function used(run) {
+    const cells = cellsOf(run);
+    const sum = (of) => cells.reduce((total, cell) => total + (of(cell) || 0), 0);
+    const [read, wrote] = ["prompt_tokens", "completion_tokens"].map((kind) => sum((cell) => (cell.tokens || {})[kind]));
+    const requests = sum((cell) => cell.requests);
+    const again = sum((cell) => Object.values(cell.retries || {}).reduce((a, b) => a + b, 0));
+    return [
+      cells.length > 0 && parts.fact("Time", f.seconds(run.results.seconds)),
+      read + wrote > 0 && parts.fact("Tokens", `${f.short(read + wrote)}, ${f.short(wrote)} written`),
+      requests > 0 && parts.fact("Requests", `${f.count(requests)}, ${f.count(again)} sent again`),
+      cells.some((cell) => f.known(cell.cost)) && parts.fact("Cost", f.money(sum((cell) => cell.cost))),
+    ];
+  }
+
+  // Where so many answers were cut, scores measure the limits rather than the model.
+  const muchCut = (run) => cellsOf(run).filter((cell) => cell.cut > 0.05 * (cell.episodes + cell.errors)).map((cell) =>
+    h("p", { class: "note bad" }, parts.name(cell.name), `: ${f.count(cell.cut)} of ${f.plural(cell.episodes + cell.errors, "episode")} were cut.`));
 
   function folds(run) {
     return h("div", { class: "folds" },

@@ -10,6 +10,13 @@
     "train.update.loss": "Policy loss", "train.update.gap_mean": "Log-probability gap", "train.update.entropy": "Entropy",
     "train.update.grad_norm": "Gradient norm", "train.step_seconds": "Seconds of a step",
   };
+  // Drawn by themselves where they are more than zeros.
+  const TELLING = [
+    "held_out.loss", "held_out.accuracy", ...["sft", "preference", "reward_model"].flatMap((kind) => ["loss", "accuracy", "chosen", "rejected", "grad_norm"].map((key) => `${kind}.${key}`)),
+    ...["mixed_groups", "truncated", "health.length", "health.length_max", "health.reward_spread", "health.repetition", "health.same", "critic.explained_variance", "prm.accuracy",
+      "update.kl_reference", "update.staleness", "selection.dropped_groups", "selection.dropped", "rollout_seconds", "score_seconds", "learn_seconds", "sync_seconds"].map((key) => `train.${key}`),
+  ];
+  const SHARES = new Set(["success", "accuracy", "mixed_groups", "truncated"]);
   const BANDS = { success: ["low", "high"], reward: ["reward_low", "reward_high"] };
   const HIDDEN = new Set(["step", "steps", "elapsed", "kind"]);
 
@@ -40,6 +47,35 @@
     return out.sort((a, b) => a[0] - b[0]);
   }
 
+  // The run in a few numbers.
+  function facts(records) {
+    const of = (kind, name) => records.filter((r) => r.kind === kind && f.known(r[name]));
+    const [evals, held, steps, file] = [of("eval", "success"), of("held_out", "loss"), of("train", "episodes"), records.filter((r) => f.known(r.epoch))];
+    const sum = (rows, name) => rows.reduce((total, row) => total + (row[name] || 0), 0);
+    const most = (rows, value) => rows.reduce((best, row) => (best && value(best) >= value(row) ? best : row), null);
+    const success = (words, row) => parts.fact(`Held-out success, ${words}`, parts.interval(row.success, row.low, row.high));
+    const loss = (words, row) => parts.fact(`Held-out loss, ${words}`, `${f.number(row.loss)}${f.known(row.accuracy) ? `, accuracy ${f.percent(row.accuracy)}` : ""}`);
+    const best = most(evals, (row) => row.success);
+    const gaps = steps.map((row) => (row.update || {}).gap_mean).filter(f.known);
+    const [tokens, seconds, again] = [sum(steps, "sampled_tokens"), sum(steps, "rollout_seconds"), sum(steps, "retried")];
+    const end = most(records, (row) => row.elapsed || 0);
+    return [
+      best && [success("start", evals[0]), success("end", evals.at(-1)), success(`best, after step ${best.step}`, best)],
+      held.length > 0 && [loss("start", held[0]), loss("end", held.at(-1))],
+      end && parts.fact("Time", f.seconds(end.elapsed)),
+      file.length > 0 && [parts.fact("Optimizer steps", `${f.count(file.length)}, ${f.count(file.filter((row) => row.skipped).length)} skipped`), parts.fact("Learned tokens", f.count(sum(file, "tokens")))],
+      steps.length > 0 && parts.fact("Training episodes", `${f.count(sum(steps, "episodes"))}, ${f.count(sum(steps, "failed"))} failed${again ? `, ${f.count(again)} run again` : ""}`),
+      tokens > 0 && parts.fact("Sampled tokens", `${f.count(tokens)}${seconds ? `, ${f.count(tokens / seconds)} a second` : ""}`),
+      gaps.length > 0 && parts.fact("Engine gap, largest step mean", `${Math.max(...gaps).toExponential(1)} nats a token`),
+    ];
+  }
+
+  const number = (name, title, show) => ({ name, title, right: true, of: (row) => row[name], show: (row) => show(row[name]) });
+  const EVALUATION = [
+    number("step", "Step", f.count), { ...number("success", "Success"), measure: true, show: (row) => parts.interval(row.success, row.low, row.high) },
+    number("reward", "Reward", (x) => f.fixed(x, 3)), number("turns", "Turns", (x) => f.fixed(x, 1)), number("episodes", "Episodes", f.count), number("failed", "Failed", f.count),
+  ];
+
   class Training {
     constructor(holder, run, route) {
       Object.assign(this, { run, runs: [], charts: new Map(), asked: false });
@@ -48,12 +84,14 @@
       this.others = h("select", { "aria-label": "Add a run to the charts" });
       this.legend = h("div", { class: "legend" });
       this.grid = h("div", { class: "charts" });
+      this.facts = h("dl", { class: "facts" });
+      this.evaluations = h("div", {});
       this.steps = h("div", {});
       const change = (what) => () => this.change(what);
       this.axis.addEventListener("change", change("axis"));
       this.keys.addEventListener("change", change("key"));
       this.others.addEventListener("change", change("run"));
-      fill(holder, h("div", { class: "bar sub" }, h("h2", {}, "Curves"), this.axis, this.keys, this.others), this.legend, this.grid, this.steps);
+      fill(holder, this.facts, h("div", { class: "bar sub" }, h("h2", {}, "Curves"), this.axis, this.keys, this.others), this.legend, this.grid, this.evaluations, this.steps);
       this.changed({ path: route.path, query: route.query });
       this.offer();
     }
@@ -112,7 +150,8 @@
     draw() {
       for (const run of this.runs) run.name = ((this.known || []).find((k) => k.id === run.id) || run).name;
       const keys = keysOf(this.runs.flatMap((run) => run.records));
-      const shown = [...USUAL.filter((key) => keys.includes(key)), ...this.extra.filter((key) => !USUAL.includes(key))];
+      const telling = TELLING.filter((key) => keys.includes(key) && this.runs.some((run) => pointsOf(run.records, key, "step").some((point) => point[1])));
+      const shown = [...new Set([...USUAL.filter((key) => keys.includes(key)), ...telling, ...this.extra])];
       if (!keys.length) fill(this.grid, parts.empty("No measurements yet.", "Curves appear with the first step. A run is started by `agent-train +env=frozen_lake`."));
       for (const [key, chart] of this.charts) {
         if (!shown.includes(key) || chart.xName !== this.axis.value) { chart.close(); chart.element.remove(); this.charts.delete(key); }
@@ -120,6 +159,8 @@
       if (keys.length && !this.charts.size) fill(this.grid);
       for (const key of shown) this.chart(key);
       this.fillMenus(keys, shown);
+      fill(this.facts, facts(this.runs[0].records));
+      this.drawEvaluations(this.runs[0].records.filter((record) => record.kind === "eval"));
       this.drawLegend();
       this.drawSteps();
     }
@@ -129,7 +170,7 @@
         const name = key.split(".").at(-1);
         const tools = this.extra.includes(key) && h("button", { class: "plain", type: "button", "aria-label": `Remove the chart ${key}`,
           on: { click: () => router.go(["run", this.run.id], { ...this.query, charts: this.extra.filter((k) => k !== key).join(" ") }) } }, "×");
-        const chart = new Chart({ title: NAMES[key] || key, percent: name === "success", xName: this.axis.value, tools });
+        const chart = new Chart({ title: NAMES[key] || key, percent: SHARES.has(name), xName: this.axis.value, tools });
         chart.element.dataset.key = key;
         this.charts.set(key, chart);
         this.grid.append(chart.element);
@@ -153,12 +194,20 @@
         i > 0 && h("a", { class: "plain", href: router.link(["run", this.run.id], without(run.id)), "aria-label": `Remove ${run.name}` }, "×"))));
     }
 
+    drawEvaluations(rows) {
+      if (this.table) this.table.update(rows);
+      else if (rows.length) {
+        this.table = parts.table("Held-out evaluations", EVALUATION, rows);
+        fill(this.evaluations, h("h2", {}, "Held-out evaluations"), this.table.element);
+      }
+    }
+
     drawSteps() {
       const steps = this.run.steps || [];
       if (!steps.length || this.drawnSteps === steps.length) return;
       this.drawnSteps = steps.length;
       const list = (kind) => steps.filter((s) => s.kind === kind).map((s) => h("a", { class: "step", href: router.link(["run", this.run.id, "episodes"], { cell: s.cell }) }, f.count(s.step)));
-      const row = (title, kind) => { const links = list(kind); return links.length && h("div", { class: "steps" }, h("b", {}, title), links); };
+      const row = (title, kind) => { const links = list(kind); return links.length > 0 && h("div", { class: "steps" }, h("b", {}, title), links); };
       fill(this.steps, h("h2", {}, "Episodes by step"), row("Evaluation", "eval"), row("Training", "train"));
     }
   }

@@ -2,7 +2,8 @@
 
 from agentgym.core.registration import EnvSpec
 from agentgym.core.trajectory import Trajectory, Turn
-from agentgym.evaluate import AgentSpec, Cell, results_of
+from agentgym.evaluate import results_of
+from agentgym.evaluate.plan import AgentSpec, Cell
 
 
 def trajectory(

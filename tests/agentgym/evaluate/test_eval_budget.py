@@ -1,13 +1,12 @@
 """Limits of a whole run, and what is counted against them."""
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.core.trajectory import Tokens, Trajectory, Turn
-from agentgym.evaluate.budget import Budget, Spent, UsageCounter, calls_of
+from agentgym.evaluate.budget import Budget, Spent, calls_of, tokens_of
+from agentgym.evaluate.results import usage_of
 from agentgym.policies.base import EndpointUsage, NullPolicy
 
 
@@ -20,37 +19,30 @@ class Counted:
 
 
 def test_no_limit_is_never_reached():
-    assert Budget().reached(UsageCounter(episodes=10**9, tokens=10**12, cost=1e9)) is None
+    assert Budget().reached(Spent(episodes=10**9, tokens=10**12, cost=1e9), 1e9) is None
     assert Budget().to_json() == {"patience": 60.0}
 
 
 @pytest.mark.parametrize(
     ("budget", "under", "over"),
     [
-        (Budget(episodes=3), UsageCounter(episodes=2), UsageCounter(episodes=3)),
-        (Budget(tokens=100), UsageCounter(tokens=99), UsageCounter(tokens=100)),
-        (Budget(cost=0.5), UsageCounter(cost=0.49), UsageCounter(cost=0.5)),
-        (Budget(seconds=1e6), UsageCounter(), UsageCounter(begun=time.monotonic() - 1e6)),
-        (
-            Budget(episodes=3),
-            UsageCounter(episodes=1, earlier=Spent(episodes=1)),
-            UsageCounter(episodes=1, earlier=Spent(episodes=2)),
-        ),
-        (Budget(tokens=9), UsageCounter(earlier=Spent(tokens=8)), UsageCounter(earlier=Spent(tokens=9))),
-        (Budget(cost=1.0), UsageCounter(earlier=Spent(cost=0.9)), UsageCounter(cost=0.5, earlier=Spent(cost=0.5))),
+        (Budget(episodes=3), (Spent(episodes=2), 0.0), (Spent(episodes=3), 0.0)),
+        (Budget(tokens=100), (Spent(tokens=99), 0.0), (Spent(tokens=100), 0.0)),
+        (Budget(cost=0.5), (Spent(cost=0.49), 0.0), (Spent(cost=0.5), 0.0)),
+        (Budget(seconds=9.0), (Spent(), 8.9), (Spent(), 9.0)),
     ],
 )
-def test_a_limit_is_reached_by_what_earlier_starts_used_too(budget, under, over):
-    assert budget.reached(under) is None
-    assert budget.reached(over) in budget.to_json()
+def test_a_limit_is_reached_by_what_was_used(budget, under, over):
+    assert budget.reached(*under) is None
+    assert budget.reached(*over) in budget.to_json()
 
 
 def test_running_episodes_and_their_tokens_count():
     running = [[Counted(10, 5), Counted(20, 5)], [NullPolicy()]]
-    assert Budget(episodes=4).reached(UsageCounter(episodes=1), running) is None
-    assert Budget(episodes=3).reached(UsageCounter(episodes=1), running) == "episodes"
-    assert Budget(tokens=41).reached(UsageCounter(), running) is None
-    assert Budget(tokens=40).reached(UsageCounter(), running) == "tokens"
+    assert Budget(episodes=4).reached(Spent(episodes=1), 0.0, running) is None
+    assert Budget(episodes=3).reached(Spent(episodes=1), 0.0, running) == "episodes"
+    assert Budget(tokens=41).reached(Spent(), 0.0, running) is None
+    assert Budget(tokens=40).reached(Spent(), 0.0, running) == "tokens"
 
 
 @pytest.mark.parametrize("bad", [{"episodes": 0}, {"tokens": -1}, {"cost": 0.0}, {"seconds": float("nan")}])
@@ -83,26 +75,22 @@ def test_who_asks_no_endpoint_has_no_calls():
     assert calls_of([NullPolicy()]) is None
 
 
-def test_exact_tokens_are_counted_live_and_stored():
+def test_exact_tokens_are_counted_where_an_endpoint_counted_none():
     exact = [Tokens([1, 2], [3], [-0.1], [0]), Tokens([1, 2, 3, 4], [5, 6], [-0.1, -0.2], [0, 0])]
     turns = [Turn([], {"role": "assistant", "content": "x"}, tokens=tokens) for tokens in exact]
-    tally, spent = UsageCounter(), Spent()
-    tally.add(Trajectory("a/0", "e", "a", turns=turns))
-    spent.add(Trajectory("a/0", "e", "a", turns=turns).to_json())
-    assert spent.tokens == tally.tokens == 9
+    trajectory, spent = Trajectory("a/0", "e", "a", turns=turns), Spent()
+    spent.add(trajectory.to_json())
+    assert spent.tokens == tokens_of(usage_of(trajectory)) == 9
 
 
-def test_stored_and_live_counts_agree():
+def test_the_calls_of_an_episode_count_and_else_its_turns():
     turns = [Turn([], {"role": "assistant", "content": "x"}, usage={"prompt_tokens": 7, "completion_tokens": 2})]
     counted = vars(EndpointUsage(requests=3, retries={"429": 2}, usage={"prompt_tokens": 30, "completion_tokens": 4}))
-    episodes = [
+    spent = Spent()
+    for trajectory in (
         Trajectory("a/0", "e", "a", turns=turns, metadata={"calls": counted, "cost": 0.5}),
         Trajectory("a/1", "e", "a", turns=turns),
         Trajectory("a/2", "e", "a", end="error", error="x", metadata={"calls": counted}),
-    ]
-    tally, spent = UsageCounter(), Spent()
-    for trajectory in episodes:
-        tally.add(trajectory)
+    ):
         spent.add(trajectory.to_json())
-    assert (tally.episodes, tally.errors, tally.requests, tally.retries) == (3, 1, 6, 4)
-    assert (spent.episodes, spent.tokens, spent.cost) == (tally.episodes, tally.tokens, tally.cost) == (3, 77, 0.5)
+    assert (spent.episodes, spent.tokens, spent.cost) == (3, 77, 0.5)

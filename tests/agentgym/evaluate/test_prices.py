@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.evaluate.prices import Price, Prices
+from agentgym.evaluate.budget import Price, Prices
 
 TABLE = {
     "small": {"input": 1.0, "output": 4.0},
@@ -66,7 +66,7 @@ def test_without_a_table_nobody_knows_the_cost():
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("p.yaml", "m: {input: 1, ouput: 2}", r"p\.yaml: m: no field 'ouput': did you mean 'output'\?"),
+        ("p.yaml", "m: {input: 1, ouput: 2}", r"p\.yaml: m: no field 'ouput': did you mean output\?"),
         ("p.yaml", "m: {input: 1}", "m: output is missing"),
         ("p.yaml", "m: {input: -1, output: 1}", "m: input must be US dollars per million tokens, 0 or more, not -1"),
         ("p.yaml", "m: {input: .nan, output: 1}", "m: input must be US dollars"),

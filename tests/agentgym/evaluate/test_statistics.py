@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgym.evaluate import mean_interval, pass_at_k, pass_hat_k, success_interval
-from agentgym.evaluate.statistics import ClusteredMean, ks_of, paired_difference, passes, sign_test
+from agentgym.evaluate.statistics import (
+    ClusteredMean,
+    ks_of,
+    mean_interval,
+    paired_difference,
+    pass_at_k,
+    pass_hat_k,
+    passes,
+    sign_test,
+    success_interval,
+)
 
 FINITE = st.floats(-1e6, 1e6, allow_nan=False)
 GROUPS = st.lists(st.lists(FINITE, min_size=1, max_size=6), min_size=1, max_size=12)

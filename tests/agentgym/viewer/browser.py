@@ -49,7 +49,7 @@ class Served:
         self.start()
 
     def start(self) -> None:
-        from agentgym.viewer.runs import Runs, roots_of
+        from agentgym.viewer.run import Runs, roots_of
         from agentgym.viewer.server import serve
 
         self.server = self._do(serve(Runs(roots_of(list(self.paths))), port=self.port))

@@ -5,43 +5,17 @@ import base64
 import hashlib
 import json
 import re
-from html.parser import HTMLParser
 
 import httpx
 import pytest
+from exported_page import Page
 from made_runs import HOSTILE, failed, hostile, play, policy_maker, write_evaluation, write_training
 
 from agentgym.core.trajectory import write_jsonl
 from agentgym.viewer import export as module
-from agentgym.viewer.export import embedded, export, page_of
-from agentgym.viewer.runs import Runs, roots_of
-from agentgym.viewer.server import serve, static_files
-
-
-class Page(HTMLParser):
-    """The elements of a page as a browser's tokenizer finds them: where a script ends above all."""
-
-    def __init__(self, text):
-        super().__init__(convert_charrefs=True)
-        self.elements, self.texts, self._open = [], [], None
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        self._open = len(self.elements) - 1 if tag in ("script", "style") else None
-
-    def handle_endtag(self, tag):
-        self._open = None
-
-    def handle_data(self, text):
-        if self._open is not None:
-            self.texts.append((*self.elements[self._open], text))
-
-    @property
-    def data(self):
-        (found,) = [text for tag, attrs, text in self.texts if attrs.get("id") == "agentgym-data"]
-        return json.loads(found)
+from agentgym.viewer.export import embedded, export, page_of, static_files
+from agentgym.viewer.run import Runs, roots_of
+from agentgym.viewer.server import serve
 
 
 @pytest.fixture(scope="module")

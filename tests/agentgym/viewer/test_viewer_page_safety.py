@@ -201,7 +201,7 @@ def test_five_megabytes_of_markdown_are_text_that_is_folded(window, served):
 @pytest.fixture(scope="module")
 def exported(folder, tmp_path_factory):
     from agentgym.viewer.export import export
-    from agentgym.viewer.runs import Runs, roots_of
+    from agentgym.viewer.run import Runs, roots_of
 
     path = tmp_path_factory.mktemp("export") / "runs.html"
     export(Runs(roots_of([folder])), path, episodes=50)

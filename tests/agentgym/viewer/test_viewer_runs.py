@@ -12,7 +12,7 @@ from agentgym.core.usage_error import UsageError
 from agentgym.storage import locks
 from agentgym.storage.files import write_json
 from agentgym.viewer.index import NotServed
-from agentgym.viewer.runs import Runs, roots_of, run_folders
+from agentgym.viewer.run import Runs, roots_of, run_folders
 from agentgym.viewer.summary import details, summary
 
 

@@ -15,8 +15,9 @@ from made_runs import HOSTILE, failed, hostile, play, policy_maker, write_evalua
 
 from agentgym.core.trajectory import write_jsonl
 from agentgym.evaluate.run import results_in
-from agentgym.viewer.runs import Runs, roots_of
-from agentgym.viewer.server import serve, static_files
+from agentgym.viewer.export import static_files
+from agentgym.viewer.run import Runs, roots_of
+from agentgym.viewer.server import serve
 
 PATIENCE = 60.0
 

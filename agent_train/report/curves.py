@@ -1,0 +1,156 @@
+"""Records of results, and one SVG with the curves of several: success by training step."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from agentgym.storage.files import write_json, write_text
+
+RESULT_KEYS = ("env", "seed", "start", "end", "minutes", "curve", "command")
+WIDTH, HEIGHT = 760, 420
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 34, 42
+COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#0891b2", "#db2777")
+TEXT, GRID, BACKGROUND = "#1f2937", "#e5e7eb", "#ffffff"
+
+Record = dict[str, Any]
+
+
+def write_result(
+    path: str | Path,
+    *,
+    env: str,
+    seed: int,
+    start: float,
+    end: float,
+    minutes: float,
+    curve: Sequence[tuple[int, float]],
+    command: str,
+    details: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the JSON record of a result.
+
+    Args:
+        path: the file; its folder is made.
+        start, end: held-out success before and after training, 0 to 1.
+        minutes: wall time of the run.
+        curve: `(step, held-out success)` of every evaluation.
+        details: anything else that a reader may want: machine, versions, model.
+    """
+    record: Record = {
+        "env": env,
+        "seed": seed,
+        "start": round(start, 4),
+        "end": round(end, 4),
+        "minutes": round(minutes, 2),
+        "curve": [[step, round(success, 4)] for step, success in curve],
+        "command": command,
+    }
+    if details:
+        record["details"] = dict(details)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_json(Path(path), record)
+
+
+def read_result(path: str | Path) -> Record:
+    """A record that `write_result` wrote.
+
+    Raises:
+        ValueError: it is no JSON or lacks a key; the message names the file and the key.
+    """
+    try:
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not a result: {error}") from error
+    missing = [key for key in RESULT_KEYS if not isinstance(record, dict) or key not in record]
+    if missing:
+        raise ValueError(f"{path}: not a result: no {missing[0]!r}")
+    return record
+
+
+def draw_curves(records: Sequence[Record], path: str | Path) -> None:
+    """One SVG file with the curve of every record that `read_result` gives."""
+    envs = sorted({record["env"] for record in records})
+    name = "seed {seed}" if len(envs) == 1 else "{env} {seed}"
+    series = [
+        Series(name.format(**record), [(step, success) for step, success in record["curve"]]) for record in records
+    ]
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_text(Path(path), curves_svg(series, ", ".join(envs)))
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: `(step, success)` in the order of steps, and where there is one a band of `(step, low, high)`."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    band: Sequence[tuple[float, float, float]] = ()
+
+
+def curves_svg(series: Sequence[Series], title: str) -> str:
+    """An `<svg>` of lines with axes and a legend, on a light background. Points that are not finite are left out."""
+    steps = [step for one in series for step, value in one.points if math.isfinite(value)] or [0.0, 1.0]
+    first, last = (min(steps), max(steps)) if max(steps) > min(steps) else (steps[0] - 0.5, steps[0] + 0.5)
+
+    def at(step: float, value: float) -> tuple[float, float]:
+        across = LEFT + (WIDTH - LEFT - RIGHT) * (step - first) / (last - first)
+        return across, TOP + (HEIGHT - TOP - BOTTOM) * (1 - value)
+
+    def path(points: Sequence[tuple[float, float]]) -> str:
+        return "M" + "L".join("{:.1f},{:.1f}".format(*at(*point)) for point in points)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'role="img" aria-label="{escape(title)}" font-family="system-ui, sans-serif" font-size="12" fill="{TEXT}">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{BACKGROUND}"/>',
+        f'<text x="{LEFT}" y="18" font-size="14" font-weight="600">{escape(title)}</text>',
+        *_axes([(at(tick, 0)[0], tick) for tick in nice_ticks(first, last, 6) if first <= tick <= last]),
+    ]
+    right = WIDTH - RIGHT
+    for i, one in reversed(list(enumerate(series))):
+        color = COLORS[i % len(COLORS)]
+        points = [point for point in one.points if math.isfinite(point[1])]
+        whole = [edges for edges in one.band if all(map(math.isfinite, edges))]
+        band = [(s, low) for s, low, _ in whole] + [(s, high) for s, _, high in reversed(whole)]
+        if band:
+            parts.append(f'<path d="{path(band)}Z" fill="{color}" fill-opacity="0.16"/>')
+        if points:
+            parts.append(f'<path d="{path(points)}" fill="none" stroke="{color}" stroke-width="2"/>')
+        for step, value in points:
+            (x, y), tip = at(step, value), f"{escape(one.name)}, training step {step:g}: {value:.1%}"
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"><title>{tip}</title></circle>')
+        right -= 7 * len(one.name)
+        parts.append(f'<text x="{right}" y="18">{escape(one.name)}</text>')
+        parts.append(f'<rect x="{right - 16}" y="9" width="11" height="11" rx="2" fill="{color}"/>')
+        right -= 28
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _axes(ticks: Sequence[tuple[float, float]]) -> list[str]:
+    bottom, middle = HEIGHT - BOTTOM, (TOP + HEIGHT - BOTTOM) / 2
+    parts = []
+    for percent in range(0, 101, 20):
+        y = bottom - (bottom - TOP) * percent / 100
+        parts.append(f'<path d="M{LEFT},{y:.1f}H{WIDTH - RIGHT}" stroke="{GRID}"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{percent}%</text>')
+    for x, tick in ticks:
+        parts.append(f'<path d="M{x:.1f},{bottom}v4" stroke="{TEXT}"/>')
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{tick:,g}</text>')
+    turned = f'x="14" y="{middle}" transform="rotate(-90 14 {middle})" text-anchor="middle"'
+    across = f'x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}" text-anchor="middle"'
+    parts.append(f'<path d="M{LEFT},{bottom}H{WIDTH - RIGHT}" stroke="{TEXT}"/>')
+    return [*parts, f"<text {across}>training step</text>", f"<text {turned}>held-out success</text>"]
+
+
+def nice_ticks(low: float, high: float, count: int) -> list[float]:
+    """About `count` round numbers that span low to high, which is above it."""
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    size = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * (1 - 1e-9))
+    return [i * size for i in range(math.floor(low / size + 1e-9), math.ceil(high / size - 1e-9) + 1)]
