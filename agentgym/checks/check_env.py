@@ -46,7 +46,7 @@ _ALWAYS = ("any action", "close")  # which need no episode to compare with
 
 
 def check_env(env: Env | str | EnvSpec, timeout: float = TIMEOUT) -> list[str]:
-    """Problems of an environment, each with what to change; empty if there are none. See `examine`."""
+    """Problems of an environment, each with its remedy. See `examine`."""
     return [str(finding) for finding in examine(env, timeout=timeout) if finding.state == PROBLEM]
 
 
@@ -57,8 +57,8 @@ def examine(
 
     Args:
         env: an id, spec or "module:Class" to make it by; or an environment, of which less can be seen.
-        timeout: seconds that one call may take. One that takes longer is reported, and ends the examination.
-        on_beat: called now and then while Python can run at all: for who must know that a call holds the interpreter.
+        timeout: seconds for one call. A longer call is reported, and ends the examination.
+        on_beat: called now and then while Python can run, so that a watchdog notices a call that holds the interpreter.
 
     Returns:
         At least one finding for each check that was done, in order.
@@ -97,7 +97,6 @@ class _Watched:
         self._check = "making the environment"
 
     def run(self) -> None:
-        """Run the checks; the thread's function."""
         asyncio.run(self._run())
 
     def blocked(self, thread: threading.Thread) -> Finding:
@@ -157,7 +156,6 @@ class _Watched:
             self.found.append(Finding("the rest", NOTE, f"not looked at before this is mended: {', '.join(rest)}"))
 
     async def _pass(self, checks: dict[str, Check], subject: Subject, alone: list[Played]) -> bool:
-        """Run these checks. False if a call hung."""
         for name, check in checks.items():
             self._check = name
             try:

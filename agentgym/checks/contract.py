@@ -36,7 +36,7 @@ _SAME = "draw only from self.np_random and the task, and put no clock or address
 
 
 async def values(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """Three random episodes return what they should. They are the ones that later checks compare with."""
+    """Three random episodes return valid values. Later checks compare with them."""
     for seed in SEEDS:
         alone.append(await subject.play(seed))
     found = dict.fromkeys(problem for played in alone for problem in played.problems)
@@ -221,7 +221,7 @@ def _read_tasks(subject: Subject, split: str) -> tuple[list[Task], int]:
 
 
 def tasks_of(subject: Subject, split: str) -> TaskSet:
-    """The tasks of a split; none where the environment has no such split."""
+    """The tasks of a split; none if the environment has no such split."""
     source = subject.spec.tasks if subject.spec is not None else subject.bare.default_tasks
     try:
         return source(split)
@@ -230,8 +230,6 @@ def tasks_of(subject: Subject, split: str) -> TaskSet:
 
 
 async def gymnasium(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """Gymnasium's own check."""
-
     def run(env: Any) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

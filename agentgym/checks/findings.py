@@ -24,8 +24,8 @@ class Finding:
     Attributes:
         check: the check's name, "any action".
         state: "ok"; "note", worth reading; "problem", to be changed.
-        text: what was found, and for a problem what to change.
-        place: "my_env/env.py:31" in the author's code; "" where there is none.
+        text: of a problem, it says what to change.
+        place: "my_env/env.py:31" in the author's code, if known.
     """
 
     check: str
@@ -54,11 +54,10 @@ class Home:
                 self._roots += [folder + os.sep for folder in getattr(module, "__path__", ())]
 
     def owns(self, file: str) -> bool:
-        """True if a file is the author's."""
         return any(file == root or (root.endswith(os.sep) and file.startswith(root)) for root in self._roots)
 
     def place_of(self, error: BaseException | TracebackType | None) -> str:
-        """The author's innermost line in an exception's traceback; "" if there is none."""
+        """The author's innermost line in an exception's traceback, or ""."""
         walked = error.__traceback__ if isinstance(error, BaseException) else error
         lines = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(walked)]
         return self._innermost(lines)
@@ -72,7 +71,7 @@ class Home:
         return self._innermost(lines)
 
     def line_with(self, kind: type, words: Iterable[str]) -> str:
-        """The first line of a class's file that has one of these words, for a hint where to look."""
+        """The first line of a class's file that has one of these words, as a hint, or ""."""
         try:
             file = inspect.getsourcefile(kind) or ""
             text = Path(file).read_text(encoding="utf-8")
@@ -91,7 +90,7 @@ class Home:
 
 
 def shown(file: str) -> str:
-    """A file's path as the author would write it: relative where it lies below the current folder."""
+    """A file's path as the author would write it: relative if it lies below the current folder."""
     try:
         near = os.path.relpath(file)
     except (ValueError, OSError):  # another drive, or a current folder that is gone

@@ -100,7 +100,7 @@ def _body(name: str) -> bool:
 
 
 async def seeds(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """The seed of reset draws the task; a note where it does not."""
+    """The seed of reset draws the task."""
     if len({(played.shown[0], (played.task or {}).get("id")) for played in alone}) > 1:
         return []
     count = len(await subject.call("tasks", lambda: subject.bare.tasks)) if alone[0].task is not None else 0
@@ -185,7 +185,6 @@ async def concurrency(subject: Subject, alone: list[Played]) -> list[Finding]:
 
 
 async def _in_turn(envs: list[Subject], alone: list[Played]) -> list[Played]:
-    """Episodes whose steps alternate."""
     played = [Played(was.seed) for was in alone]
     players = [_stepwise(env, was, now) for env, was, now in zip(envs, alone, played, strict=True)]
     for player in players:

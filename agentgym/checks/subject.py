@@ -37,19 +37,16 @@ class Hung(Exception):
 
 @dataclass
 class Played:
-    """One episode, as JSON text, so that nothing that happens later can change it.
+    """One episode, as JSON text, so that later changes cannot reach it.
 
     Attributes:
-        seed: what `reset` was given.
-        task: the task's JSON object; None where the environment binds none.
-        actions: what was done.
+        seed: of `reset`.
+        task: the task's JSON object; None if the environment binds none.
         shown: the opening and the answer to each action: observation, reward, terminated, truncated, info.
         opening: the very messages that `reset` returned.
-        rewards: one for each action.
-        success: the last info's `success`; None where it has none.
-        ended: False where it was left after too many steps or seconds.
-        problems: what is wrong with its values, in words.
-        slowest: the longest call and its seconds.
+        success: the last info's `success`, if it has one.
+        ended: False if it was left after too many steps or seconds.
+        problems: faults of its values, in words.
     """
 
     seed: int
@@ -64,7 +61,7 @@ class Played:
     slowest: tuple[float, str] = (0.0, "")
 
     def difference(self, other: Played) -> str:
-        """Where two episodes first differ, in words; "" where they are equal."""
+        """Where two episodes first differ, in words; "" if they are equal."""
         for turn, (one, two) in enumerate(zip(self.shown, other.shown, strict=False)):
             if one != two:
                 at = next(
@@ -87,10 +84,10 @@ class Subject:
         env: the environment, with its wrappers.
         spec: makes others like it; None if unknown.
         home: the author's files.
-        timeout: seconds that a call may take.
+        timeout: seconds for one call.
         executor: runs its calls.
-        hung: whether a call has not come back.
-        sole: whether its server was seen to let no other play beside it.
+        hung: whether a call has not returned.
+        sole: whether its server allowed no second session beside it.
     """
 
     env: Any
@@ -103,21 +100,14 @@ class Subject:
 
     @property
     def bare(self) -> Any:
-        """The environment without its wrappers."""
         return self.env.unwrapped
 
     @property
     def is_async(self) -> bool:
-        """True if one of its methods is `async def`."""
         return bool(self.bare.async_methods)
 
     async def another(self) -> Subject:
-        """Another environment of the same spec, with its own executor.
-
-        Raises:
-            ValueError: there is no spec.
-            Hung: making it took too long.
-        """
+        """Another environment of the same spec, with its own executor."""
         if self.spec is None:
             raise ValueError("this environment was given as an object without a spec")
         return await made(self.spec, self.timeout)
@@ -125,11 +115,7 @@ class Subject:
     async def call(
         self, what: str, function: Callable[..., Any], *args: Any, patience: float = 1.0, **kwargs: Any
     ) -> Any:
-        """The result of a call; `patience` multiplies the time it may take.
-
-        Raises:
-            Hung: it took longer.
-        """
+        """The result of a call; `patience` multiplies the time limit. Raises Hung."""
         waiting = asyncio.ensure_future(self.executor.call(function, *args, **kwargs))
         seconds = self.timeout * patience
         await asyncio.wait({waiting}, timeout=seconds)
@@ -159,7 +145,7 @@ class Subject:
         return place
 
     async def reset(self, seed: int | None, task: Any = None) -> tuple[list[Message], dict[str, Any]]:
-        """Start an episode; where `init` is async, which `reset` cannot call, a task is bound first, drawn by the seed."""
+        """Start an episode. If `init` is async, which `reset` cannot call, a task is drawn by the seed and bound first."""
         if task is None and is_async(self.bare, "init"):
             tasks = await self.call("tasks", lambda: self.bare.tasks)
             task = await self.call("tasks", tasks.__getitem__, random.Random(seed).randrange(len(tasks)))
@@ -171,7 +157,6 @@ class Subject:
         return result
 
     async def step(self, action: Action) -> Any:
-        """One step."""
         result = await self.call("step", self.env.step, action)
         if not isinstance(result, tuple) or len(result) != 5:
             raise TypeError(
@@ -181,7 +166,6 @@ class Subject:
         return result
 
     async def close(self) -> None:
-        """Close it once, unless a call hangs, and end its thread."""
         if not self.hung:
             await self.call("close", self.env.close)
         self.executor.stop()
@@ -229,12 +213,7 @@ class Subject:
 
 
 async def made(spec: EnvSpec, timeout: float) -> Subject:
-    """The environment of a spec, made in the thread that will run it.
-
-    Raises:
-        Hung: making it took too long.
-        Exception: whatever making it raised.
-    """
+    """The environment of a spec, made in the thread that will run it. Raises Hung if that takes too long."""
     subject = Subject(None, spec, Home([]), timeout)
     try:
         factory = await subject.call("importing the environment", spec.load)

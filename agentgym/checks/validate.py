@@ -41,7 +41,6 @@ class Score:
 
     Attributes:
         player: "gold" (`expert_action`), "null" (says nothing), "random" (`random_action`, or random text).
-        episodes, errors: played to an end; failed.
         reward, reward_min, reward_max: mean, least and greatest; None if no episode ended.
         success, success_low, success_high: share of successes and its 95% interval.
         turns: mean replies of an episode.
@@ -61,15 +60,6 @@ class Score:
 
 @dataclass
 class Validation:
-    """What was found.
-
-    Attributes:
-        env, split, tasks: what was played, and how many tasks of it.
-        scores: of gold, null and random play.
-        findings: what was proved, and what was not.
-        seconds: wall time.
-    """
-
     env: str
     split: str
     tasks: int = 0
@@ -79,11 +69,9 @@ class Validation:
 
     @property
     def ok(self) -> bool:
-        """True if there is no problem."""
         return all(finding.state != PROBLEM for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """The validation as a JSON object."""
         return {**asdict(self), "ok": self.ok}
 
 
@@ -101,12 +89,10 @@ async def validate(
     """Prove an environment on the first n tasks of a split.
 
     Args:
-        spec: of the environment.
-        split, n, seed: what is played.
         floor: the greatest share of successes that null and random play may have. None: null has none, and random play
             has fewer than gold.
         concurrency, limits: see `run_many`.
-        say: told what is done next.
+        say: told the next step.
 
     Raises:
         ValueError: no such split, or n below 1.
@@ -146,15 +132,11 @@ async def validate(
 
 
 class _Silent:
-    """Answers with the empty text."""
-
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
         return Reply({"role": "assistant", "content": ""})
 
 
 class _Babble:
-    """Answers with random words, for environments without `random_action`."""
-
     def __init__(self, rng: random.Random):
         self._rng = rng
 
@@ -178,7 +160,6 @@ def _players(has: dict[str, bool], seed: int) -> dict[str, Callable[[Episode], P
 
 
 def score_of(player: str, trajectories: Sequence[Trajectory]) -> Score:
-    """The results of one policy's episodes."""
     ended = [t for t in trajectories if not t.failed]
     if not ended:
         return Score(player, 0, len(trajectories))
@@ -302,7 +283,6 @@ async def _repeats(
     concurrency: int,
     say: Callable[[str], None],
 ) -> list[Finding]:
-    """Stored replies give the same rewards again, in new environments here and in another process."""
     if spec.nondeterministic:
         return [Finding("repeats", NOTE, "not proved: it is registered with nondeterministic=True")]
     before = [t for trajectories in played.values() for t in trajectories[:REPLAYED] if not t.failed]

@@ -46,12 +46,11 @@ class Parser(argparse.ArgumentParser):
         self._has_commands = False
 
     def add_subparsers(self, **kwargs: Any) -> Any:
-        """As argparse."""
         self._has_commands = True
         return super().add_subparsers(**kwargs)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse, but what it does not know is refused here, by the command whose options were meant."""
+        """As argparse, but the command whose options were meant refuses unknown ones."""
         words = sys.argv[1:] if args is None else [*args]  # `list` is the command's module here once that is imported
         if not self._has_commands:  # before anything else: a misspelt option is often also a missing one
             self._refuse([word for word in words[: _end_of_options(words)] if self._unknown(word)])
@@ -60,7 +59,6 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
     def error(self, message: str) -> NoReturn:
-        """The message in one line, and exit code 2."""
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
 

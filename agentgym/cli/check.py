@@ -1,5 +1,3 @@
-"""The command `agentgym check`."""
-
 from __future__ import annotations
 
 import argparse
@@ -26,7 +24,6 @@ _GRACE = 15.0  # seconds, past the timeout, of an interpreter that a call does n
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym check`."""
     check = commands.add_parser("check", help="check environments before publishing them")
     check.add_argument("envs", nargs="+", metavar="ENV", help=ENVS)
     check.add_argument(
@@ -88,7 +85,6 @@ def _examined(spec: EnvSpec, timeout: float) -> tuple[list[Finding], str]:
 
 
 def print_findings(title: str, found: Sequence[Finding], seconds: float) -> None:
-    """The outcome in a line, then the findings, each below its check's name."""
     from agentgym.checks.check_env import summary
 
     count = summary(found)

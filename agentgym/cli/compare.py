@@ -1,5 +1,3 @@
-"""The command `agentgym compare`."""
-
 from __future__ import annotations
 
 import argparse
@@ -11,7 +9,6 @@ from agentgym.core.usage_error import UsageError
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym compare`."""
     parser = commands.add_parser(
         "compare",
         help="compare two or more runs, paired by task",

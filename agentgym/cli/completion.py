@@ -26,7 +26,6 @@ Words = dict[str, str]  # each with a description, or ""
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym completion`."""
     completion = commands.add_parser(
         "completion",
         help="a script that makes a shell complete commands, options, environments and runs",
@@ -53,8 +52,7 @@ def _completion(args: argparse.Namespace) -> int:
 def answer_shell(parser: argparse.ArgumentParser, **how: Any) -> None:
     """Write the candidates for the line that argcomplete's script has put into the environment, then exit.
 
-    Args:
-        how: more arguments of argcomplete's finder.
+    `how` are more arguments of argcomplete's finder.
     """
     from argcomplete.completers import SuppressCompleter
     from argcomplete.finders import ExclusiveCompletionFinder

@@ -1,5 +1,3 @@
-"""The command `agentgym data`: list, get."""
-
 from __future__ import annotations
 
 import argparse
@@ -13,7 +11,6 @@ from agentgym.core.usage_error import UsageError, instead
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym data` and its commands."""
     parser = commands.add_parser("data", help="list and download data sets")
     commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND", parser_class=type(parser))
 

@@ -1,5 +1,3 @@
-"""The command `agentgym doctor`."""
-
 from __future__ import annotations
 
 import argparse
@@ -19,7 +17,6 @@ exit code: 1 if something is broken, else 0"""
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym doctor`."""
     doctor = commands.add_parser(
         "doctor",
         help="check packages, hardware, sandboxes and data on this machine",

@@ -1,5 +1,3 @@
-"""The command `agentgym eval`."""
-
 from __future__ import annotations
 
 import argparse
@@ -36,7 +34,6 @@ _SAY_SECONDS = 10.0
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym eval`."""
     command = commands.add_parser(
         "eval",
         help="evaluate models, agents and policies on environments",
@@ -62,7 +59,6 @@ def _eval(args: argparse.Namespace) -> int:
 
 
 def _prepared(suite: Suite, agents: list[AgentSpec], args: argparse.Namespace) -> list[str]:
-    """Try everything that can be wrong; returns the warnings."""
     from agentgym.evaluate.prepare import check_agents, check_endpoints, check_envs, check_prices
 
     if args.no_store and (args.out or args.resume):
@@ -115,7 +111,6 @@ def _run(suite: Suite, agents: list[AgentSpec], out: Path, args: argparse.Namesp
 
 @contextlib.contextmanager
 def _served(agent: AgentSpec, out: Path, args: argparse.Namespace) -> Iterator[AgentSpec]:
-    """The agent at the endpoint of its folder, which is served for as long as this lasts."""
     from agentgym.evaluate.agents import located
     from agentgym.evaluate.serving import serve_model
 
@@ -209,7 +204,6 @@ def _stopping(stop: asyncio.Event) -> Iterator[None]:
 
 
 def _show(results: Results, out: Path, args: argparse.Namespace) -> None:
-    """The results on standard output; where they are, and how to go on, on standard error."""
     from agentgym.evaluate.tables import results_table
 
     if args.json:

@@ -121,11 +121,7 @@ def _add_agents(command: argparse.ArgumentParser) -> None:
 
 
 def suite_from(args: argparse.Namespace) -> Suite:
-    """The suite that a command line describes, by itself, by a file, or by a run folder.
-
-    Raises:
-        UsageError: it describes none.
-    """
+    """The suite of a command line, a file, or a run folder. Raises UsageError if they describe none."""
     from agentgym.evaluate.suite import read_suite, suite_of
 
     file = args.suite
@@ -149,7 +145,6 @@ def suite_from(args: argparse.Namespace) -> Suite:
 
 
 def _record(args: argparse.Namespace) -> dict[str, Any]:
-    """The suite of a command line without a file."""
     if not args.envs:
         raise UsageError("name an environment (`agentgym list` shows all), or a suite NAME.yaml")
     if suites := [name for name in args.envs if name.endswith(SUITES)]:

@@ -1,5 +1,3 @@
-"""The command `agentgym export`."""
-
 from __future__ import annotations
 
 import argparse
@@ -13,7 +11,6 @@ from agentgym.core.usage_error import UsageError
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym export` and its forms."""
     command = commands.add_parser("export", help="export an environment for another framework")
     forms = command.add_subparsers(dest="form", required=True, metavar="FORM", parser_class=type(command))
     openenv = forms.add_parser("openenv", help="write a folder that OpenEnv's tools can build, validate and deploy")

@@ -1,5 +1,3 @@
-"""The command `agentgym init`."""
-
 from __future__ import annotations
 
 import argparse
@@ -10,7 +8,6 @@ from agentgym.core.usage_error import UsageError
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym init`."""
     command = commands.add_parser("init", help="create a new environment as an installable package")
     add = command.add_argument
     add("name", metavar="NAME", help="name of the package and the environment, such as my_env")

@@ -47,7 +47,6 @@ class Row:
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym list`."""
     listing = commands.add_parser("list", help="list environments and their requirements")
     listing.add_argument(
         "server", nargs="?", metavar="URL", help="list those of a server, http://HOST:PORT (default: this machine's)"
@@ -131,7 +130,6 @@ def _adapter_row(adapter: Adapter) -> Row:
 
 
 def _package(requirement: str) -> Need:
-    """True if a package is installed in a sufficient version."""
     wanted = Requirement(requirement)
     remedy = f"pip install {requirement!r}"
     try:

@@ -35,7 +35,6 @@ the answers. Exit codes: 0 the episode ended or you left it (/quit, Ctrl-D), 1 i
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym play`."""
     command = commands.add_parser("play", help="play an environment yourself, or watch an agent play it", epilog=_ABOUT)
     command.add_argument("env", metavar="ENV", help=ENVS)
     add = command.add_argument

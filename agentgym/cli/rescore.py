@@ -1,5 +1,3 @@
-"""The command `agentgym rescore`."""
-
 from __future__ import annotations
 
 import argparse
@@ -19,7 +17,6 @@ _EVERY = 500  # episodes between two lines of progress
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym rescore`."""
     command = commands.add_parser("rescore", help="grade a run's stored episodes again with the current environments")
     add = command.add_argument
     add("run_folder", type=Path, metavar="RUN", help="the folder of an evaluation")

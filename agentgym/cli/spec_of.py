@@ -19,7 +19,7 @@ ENVS = "id, module:Class, file.py or file.py:Class, or prefix:NAME of another pa
 
 
 def find_modules(run: Path | None = None) -> None:
-    """Let modules of the current folder be imported, and those of a run folder from where they were when it was played."""
+    """Let modules of the current folder be imported, and those of a run folder from the folders of that run."""
     folders = [os.getcwd()]
     if run is not None and (run / "run.json").is_file():
         from agentgym.evaluate.store import read_run
@@ -30,11 +30,7 @@ def find_modules(run: Path | None = None) -> None:
 
 
 def spec_of(id: str) -> EnvSpec:
-    """The spec of what the user named, its class imported. Modules in the current folder can be named.
-
-    Raises:
-        UsageError: the environment is unknown or cannot be imported.
-    """
+    """The spec of an environment named by the user, its class imported. Raises UsageError."""
     from agentgym.core.registration import UnknownEnvError, spec
 
     find_modules()

@@ -29,26 +29,18 @@ _CONTROLS |= dict.fromkeys((*range(0x7F, 0xA0), *_TURNING), "\N{REPLACEMENT CHAR
 
 
 def plain(text: str) -> str:
-    """Text that a terminal only shows: without control characters, and without those that turn the reading direction."""
+    """Text without control characters, and without those that turn the reading direction."""
     return text.replace("\r\n", "\n").translate(_CONTROLS).encode("utf-8", "replace").decode()
 
 
 class Screen:
-    """The terminal on which an episode is shown.
-
-    Args:
-        console: of the terminal.
-    """
-
     def __init__(self, console: Console):
         self.console = console
 
     def say(self, text: str, style: str = "") -> None:
-        """A line, or several."""
         self.console.print(Text(plain(text), style=style))
 
     def message(self, message: Message) -> None:
-        """A message under its role."""
         role = message["role"]
         title = plain(f"{role} {message.get('name', '')}".strip())
         self.console.print(Rule(Text(title, style=_COLOURS.get(role, "")), align="left", style="dim"))
@@ -61,7 +53,6 @@ class Screen:
             self.say(_call_of(call), "yellow")
 
     def turn(self, number: int, reward: float) -> None:
-        """The end of a turn that was rewarded."""
         self.say(f"turn {number}: reward {reward:+g}", "bold")
 
     def end(self, trajectory: Trajectory, seen: int) -> None:
@@ -103,11 +94,9 @@ def _call_of(call: Any) -> str:
 
 
 class ShownPolicy:
-    """Another policy, and on a screen all that it is shown and answers.
+    """Shows on a screen the messages that another policy is given, and its answers.
 
     Args:
-        policy: what plays.
-        screen: where.
         rewards: of the steps so far, as `RewardedSteps` collects them.
         replies: whether answers are shown; a person has typed them already.
         pause: called after each answer that is shown.
@@ -131,17 +120,14 @@ class ShownPolicy:
 
     @property
     def calls(self) -> EndpointUsage | None:
-        """Those of the policy."""
         return getattr(self._policy, "calls", None)
 
     def attach(self, env: Env, call: Any) -> None:
-        """Pass the environment on to a policy that wants it."""
         attach = getattr(self._policy, "attach", None)
         if attach is not None:
             attach(env, call)
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """The policy's answer, once what is new was shown."""
         for message in messages[self.seen :]:
             self._screen.message(message)
         if self._rewards and self._rewards[-1]:
@@ -163,7 +149,6 @@ class RewardedSteps(Wrapper):
         self.rewards: list[float] = []
 
     def step(self, action: Action) -> Any:
-        """The environment's step; its reward is noted."""
         result = self.env.step(action)
         return self._awaited(result) if is_async(self.env, "step") else self._noted(result)
 

@@ -1,5 +1,3 @@
-"""The command `agentgym validate`."""
-
 from __future__ import annotations
 
 import argparse
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym validate`."""
     command = commands.add_parser(
         "validate", help="validate environments: gold, null and random policies, replays, splits"
     )

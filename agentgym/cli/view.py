@@ -1,5 +1,3 @@
-"""The command `agentgym view`."""
-
 from __future__ import annotations
 
 import argparse
@@ -20,7 +18,6 @@ _EPISODES = 200
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym view`."""
     parser = commands.add_parser(
         "view",
         help="view runs in the browser: curves, comparisons, episodes turn by turn",

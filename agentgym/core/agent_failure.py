@@ -20,11 +20,7 @@ Blame = Callable[[], str | None]
 
 
 class AgentFailure(Exception):
-    """Raised in `step`: the agent has broken its episode, which ends at the environment's floor.
-
-    Attributes:
-        cause: one word, under which such episodes are counted.
-    """
+    """Raised in `step`: the agent has broken its episode, which ends at the environment's floor and is counted under `cause`."""
 
     def __init__(self, cause: str, message: str = ""):
         super().__init__(message or cause)

@@ -35,13 +35,9 @@ class Env(gymnasium.Env[Observation, Action]):
     """Base class of environments whose methods are `def`, and of `AsyncEnv`.
 
     A subclass defines `reset` and `step`, and `init` and `close` if it holds a sandbox, a database or an index. The same task,
-    seed and actions give the same observations and rewards in any process.
-
-    `step` turns an error that the agent's own programs can have caused (see `agentgym.core.agent_failure`) into the end of the
-    episode: terminated, with the reward that brings the episode's sum to `floor`, and the cause as `info["agent_failure"]`. The
-    base class does this for the `step` of every subclass.
-
-    A class that has some `async def` methods and is no `AsyncEnv` works too: each method is called as what it is.
+    seed and actions give the same observations and rewards in any process. If the agent's own programs can have caused an
+    error of `step` (see `agentgym.core.agent_failure`), the episode terminates with a reward that brings its sum to `floor`,
+    and with the cause as `info["agent_failure"]`.
 
     Args:
         tasks: the set that `reset()` draws from when no task is bound. Default: the set that `default_tasks` returns.
@@ -50,12 +46,11 @@ class Env(gymnasium.Env[Observation, Action]):
     Attributes:
         task: the bound task, None before `init`.
         turn: steps taken in this episode.
-        tools: OpenAI tool schemas that the policy may call; empty where the environment has none.
-        sandbox_image: image of the sandboxes that it acquires, None where it has none. An environment that sets it takes the
-            keyword `sandbox`, the back end, which command lines and training runs pass on.
-        floor: the least reward of an episode, and the reward of one that the agent's own programs broke. 0 by default; an
-            environment with penalties sets it to their least sum.
-        async_methods: which of `init`, `reset`, `step` and `close` are `async def`.
+        tools: OpenAI tool schemas that the policy may call.
+        sandbox_image: image of its sandboxes, if any. An environment that sets it takes the keyword `sandbox`, the back end.
+        floor: the least reward of an episode, and the reward of one that the agent's own programs broke. An environment
+            with penalties sets it to their least sum.
+        async_methods: which of `init`, `reset`, `step` and `close` are `async def`. A class with some, not an `AsyncEnv`, works.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - declared so by Gymnasium
@@ -99,7 +94,6 @@ class Env(gymnasium.Env[Observation, Action]):
 
     @property
     def tasks(self) -> TaskSet:
-        """The set that `reset()` draws from."""
         if self._tasks is None:
             # A spec made by `agentgym.make` knows the kwargs and the task function that this env was registered with.
             spec: Any = self.spec
@@ -108,30 +102,22 @@ class Env(gymnasium.Env[Observation, Action]):
 
     @property
     def current_task(self) -> Task:
-        """The bound task.
-
-        Raises:
-            RuntimeError: none is bound.
-        """
+        """The bound task. Raises RuntimeError if there is none."""
         if self.task is None:
             raise RuntimeError(f"{type(self).__name__}: no task is bound; call reset() first")
         return self.task
 
     def init(self, task: Task) -> None:
-        """Bind a task and acquire what it needs. May be slow; `reset` may follow many times.
-
-        Subclasses call `super().init(task)`.
-        """
+        """Bind a task and acquire what it needs. May be slow; `reset` may follow many times. Subclasses call `super().init(task)`."""
         self.task = task
         self._drawn = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start an episode of the bound task; subclasses call `super().reset(seed=seed, options=options)` first.
+        """Start an episode; subclasses call `super().reset(seed=seed, options=options)` first.
 
-        Where no task was bound by `init` or `options`, every reset draws one from `tasks`: by the seed alone if there is
-        one, else by `self.np_random`.
+        Without a task bound by `init` or `options`, every reset draws one from `tasks`: by the seed, else by `self.np_random`.
 
         Args:
             seed: seeds `self.np_random`.
@@ -152,7 +138,6 @@ class Env(gymnasium.Env[Observation, Action]):
         return self._begun()
 
     def _task_to_bind(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Task | None, bool]:
-        """The task that a reset has to bind, if any, and whether it was drawn."""
         super().reset(seed=seed)
         task: Task | None = (options or {}).get("task")
         draw = task is None and (self.task is None or self._drawn)
@@ -172,8 +157,8 @@ class Env(gymnasium.Env[Observation, Action]):
         """Answer one assistant message.
 
         Returns:
-            `(observation, reward, terminated, truncated, info)`. The observation holds only the new messages. `info`
-            carries `success: bool` on the last step where the environment has a notion of it.
+            `(observation, reward, terminated, truncated, info)`. The observation holds only the new messages; on the last step,
+            `info` carries `success: bool` if the environment has a notion of it.
         """
         raise NotImplementedError
 
@@ -182,11 +167,7 @@ class Env(gymnasium.Env[Observation, Action]):
         self.running = False
 
     def read(self, action: Action) -> str:
-        """Begin a step: check that an episode is running and return the action's text.
-
-        Raises:
-            RuntimeError: `reset` was not called, or the episode is over.
-        """
+        """Begin a step: return the action's text. Raises RuntimeError if no episode is running."""
         if not self.running:
             raise RuntimeError(f"{type(self).__name__}: no episode is running; call reset() before step()")
         self.turn += 1
@@ -202,7 +183,7 @@ class Env(gymnasium.Env[Observation, Action]):
         return messages, float(reward), terminated, truncated, info
 
     def hung_by_agent(self) -> bool:
-        """True if the agent can have caused a step to hang, where no sandbox tells. May take seconds."""
+        """True if the agent can have caused a step to hang; asked if it has no sandbox. May take seconds."""
         return False
 
     def agent_failed(self, cause: str) -> Step:
@@ -248,8 +229,6 @@ def _ended_by_agent(step: Callable[[Any, Action], Any]) -> Callable[[Any, Action
 
 
 def _ended_by_agent_async(step: Callable[[Any, Action], Awaitable[Any]]) -> Callable[[Any, Action], Awaitable[Any]]:
-    """As `_ended_by_agent`, of an `async def step`."""
-
     @functools.wraps(step)
     async def guarded(self: Env, action: Action) -> Any:
         if self._stepping:
@@ -285,9 +264,6 @@ class AsyncEnv(Env):
     """Base class of environments whose `init`, `reset`, `step` and `close` are all `async def`. See `Env`.
 
     A subclass awaits the methods of this class: `await super().reset(seed=seed, options=options)`.
-
-    Raises:
-        TypeError: a subclass defines one of the four as `def`.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -297,13 +273,11 @@ class AsyncEnv(Env):
 
     # Gymnasium, and with it Env, declares these as `def`.
     async def init(self, task: Task) -> None:  # type: ignore[override]
-        """Bind a task; see `Env.init`."""
         super().init(task)
 
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start an episode, and bind its task where need be; see `Env.reset`."""
         task, drawn = self._task_to_bind(seed, options)
         if task is not None:
             await self.init(task)
@@ -311,11 +285,9 @@ class AsyncEnv(Env):
         return self._begun()
 
     async def step(self, action: Action) -> Step:  # type: ignore[override]
-        """Answer one assistant message; see `Env.step`."""
         raise NotImplementedError
 
     async def close(self) -> None:  # type: ignore[override]
-        """Release what `init` acquired; see `Env.close`."""
         super().close()
 
 
@@ -328,7 +300,6 @@ class Wrapper(gymnasium.Wrapper[Observation, Action, Observation, Action]):
     env: Env
 
     def init(self, task: Task) -> Any:
-        """Bind a task; see `Env.init`."""
         return self.env.get_wrapper_attr("init")(task)
 
     @property
@@ -339,12 +310,10 @@ class Wrapper(gymnasium.Wrapper[Observation, Action, Observation, Action]):
 
     @property
     def task(self) -> Task | None:
-        """The bound task."""
         return self.env.task
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """OpenAI schemas of the tools that the policy may call."""
         return self.env.tools
 
     @property
@@ -360,12 +329,9 @@ def close_unused(env: gymnasium.Env[Any, Any]) -> None:
 
 
 class Blocking(Wrapper):
-    """Makes plain calls of `async def` methods, in an event loop of its own: for Gymnasium's tools and simple scripts.
+    """Makes plain calls of `async def` methods, in its own event loop: for Gymnasium's tools and simple scripts.
 
     Not for use inside a running loop.
-
-    Args:
-        env: an `Env` or an `AsyncEnv`.
     """
 
     async_methods: frozenset[str] = frozenset()  # type: ignore[assignment]  # a property where another decides
@@ -382,11 +348,10 @@ class Blocking(Wrapper):
         return self._waiting(method) if inspect.iscoroutinefunction(method) else method
 
     def init(self, task: Task) -> None:
-        """Bind a task."""
         self._call("init", task)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Start an episode; where the environment cannot bind the task that it would draw, this does."""
+        """Start an episode. If the environment cannot bind the task that it would draw, this does."""
         if is_async(self.env, "init") and not is_async(self.env, "reset"):
             task = (options or {}).get("task")
             if task is None:
@@ -398,11 +363,9 @@ class Blocking(Wrapper):
         return self._call("reset", seed=seed, options=options)
 
     def step(self, action: Action) -> Any:
-        """Answer one assistant message."""
         return self._call("step", action)
 
     def close(self) -> None:
-        """Close the environment, and the event loop with all that is in it."""
         try:
             self._call("close")
         finally:

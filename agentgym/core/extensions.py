@@ -15,11 +15,7 @@ _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def import_path(path: str) -> Any:
-    """The object at `"package.module:attribute"`.
-
-    Raises:
-        ImportError: there is no such module, or it has no such attribute.
-    """
+    """The object at `"package.module:attribute"`. Raises ImportError."""
     module, _, attribute = path.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -38,8 +34,8 @@ class ExtensionPoint:
 
     Attributes:
         noun: for messages: "policy loss".
-        group: of entry points: a package that defines `[project.entry-points."agentgym.losses"] mine = "pkg.mod:mine"` adds `mine`.
-        shipped: path of each shipped implementation by its name.
+        group: of entry points: `[project.entry-points."agentgym.losses"] mine = "pkg.mod:mine"` adds `mine`.
+        shipped: path of each shipped implementation by its name; it cannot be replaced.
     """
 
     noun: str
@@ -48,16 +44,12 @@ class ExtensionPoint:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """The path of each implementation by its name; shipped ones come first and cannot be replaced."""
+        """The path of each implementation by its name."""
         installed = {point.name: point.value for point in metadata.entry_points(group=self.group)}
         return {**self.shipped, **{name: path for name, path in installed.items() if name not in self.shipped}}
 
     def path(self, name: str) -> str:
-        """Where the implementation is: by its name, or the name itself if that is a path.
-
-        Raises:
-            ValueError: neither; the message has the nearest names.
-        """
+        """The path of a name, or the name itself if it is a path. Raises ValueError with the nearest names."""
         if name in self.names:
             return self.names[name]
         if _PATH.fullmatch(name):
@@ -68,11 +60,7 @@ class ExtensionPoint:
         raise ValueError(f"unknown {self.noun} {name!r}: {meant}{known} is named as package.module:function")
 
     def load(self, name: str) -> Any:
-        """Import the implementation.
-
-        Raises:
-            ValueError: there is none of this name, it cannot be imported, or it cannot be called.
-        """
+        """Import the implementation. Raises ValueError if it cannot be found, imported or called."""
         path = self.path(name)
         try:
             found = import_path(path)

@@ -17,7 +17,6 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 def system(text: str) -> Message:
-    """A system message."""
     return {"role": "system", "content": text}
 
 
@@ -27,11 +26,11 @@ def user(text: str) -> Message:
 
 
 def assistant(action: Action) -> Message:
-    """An action as an assistant message. Text is wrapped; a message is checked and returned as it is.
+    """An action as an assistant message: text is wrapped, a message is checked and copied.
 
     Raises:
         TypeError: the action is neither text nor a dict.
-        ValueError: the dict is no assistant message.
+        ValueError: the dict is not an assistant message.
     """
     if isinstance(action, str):
         return {"role": "assistant", "content": action}
@@ -44,7 +43,6 @@ def assistant(action: Action) -> Message:
 
 
 def tool_result(call_id: str, text: str, name: str | None = None) -> Message:
-    """The answer to one tool call."""
     message: Message = {"role": "tool", "tool_call_id": call_id, "content": text}
     if name is not None:
         message["name"] = name
@@ -52,7 +50,7 @@ def tool_result(call_id: str, text: str, name: str | None = None) -> Message:
 
 
 def text_of(message: Action) -> str:
-    """The text of a message or action: its content, or its text parts joined; "" where it has none."""
+    """The text of a message or action: its content, or its text parts joined; "" if it has none."""
     if isinstance(message, str):
         return message
     content = message.get("content")
@@ -64,11 +62,7 @@ def text_of(message: Action) -> str:
 
 
 def instructed(messages: Sequence[Message], instruction: str) -> Observation:
-    """Copies of a task's messages, with an instruction at the end of the last one.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """Copies of a task's messages, with an instruction at the end of the last one. Raises ValueError if there are none."""
     if not messages:
         raise ValueError("no messages: there is nothing to put an instruction after")
     *before, last = messages

@@ -58,19 +58,17 @@ class UnknownEnvError(KeyError, ValueError):
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """How to make one environment. Picklable, and JSON wherever its entry point and kwargs are.
+    """How to make one environment. Picklable, and JSON if its entry point and kwargs are.
 
     Attributes:
-        id: what it is registered as, or its entry point for an environment named by value.
-        entry_point: `"module:Class"`, or the class or function itself where no other process could import it.
-        kwargs: what the environment is made with.
-        description: one line for lists.
+        id: its registered id, or its entry point if it is named by value.
+        entry_point: `"module:Class"`, or the class or function itself if no other process could import it.
+        kwargs: arguments of the environment.
         tags: free words for lists.
         task_source: a function `split -> TaskSet`, or its `"module:function"`; None: the class's `default_tasks`.
         nondeterministic: True if the same task, seed and actions may give different results.
-        needs: what it takes besides agentgym itself, made with `kwargs`: "sandbox:IMAGE", or "MODULE:REQUIREMENT", a
-            module that must be importable and what `pip install` is told to get it. Shown by lists, and looked at before
-            an evaluation.
+        needs: requirements besides agentgym itself: "sandbox:IMAGE", or "MODULE:REQUIREMENT", a module to import and the
+            argument of `pip install` that gets it. Lists show them; evaluations check them first.
     """
 
     id: str
@@ -99,7 +97,7 @@ class EnvSpec:
 
         Raises:
             ImportError: the entry point cannot be imported; names module and environment.
-            TypeError: it is a class that is no `agentgym.Env`.
+            TypeError: the class is not an `agentgym.Env`.
         """
         factory: Any = self.entry_point
         if isinstance(factory, str):
@@ -114,16 +112,12 @@ class EnvSpec:
         return factory
 
     def missing(self) -> list[str]:
-        """What `pip install` is told to get the packages of `needs` that are not here; none is imported."""
+        """Arguments of `pip install` for the packages of `needs` that are not installed; none is imported."""
         found = (need.partition(":") for need in self.needs)
         return [what for module, _, what in found if module != "sandbox" and not is_here(module)]
 
     def tasks(self, split: str = "train", **settings: Any) -> TaskSet:
-        """The task set of a split. Those of the spec's kwargs and the settings that the task function accepts are passed to it.
-
-        Args:
-            split: which.
-            settings: as `make` takes them, over the spec's kwargs.
+        """The task set of a split. `settings`, as `make` takes them, go over the spec's kwargs.
 
         Raises:
             ValueError: no such split, or the environment has no tasks of its own.
@@ -143,11 +137,7 @@ class EnvSpec:
         return source(split, **{k: v for k, v in {**self.kwargs, **settings}.items() if k in accepted})
 
     def to_json(self) -> dict[str, Any]:
-        """The spec as a JSON object.
-
-        Raises:
-            ValueError: the entry point or task source is an object that no other process can import.
-        """
+        """The spec as a JSON object. Raises ValueError if no other process can import its entry point or task source."""
         record = {name: value for name, value in vars(self).items() if value not in (None, "", (), {}, False)}
         for name in ("entry_point", "task_source"):
             if not isinstance(record.get(name, ""), str):
@@ -159,7 +149,6 @@ class EnvSpec:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> EnvSpec:
-        """The reverse of `to_json`."""
         return cls(**{**record, "tags": tuple(record.get("tags", ())), "needs": tuple(record.get("needs", ()))})
 
 
@@ -174,20 +163,14 @@ def register(
     nondeterministic: bool = False,
     needs: Iterable[str] = (),
 ) -> EnvSpec:
-    """Give an environment an id.
+    """Give an environment an id. Registering the same entry point and kwargs again only renews the rest.
 
     Args:
         id: `name`, `namespace/name`, with `-v2` at the end for a version.
         entry_point: `"module:Class"`, a subclass of `agentgym.Env`, or a function that makes one.
-        kwargs: what the environment is made with, unless `make` is given other values.
-        description: one line for lists.
-        tags: free words for lists.
+        kwargs: arguments of the environment, unless `make` is given other values.
         tasks: `split -> TaskSet`, or its `"module:function"`. Default: the class's `default_tasks`.
-        nondeterministic: True if the same task, seed and actions may give different results.
-        needs: see `EnvSpec`.
-
-    Returns:
-        The spec. Registering the same entry point and kwargs again only renews the rest.
+        description, tags, nondeterministic, needs: see `EnvSpec`.
 
     Raises:
         ValueError: the id is malformed, or registered with something else.
@@ -223,13 +206,11 @@ def register(
 
 @dataclass(frozen=True)
 class Adapter:
-    """What makes environments of another package from `prefix:name`.
+    """Makes environments of another package from `prefix:name`.
 
     Attributes:
-        prefix: what stands before the colon.
-        entry_point: `"module:Class"`, made with `name=` and whatever else `make` is given.
-        install: what `pip install` is told to get the other package.
-        description: one line for lists.
+        entry_point: `"module:Class"`, made with `name=` and the arguments of `make`.
+        install: the argument of `pip install` that gets the other package.
         example: a name, for lists and errors.
     """
 
@@ -241,11 +222,7 @@ class Adapter:
 
 
 def register_adapter(adapter: Adapter) -> Adapter:
-    """Give a prefix to the environments of another package. Registering the same adapter twice changes nothing.
-
-    Raises:
-        ValueError: the prefix or the entry point is malformed, or the prefix belongs to another adapter.
-    """
+    """Give a prefix to the environments of another package. Raises ValueError if it is malformed or taken."""
     if not _PREFIX.fullmatch(adapter.prefix) or not _BY_VALUE.fullmatch(adapter.entry_point):
         raise ValueError(f"bad adapter {adapter}: write prefix='name' and entry_point='package.module:Class'")
     if _adapters.setdefault(adapter.prefix, adapter) != adapter:
@@ -269,11 +246,10 @@ def make(id: str | EnvSpec, **kwargs: Any) -> Env:
 
 
 def spec(id: str) -> EnvSpec:
-    """The spec of an id, of `"package.module:Class"`, of `"prefix:name"` or of a URL, which is not asked.
+    """The spec of an id as `make` takes it. No server and no other package is asked.
 
     Raises:
-        UnknownEnvError: no such id; names the nearest ones, or the versions that there are. Whether another package has the
-            name is only seen when the environment is made.
+        UnknownEnvError: no such id; names the nearest ones, or the registered versions.
     """
     if id.startswith(("http://", "https://")):
         served: EnvSpec = _resolve(SERVED_ENV, id)(id)
@@ -343,11 +319,6 @@ def _adapted(adapter: Adapter, name: str) -> EnvSpec:
 
 
 def _check_prefix(prefix: str, name: str) -> None:
-    """Refuse what is neither an adapter's prefix nor a module, but nearly a prefix.
-
-    Raises:
-        UnknownEnvError: names the prefixes that may have been meant.
-    """
     near = difflib.get_close_matches(prefix, _adapters, n=2, cutoff=0.7)
     if near and prefix not in sys.modules and importlib.util.find_spec(prefix) is None:
         meant = " or ".join(repr(f"{p}:{name}") for p in near)
@@ -405,7 +376,7 @@ def _name(target: Any) -> str:
 
 
 def parameters(factory: Callable[..., Env]) -> tuple[list[inspect.Parameter], bool]:
-    """What a factory takes by name, and whether it takes anything else. `**kwargs` of a class go to the class above."""
+    """The parameters of a factory, and whether it takes any others. `**kwargs` of a class go to the class above."""
     levels = (
         [vars(c)["__init__"] for c in factory.__mro__ if "__init__" in vars(c)]
         if inspect.isclass(factory)
@@ -422,11 +393,7 @@ def parameters(factory: Callable[..., Env]) -> tuple[list[inspect.Parameter], bo
 
 
 def check_kwargs(spec: EnvSpec, factory: Callable[..., Env], kwargs: Mapping[str, Any]) -> None:
-    """See that a factory takes these arguments, and needs no other.
-
-    Raises:
-        TypeError: it does not; names the argument.
-    """
+    """Raise TypeError if a factory does not take these arguments, or needs another."""
     valid, takes_any = parameters(factory)
     if not takes_any:
         _refuse_unknown(spec, kwargs, [p.name for p in valid])

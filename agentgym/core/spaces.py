@@ -21,16 +21,13 @@ class MessagesSpace(gymnasium.Space[Observation]):
     """Observations: a list of chat messages with any unicode text. Samples are lists of user messages."""
 
     def sample(self, mask: Any = None, probability: Any = None) -> Observation:
-        """A random value; masks do not apply."""
         return [user(_random_text(self.np_random)) for _ in range(int(self.np_random.integers(1, 3)))]
 
     def contains(self, x: object) -> bool:
-        """True if x is one of these; never raises."""
         return isinstance(x, list) and all(problem_of(m) is None for m in x)
 
     @property
     def is_np_flattenable(self) -> bool:
-        """False: text has no array form."""
         return False
 
     def __eq__(self, other: object) -> bool:
@@ -47,16 +44,13 @@ class ActionSpace(gymnasium.Space[Action]):
     """Actions: any unicode text, or an assistant message. Samples are text."""
 
     def sample(self, mask: Any = None, probability: Any = None) -> Action:
-        """A random value; masks do not apply."""
         return _random_text(self.np_random)
 
     def contains(self, x: object) -> bool:
-        """True if x is one of these; never raises."""
         return isinstance(x, str) or (isinstance(x, dict) and problem_of(x) is None and x["role"] == "assistant")
 
     @property
     def is_np_flattenable(self) -> bool:
-        """False: text has no array form."""
         return False
 
     def __eq__(self, other: object) -> bool:

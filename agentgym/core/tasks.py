@@ -21,7 +21,7 @@ class Task:
 
     Attributes:
         id: unique within its task set; names the task in trajectories, reports and resumed runs.
-        messages: opening messages, where the problem is a text; empty where the env draws its own opening.
+        messages: opening messages of a textual problem; empty if the environment draws its own opening.
         answer: for the reward: a gold answer, tests, a target state.
         seed: seed of a procedurally generated task.
         metadata: anything else: split, difficulty, tags, source.
@@ -34,7 +34,7 @@ class Task:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The task as a JSON object, without the fields that are empty."""
+        """The task as a JSON object, without empty fields."""
         record: dict[str, Any] = {"id": self.id}
         if self.messages:
             record["messages"] = list(self.messages)
@@ -48,11 +48,7 @@ class Task:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Task:
-        """The reverse of `to_json`.
-
-        Raises:
-            ValueError: no `id`, or an unknown field.
-        """
+        """The reverse of `to_json`. Raises ValueError for a missing `id` or an unknown field."""
         unknown = set(record) - {"id", "messages", "answer", "seed", "metadata"}
         if unknown or "id" not in record:
             wrong = f"unknown field {min(unknown)!r}" if unknown else "no field 'id'"
@@ -70,9 +66,9 @@ class TaskSet(Sequence[Task]):
     """An ordered set of tasks. Generated sets make each task on access, so a million cost nothing.
 
     Args:
-        tasks: the tasks, or a function from a position to its task together with `size`.
-        name: what reports call the set, for example "gsm8k/test".
-        source: where the tasks come from, for display: a file, "generated", "the project's own 40 problems".
+        tasks: the tasks, or a function from a position to its task, together with `size`.
+        name: for reports, for example "gsm8k/test".
+        source: of the tasks, for display: a file, "generated", "the project's own 40 problems".
     """
 
     def __init__(
@@ -137,11 +133,11 @@ class TaskSet(Sequence[Task]):
     def from_jsonl(
         cls, path: str | Path, *, parse: Callable[[dict[str, Any], int], Task] | None = None, name: str | None = None
     ) -> TaskSet:
-        """Tasks from a JSON Lines file, gzipped if its name ends in `.gz`: one task object a line, or any object with `parse(record, line_index)`.
+        """Tasks from a JSON Lines file, which may be gzipped (`.gz`): a task object a line, or any object with `parse(record, line_index)`.
 
         Raises:
             FileNotFoundError: no such file.
-            ValueError: a line is no JSON or no task; the message names file and line.
+            ValueError: a line is not JSON or not a task; the message names file and line.
         """
         path = Path(path)
         tasks = []
@@ -160,7 +156,7 @@ class TaskSet(Sequence[Task]):
     def from_parquet(
         cls, path: str | Path, *, parse: Callable[[dict[str, Any], int], Task] | None = None, name: str | None = None
     ) -> TaskSet:
-        """Tasks from a Parquet file, a row each; like `from_jsonl`. Needs `pyarrow`."""
+        """Tasks from the rows of a Parquet file; like `from_jsonl`. Needs `pyarrow`."""
         try:
             from pyarrow import parquet
         except ImportError as error:
@@ -179,7 +175,6 @@ class TaskSet(Sequence[Task]):
         return cls(tasks, name=name or path.stem, source=str(path))
 
     def to_jsonl(self, path: str | Path) -> None:
-        """Write the tasks, one JSON object a line."""
         with Path(path).open("w", encoding="utf-8") as out:
             for task in self:
                 out.write(line_of(task.to_json()))
@@ -188,10 +183,7 @@ class TaskSet(Sequence[Task]):
     def load(cls, env_id: str, split: str = "train", **settings: Any) -> TaskSet:
         """The task set of a registered environment: `TaskSet.load("wordle", split="test", words="data")`.
 
-        Args:
-            env_id: as `agentgym.make` takes it.
-            split: "train", "test", or another that the environment has.
-            settings: the environment's own, as `agentgym.make` takes them. Those that its tasks do not depend on change nothing.
+        Settings are the environment's own, as `agentgym.make` takes them; those that its tasks do not depend on change nothing.
 
         Raises:
             UnknownEnvError: no such environment; names the nearest.

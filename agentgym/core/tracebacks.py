@@ -13,14 +13,13 @@ _HERE = str(Path(__file__).resolve().parents[1])
 
 
 def place_of(error: BaseException, folder: str = "") -> str:
-    """The innermost line that is the user's own: "my_env.py:12 in step".
+    """The innermost line of the user's own code: "my_env.py:12 in step".
 
     Args:
-        error: the exception.
-        folder: of the user's files. "": all but Python's and this package's; installed packages come last.
+        folder: of the user's files. "": all files but Python's and this package's; installed packages come last.
 
     Returns:
-        "" if there is no such line and no folder was given; with a folder, then the innermost line of all.
+        If there is no such line: "" without a folder, else the innermost line of all.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"

@@ -1,9 +1,8 @@
 """Finds task data: in the user's folder, then on Hugging Face, then among the tasks that an environment ships with.
 
-The environment variable `AGENTGYM_DATA` names the folder, which holds files such as `gsm8k/test.jsonl`. If it is not set, the
-folder is `~/.cache/agentgym/data`, which `agentgym data get` fills; if it is empty, there is no folder. Hugging Face is asked
-through the `datasets` package, if installed: its cache first, with no network, then the hub, unless
-`HF_HUB_OFFLINE` is set. A hub that cannot be reached costs a few seconds, once per process.
+`AGENTGYM_DATA` names the folder, which holds files such as `gsm8k/test.jsonl`. Not set, it is `~/.cache/agentgym/data`, which
+`agentgym data get` fills; empty, there is none. Hugging Face is asked through the `datasets` package, if installed: first its
+cache, then the hub, unless `HF_HUB_OFFLINE` is set. A hub that does not answer costs a few seconds, once per process.
 """
 
 from __future__ import annotations
@@ -34,13 +33,7 @@ _noticed: set[str] = set()
 
 @dataclass(frozen=True)
 class HubData:
-    """A data set on the Hugging Face hub.
-
-    Attributes:
-        repo: for example "openai/gsm8k".
-        config: its configuration.
-        revision: branch, tag or commit.
-    """
+    """A data set on the Hugging Face hub: its repository ("openai/gsm8k"), configuration, and branch, tag or commit."""
 
     repo: str
     config: str = "default"
@@ -48,8 +41,7 @@ class HubData:
 
 
 def folder() -> Path | None:
-    """The data folder: what `AGENTGYM_DATA` names, else `agentgym/data` in the user's cache, which need not exist yet; None if
-    the variable is empty."""
+    """The data folder, which need not exist yet; None if `AGENTGYM_DATA` is empty."""
     named = os.environ.get(FOLDER_VARIABLE)
     if named is None:
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agentgym" / "data"
@@ -66,14 +58,7 @@ def missing(name: str, path: str) -> str:
 
 
 def locate(path: str) -> Path | None:
-    """A file in the data folder, or None if it is not there.
-
-    Args:
-        path: relative, for example "gsm8k/test.jsonl".
-
-    Raises:
-        FileNotFoundError: the variable names a folder that does not exist.
-    """
+    """A file in the data folder ("gsm8k/test.jsonl"), or None. Raises FileNotFoundError if `AGENTGYM_DATA` names no folder."""
     root = folder()
     if root is None:
         return None
@@ -86,15 +71,7 @@ def locate(path: str) -> Path | None:
 
 
 def require(name: str, path: str) -> Path:
-    """A file of a data set that a user asked for.
-
-    Args:
-        name: of the data set, as `agentgym data get` knows it.
-        path: see `locate`.
-
-    Raises:
-        FileNotFoundError: it is not there; the message says how to get it.
-    """
+    """A file of a data set that a user asked for. Raises FileNotFoundError, which says how to get it."""
     found = locate(path)
     if found is None:
         raise FileNotFoundError(missing(name, path))
@@ -113,16 +90,16 @@ def load(
     """The tasks of one split from the best source there is; `TaskSet.source` names it.
 
     Args:
-        path: of a JSON Lines file in the folder of `AGENTGYM_DATA`.
+        path: of a JSON Lines file in the data folder.
         split: its name on the hub.
         name: of the task set.
-        parse: a record and its position to a task.
-        shipped: the environment's own tasks, for when there is nothing else. A warning then says so, once per process.
-        hub: where Hugging Face has the data; None where it does not.
+        parse: makes a task of a record and its position.
+        shipped: the environment's own tasks, if there is no other source. A warning then says so, once per process.
+        hub: where Hugging Face has the data, if it does.
 
     Raises:
         FileNotFoundError: `AGENTGYM_DATA` names a folder that does not exist.
-        ValueError: a record is no task.
+        ValueError: a record is not a task.
     """
     file = locate(path)
     if file is not None:
@@ -139,12 +116,7 @@ def load(
 
 
 def tell_shipped(tasks: TaskSet, instead: str) -> None:
-    """Warn, once per process and task set, that an environment's own tasks are used.
-
-    Args:
-        tasks: they.
-        instead: what the user can do to have others, a sentence.
-    """
+    """Warn, once per process and task set, that an environment's own tasks are used; `instead` says how to have others."""
     if tasks.name not in _noticed:
         _noticed.add(tasks.name)
         log.warning("%s: using %s (%d tasks). %s", tasks.name, tasks.source, len(tasks), instead)
@@ -172,7 +144,6 @@ def _from_cache(hub: HubData, split: str) -> tuple[list[dict[str, Any]], str] | 
 
 
 def _from_hub(hub: HubData, split: str) -> tuple[list[dict[str, Any]], str] | None:
-    """The rows of a split from the hub, or None: offline, not installed, out of reach, or no such data."""
     if no_hub() is not None:
         return None
     try:
@@ -184,12 +155,7 @@ def _from_hub(hub: HubData, split: str) -> tuple[list[dict[str, Any]], str] | No
 
 
 def download(hub: HubData, split: str, seconds: float = DOWNLOAD_SECONDS) -> list[dict[str, Any]]:
-    """The rows of a split, by the `datasets` package.
-
-    Raises:
-        Exception: any error of that package.
-        TimeoutError: it took longer than `seconds`.
-    """
+    """The rows of a split, by the `datasets` package. Raises that package's errors, or TimeoutError."""
 
     def load_rows() -> list[dict[str, Any]]:
         from datasets import load_dataset
@@ -200,7 +166,7 @@ def download(hub: HubData, split: str, seconds: float = DOWNLOAD_SECONDS) -> lis
 
 
 def no_hub() -> str | None:
-    """The reason why the hub cannot be reached, and the cure; None if it can. Takes at most `PROBE_SECONDS`, once per process."""
+    """The reason why the hub cannot be reached, and the cure; None if it can be. The hub is probed once per process."""
     if not _installed():
         return 'the package "datasets" is not installed: pip install "agentgym-toolkit[data]"'
     if _offline():

@@ -30,13 +30,11 @@ class DataSet:
     """A data set that environments can use.
 
     Attributes:
-        name: what `agentgym data get` calls it.
-        items: what is in it, for people: "7,473 train, 1,319 test".
-        licence: its licence.
+        items: for people: "7,473 train, 1,319 test".
         source: where it comes from, for people.
         files: the paths in the data folder that make it complete.
         envs: ids of the environments that use it.
-        parts: data sets and splits of the hub that its files are made of; none where the hub does not have it.
+        parts: data sets and splits of the hub that its files are made of, if the hub has it.
         write: makes the files' contents, by path, of the rows of each part.
     """
 
@@ -51,21 +49,12 @@ class DataSet:
 
 
 def register_data(source: str) -> None:
-    """Make data sets known.
-
-    Args:
-        source: "module:function" of a function that returns them; imported only when needed.
-    """
+    """Make data sets known: `source` is "module:function" of a function that returns them, imported when needed."""
     _sources[source] = None
 
 
 def data_sets() -> dict[str, DataSet]:
-    """Every known data set by name, those of plugins too.
-
-    Raises:
-        ValueError: two of one name, or one with parts and no way to write them.
-        ImportError, AttributeError: a registered function is not there.
-    """
+    """Every known data set by name, those of plugins too. Raises ValueError for an invalid one."""
     from agentgym.core.registration import load_plugins
 
     load_plugins()
@@ -90,20 +79,13 @@ def missing_files(data: DataSet) -> list[str]:
 
 
 def fetch(data: DataSet, *, force: bool = False, seconds: float = 600.0) -> list[Path]:
-    """Fetch the files of a data set that are missing from the hub.
-
-    Files are written atomically. Existing files stay unchanged.
+    """Fetch the missing files of a data set from the hub (with `force`, all) and return those written.
 
     Args:
-        data: the data set.
-        force: write also the files that are there.
-        seconds: that each part may take.
-
-    Returns:
-        The files that were written.
+        seconds: time limit of each part.
 
     Raises:
-        DownloadError: there is no data folder, the hub does not have it or cannot be asked, or what came was something else.
+        DownloadError: there is no data folder, the hub lacks the data or cannot be reached, or the rows have another form.
     """
     from agentgym import datasets
 
@@ -125,7 +107,6 @@ def fetch(data: DataSet, *, force: bool = False, seconds: float = 600.0) -> list
 
 
 def _made(data: DataSet, seconds: float) -> dict[str, bytes]:
-    """The contents of a data set's files, by path."""
     from agentgym import datasets
 
     rows = []
@@ -144,7 +125,6 @@ def _made(data: DataSet, seconds: float) -> dict[str, bytes]:
 
 
 def _place(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name and rename it, so that readers never see half of it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as part:

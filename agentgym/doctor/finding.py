@@ -17,11 +17,9 @@ class Finding:
     """One line of the examination.
 
     Attributes:
-        name: of what was looked at.
         state: "ok"; "warning": it works, but not as it should; "missing": optional, and not here; "broken": every command
-            needs it, or one of the user's own settings names it, and it cannot be used.
-        text: what was seen.
-        todo: what to do about it, where there is something to do.
+            needs it, or one of the user's settings names it, and it cannot be used.
+        todo: the remedy, if there is one.
     """
 
     name: str
@@ -66,11 +64,7 @@ def examine(probes: Sequence[Probe]) -> dict[str, list[Finding]]:
 
 
 def output_of(command: Sequence[str], seconds: float) -> str:
-    """The output of a program.
-
-    Raises:
-        RuntimeError: it cannot be started, fails, or takes too long; says which, in one line.
-    """
+    """The output of a program. Raises RuntimeError if it cannot be started, fails, or takes too long."""
     try:
         done = subprocess.run(
             command,

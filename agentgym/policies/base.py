@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer: the assistant message, its exact tokens where the policy knows them, and the endpoint's token counts.
+    """One answer: the assistant message, its exact tokens if the policy knows them, and the endpoint's token counts.
 
     Attributes:
-        usage: tokens by the endpoint's count: prompt_tokens, completion_tokens, and cached_tokens and reasoning_tokens, which
-            are parts of the two, where it tells them.
-        finish_reason: why the endpoint stopped: "stop", "tool_calls", "length" (the answer is cut at its longest),
-            "content_filter" (all or the rest of the answer is withheld); None if unknown.
+        usage: the endpoint's counts: prompt_tokens, completion_tokens, and their parts cached_tokens and reasoning_tokens.
+        finish_reason: why the endpoint stopped: "stop", "tool_calls", "length" (the answer was cut off),
+            "content_filter" (part or all of it is withheld); None if unknown.
     """
 
     message: Message
@@ -39,10 +38,10 @@ class EndpointUsage:
 
     Attributes:
         requests: HTTP requests that were sent.
-        retries: requests that were sent again, by cause: an HTTP status ("429"), "timeout", "connection", "cut" (a body
-            or a stream that ended early), "garbage" (no chat completion).
+        retries: retried requests by cause: an HTTP status ("429"), "timeout", "connection", "cut" (a body or stream that ended
+            early), "garbage" (not a chat completion).
         usage: tokens, summed over all answers; see `Reply.usage`.
-        waited: seconds between tries, and before the first where the endpoint had refused others as too many.
+        waited: seconds between tries, and before the first if the endpoint had refused others as too many.
     """
 
     requests: int = 0
@@ -56,11 +55,7 @@ class Policy(Protocol):
     """Answers an environment. One object serves one episode at a time."""
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """Answer the whole conversation so far, given the env's tool schemas.
-
-        Raises:
-            EndEpisode: the episode cannot go on, and nothing has failed.
-        """
+        """Answer the whole conversation so far, given the environment's tool schemas. Raises `EndEpisode` if it cannot go on."""
         ...
 
 
@@ -73,11 +68,7 @@ class EndEpisode(Exception):
 
 
 class EndpointError(RuntimeError):
-    """A chat endpoint refused a request, or kept failing. The message carries the server's own words.
-
-    Attributes:
-        status: the HTTP status of a refusal; None where there is none.
-    """
+    """A chat endpoint refused a request (`status` is then the HTTP status), or kept failing. The message has the server's words."""
 
     def __init__(self, what: str, status: int | None = None):
         super().__init__(what)
@@ -99,7 +90,6 @@ class ScriptedPolicy:
         self._script = iter(()) if callable(script) else iter(script)
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """The script's next answer."""
         if self._answer is not None:
             return Reply(assistant(self._answer(messages)))
         for action in self._script:
@@ -111,7 +101,6 @@ class NullPolicy:
     """Always answers with the empty text. Its score is a baseline for an environment."""
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """The empty answer."""
         return Reply(assistant(""))
 
 
@@ -121,11 +110,6 @@ class ExpertPolicy:
     Args:
         env: has `expert_action()`, and `random_action(rng)` if there are mistakes. None: the one that `run_episode` runs.
         mistakes: the probability that an action is random instead.
-        rng: decides, and is what random actions draw from.
-
-    Raises:
-        ValueError: `mistakes` is no chance.
-        TypeError: the environment has no expert.
     """
 
     def __init__(self, env: Env | None = None, mistakes: float = 0.0, rng: random.Random | None = None):
@@ -139,24 +123,19 @@ class ExpertPolicy:
             self.attach(env, _call_here)
 
     def attach(self, env: Env, call: Caller) -> None:
-        """Play in this environment; `call` runs its methods where they may run."""
+        """Play in this environment; `call` runs its methods in the right thread."""
         self._expert = _method(env, "expert_action")
         self._random = _method(env, "random_action") if self._mistakes else _nowhere
         self._call = call
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """The expert's action in the environment's present state, or a random one."""
         if self._mistakes and self._rng.random() < self._mistakes:
             return Reply(assistant(await self._call(self._random, self._rng)))
         return Reply(assistant(await self._call(self._expert)))
 
 
 class RandomPolicy:
-    """Plays random legal actions of an environment that has `random_action(rng)`; arguments as in `ExpertPolicy`.
-
-    Raises:
-        TypeError: it has not.
-    """
+    """Plays random legal actions of an environment that has `random_action(rng)`; arguments as in `ExpertPolicy`."""
 
     def __init__(self, env: Env | None = None, rng: random.Random | None = None):
         self._rng = rng or random.Random(0)
@@ -166,12 +145,10 @@ class RandomPolicy:
             self.attach(env, _call_here)
 
     def attach(self, env: Env, call: Caller) -> None:
-        """Play in this environment; `call` runs its methods where they may run."""
         self._random = _method(env, "random_action")
         self._call = call
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """A random legal action in the environment's present state."""
         return Reply(assistant(await self._call(self._random, self._rng)))
 
 

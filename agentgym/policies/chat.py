@@ -27,33 +27,28 @@ _SECRETS = frozenset({"key", "api_key", "api-key", "apikey", "token", "access_to
 class ChatPolicy:
     """A model behind an OpenAI-compatible endpoint. One object may serve many episodes at a time.
 
-    Connections are shared by all policies of an event loop and closed with it. Statuses 408, 409, 429 and 5xx, refused or
-    broken connections, cut bodies, nonsense and silence are retried after a growing wait, or after what `Retry-After` asks
-    for. All policies of an endpoint hold back the share of requests that it refuses with a 429; see `ConcurrencyLimiter`.
-    As long as the endpoint answers others meanwhile, a 429 uses up no retry, up to ten times as many requests.
+    All policies of an event loop share connections. Statuses 408, 409, 429 and 5xx, broken connections, cut or malformed
+    answers and silence are retried after a growing wait, or after what `Retry-After` asks for. All policies of an endpoint hold
+    back the share of requests that it refuses with a 429; see `ConcurrencyLimiter`. As long as the endpoint answers others, a
+    429 uses up no retry, up to ten times as many requests.
 
     Args:
-        model: the model's name at the endpoint.
         base_url: up to and with the version, "http://localhost:8000/v1".
-        api_key: sent as a bearer token. None: the environment variable OPENAI_API_KEY, if set. "": none. It is sent and
-            nothing else: no error and no record has it.
-        temperature: None leaves it to the endpoint, as for all sampling settings.
-        max_tokens: of one answer.
-        seed: of sampling.
+        api_key: sent as a bearer token; in no error and no record. None: OPENAI_API_KEY, if set. "": none.
+        temperature, max_tokens, seed: of one answer; None leaves them to the endpoint.
         extra: more fields of the request.
-        system: text of a system message that every request begins with. Where the environment has one of its own, this text
-            stands before that in the same message, since many models take one only.
-        send_reasoning: whether the endpoint gets its own reasoning of earlier turns back. Most ignore it, and some refuse
-            it; some that reason between tool calls need it. It is in the reply's message in any case.
+        system: a system message for every request; stands before the environment's own, in the same message.
+        send_reasoning: send the model's reasoning of earlier turns back. Most endpoints ignore it, and some refuse it; some
+            that reason between tool calls need it. It is in the reply's message in any case.
         stream: read the answer as it is made; `timeout` then is the longest silence between two pieces of it.
         timeout: seconds for one request, from connecting to the last byte.
         retries: requests after the first, for each answer.
 
     Attributes:
-        calls: what all answers together took.
+        calls: requests and tokens of all answers.
 
     Raises:
-        ValueError: `base_url` is no http(s) URL, or has a secret in it; the key can be in no header; a setting is below its least.
+        ValueError: `base_url` is not an http(s) URL, or has a secret in it; the key fits into no header; a setting is too small.
     """
 
     def __init__(
@@ -131,15 +126,6 @@ class ChatPolicy:
         return reply
 
     def _wait_after(self, failure: _Passing, tries: int, counted: int) -> float:
-        """Seconds until the next try.
-
-        Args:
-            tries: requests so far.
-            counted: those of them that count as retries.
-
-        Raises:
-            EndpointError: there is none.
-        """
         if counted > self._retries or tries > _PATIENCE * self._retries:
             raise EndpointError(f"{self.url}: {failure} ({tries} {'try' if tries == 1 else 'tries'})") from failure
         if failure.wait is not None and failure.wait > self._timeout:
@@ -152,11 +138,6 @@ class ChatPolicy:
         self.calls.waited += asyncio.get_running_loop().time() - started
 
     async def _ask(self, body: dict[str, Any]) -> Reply:
-        """One request.
-
-        Raises:
-            _Passing: a failure worth another try.
-        """
         import aiohttp
 
         session = await endpoints.session()
@@ -234,11 +215,7 @@ def _begun_by(text: str, messages: list[Message]) -> list[Message]:
 
 
 def url_of(base_url: str) -> str:
-    """The URL of chat completions for a base URL, with or without its last part.
-
-    Raises:
-        ValueError: no http(s) URL with a host, or one with a secret in it.
-    """
+    """The URL of chat completions for a base URL. Raises ValueError if that is not http(s) with a host, or has a secret in it."""
     if not base_url.startswith(("http://", "https://")):
         meant = f": did you mean http://{base_url}?" if re.match(r"[\w.-]+(:\d+)?(/|$)", base_url) else ""
         raise ValueError(f"base_url must begin with http:// or https://, not {base_url!r}{meant}")

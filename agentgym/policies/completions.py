@@ -14,7 +14,7 @@ REASONING = ("reasoning_content", "reasoning")
 
 
 class NoCompletion(Exception):
-    """An endpoint's answer is no chat completion.
+    """The answer is not a chat completion.
 
     Attributes:
         cause: "garbage", "cut" (a stream that ended early), or the number of an error that came in place of an answer.
@@ -26,11 +26,7 @@ class NoCompletion(Exception):
 
 
 def read_completion(body: bytes) -> Reply:
-    """The reply of a whole body.
-
-    Raises:
-        NoCompletion: it is something else.
-    """
+    """The reply of a whole body. Raises `NoCompletion`."""
     try:
         record = json.loads(body)
         _raise_error_of(record)
@@ -41,21 +37,12 @@ def read_completion(body: bytes) -> Reply:
 
 
 def reply_of(record: Mapping[str, Any]) -> Reply:
-    """The reply of a chat completion as an object.
-
-    Raises:
-        ValueError, KeyError, IndexError, TypeError, AttributeError: it is none.
-    """
     choice = record["choices"][0]
     return _reply(choice["message"], record.get("usage"), choice.get("finish_reason"))
 
 
 async def read_stream(chunks: AsyncIterator[bytes]) -> Reply:
-    """The reply of a stream of events.
-
-    Raises:
-        NoCompletion: an event is none of a chat completion, or the stream ended before the answer did ("cut").
-    """
+    """The reply of a stream of events. Raises `NoCompletion`."""
     answer = _Growing()
     async for data in _events(chunks):
         if data.strip() == "[DONE]":
@@ -87,8 +74,6 @@ async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
 
 @dataclass
 class _Growing:
-    """Builds an answer from its chunks."""
-
     content: str | None = None
     reasoning: dict[str, str] = field(default_factory=dict)
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)

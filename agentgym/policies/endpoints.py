@@ -52,11 +52,11 @@ def gate_of(url: str) -> ConcurrencyLimiter:
 
 
 class ConcurrencyLimiter:
-    """How many requests an endpoint is sent at a time. Who was refused waits for as long as the endpoint says; the others
+    """Bounds the requests that an endpoint is sent at a time. A refused one waits as long as the endpoint asks; the others
 
-    - go on where few are refused, up to a tenth of the last answers: that is the endpoint's way, and no sign of overload;
-    - else one less runs at a time for each refusal, so that the share that the endpoint cannot take is held back, and no more;
-    - wait too, all of them, where most are refused.
+    - go on if at most a tenth of the last answers were refusals, which is no sign of overload;
+    - run one less at a time for each refusal, if there are more;
+    - wait too, if most are refused.
 
     Each answer lets more in: one more up to half of what ran before an overload, from there a tenth, so that at the limit
     of the endpoint about a tenth is refused.
@@ -64,8 +64,8 @@ class ConcurrencyLimiter:
     Attributes:
         limit: requests at a time.
         running: requests that were sent and not yet answered.
-        answers: how many were answered so far.
-        share: of requests that were refused, among the last ones.
+        answers: answered requests.
+        share: of refusals among the last answers.
     """
 
     def __init__(self) -> None:
@@ -80,11 +80,7 @@ class ConcurrencyLimiter:
         self._queue: deque[asyncio.Future[None]] = deque()
 
     async def enter(self, again: bool = False) -> float:
-        """Wait until a request may be sent, until `leave`. A retry goes before new requests.
-
-        Returns:
-            The seconds waited.
-        """
+        """Wait until a request may be sent, until `leave`; returns the seconds waited. A retry goes before new requests."""
         if not self._queue and self._has_place():
             self.running += 1
             return 0.0
@@ -103,7 +99,6 @@ class ConcurrencyLimiter:
         return self._loop.time() - started
 
     def leave(self) -> None:
-        """A request has ended."""
         self.running -= 1
         self._admit()
 
@@ -114,12 +109,7 @@ class ConcurrencyLimiter:
         self.answers += 1
 
     def refused(self, sent: float, wait: float) -> None:
-        """The endpoint refused a request as too many. Who sent it waits by himself.
-
-        Args:
-            sent: when it was sent, by the loop's clock.
-            wait: seconds to send nothing, where most are refused.
-        """
+        """The endpoint refused a request, sent at this time, as too many. If it refuses most, nothing is sent for `wait` seconds."""
         now = self._loop.time()
         self._tell(1.0)
         if self.share > TOLERATED:

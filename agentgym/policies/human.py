@@ -24,8 +24,7 @@ class HumanPolicy:
     """Asks a person for each answer.
 
     Args:
-        read: the next line for a prompt, without its end. Raises EOFError where there is none, KeyboardInterrupt if asked to
-            stop.
+        read: returns the next line for a prompt. Raises EOFError at the end of the input, KeyboardInterrupt if interrupted.
         say: shows a text to the person.
     """
 
@@ -35,11 +34,7 @@ class HumanPolicy:
         self._begun = False
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """The person's answer.
-
-        Raises:
-            EndEpisode: "quit", at the end of the input too, or "interrupted".
-        """
+        """The person's answer. Raises EndEpisode: "quit", also at the end of the input, or "interrupted"."""
         if not self._begun:
             self._begun = True
             if tools:
@@ -123,7 +118,7 @@ class HumanPolicy:
 
 
 def described(tools: Sequence[dict[str, Any]]) -> str:
-    """The tools, what they take and how they are called, for people."""
+    """The tools for people: parameters, description and how to call them."""
     lines = []
     for tool in tools:
         function = tool["function"]

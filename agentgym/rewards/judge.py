@@ -1,14 +1,10 @@
 """A language model as a judge, behind any OpenAI-compatible endpoint.
 
-`Judge` is an async reward function: it reads an episode and gives it a number from 0 to 1. `judge_group` compares the
-episodes of one task with each other, which a model does better than it gives absolute marks.
-
     judge = Judge("http://localhost:8000/v1", "some-model", "Is the answer right, short and polite?")
     rubric = Rubric([right, Reward(judge, weight=0.5, timeout=120)])
 
-What an agent wrote is put between delimiters that it cannot guess, and the judge is told that nothing in between is an
-instruction. This makes it harder to talk the judge into a good mark; it does not make it impossible. Look at what a policy
-that is trained against a judge really writes.
+The agent's text stands between delimiters that it cannot guess, and the judge is told that it holds no instructions. That
+makes it harder to talk the judge into a good mark, not impossible: read what a policy trained against a judge writes.
 """
 
 from __future__ import annotations
@@ -60,31 +56,22 @@ class _Unreadable(ValueError):
 
 
 class Judge:
-    """A model that scores episodes, as a reward function.
+    """A model that scores episodes from 0 to 1, as an async reward function. One object may judge many episodes at a time.
 
-    One object may judge many episodes at a time. Requests share the connections of `ChatPolicy`, and are sent again after
-    passing failures as it does. An answer that cannot be read is sent back with what is wrong with it.
+    Requests are sent and retried as by `ChatPolicy`. An unreadable verdict is sent back with what is wrong with it.
 
     Args:
-        base_url: of an OpenAI-compatible endpoint, "http://localhost:8000/v1".
-        model: its name there.
         rubric: what to judge by, in words.
-        scale: the worst and the best score that the model is asked for. A number outside is taken for the nearer end.
-        samples: how often it is asked; the mean counts. More than one makes sense with a temperature only.
+        scale: the worst and the best score that the model is asked for; numbers outside are clamped.
+        samples: verdicts whose mean counts. More than one makes sense with a temperature only.
         show_answer: whether the judge is shown the task's `answer`.
-        api_key: see `ChatPolicy`.
-        temperature: of sampling; None leaves it to the endpoint.
+        base_url, model, api_key, temperature, timeout: see `ChatPolicy`.
         max_tokens: of one verdict.
         seed: of sampling; each sample has its own. None: not sent.
-        timeout: seconds for one request.
         retries: of a request that failed, and again of a verdict that cannot be read.
 
     Attributes:
-        usage: requests answered, verdicts that could not be read, and the tokens that the endpoint counted
-            (`prompt_tokens`, `completion_tokens`, ...), over all that was judged.
-
-    Raises:
-        ValueError: no such scale, number of samples or URL.
+        usage: counts of `requests`, `unreadable` verdicts, and the endpoint's tokens (`prompt_tokens`, ...).
     """
 
     __name__ = "judge"
@@ -129,11 +116,7 @@ class Judge:
         ]
 
     async def __call__(self, trajectory: Trajectory, task: Task | None = None) -> float:
-        """The mean of the samples' scores, mapped from the scale to 0 .. 1.
-
-        Raises:
-            JudgeError: a sample got no readable verdict.
-        """
+        """The mean of the samples' scores, mapped to 0 .. 1. Raises JudgeError if a sample got no readable verdict."""
         fence = _fence()
         ask = _ASK_SCORE.format(low=self.low, high=self.high)
         shown = [*self._posed(task, fence), _between(fence, "the episode", transcript(trajectory.messages()))]
@@ -168,7 +151,6 @@ class Judge:
         return min(self.high, max(self.low, float(value)))
 
     async def _verdict(self, model: ChatPolicy, messages: Sequence[Message], read: Callable[[str], T], about: str) -> T:
-        """Ask until the answer can be read."""
         conversation = list(messages)
         for _ in range(self._retries + 1):
             try:
@@ -200,24 +182,19 @@ async def judge_group(
 ) -> list[float | None]:
     """Compare the episodes of one task with each other, all in one request.
 
-    The judge sees them in an order that is shuffled by the seed and the task, since models favour places, and in every
-    sample in another one.
+    The judge sees them in an order that is shuffled by seed, task and sample, since models favour places.
 
     Args:
-        judge: whose rubric, scale and samples are used.
-        group: the episodes. One that failed is not shown, and gets None: it has no reward.
-        task: what they played.
+        group: the episodes. A failed one is not shown, and gets None: it has no reward.
         by: "ranking" asks for an order, which is mapped evenly from 1 (best) to 0 (worst); "scores" for a score of each on
-            the judge's scale, mapped to 0 .. 1, so that equals may be equal.
-        seed: of the order.
+            the judge's scale, so that equals may be equal.
 
     Returns:
-        A number from 0 to 1 for each trajectory, in the group's order, the mean over the samples. A single one, which has
-        nothing to be compared with, gets 0.5 and costs no request.
+        A number from 0 to 1 for each trajectory, in the group's order, the mean over the samples. A single one gets 0.5 and
+        costs no request.
 
     Raises:
         JudgeError: a sample got no verdict that names each candidate exactly once.
-        ValueError: no such `by`.
     """
     if by not in ("ranking", "scores"):
         raise ValueError(f"by is 'ranking' or 'scores', not {by!r}")
@@ -242,7 +219,6 @@ async def judge_group(
 async def _compared(
     judge: Judge, model: ChatPolicy, group: Group, order: Sequence[int], task: Task | None, by: str
 ) -> list[float]:
-    """Numbers from 0 to 1 for the trajectories at these positions, shown in this order."""
     fence, n = _fence(), len(order)
     form = _ASK_ORDER if by == "ranking" else _ASK_SCORES
     ask = form.format(n=n, low=judge.low, high=judge.high)
@@ -306,7 +282,6 @@ def _number(text: str) -> float:
 
 
 def _field(text: str, name: str, form: str) -> Any:
-    """One field of a verdict's JSON object, which may stand in a Markdown fence."""
     fenced = _FENCED.fullmatch(text)
     found = parse_json(fenced[1] if fenced else text)
     if not isinstance(found, dict) or name not in found:

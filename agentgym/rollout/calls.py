@@ -27,7 +27,7 @@ class CallFailed(RuntimeError):
     """A call of an environment or a policy raised, or returned something invalid. The message names the call."""
 
     def facts(self) -> dict[str, Any]:
-        """Metadata for the trajectory: the `status` of an endpoint's refusal, the `traceback` of any other exception."""
+        """Metadata for the trajectory: the `status` of an endpoint's refusal, or the `traceback` of another exception."""
         error = self.__cause__
         if error is None:
             return {}
@@ -48,11 +48,7 @@ class _Stage:
 
 
 class Stages:
-    """The stages of one call, each with a name and a time limit. The call begins the next by `go_on`, from any thread.
-
-    Args:
-        limits: seconds by the name of the stage, in order; None: no limit.
-    """
+    """The stages of one call, each with a limit in seconds. The call begins the next by `go_on`, from any thread."""
 
     def __init__(self, **limits: float | None):
         self._limits = {what: math.inf if seconds is None else seconds for what, seconds in limits.items()}
@@ -61,12 +57,10 @@ class Stages:
         self.go_on(next(iter(limits)))
 
     def go_on(self, what: str) -> None:
-        """Begin this stage."""
         self.now = _Stage(what, self._limits[what], time.perf_counter())
 
     @property
     def what(self) -> str:
-        """The name of the present stage."""
         return self.now.what
 
     def took(self) -> str:
@@ -78,7 +72,6 @@ class Stages:
         return max(0.0, min(self.now.since + self.now.seconds - time.perf_counter(), self._shortest))
 
     def check_time(self) -> None:
-        """Raises `CallTimeout` if the stage has taken longer than its limit."""
         now = self.now
         if time.perf_counter() >= now.since + now.seconds:
             raise CallTimeout(f"{now.what} took longer than its limit of {now.seconds:g} s")
@@ -87,13 +80,7 @@ class Stages:
 async def bounded(
     what: str, awaitable: Awaitable[Any], seconds: float | None, check: Check = lambda result: result
 ) -> Any:
-    """Await a call and check its result.
-
-    Args:
-        what: the name of the call, for errors.
-        awaitable: the call.
-        seconds: the time limit; None: no limit.
-        check: returns the checked result, or raises.
+    """Await a call under a time limit and check its result; `what` names it in errors.
 
     Raises:
         CallFailed: the call or `check` raised.
@@ -168,11 +155,7 @@ def _checked_observation(observation: Any, call: str) -> Observation:
 
 
 def checked_reset(result: Any) -> tuple[Observation, dict[str, Any]]:
-    """The observation and info that `reset` returned; an info that is no dict becomes {}.
-
-    Raises:
-        TypeError, ValueError: the result is no `(observation, info)`.
-    """
+    """The observation and info that `reset` returned; an info that is not a dict becomes {}. Raises TypeError, ValueError."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(f"reset must return (observation, info), not {result!r:.200}")
     observation, info = result
@@ -180,11 +163,7 @@ def checked_reset(result: Any) -> tuple[Observation, dict[str, Any]]:
 
 
 def checked_step(result: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-    """Gymnasium's five values that `step` returned.
-
-    Raises:
-        TypeError, ValueError: the result is something else, or a value is invalid.
-    """
+    """Gymnasium's five values that `step` returned. Raises TypeError, ValueError."""
     if not isinstance(result, tuple) or len(result) != 5:
         raise TypeError(f"step must return (observation, reward, terminated, truncated, info), not {result!r:.200}")
     observation, reward, terminated, truncated, info = result
@@ -196,11 +175,6 @@ def checked_step(result: Any) -> tuple[Observation, float, bool, bool, dict[str,
 
 
 def checked_reply(reply: Any) -> Reply:
-    """The reply that `act` returned.
-
-    Raises:
-        TypeError, ValueError: it is no reply, or its message is invalid.
-    """
     if not isinstance(reply, Reply):
         raise TypeError(f"act must return a Reply, not {type(reply).__name__}")
     assistant(reply.message)

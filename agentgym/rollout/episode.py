@@ -39,13 +39,9 @@ class Limits:
     """Limits of an episode: turns, tokens, and seconds for each call. None means no limit.
 
     Attributes:
-        max_turns: replies after which the loop ends an episode ("max_turns"); the env's own limit still holds.
-        tokens: that the policy has read and written in all turns when the loop ends the episode ("tokens").
+        max_turns: replies after which the loop ends an episode ("max_turns"); the environment's own limit still holds.
+        tokens: read and written by the policy in all turns when the loop ends the episode ("tokens").
         init_timeout: making an environment, and its `init`.
-        reset_timeout: one `reset`.
-        step_timeout: one `step`.
-        act_timeout: one answer of the policy.
-        close_timeout: one `close`.
         episode_timeout: the whole episode ("time"); checked between calls and while the policy acts.
     """
 
@@ -84,21 +80,19 @@ async def run_episode(
     sample: int = 0,
     id: str | None = None,
 ) -> Trajectory:
-    """Run one episode and return its trajectory. The environment is left open for the next one.
+    """Run one episode and return its trajectory. The environment stays open for the next one.
 
     Args:
-        env: the environment; its `def` methods are called in a thread of its own, the same for every episode.
-        policy: answers the messages. Raising `EndEpisode(reason)` truncates the episode with that reason. A policy that calls
-            the environment itself has `attach(env, call)`, which is called first.
+        env: its `def` methods run in one thread, the same for every episode.
+        policy: answers the messages; `EndEpisode(reason)` truncates the episode with that reason. A policy that calls the
+            environment itself has `attach(env, call)`, which is called first.
         task: bound by `init`. None: the task already bound, or the one that `reset(seed)` draws.
-        seed: passed to `reset`.
-        limits: of turns and seconds.
         env_id: the name to record. Default: the id that the environment was made by.
         sample: which of its task's episodes this is.
         id: of the trajectory. Default: `"{task.id}/{sample}"`.
 
     Returns:
-        The trajectory. After a failure of the environment or the policy its `end` is "error", its `error` says which call failed,
+        The trajectory. After a failure of the environment or the policy, its `end` is "error", its `error` says which call failed,
         where and after how long, and it has the turns before.
     """
     started = time.perf_counter()
@@ -210,7 +204,6 @@ async def _act(
     limits: Limits,
     deadline: float | None,
 ) -> Reply:
-    """One answer of the policy, within its own limit and what is left of the episode's."""
     left = math.inf if deadline is None else deadline - time.perf_counter()
     if left <= 0:
         raise EndEpisode("time")
@@ -271,25 +264,22 @@ async def run_many(
 ) -> list[Trajectory]:
     """Run episodes, at most `concurrency` at a time, each in an environment that no other uses meanwhile.
 
-    An environment is reused if its last episode did not fail; else it is closed and a new one made. All are closed at the end,
-    also after an exception or a cancellation.
+    An environment is reused unless its last episode failed. All are closed at the end, also after an exception or a
+    cancellation.
 
     Args:
         make_env: makes a new environment; called in the thread that will run it.
         make_policy: makes the policy of one episode.
-        episodes: the episodes.
-        concurrency: how many run at a time.
-        limits: of each episode.
-        retries: how often an episode that failed is run again, from its start and with its seed. The errors before the
-            last are in the trajectory's `metadata["errors"]`.
+        retries: how often a failed episode is run again, from its start and with its seed. The errors before the last are in
+            the trajectory's `metadata["errors"]`.
         on_end: called with each trajectory as it ends.
         env_id: the name to record. Default: the id that the environment was made by.
-        go_on: called before each episode; once it returns False, no other begins, and those that run are finished.
-        keep: False returns nothing, so that the trajectories that `on_end` took need not stay in memory.
+        go_on: called before each episode; once it returns False, no other begins, and the running ones are finished.
+        keep: False returns nothing, so that trajectories need not stay in memory.
         play: runs one episode, with the arguments of `run_episode`, which is the default.
 
     Returns:
-        The trajectories of the episodes that were run, in the order of `episodes`.
+        The trajectories in the order of `episodes`.
 
     Raises:
         ValueError: `concurrency` below 1, `retries` below 0, or `make_env` gave the same environment twice.

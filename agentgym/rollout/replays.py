@@ -19,19 +19,13 @@ from agentgym.rollout.episode import Episode, Limits, run_many
 
 
 class ReplayPolicy:
-    """Gives stored replies, whatever it is shown.
-
-    Args:
-        replies: in order.
-        end: the reason that ends an episode which goes on after the last.
-    """
+    """Gives stored replies in order, then ends the episode with the reason `end`."""
 
     def __init__(self, replies: Sequence[Action], end: str = "replayed"):
         self._replies = iter(replies)
         self._end = end
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """The next reply."""
         for reply in self._replies:
             return Reply(assistant(reply))
         raise EndEpisode(self._end)
@@ -103,7 +97,6 @@ async def replay_elsewhere(
 
 
 def _play(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Answer one request, in the other process."""
     episodes = [
         (Episode(Task.from_json(item["task"]), item["sample"], item["seed"]), item["actions"])
         for item in request["episodes"]

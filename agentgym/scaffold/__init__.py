@@ -19,20 +19,14 @@ SUFFIX = ".tmpl"
 
 
 def scaffold(name: str, parent: Path, kind: str = "plain") -> tuple[Path, list[Path]]:
-    """Make the folder `parent/name` with a whole package in it.
+    """Make a whole package in the new folder `parent/name`; returns the folder and its files.
 
     Args:
-        name: of the package and the environment.
-        parent: where the folder is made; made too if it is not there.
         kind: "plain", "tools" (an agent that calls tools) or "sandbox" (one that runs commands).
 
-    Returns:
-        The folder and the files in it.
-
     Raises:
-        ValueError: the name is no good, or the kind is none.
-        FileExistsError: there is something of that name already.
-        OSError: it cannot be written.
+        ValueError: the name or the kind is invalid.
+        FileExistsError: the folder exists.
     """
     check_name(name)
     if kind not in KINDS:
@@ -52,11 +46,7 @@ def scaffold(name: str, parent: Path, kind: str = "plain") -> tuple[Path, list[P
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot be the name of a package and an environment.
-
-    Raises:
-        ValueError: says what is wrong, and what would do.
-    """
+    """Raise ValueError if this cannot be the name of a package and an environment."""
     from agentgym.core.registration import registry
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", name) or "__" in name or len(name) > LONGEST:
@@ -87,6 +77,5 @@ def templates_in(folder: Traversable, below: str = "") -> list[tuple[Traversable
 
 
 def _named(text: str, name: str) -> str:
-    """A template's text or path with the environment's own names."""
     title = "".join(part.capitalize() for part in name.split("_"))
     return text.replace("my_env", name).replace("MyEnv", title).replace("my-env", name.replace("_", "-"))
