@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentgym.cli.output import print_json
 from agentgym.cli.spec_of import ENVS, spec_of
@@ -36,28 +36,20 @@ def add(commands: argparse._SubParsersAction) -> None:
 def _check(args: argparse.Namespace) -> int:
     if not 0 < args.timeout < math.inf:
         raise UsageError(f"--timeout must be a positive number of seconds, not {args.timeout:g}")
-    specs = [spec_of(id) for id in args.envs]
-    code = 0
-    rows: list[dict[str, Any]] = []
-    for spec in specs:
+    code, rows = 0, []
+    for spec in [spec_of(id) for id in args.envs]:
         started = time.perf_counter()
         found, error = _examined(spec, args.timeout)
         seconds = time.perf_counter() - started
+        ok = not error and all(finding.state != "problem" for finding in found)
+        row = {"id": spec.id, "ok": ok, "seconds": round(seconds, 2), "checks": [asdict(finding) for finding in found]}
         if error:
             print(f"agentgym check: {spec.id}: {error}", file=sys.stderr)
-        problems = sum(finding.state == "problem" for finding in found)
-        rows.append(
-            {
-                "id": spec.id,
-                "ok": not problems and not error,
-                "seconds": round(seconds, 2),
-                "checks": [asdict(finding) for finding in found],
-                **({"error": error} if error else {}),
-            }
-        )
-        if not args.json and not error:
+            row["error"] = error
+        elif not args.json:
             print_findings(spec.id, found, seconds)
-        code = max(code, 2 if error else 1 if problems else 0)
+        rows.append(row)
+        code = max(code, 2 if error else int(not ok))
     if args.json:
         print_json(rows)
     return code
@@ -85,12 +77,8 @@ def _examined(spec: EnvSpec, timeout: float) -> tuple[list[Finding], str]:
 
 
 def print_findings(title: str, found: Sequence[Finding], seconds: float) -> None:
-    from agentgym.checks.check_env import summary
-
-    count = summary(found)
-    parts = [
-        f"{count[state]} {state}{'s' if count[state] > 1 else ''}" for state in ("problem", "note") if count[state]
-    ]
+    count = {state: sum(finding.state == state for finding in found) for state in ("problem", "note")}
+    parts = [f"{n} {state}{'s' if n > 1 else ''}" for state, n in count.items() if n]
     verdict = ", ".join(parts if count["problem"] else ["ok", *parts])
     checks = len({finding.check for finding in found})
     print(f"{title}: {verdict} ({checks} check{'s' if checks > 1 else ''} in {seconds:.1f} s)")

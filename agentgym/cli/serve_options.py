@@ -46,7 +46,8 @@ def _add_served(add: Callable[..., Any]) -> None:
     add("envs", nargs="*", metavar="ENV", help=f"environments to serve: {ENVS}")
     add(
         "--kwargs",
-        default="{}",
+        type=json_object,
+        default={},
         metavar="JSON",
         help="arguments of the environments; of one alone: {ENV: {...}}",
     )
@@ -174,7 +175,7 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
         raise UsageError(f"--max-sessions: {error}") from error
     try:
         return ServeSettings(
-            envs=_specs_apart(args.envs, json_object(args.kwargs, "--kwargs")),
+            envs=_specs_apart(args.envs, args.kwargs),
             host=args.host,
             port=args.port,
             max_sessions=args.max_sessions,
