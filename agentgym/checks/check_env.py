@@ -6,14 +6,14 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agentgym.checks import contract
 from agentgym.checks import isolation as neighbours
-from agentgym.checks.findings import NOTE, OK, PROBLEM, Finding, said
+from agentgym.checks.findings import NOTE, OK, PROBLEM, Finding, named, said
 from agentgym.checks.subject import Hung, Played, Subject, home_of, made
-from agentgym.core.env import Env, Wrapper
+from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec, spec
 
 TIMEOUT = 30.0
@@ -69,9 +69,9 @@ def examine(
     """
     if not timeout > 0:
         raise ValueError(f"the timeout must be positive, not {timeout:g}")
-    watched = _Watched(env if isinstance(env, Env | Wrapper) else spec(env) if isinstance(env, str) else env, timeout)
+    watched = _Watched(spec(env) if isinstance(env, str) else env, timeout)
     # A thread, so that an `async def` method that blocks its event loop cannot block who waits here.
-    thread = threading.Thread(target=watched.run, name="agentgym check", daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(watched.run()), name="agentgym check", daemon=True)
     on_beat()
     thread.start()
     while not watched.done.wait(_BEAT):
@@ -86,18 +86,15 @@ def examine(
 class _Watched:
     """An examination in a thread, which other threads can watch."""
 
-    def __init__(self, what: Env | Wrapper | EnvSpec, timeout: float):
+    def __init__(self, what: Any, timeout: float):
         self.found: list[Finding] = []
         self.beat = time.monotonic()
         self.refused: Exception | None = None
         self.done = threading.Event()  # set before the thread ends, which an `async def` call that hangs may prevent
-        self._what: Any = what
+        self._what = what
         self._timeout = timeout
         self._subject: Subject | None = None
         self._check = "making the environment"
-
-    def run(self) -> None:
-        asyncio.run(self._run())
 
     def blocked(self, thread: threading.Thread) -> Finding:
         """The finding for an event loop that is blocked."""
@@ -109,19 +106,20 @@ class _Watched:
         )
         return Finding(self._check, PROBLEM, text, place)
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
         beating = asyncio.create_task(self._keep_beating())
         try:
             await self._examine()
+        except Hung as hung:
+            self.found.append(Finding("spec", PROBLEM, str(hung), hung.place))
         except Exception as error:
             self.refused = error
         finally:
             beating.cancel()
             self.done.set()
             if self._subject is not None:
-                await asyncio.sleep(
-                    0
-                )  # a call that was given up ends first, or the executor would take its end for the call's
+                # A call that was given up ends first, or the executor would take its end for the call's.
+                await asyncio.sleep(0)
                 self._subject.executor.stop()
 
     async def _keep_beating(self) -> None:
@@ -130,32 +128,26 @@ class _Watched:
             await asyncio.sleep(_BEAT)
 
     async def _examine(self) -> None:
-        try:
-            if isinstance(self._what, EnvSpec):
-                self._subject = await made(self._what, self._timeout)
-            else:
-                known = self._what.unwrapped.spec
-                known = known if isinstance(known, EnvSpec) else None
-                self._subject = Subject(self._what, known, home_of(self._what), self._timeout)
-        except Hung as hung:
-            self.found.append(Finding("spec", PROBLEM, str(hung), hung.place))
-            return
+        if isinstance(self._what, EnvSpec):
+            self._subject = await made(self._what, self._timeout)
+        else:
+            known = self._what.unwrapped.spec
+            known = known if isinstance(known, EnvSpec) else None
+            self._subject = Subject(self._what, known, home_of(self._what), self._timeout)
         alone: list[Played] = []
-        subject = self._subject
-        checks = _FIRST
-        if await self._pass(checks, subject, alone):
+        if await self._pass(_FIRST, self._subject, alone):
+            checks = _SAME | _REST
             if any(finding.check == "values" and finding.state == PROBLEM for finding in self.found):
                 checks = {name: _REST[name] for name in _ALWAYS}
-            elif subject.spec is not None and subject.spec.nondeterministic:
+            elif self._subject.spec is not None and self._subject.spec.nondeterministic:
                 self.found += [Finding(name, NOTE, "not looked at: nondeterministic=True") for name in _SAME]
                 checks = _REST
-            else:
-                checks = _SAME | _REST
-            await self._pass(checks, subject, alone)
+            await self._pass(checks, self._subject, alone)
         if rest := [name for name in CHECKS if name not in {finding.check for finding in self.found}]:
             self.found.append(Finding("the rest", NOTE, f"not looked at before this is mended: {', '.join(rest)}"))
 
     async def _pass(self, checks: dict[str, Check], subject: Subject, alone: list[Played]) -> bool:
+        """Run these checks. False if a call hung."""
         for name, check in checks.items():
             self._check = name
             try:
@@ -165,10 +157,5 @@ class _Watched:
                 return False
             except Exception as error:
                 found = [Finding(name, PROBLEM, said(error), subject.home.place_of(error))]
-            self.found += found or [Finding(name, OK)]
+            self.found += named(name, found) or [Finding(name, OK)]
         return True
-
-
-def summary(found: Sequence[Finding]) -> dict[str, int]:
-    """The number of findings by state."""
-    return {state: sum(finding.state == state for finding in found) for state in (OK, NOTE, PROBLEM)}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 _NOT_THE_AUTHORS = frozenset(
@@ -56,37 +57,27 @@ class Home:
     def owns(self, file: str) -> bool:
         return any(file == root or (root.endswith(os.sep) and file.startswith(root)) for root in self._roots)
 
-    def place_of(self, error: BaseException | TracebackType | None) -> str:
+    def place_of(self, error: BaseException) -> str:
         """The author's innermost line in an exception's traceback, or ""."""
-        walked = error.__traceback__ if isinstance(error, BaseException) else error
-        lines = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(walked)]
-        return self._innermost(lines)
+        return self._first(reversed(list(traceback.walk_tb(error.__traceback__))))
 
     def place_in(self, frame: FrameType | None) -> str:
         """The author's innermost line of a running thread, given its innermost frame."""
-        lines: list[tuple[str, int | None]] = []
-        while frame is not None:
-            lines.insert(0, (frame.f_code.co_filename, frame.f_lineno))
-            frame = frame.f_back
-        return self._innermost(lines)
+        return self._first(traceback.walk_stack(frame)) if frame else ""
 
-    def line_with(self, kind: type, words: Iterable[str]) -> str:
-        """The first line of a class's file that has one of these words, as a hint, or ""."""
+    def line_with(self, kind: type, pattern: re.Pattern[str]) -> str:
+        """The first line of a class's file that matches, as a hint, or ""."""
         try:
             file = inspect.getsourcefile(kind) or ""
-            text = Path(file).read_text(encoding="utf-8")
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
         except (TypeError, OSError, UnicodeDecodeError):
             return ""
-        for number, line in enumerate(text.splitlines(), start=1):
-            if any(word in line.partition("#")[0] for word in words):
-                return f"{shown(file)}:{number}"
-        return ""
+        code = ((number, line.partition("#")[0]) for number, line in enumerate(lines, start=1))
+        return next((f"{shown(file)}:{number}" for number, line in code if pattern.search(line)), "")
 
-    def _innermost(self, lines: list[tuple[str, int | None]]) -> str:
-        for file, line in reversed(lines):
-            if self.owns(file):
-                return f"{shown(file)}:{line}"
-        return ""
+    def _first(self, frames: Iterable[tuple[FrameType, int]]) -> str:
+        lines = ((frame.f_code.co_filename, line) for frame, line in frames)
+        return next((f"{shown(file)}:{line}" for file, line in lines if self.owns(file)), "")
 
 
 def shown(file: str) -> str:
@@ -101,3 +92,20 @@ def shown(file: str) -> str:
 def said(error: BaseException) -> str:
     """An exception in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
+
+
+def named(check: str, found: Iterable[Finding]) -> list[Finding]:
+    return [replace(finding, check=check) for finding in found]
+
+
+def problem(text: str, place: str = "") -> list[Finding]:
+    """One problem; the caller of the check adds its name."""
+    return [Finding("", PROBLEM, text, place)]
+
+
+def note(text: str) -> list[Finding]:
+    return [Finding("", NOTE, text)]
+
+
+def ok(text: str) -> list[Finding]:
+    return [Finding("", OK, text)]

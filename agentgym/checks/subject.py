@@ -11,7 +11,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +27,11 @@ MAX_STEPS = 1_000  # of an episode that does not end by itself
 _counter = itertools.count(1)
 
 
-class Hung(Exception):
-    """A call did not return in time; the environment cannot be used any more."""
+class Hung(BaseException):
+    """A call did not return in time; the environment cannot be used any more.
+
+    Not an Exception: a check that expects an environment to raise must let it through.
+    """
 
     def __init__(self, what: str, seconds: float, place: str):
         super().__init__(f"{what} had not returned after {seconds:g} s: give whatever it waits for a timeout")
@@ -58,22 +61,17 @@ class Played:
     success: Any = None
     ended: bool = False
     problems: list[str] = field(default_factory=list)
-    slowest: tuple[float, str] = (0.0, "")
 
     def difference(self, other: Played) -> str:
         """Where two episodes first differ, in words; "" if they are equal."""
         for turn, (one, two) in enumerate(zip(self.shown, other.shown, strict=False)):
             if one != two:
-                at = next(
-                    (i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two))
-                )
-                start = max(0, at - 30)
-                return f"at turn {turn}: ...{one[start : at + 30]!r} and then ...{two[start : at + 30]!r}"
-        return (
-            ""
-            if len(self.shown) == len(other.shown)
-            else f"in length: {len(self.shown) - 1} and {len(other.shown) - 1} turns"
-        )
+                pairs = enumerate(itertools.zip_longest(one, two))
+                start = max(0, next(at for at, (a, b) in pairs if a != b) - 30)
+                return f"at turn {turn}: ...{one[start : start + 60]!r} and then ...{two[start : start + 60]!r}"
+        if len(self.shown) == len(other.shown):
+            return ""
+        return f"in length: {len(self.shown) - 1} and {len(other.shown) - 1} turns"
 
 
 @dataclass
@@ -122,19 +120,15 @@ class Subject:
         if waiting.done():
             return waiting.result()
         self.hung = True
-        place = self.where()
+        place = self._where()
         waiting.cancel()
         raise Hung(what, seconds, place)
 
-    def where(self) -> str:
+    def _where(self) -> str:
         """The author's line at which the present call is."""
         frames = sys._current_frames()
         for thread in threading.enumerate():
-            if (
-                thread.name == self.executor.name
-                and thread.ident in frames
-                and (place := self.home.place_in(frames[thread.ident]))
-            ):
+            if thread.name == self.executor.name and (place := self.home.place_in(frames.get(thread.ident or 0))):
                 return place
         place = ""
         for task in asyncio.all_tasks():
@@ -170,46 +164,40 @@ class Subject:
             await self.call("close", self.env.close)
         self.executor.stop()
 
-    async def choose(self, rng: random.Random) -> Action:
-        """A random action: the environment's own, or any text."""
+    async def _random_action(self, rng: random.Random) -> Action:
         own = getattr(self.bare, "random_action", None)
-        if own is not None:
-            return await self.call("random_action", own, rng)
-        return self.env.action_space.sample()
+        return self.env.action_space.sample() if own is None else await self.call("random_action", own, rng)
 
     async def play(self, seed: int, actions: Sequence[Action] | None = None, task: Any = None) -> Played:
         """One episode of a seed, by random actions or by these."""
+        return [played async for played in self.playing(seed, actions, task)][-1]
+
+    async def playing(self, seed: int, actions: Sequence[Action] | None, task: Any = None) -> AsyncIterator[Played]:
+        """As `play`, a step at a time: yields the same episode after each."""
         rng = random.Random(seed)
         self.env.action_space.seed(seed)
         played = Played(seed)
         begun = time.perf_counter()
-        observation, info = await self.reset(seed, task)
-        played.slowest = (time.perf_counter() - begun, "reset")
+        played.opening, info = await self.reset(seed, task)
         bound = getattr(self.bare, "task", None)
         played.task = None if bound is None else bound.to_json()
-        played.opening = observation
-        played.problems += problems_of(observation, 0.0, info)
-        if played.problems:
-            return played
-        played.shown.append(text_of([observation, info]))
+        played.problems += problems_of(played.opening, 0.0, info)
+        if not played.problems:
+            played.shown.append(_text_of([played.opening, info]))
+        yield played
         for turn in range(MAX_STEPS if actions is None else len(actions)):
-            action = await self.choose(rng) if actions is None else actions[turn]
+            if played.problems or played.ended or (turn and time.perf_counter() - begun > self.timeout):
+                return
+            action = await self._random_action(rng) if actions is None else actions[turn]
             played.actions.append(action)
-            started = time.perf_counter()
             observation, reward, terminated, truncated, info = await self.step(action)
-            played.slowest = max(played.slowest, (time.perf_counter() - started, "step"))
             played.problems += problems_of(observation, reward, info)
-            if played.problems:
-                break
-            played.shown.append(text_of([observation, float(reward), bool(terminated), bool(truncated), info]))
-            played.rewards.append(float(reward))
-            if terminated or truncated:
-                played.ended = True
-                played.success = info.get("success")
-                break
-            if time.perf_counter() - begun > self.timeout:
-                break
-        return played
+            if not played.problems:
+                played.shown.append(_text_of([observation, float(reward), bool(terminated), bool(truncated), info]))
+                played.rewards.append(float(reward))
+                if terminated or truncated:
+                    played.ended, played.success = True, info.get("success")
+            yield played
 
 
 async def made(spec: EnvSpec, timeout: float) -> Subject:
@@ -217,9 +205,8 @@ async def made(spec: EnvSpec, timeout: float) -> Subject:
     subject = Subject(None, spec, Home([]), timeout)
     try:
         factory = await subject.call("importing the environment", spec.load)
-        subject.home = Home(
-            [factory if isinstance(factory, type) else type("", (), {"__module__": factory.__module__})]
-        )
+        kind = factory if isinstance(factory, type) else type("", (), {"__module__": factory.__module__})
+        subject.home = Home([kind])
         env: Env = await subject.call("making the environment", spec.make)
     except BaseException:
         subject.executor.stop()
@@ -238,13 +225,13 @@ def home_of(env: Any) -> Home:
         env = env.env
 
 
-def text_of(value: Any) -> str:
+def _text_of(value: Any) -> str:
     """A value as JSON text; other objects, which `problems_of` reports, appear as their type."""
     return json.dumps(value, ensure_ascii=False, default=lambda v: f"<{type(v).__name__}>")
 
 
 def problems_of(observation: Any, reward: Any, info: Any) -> list[str]:
-    """What is wrong with the values that `reset` or `step` returned."""
+    """Faults of the values that `reset` or `step` returned."""
     if not isinstance(observation, list):
         return [f"an observation must be a list of messages, not {type(observation).__name__}: {observation!r:.200}"]
     if not isinstance(info, dict):
