@@ -7,6 +7,7 @@ cache, then the hub, unless `HF_HUB_OFFLINE` is set. A hub that does not answer 
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import importlib.util
 import logging
@@ -48,15 +49,6 @@ def folder() -> Path | None:
     return Path(named).expanduser() if named else None
 
 
-def missing(name: str, path: str) -> str:
-    """The message for a data set whose file is missing."""
-    where = folder() or f"no folder ({FOLDER_VARIABLE} is empty)"
-    return (
-        f'{name}: there is no {path} in {where}: run "agentgym data get {name}", or set {FOLDER_VARIABLE} to a folder that'
-        " has it"
-    )
-
-
 def locate(path: str) -> Path | None:
     """A file in the data folder ("gsm8k/test.jsonl"), or None. Raises FileNotFoundError if `AGENTGYM_DATA` names no folder."""
     root = folder()
@@ -74,7 +66,9 @@ def require(name: str, path: str) -> Path:
     """A file of a data set that a user asked for. Raises FileNotFoundError, which says how to get it."""
     found = locate(path)
     if found is None:
-        raise FileNotFoundError(missing(name, path))
+        where = folder() or f"no folder ({FOLDER_VARIABLE} is empty)"
+        remedy = f'run "agentgym data get {name}", or set {FOLDER_VARIABLE} to a folder that has it'
+        raise FileNotFoundError(f"{name}: there is no {path} in {where}: {remedy}")
     return found
 
 
@@ -169,24 +163,17 @@ def no_hub() -> str | None:
     """The reason why the hub cannot be reached, and the cure; None if it can be. The hub is probed once per process."""
     if not _installed():
         return 'the package "datasets" is not installed: pip install "agentgym-toolkit[data]"'
-    if _offline():
+    switches = (os.environ.get(name, "").upper() for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
+    if {"1", "ON", "YES", "TRUE"} & set(switches):
         return "HF_HUB_OFFLINE or HF_DATASETS_OFFLINE forbids it: unset it"
-    if not _hub_answers(_endpoint()):
-        return f"{_endpoint()} does not answer: check the network, or name a mirror in HF_ENDPOINT"
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    if not _hub_answers(endpoint):
+        return f"{endpoint} does not answer: check the network, or name a mirror in HF_ENDPOINT"
     return None
 
 
 def _installed() -> bool:
     return importlib.util.find_spec("datasets") is not None
-
-
-def _offline() -> bool:
-    truthy = {"1", "ON", "YES", "TRUE"}
-    return any(os.environ.get(name, "").upper() in truthy for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
-
-
-def _endpoint() -> str:
-    return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
 
 
 def _cache_folder() -> Path:
@@ -219,20 +206,16 @@ def _within(seconds: float, work: Callable[[], T], name: str) -> T:
     Raises:
         TimeoutError: it took longer. The thread is left behind and does not keep the process alive.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:
         try:
-            results.append(work())
+            outcome.set_result(work())
         except BaseException as error:
-            errors.append(error)
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
+    threading.Thread(target=run, name=name, daemon=True).start()
+    concurrent.futures.wait([outcome], seconds)
+    if not outcome.done():
         raise TimeoutError(f"{name}: no answer within {seconds:g} s")
-    return results[0]
+    return outcome.result()

@@ -5,16 +5,16 @@ A package registers its data sets with `register_data`. Files are in the data fo
 
 from __future__ import annotations
 
-import importlib
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from agentgym.datasets import HubData
+from agentgym import datasets
+from agentgym.core.extensions import import_path
+from agentgym.core.registration import load_plugins
+from agentgym.datasets import HubData
+from agentgym.storage.files import write_bytes
 
 Rows = list[dict[str, Any]]
 
@@ -55,13 +55,10 @@ def register_data(source: str) -> None:
 
 def data_sets() -> dict[str, DataSet]:
     """Every known data set by name, those of plugins too. Raises ValueError for an invalid one."""
-    from agentgym.core.registration import load_plugins
-
     load_plugins()
     found: dict[str, DataSet] = {}
     for source in _sources:
-        module, _, function = source.partition(":")
-        for data in getattr(importlib.import_module(module), function)():
+        for data in import_path(source)():
             if data.name in found:
                 raise ValueError(f"there are two data sets {data.name!r}, one of {source}")
             if bool(data.parts) != (data.write is not None):
@@ -72,8 +69,6 @@ def data_sets() -> dict[str, DataSet]:
 
 def missing_files(data: DataSet) -> list[str]:
     """The files of a data set that are not in the data folder."""
-    from agentgym import datasets
-
     root = datasets.folder()
     return [path for path in data.files if root is None or not (root / path).is_file()]
 
@@ -87,8 +82,6 @@ def fetch(data: DataSet, *, force: bool = False, seconds: float = 600.0) -> list
     Raises:
         DownloadError: there is no data folder, the hub lacks the data or cannot be reached, or the rows have another form.
     """
-    from agentgym import datasets
-
     root = datasets.folder()
     if root is None:
         raise DownloadError(f"{datasets.FOLDER_VARIABLE} is empty: set it to a folder, or unset it")
@@ -102,13 +95,15 @@ def fetch(data: DataSet, *, force: bool = False, seconds: float = 600.0) -> list
         raise DownloadError(f"cannot fetch {data.name}: {problem}, or {by_hand}")
     contents = _made(data, seconds)
     for path in wanted:
-        _place(root / path, contents[path])
+        try:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(root / path, contents[path])
+        except OSError as error:
+            raise DownloadError(f"cannot write {root / path}: {error}") from error
     return [root / path for path in wanted]
 
 
 def _made(data: DataSet, seconds: float) -> dict[str, bytes]:
-    from agentgym import datasets
-
     rows = []
     for hub, split in data.parts:
         try:
@@ -122,20 +117,3 @@ def _made(data: DataSet, seconds: float) -> dict[str, bytes]:
         raise DownloadError(
             f"{repos} has an unexpected format on the hub, different from {data.name}: {error!r}"
         ) from error
-
-
-def _place(path: Path, content: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as part:
-            try:
-                part.write(content)
-                part.flush()
-                os.fsync(part.fileno())
-                os.chmod(part.name, 0o644)
-                os.replace(part.name, path)
-            except BaseException:
-                os.unlink(part.name)
-                raise
-    except OSError as error:
-        raise DownloadError(f"cannot write {path}: {error}") from error

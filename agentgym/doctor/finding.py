@@ -48,7 +48,8 @@ def examine(probes: Sequence[Probe]) -> dict[str, list[Finding]]:
         try:
             found[probe.name] = probe.look()
         except Exception as error:  # one failing probe must not hide the others
-            found[probe.name] = [Finding(probe.name, "warning", f"the check failed: {_line(error)}")]
+            line = f"{type(error).__name__}: {error}".splitlines()[0]
+            found[probe.name] = [Finding(probe.name, "warning", f"the check failed: {line}")]
 
     start = time.monotonic()
     threads = [threading.Thread(target=run, args=(p,), name=f"doctor {p.name}", daemon=True) for p in probes]
@@ -56,24 +57,15 @@ def examine(probes: Sequence[Probe]) -> dict[str, list[Finding]]:
         thread.start()
     for probe, thread in zip(probes, threads, strict=True):
         thread.join(max(0.0, start + probe.seconds - time.monotonic()))
-    late = "no answer within {:g} s"
-    return {
-        p.name: found.get(p.name, [Finding(p.name, "warning", late.format(p.seconds), "check it by hand")])
-        for p in probes
-    }
+    late = {p.name: Finding(p.name, "warning", f"no answer within {p.seconds:g} s", "check it by hand") for p in probes}
+    return {p.name: found.get(p.name, [late[p.name]]) for p in probes}
 
 
 def output_of(command: Sequence[str], seconds: float) -> str:
     """The output of a program. Raises RuntimeError if it cannot be started, fails, or takes too long."""
     try:
         done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            stdin=subprocess.DEVNULL,
-            check=False,
+            command, capture_output=True, errors="replace", timeout=seconds, stdin=subprocess.DEVNULL, check=False
         )
     except OSError as error:
         raise RuntimeError(f"{command[0]} cannot be started: {error}") from error
@@ -83,7 +75,3 @@ def output_of(command: Sequence[str], seconds: float) -> str:
         lines = (done.stderr or done.stdout).strip().splitlines()
         raise RuntimeError(f"{command[0]} ended with {done.returncode}: {lines[-1] if lines else 'no output'}")
     return done.stdout
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
