@@ -46,7 +46,6 @@ _ALWAYS = ("any action", "close")  # which need no episode to compare with
 
 
 def check_env(env: Env | str | EnvSpec, timeout: float = TIMEOUT) -> list[str]:
-    """Problems of an environment, each with its remedy. See `examine`."""
     return [str(finding) for finding in examine(env, timeout=timeout) if finding.state == PROBLEM]
 
 
@@ -55,17 +54,12 @@ def examine(
 ) -> list[Finding]:
     """Examine an environment from outside: reset it, step it with good and bad actions, close it, many times.
 
+    Returns at least one finding for each check that was done, in order.
+
     Args:
         env: an id, spec or "module:Class" to make it by; or an environment, of which less can be seen.
         timeout: seconds for one call. A longer call is reported, and ends the examination.
         on_beat: called now and then while Python can run, so that a watchdog notices a call that holds the interpreter.
-
-    Returns:
-        At least one finding for each check that was done, in order.
-
-    Raises:
-        UnknownEnvError, ImportError, TypeError: it cannot be found or made by that name.
-        ValueError: its arguments are refused, or the timeout is not positive.
     """
     if not timeout > 0:
         raise ValueError(f"the timeout must be positive, not {timeout:g}")
@@ -97,7 +91,6 @@ class _Watched:
         self._check = "making the environment"
 
     def blocked(self, thread: threading.Thread) -> Finding:
-        """The finding for an event loop that is blocked."""
         frame = sys._current_frames().get(thread.ident or 0)
         place = self._subject.home.place_in(frame) if self._subject else ""
         text = (
@@ -147,7 +140,6 @@ class _Watched:
             self.found.append(Finding("the rest", NOTE, f"not looked at before this is mended: {', '.join(rest)}"))
 
     async def _pass(self, checks: dict[str, Check], subject: Subject, alone: list[Played]) -> bool:
-        """Run these checks. False if a call hung."""
         for name, check in checks.items():
             self._check = name
             try:

@@ -91,7 +91,6 @@ async def end(subject: Subject, alone: list[Played]) -> list[Finding]:
 
 
 async def rewards(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """Random play earns rewards, and the last info has `success`."""
     text = f"{len(alone)} random episodes earned {spread([sum(played.rewards) for played in alone], ' each')}"
     if any(played.ended and played.success is None for played in alone):
         missing = (
@@ -123,7 +122,6 @@ async def close(subject: Subject, alone: list[Played]) -> list[Finding]:
 
 
 async def tools(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """Endpoints accept the tool schemas."""
     schemas = subject.env.get_wrapper_attr("tools")
     if not isinstance(schemas, list):
         return problem(f"tools must be a list of schemas, not {type(schemas).__name__}: tools = ToolSet([...]).schemas")
@@ -190,7 +188,6 @@ def _wrong_with_task(task: Any, split: str, owner: dict[str, str]) -> str:
 
 
 def first_tasks(tasks: TaskSet, most: int, seconds: float) -> list[Task]:
-    """The first tasks of a set, as many as can be read in this time."""
     until = time.monotonic() + seconds
     return list(itertools.takewhile(lambda _: time.monotonic() < until, itertools.islice(tasks, most)))
 
@@ -205,7 +202,6 @@ def sizes_of(read: Mapping[str, tuple[list[Task], int]]) -> str:
 
 
 def tasks_of(subject: Subject, split: str) -> TaskSet:
-    """The tasks of a split; none if the environment has no such split."""
     source = subject.spec.tasks if subject.spec is not None else subject.bare.default_tasks
     try:
         return source(split)

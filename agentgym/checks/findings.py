@@ -20,14 +20,7 @@ _NOT_THE_AUTHORS = frozenset(
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of one check.
-
-    Attributes:
-        check: the check's name, "any action".
-        state: "ok"; "note", worth reading; "problem", to be changed.
-        text: of a problem, it says what to change.
-        place: "my_env/env.py:31" in the author's code, if known.
-    """
+    """The outcome of one check: "ok", "note" or "problem", whose text says what to change, and the author's line if known."""
 
     check: str
     state: str
@@ -58,15 +51,12 @@ class Home:
         return any(file == root or (root.endswith(os.sep) and file.startswith(root)) for root in self._roots)
 
     def place_of(self, error: BaseException) -> str:
-        """The author's innermost line in an exception's traceback, or ""."""
         return self._first(reversed(list(traceback.walk_tb(error.__traceback__))))
 
     def place_in(self, frame: FrameType | None) -> str:
-        """The author's innermost line of a running thread, given its innermost frame."""
         return self._first(traceback.walk_stack(frame)) if frame else ""
 
     def line_with(self, kind: type, pattern: re.Pattern[str]) -> str:
-        """The first line of a class's file that matches, as a hint, or ""."""
         try:
             file = inspect.getsourcefile(kind) or ""
             lines = Path(file).read_text(encoding="utf-8").splitlines()
@@ -90,7 +80,6 @@ def shown(file: str) -> str:
 
 
 def said(error: BaseException) -> str:
-    """An exception in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
 
 

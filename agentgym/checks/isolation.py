@@ -79,7 +79,6 @@ def _body(name: str) -> bool:
 
 
 async def seeds(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """The seed of reset draws the task."""
     if len({(played.shown[0], (played.task or {}).get("id")) for played in alone}) > 1:
         return []
     count = len(await subject.call("tasks", lambda: subject.bare.tasks)) if alone[0].task is not None else 0
@@ -205,7 +204,6 @@ def _difference(here: Played, there: list[str]) -> str:
 
 
 async def memory(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """Memory does not grow over many resets of one task."""
     if tracemalloc.is_tracing():
         return []
     task = getattr(subject.bare, "task", None)

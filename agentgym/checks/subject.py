@@ -28,10 +28,7 @@ _counter = itertools.count(1)
 
 
 class Hung(BaseException):
-    """A call did not return in time; the environment cannot be used any more.
-
-    Not an Exception: a check that expects an environment to raise must let it through.
-    """
+    """A call did not return in time. Not an Exception: a check that expects an environment to raise must let it through."""
 
     def __init__(self, what: str, seconds: float, place: str):
         super().__init__(f"{what} had not returned after {seconds:g} s: give whatever it waits for a timeout")
@@ -42,14 +39,8 @@ class Hung(BaseException):
 class Played:
     """One episode, as JSON text, so that later changes cannot reach it.
 
-    Attributes:
-        seed: of `reset`.
-        task: the task's JSON object; None if the environment binds none.
-        shown: the opening and the answer to each action: observation, reward, terminated, truncated, info.
-        opening: the very messages that `reset` returned.
-        success: the last info's `success`, if it has one.
-        ended: False if it was left after too many steps or seconds.
-        problems: faults of its values, in words.
+    `shown` has the opening and the answer to each action: observation, reward, terminated, truncated, info; `opening` the very
+    messages that `reset` returned; `problems` the faults of its values in words. `ended` is False if it was left too long.
     """
 
     seed: int
@@ -63,7 +54,6 @@ class Played:
     problems: list[str] = field(default_factory=list)
 
     def difference(self, other: Played) -> str:
-        """Where two episodes first differ, in words; "" if they are equal."""
         for turn, (one, two) in enumerate(zip(self.shown, other.shown, strict=False)):
             if one != two:
                 pairs = enumerate(itertools.zip_longest(one, two))
@@ -76,17 +66,7 @@ class Played:
 
 @dataclass
 class Subject:
-    """One environment under check.
-
-    Attributes:
-        env: the environment, with its wrappers.
-        spec: makes others like it; None if unknown.
-        home: the author's files.
-        timeout: seconds for one call.
-        executor: runs its calls.
-        hung: whether a call has not returned.
-        sole: whether its server allowed no second session beside it.
-    """
+    """One environment under check. `sole`: its server allowed no second session beside it."""
 
     env: Any
     spec: EnvSpec | None
@@ -105,7 +85,6 @@ class Subject:
         return bool(self.bare.async_methods)
 
     async def another(self) -> Subject:
-        """Another environment of the same spec, with its own executor."""
         if self.spec is None:
             raise ValueError("this environment was given as an object without a spec")
         return await made(self.spec, self.timeout)
@@ -125,7 +104,6 @@ class Subject:
         raise Hung(what, seconds, place)
 
     def _where(self) -> str:
-        """The author's line at which the present call is."""
         frames = sys._current_frames()
         for thread in threading.enumerate():
             if thread.name == self.executor.name and (place := self.home.place_in(frames.get(thread.ident or 0))):
@@ -169,7 +147,6 @@ class Subject:
         return self.env.action_space.sample() if own is None else await self.call("random_action", own, rng)
 
     async def play(self, seed: int, actions: Sequence[Action] | None = None, task: Any = None) -> Played:
-        """One episode of a seed, by random actions or by these."""
         return [played async for played in self.playing(seed, actions, task)][-1]
 
     async def playing(self, seed: int, actions: Sequence[Action] | None, task: Any = None) -> AsyncIterator[Played]:
@@ -201,7 +178,6 @@ class Subject:
 
 
 async def made(spec: EnvSpec, timeout: float) -> Subject:
-    """The environment of a spec, made in the thread that will run it. Raises Hung if that takes too long."""
     subject = Subject(None, spec, Home([]), timeout)
     try:
         factory = await subject.call("importing the environment", spec.load)
@@ -226,12 +202,10 @@ def home_of(env: Any) -> Home:
 
 
 def _text_of(value: Any) -> str:
-    """A value as JSON text; other objects, which `problems_of` reports, appear as their type."""
     return json.dumps(value, ensure_ascii=False, default=lambda v: f"<{type(v).__name__}>")
 
 
 def problems_of(observation: Any, reward: Any, info: Any) -> list[str]:
-    """Faults of the values that `reset` or `step` returned."""
     if not isinstance(observation, list):
         return [f"an observation must be a list of messages, not {type(observation).__name__}: {observation!r:.200}"]
     if not isinstance(info, dict):

@@ -38,13 +38,9 @@ _BESIDE_THE_PROBLEM = frozenset({"split", "source", "index", "id"})
 
 @dataclass(frozen=True)
 class Score:
-    """The results of one policy. Failed episodes count in `errors` and in no other number.
+    """The results of one policy: "gold" (`expert_action`), "null" (says nothing) or "random" (`random_action`, or random text).
 
-    Attributes:
-        player: "gold" (`expert_action`), "null" (says nothing), "random" (`random_action`, or random text).
-        reward, reward_min, reward_max: mean, least and greatest; None if no episode ended.
-        success, success_low, success_high: share of successes and its 95% interval.
-        turns: mean replies of an episode.
+    Rewards are mean, least and greatest; success has a 95% interval. Failed episodes count in `errors` and in no other number.
     """
 
     player: str
@@ -87,17 +83,10 @@ async def validate(
     limits: Limits | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Validation:
-    """Prove an environment on the first n tasks of a split.
+    """Prove an environment on the first n tasks of a split; `say` is told each step.
 
-    Args:
-        floor: the greatest share of successes that null and random play may have. None: null has none, and random play
-            has fewer than gold.
-        concurrency, limits: see `run_many`.
-        say: told the next step.
-
-    Raises:
-        ValueError: no such split, or n below 1.
-        ImportError, TypeError: the environment cannot be made.
+    `floor` is the greatest share of successes that null and random play may have. None: null has none, and random play has
+    fewer than gold. Raises ValueError if there is no such split or n is below 1.
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, not {n}")
@@ -132,8 +121,6 @@ async def validate(
 
 
 class _Babble:
-    """Answers with random words, for environments without `random_action`."""
-
     def __init__(self, rng: random.Random):
         self._rng = rng
 
@@ -261,7 +248,6 @@ async def _repeats(
     concurrency: int,
     say: Callable[[str], None],
 ) -> list[Finding]:
-    """Stored replies give the same rewards again, in new environments here and in another process."""
     if spec.nondeterministic:
         return named("repeats", note("not proved: it is registered with nondeterministic=True"))
     before = [t for trajectories in played.values() for t in trajectories[:_REPLAYED] if not t.failed]

@@ -118,7 +118,6 @@ def option_of(name: str) -> str:
 
 
 def suite_from(args: argparse.Namespace) -> Suite:
-    """The suite of a command line, a file, or a run folder. Raises UsageError if they describe none."""
     from agentgym.evaluate.suite import read_suite, suite_of
 
     file = args.suite
@@ -140,7 +139,6 @@ def suite_from(args: argparse.Namespace) -> Suite:
 
 
 def _record(args: argparse.Namespace) -> dict[str, Any]:
-    """The suite of a command line without a file."""
     if not args.envs:
         raise UsageError("name an environment (`agentgym list` shows all), or a suite NAME.yaml")
     if suites := [name for name in args.envs if name.endswith(_SUITES)]:

@@ -87,7 +87,6 @@ def _in_file(named: str) -> str:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The type of an option whose value is a JSON object."""
     try:
         value = json.loads(text)
     except ValueError as error:

@@ -56,7 +56,6 @@ class Screen:
         self.say(f"turn {number}: reward {reward:+g}", "bold")
 
     def end(self, trajectory: Trajectory, seen: int) -> None:
-        """Show the messages that were not shown yet, and how the episode ended."""
         for message in trajectory.messages()[seen:]:
             self.message(message)
         if trajectory.turns and trajectory.turns[-1].reward and len(trajectory.turns) > 1:
@@ -94,15 +93,9 @@ def _call_of(call: Any) -> str:
 
 
 class ShownPolicy:
-    """Shows on a screen the messages that another policy is given, and its answers.
+    """Shows on a screen the messages that another policy is given, and its answers, unless a person has typed them (`replies`).
 
-    Args:
-        rewards: of the steps so far, as `RewardedSteps` collects them.
-        replies: whether answers are shown; a person has typed them already.
-        pause: called after each answer that is shown.
-
-    Attributes:
-        seen: how many messages of the conversation were shown or typed.
+    `rewards` are those of the steps so far; `pause` is called after each answer that is shown.
     """
 
     def __init__(
@@ -142,8 +135,6 @@ class ShownPolicy:
 
 
 class RewardedSteps(Wrapper):
-    """Collects the reward of each step of an episode in `rewards`."""
-
     def __init__(self, env: Env):
         super().__init__(env)
         self.rewards: list[float] = []

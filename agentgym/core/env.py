@@ -36,21 +36,16 @@ class Env(gymnasium.Env[Observation, Action]):
 
     A subclass defines `reset` and `step`, and `init` and `close` if it holds a sandbox, a database or an index. The same task,
     seed and actions give the same observations and rewards in any process. If the agent's own programs can have caused an
-    error of `step` (see `agentgym.core.agent_failure`), the episode terminates with a reward that brings its sum to `floor`,
-    and with the cause as `info["agent_failure"]`.
+    error of `step` (see `agentgym.core.agent_failure`), the episode terminates with a reward that brings its sum to `floor`.
 
     Args:
         tasks: the set that `reset()` draws from when no task is bound. Default: the set that `default_tasks` returns.
         max_turns: steps after which an episode is truncated. Default: the class's `max_turns`.
 
     Attributes:
-        task: the bound task, None before `init`.
-        turn: steps taken in this episode.
         tools: OpenAI tool schemas that the policy may call.
         sandbox_image: image of its sandboxes, if any. An environment that sets it takes the keyword `sandbox`, the back end.
-        floor: the least reward of an episode, and the reward of one that the agent's own programs broke. An environment
-            with penalties sets it to their least sum.
-        async_methods: which of `init`, `reset`, `step` and `close` are `async def`. A class with some, not an `AsyncEnv`, works.
+        floor: the least reward of an episode: 0, or with penalties their least sum.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - declared so by Gymnasium
@@ -85,11 +80,7 @@ class Env(gymnasium.Env[Observation, Action]):
 
     @classmethod
     def default_tasks(cls, split: str = "train") -> TaskSet:
-        """The environment's own tasks. Splits are disjoint.
-
-        Raises:
-            ValueError: the environment has no such split.
-        """
+        """The environment's own tasks. Splits are disjoint. Raises ValueError if there is no such split."""
         raise ValueError(f"{cls.__name__} has no tasks of its own: bind one with init(task) or pass tasks=")
 
     @property
@@ -102,7 +93,6 @@ class Env(gymnasium.Env[Observation, Action]):
 
     @property
     def current_task(self) -> Task:
-        """The bound task. Raises RuntimeError if there is none."""
         if self.task is None:
             raise RuntimeError(f"{type(self).__name__}: no task is bound; call reset() first")
         return self.task
@@ -117,17 +107,11 @@ class Env(gymnasium.Env[Observation, Action]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Start an episode; subclasses call `super().reset(seed=seed, options=options)` first.
 
-        Without a task bound by `init` or `options`, every reset draws one from `tasks`: by the seed, else by `self.np_random`.
-
-        Args:
-            seed: seeds `self.np_random`.
-            options: `{"task": t}` binds t.
+        Without a task bound by `init` or `options={"task": t}`, every reset draws one from `tasks`: by the seed, else by
+        `self.np_random`. Raises TypeError if a task has to be bound here and `init` is async.
 
         Returns:
             The opening messages and an info dict.
-
-        Raises:
-            TypeError: a task has to be bound here, and `init` is async.
         """
         task, drawn = self._task_to_bind(seed, options)
         if task is not None:
@@ -183,7 +167,6 @@ class Env(gymnasium.Env[Observation, Action]):
         return messages, float(reward), terminated, truncated, info
 
     def hung_by_agent(self) -> bool:
-        """True if the agent can have caused a step to hang; asked if it has no sandbox. May take seconds."""
         return False
 
     def agent_failed(self, cause: str) -> Step:
@@ -202,7 +185,6 @@ def _async_methods(cls: type) -> frozenset[str]:
 
 
 def failed_step(cause: str, reward: float) -> Step:
-    """The last step of an episode that the agent's own programs broke."""
     told = f"Error: what you ran has broken the episode ({cause}). It ends here, and counts as failed."
     return [user(told)], reward, True, False, {"success": False, agent_failure.KEY: cause}
 
@@ -304,7 +286,6 @@ class Wrapper(gymnasium.Wrapper[Observation, Action, Observation, Action]):
 
     @property
     def async_methods(self) -> frozenset[str]:
-        """Those of the environment, and those that the wrapper itself defines as `async def`."""
         inner: frozenset[str] = self.env.get_wrapper_attr("async_methods")
         return inner | _async_methods(type(self))
 
@@ -329,10 +310,7 @@ def close_unused(env: gymnasium.Env[Any, Any]) -> None:
 
 
 class Blocking(Wrapper):
-    """Makes plain calls of `async def` methods, in its own event loop: for Gymnasium's tools and simple scripts.
-
-    Not for use inside a running loop.
-    """
+    """Makes plain calls of `async def` methods, for Gymnasium's tools and simple scripts. Not for use inside a running loop."""
 
     async_methods: frozenset[str] = frozenset()  # type: ignore[assignment]  # a property where another decides
 
@@ -372,7 +350,6 @@ class Blocking(Wrapper):
             self.release()
 
     def release(self) -> None:
-        """Close the event loop and leave the environment open."""
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.close()

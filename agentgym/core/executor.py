@@ -74,7 +74,6 @@ class EnvExecutor:
         return self._start(inspect.iscoroutinefunction(function), function, args, kwargs)
 
     def start_method(self, env: Env, name: str, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        """As `start`, of a method of the environment: one of `agentgym.core.env.METHODS`."""
         in_task = name in env.get_wrapper_attr("async_methods")
         return self._start(in_task, env.get_wrapper_attr(name), args, kwargs)
 

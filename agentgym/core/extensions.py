@@ -15,7 +15,6 @@ _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def import_path(path: str) -> Any:
-    """The object at `"package.module:attribute"`. Raises ImportError."""
     module, _, attribute = path.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -30,12 +29,9 @@ def import_path(path: str) -> Any:
 
 @dataclass(frozen=True)
 class ExtensionPoint:
-    """The implementations of one thing, by name. Nothing is imported until `load`.
+    """The implementations of one thing ("policy loss") by name: shipped ones, and entry points of a group. Nothing is imported early.
 
-    Attributes:
-        noun: for messages: "policy loss".
-        group: of entry points: `[project.entry-points."agentgym.losses"] mine = "pkg.mod:mine"` adds `mine`.
-        shipped: path of each shipped implementation by its name; it cannot be replaced.
+    A package adds `mine` by `[project.entry-points."agentgym.losses"] mine = "pkg.mod:mine"`; shipped names stay as they are.
     """
 
     noun: str
@@ -44,7 +40,6 @@ class ExtensionPoint:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """The path of each implementation by its name."""
         installed = {point.name: point.value for point in metadata.entry_points(group=self.group)}
         return {**self.shipped, **{name: path for name, path in installed.items() if name not in self.shipped}}
 
@@ -60,7 +55,6 @@ class ExtensionPoint:
         raise ValueError(f"unknown {self.noun} {name!r}: {meant}{known} is named as package.module:function")
 
     def load(self, name: str) -> Any:
-        """Import the implementation. Raises ValueError if it cannot be found, imported or called."""
         path = self.path(name)
         try:
             found = import_path(path)

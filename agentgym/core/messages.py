@@ -21,17 +21,11 @@ def system(text: str) -> Message:
 
 
 def user(text: str) -> Message:
-    """A user message: what environments say."""
     return {"role": "user", "content": text}
 
 
 def assistant(action: Action) -> Message:
-    """An action as an assistant message: text is wrapped, a message is checked and copied.
-
-    Raises:
-        TypeError: the action is neither text nor a dict.
-        ValueError: the dict is not an assistant message.
-    """
+    """An action as an assistant message: text is wrapped, a message is checked and copied. Raises TypeError, ValueError."""
     if isinstance(action, str):
         return {"role": "assistant", "content": action}
     if not isinstance(action, Mapping):

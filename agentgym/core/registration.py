@@ -50,8 +50,6 @@ _broken_plugins: dict[str, str] = {}
 
 
 class UnknownEnvError(KeyError, ValueError):
-    """No environment has this id; the message names the nearest ones."""
-
     def __str__(self) -> str:
         return str(self.args[0])
 
@@ -81,7 +79,6 @@ class EnvSpec:
     needs: tuple[str, ...] = ()
 
     def make(self, render_mode: str | None = None, **kwargs: Any) -> Env:
-        """Make the environment; `kwargs` go over the spec's own. See `agentgym.make`."""
         given = {**self.kwargs, **kwargs}
         if render_mode is not None:
             given["render_mode"] = render_mode
@@ -93,12 +90,7 @@ class EnvSpec:
         return env
 
     def load(self) -> Callable[..., Env]:
-        """The class, or the function that makes the environment.
-
-        Raises:
-            ImportError: the entry point cannot be imported; names module and environment.
-            TypeError: the class is not an `agentgym.Env`.
-        """
+        """The class, or the function that makes the environment. Raises ImportError, or TypeError if it is not an `agentgym.Env`."""
         factory: Any = self.entry_point
         if isinstance(factory, str):
             factory = _resolve(factory, self.id)
@@ -117,12 +109,7 @@ class EnvSpec:
         return [what for module, _, what in found if module != "sandbox" and not is_here(module)]
 
     def tasks(self, split: str = "train", **settings: Any) -> TaskSet:
-        """The task set of a split. `settings`, as `make` takes them, go over the spec's kwargs.
-
-        Raises:
-            ValueError: no such split, or the environment has no tasks of its own.
-            TypeError: a setting that the environment does not take; names the nearest.
-        """
+        """The task set of a split. `settings`, as `make` takes them, go over the spec's kwargs. Raises ValueError, TypeError."""
         source: Any = self.task_source
         if isinstance(source, str):
             source = _resolve(source, self.id)
@@ -168,9 +155,8 @@ def register(
     Args:
         id: `name`, `namespace/name`, with `-v2` at the end for a version.
         entry_point: `"module:Class"`, a subclass of `agentgym.Env`, or a function that makes one.
-        kwargs: arguments of the environment, unless `make` is given other values.
         tasks: `split -> TaskSet`, or its `"module:function"`. Default: the class's `default_tasks`.
-        description, tags, nondeterministic, needs: see `EnvSpec`.
+        kwargs, description, tags, nondeterministic, needs: see `EnvSpec`.
 
     Raises:
         ValueError: the id is malformed, or registered with something else.
@@ -208,10 +194,7 @@ def register(
 class Adapter:
     """Makes environments of another package from `prefix:name`.
 
-    Attributes:
-        entry_point: `"module:Class"`, made with `name=` and the arguments of `make`.
-        install: the argument of `pip install` that gets the other package.
-        example: a name, for lists and errors.
+    `entry_point` is `"module:Class"`, made with `name=` and the arguments of `make`; `pip install` gets the package by `install`.
     """
 
     prefix: str
@@ -222,7 +205,6 @@ class Adapter:
 
 
 def register_adapter(adapter: Adapter) -> Adapter:
-    """Give a prefix to the environments of another package. Raises ValueError if it is malformed or taken."""
     if not _PREFIX.fullmatch(adapter.prefix) or not _BY_VALUE.fullmatch(adapter.entry_point):
         raise ValueError(f"bad adapter {adapter}: write prefix='name' and entry_point='package.module:Class'")
     if _adapters.setdefault(adapter.prefix, adapter) != adapter:
@@ -231,11 +213,9 @@ def register_adapter(adapter: Adapter) -> Adapter:
 
 
 def make(id: str | EnvSpec, **kwargs: Any) -> Env:
-    """Make an environment.
+    """Make an environment by a registered id, a spec, `"package.module:Class"`, `"prefix:name"` of an adapter, or a server's URL.
 
-    Args:
-        id: a registered id, a spec, `"package.module:Class"`, `"prefix:name"` of an adapter, or the URL of a served one.
-        kwargs: arguments of the environment, over those it was registered with.
+    `kwargs` go over those it was registered with.
 
     Raises:
         UnknownEnvError: no such id; names the nearest.
@@ -246,11 +226,7 @@ def make(id: str | EnvSpec, **kwargs: Any) -> Env:
 
 
 def spec(id: str) -> EnvSpec:
-    """The spec of an id as `make` takes it. No server and no other package is asked.
-
-    Raises:
-        UnknownEnvError: no such id; names the nearest ones, or the registered versions.
-    """
+    """The spec of an id as `make` takes it. No server and no other package is asked. Raises UnknownEnvError."""
     if id.startswith(("http://", "https://")):
         served: EnvSpec = _resolve(SERVED_ENV, id)(id)
         return served
@@ -351,7 +327,6 @@ def _resolve(path: str, id: str) -> Any:
 
 
 def is_here(module: str) -> bool:
-    """True if a module can be found; it is not imported, though packages above it are."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # a package above it is not here, or it was put into sys.modules by hand
@@ -393,7 +368,6 @@ def parameters(factory: Callable[..., Env]) -> tuple[list[inspect.Parameter], bo
 
 
 def check_kwargs(spec: EnvSpec, factory: Callable[..., Env], kwargs: Mapping[str, Any]) -> None:
-    """Raise TypeError if a factory does not take these arguments, or needs another."""
     valid, takes_any = parameters(factory)
     if not takes_any:
         _refuse_unknown(spec, kwargs, [p.name for p in valid])

@@ -48,7 +48,7 @@ class Task:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Task:
-        """The reverse of `to_json`. Raises ValueError for a missing `id` or an unknown field."""
+        """Raises ValueError for a missing `id` or an unknown field."""
         unknown = set(record) - {"id", "messages", "answer", "seed", "metadata"}
         if unknown or "id" not in record:
             wrong = f"unknown field {min(unknown)!r}" if unknown else "no field 'id'"
@@ -115,18 +115,15 @@ class TaskSet(Sequence[Task]):
         return TaskSet(self._make, name=self.name, source=self.source, size=len(order), order=order)
 
     def shuffled(self, seed: int) -> TaskSet:
-        """The same tasks in an order that depends on the seed alone."""
         order = list(self._order)
         random.Random(seed).shuffle(order)
         return self._reordered(order)
 
     def take(self, n: int) -> TaskSet:
-        """The first n tasks (all of them if there are fewer)."""
         return self._reordered(self._order[:n])
 
     @classmethod
     def generate(cls, make: Callable[[int], Task], seeds: Sequence[int], *, name: str) -> TaskSet:
-        """Procedural tasks: `make(seed)` for each seed, on access."""
         return cls(functools.partial(_of_seed, make, seeds), name=name, source="generated", size=len(seeds))
 
     @classmethod
@@ -135,9 +132,7 @@ class TaskSet(Sequence[Task]):
     ) -> TaskSet:
         """Tasks from a JSON Lines file, which may be gzipped (`.gz`): a task object a line, or any object with `parse(record, line_index)`.
 
-        Raises:
-            FileNotFoundError: no such file.
-            ValueError: a line is not JSON or not a task; the message names file and line.
+        Raises ValueError with file and line if one is not a task.
         """
         path = Path(path)
         tasks = []
@@ -183,12 +178,7 @@ class TaskSet(Sequence[Task]):
     def load(cls, env_id: str, split: str = "train", **settings: Any) -> TaskSet:
         """The task set of a registered environment: `TaskSet.load("wordle", split="test", words="data")`.
 
-        Settings are the environment's own, as `agentgym.make` takes them; those that its tasks do not depend on change nothing.
-
-        Raises:
-            UnknownEnvError: no such environment; names the nearest.
-            TypeError: a setting that the environment does not take; names the nearest.
-            ValueError: no such split, or a setting out of range.
+        Settings are the environment's own, as `agentgym.make` takes them. Raises UnknownEnvError, TypeError or ValueError.
         """
         from agentgym.core.registration import spec
 

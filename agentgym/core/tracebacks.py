@@ -15,11 +15,8 @@ _HERE = str(Path(__file__).resolve().parents[1])
 def place_of(error: BaseException, folder: str = "") -> str:
     """The innermost line of the user's own code: "my_env.py:12 in step".
 
-    Args:
-        folder: of the user's files. "": all files but Python's and this package's; installed packages come last.
-
-    Returns:
-        If there is no such line: "" without a folder, else the innermost line of all.
+    With a folder, its files are the user's, and without a line of them the innermost of all counts. Without, all files but Python's
+    and this package's are, installed packages last; "" if there is no such line.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"

@@ -94,7 +94,6 @@ class Trajectory:
 
     @property
     def agent_failure(self) -> str | None:
-        """The cause, if the agent's own programs broke the episode."""
         cause = self.turns[-1].info.get(agent_failure.KEY) if self.turns and not self.failed else None
         return cause if isinstance(cause, str) else None
 
@@ -149,8 +148,6 @@ class Trajectory:
 
 @dataclass
 class Group:
-    """The trajectories of one task, in the order of their samples."""
-
     task_id: str
     trajectories: list[Trajectory]
 

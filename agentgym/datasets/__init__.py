@@ -34,8 +34,6 @@ _noticed: set[str] = set()
 
 @dataclass(frozen=True)
 class HubData:
-    """A data set on the Hugging Face hub: its repository ("openai/gsm8k"), configuration, and branch, tag or commit."""
-
     repo: str
     config: str = "default"
     revision: str = "main"
@@ -63,7 +61,6 @@ def locate(path: str) -> Path | None:
 
 
 def require(name: str, path: str) -> Path:
-    """A file of a data set that a user asked for. Raises FileNotFoundError, which says how to get it."""
     found = locate(path)
     if found is None:
         where = folder() or f"no folder ({FOLDER_VARIABLE} is empty)"
@@ -85,15 +82,8 @@ def load(
 
     Args:
         path: of a JSON Lines file in the data folder.
-        split: its name on the hub.
-        name: of the task set.
         parse: makes a task of a record and its position.
         shipped: the environment's own tasks, if there is no other source. A warning then says so, once per process.
-        hub: where Hugging Face has the data, if it does.
-
-    Raises:
-        FileNotFoundError: `AGENTGYM_DATA` names a folder that does not exist.
-        ValueError: a record is not a task.
     """
     file = locate(path)
     if file is not None:
@@ -201,11 +191,7 @@ def _hub_answers(endpoint: str) -> bool:
 
 
 def _within(seconds: float, work: Callable[[], T], name: str) -> T:
-    """Run work in a thread and give up on it after a time: a name lookup has no timeout.
-
-    Raises:
-        TimeoutError: it took longer. The thread is left behind and does not keep the process alive.
-    """
+    """Run work in a daemon thread, left behind after a time: a name lookup has no timeout. Raises TimeoutError."""
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:

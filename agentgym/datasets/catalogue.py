@@ -29,13 +29,8 @@ class DownloadError(RuntimeError):
 class DataSet:
     """A data set that environments can use.
 
-    Attributes:
-        items: for people: "7,473 train, 1,319 test".
-        source: where it comes from, for people.
-        files: the paths in the data folder that make it complete.
-        envs: ids of the environments that use it.
-        parts: data sets and splits of the hub that its files are made of, if the hub has it.
-        write: makes the files' contents, by path, of the rows of each part.
+    `files` are the paths in the data folder that make it complete. If the hub has it, `parts` names its data sets and splits
+    there, and `write` makes the files' contents of the rows of each part.
     """
 
     name: str
@@ -68,20 +63,12 @@ def data_sets() -> dict[str, DataSet]:
 
 
 def missing_files(data: DataSet) -> list[str]:
-    """The files of a data set that are not in the data folder."""
     root = datasets.folder()
     return [path for path in data.files if root is None or not (root / path).is_file()]
 
 
 def fetch(data: DataSet, *, force: bool = False, seconds: float = 600.0) -> list[Path]:
-    """Fetch the missing files of a data set from the hub (with `force`, all) and return those written.
-
-    Args:
-        seconds: time limit of each part.
-
-    Raises:
-        DownloadError: there is no data folder, the hub lacks the data or cannot be reached, or the rows have another form.
-    """
+    """Fetch the missing files of a data set from the hub (with `force`, all) and return those written. Raises DownloadError."""
     root = datasets.folder()
     if root is None:
         raise DownloadError(f"{datasets.FOLDER_VARIABLE} is empty: set it to a folder, or unset it")

@@ -14,12 +14,10 @@ State = Literal["ok", "warning", "missing", "broken"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the examination.
+    """One line of the examination, with its remedy.
 
-    Attributes:
-        state: "ok"; "warning": it works, but not as it should; "missing": optional, and not here; "broken": every command
-            needs it, or one of the user's settings names it, and it cannot be used.
-        todo: the remedy, if there is one.
+    "warning": it works, but not as it should; "missing": optional, and not here; "broken": every command needs it, or one of the
+    user's settings names it, and it cannot be used.
     """
 
     name: str
@@ -30,8 +28,6 @@ class Finding:
 
 @dataclass(frozen=True)
 class Probe:
-    """A part of the examination: `look` may take `seconds`."""
-
     name: str
     look: Callable[[], list[Finding]]
     seconds: float
@@ -62,7 +58,6 @@ def examine(probes: Sequence[Probe]) -> dict[str, list[Finding]]:
 
 
 def output_of(command: Sequence[str], seconds: float) -> str:
-    """The output of a program. Raises RuntimeError if it cannot be started, fails, or takes too long."""
     try:
         done = subprocess.run(
             command, capture_output=True, errors="replace", timeout=seconds, stdin=subprocess.DEVNULL, check=False

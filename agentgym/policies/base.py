@@ -37,10 +37,8 @@ class EndpointUsage:
     """Requests and tokens of one episode at an endpoint, over all tries, failed turns included.
 
     Attributes:
-        requests: HTTP requests that were sent.
         retries: retried requests by cause: an HTTP status ("429"), "timeout", "connection", "cut" (a body or stream that ended
             early), "garbage" (not a chat completion).
-        usage: tokens, summed over all answers; see `Reply.usage`.
         waited: seconds between tries, and before the first if the endpoint had refused others as too many.
     """
 
@@ -54,9 +52,7 @@ class EndpointUsage:
 class Policy(Protocol):
     """Answers an environment. One object serves one episode at a time."""
 
-    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """Answer the whole conversation so far, given the environment's tool schemas. Raises `EndEpisode` if it cannot go on."""
-        ...
+    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply: ...
 
 
 class EndEpisode(Exception):
@@ -98,18 +94,14 @@ class ScriptedPolicy:
 
 
 class NullPolicy:
-    """Always answers with the empty text. Its score is a baseline for an environment."""
-
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
         return Reply(assistant(""))
 
 
 class ExpertPolicy:
-    """Plays an environment's own expert, with a share of random actions.
+    """Plays an environment's own `expert_action()`; by the chance `mistakes`, its `random_action(rng)` instead.
 
-    Args:
-        env: has `expert_action()`, and `random_action(rng)` if there are mistakes. None: the one that `run_episode` runs.
-        mistakes: the probability that an action is random instead.
+    Without `env`, it plays the environment that `run_episode` runs.
     """
 
     def __init__(self, env: Env | None = None, mistakes: float = 0.0, rng: random.Random | None = None):

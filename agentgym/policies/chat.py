@@ -87,12 +87,7 @@ class ChatPolicy:
         self._retries = retries
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """The model's answer.
-
-        Raises:
-            EndEpisode: "context": the conversation is longer than the model can read.
-            EndpointError: the endpoint refused the request, or failed on every try.
-        """
+        """The model's answer. Raises EndEpisode("context") if it cannot read the whole conversation, EndpointError on failure."""
         sent = as_sent(list(messages), self._send_reasoning)
         if self._system is not None:
             sent = _begun_by(self._system, sent)
@@ -195,13 +190,7 @@ class ChatPolicy:
 
 
 class _Passing(Exception):
-    """A failure that is retried.
-
-    Attributes:
-        cause: as `EndpointUsage.retries` counts it.
-        wait: seconds, if the server said so.
-        busy: whether the endpoint has too much to do, which all its policies should know.
-    """
+    """A failure that is retried; `wait` is what the server asked for, `busy` that it has too much to do."""
 
     def __init__(self, what: str, cause: str, wait: float | None = None, busy: bool = False):
         super().__init__(what)

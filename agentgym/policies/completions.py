@@ -14,11 +14,7 @@ REASONING = ("reasoning_content", "reasoning")
 
 
 class NoCompletion(Exception):
-    """The answer is not a chat completion.
-
-    Attributes:
-        cause: "garbage", "cut" (a stream that ended early), or the number of an error that came in place of an answer.
-    """
+    """The answer is not a chat completion: "garbage", "cut" (a stream that ended early), or the number of an endpoint's error."""
 
     def __init__(self, what: str, cause: str = "garbage"):
         super().__init__(what)
@@ -26,7 +22,6 @@ class NoCompletion(Exception):
 
 
 def read_completion(body: bytes) -> Reply:
-    """The reply of a whole body. Raises `NoCompletion`."""
     try:
         record = json.loads(body)
         _raise_error_of(record)
@@ -42,7 +37,6 @@ def reply_of(record: Mapping[str, Any]) -> Reply:
 
 
 async def read_stream(chunks: AsyncIterator[bytes]) -> Reply:
-    """The reply of a stream of events. Raises `NoCompletion`."""
     answer = _Growing()
     async for data in _events(chunks):
         if data.strip() == "[DONE]":

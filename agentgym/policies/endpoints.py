@@ -47,7 +47,6 @@ async def _session_life() -> AsyncGenerator[aiohttp.ClientSession, None]:
 
 
 def gate_of(url: str) -> ConcurrencyLimiter:
-    """The limiter of an endpoint in this event loop."""
     return _gates.setdefault(asyncio.get_running_loop(), {}).setdefault(url, ConcurrencyLimiter())
 
 

@@ -21,12 +21,7 @@ _END = "."
 
 
 class HumanPolicy:
-    """Asks a person for each answer.
-
-    Args:
-        read: returns the next line for a prompt. Raises EOFError at the end of the input, KeyboardInterrupt if interrupted.
-        say: shows a text to the person.
-    """
+    """Asks a person for each answer: `read` returns the next line for a prompt, or raises EOFError or KeyboardInterrupt."""
 
     def __init__(self, read: Callable[[str], str], say: Callable[[str], None]):
         self._read, self._say = read, say
@@ -34,7 +29,6 @@ class HumanPolicy:
         self._begun = False
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """The person's answer. Raises EndEpisode: "quit", also at the end of the input, or "interrupted"."""
         if not self._begun:
             self._begun = True
             if tools:
@@ -118,7 +112,6 @@ class HumanPolicy:
 
 
 def described(tools: Sequence[dict[str, Any]]) -> str:
-    """The tools for people: parameters, description and how to call them."""
     lines = []
     for tool in tools:
         function = tool["function"]

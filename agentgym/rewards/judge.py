@@ -65,9 +65,7 @@ class Judge:
         scale: the worst and the best score that the model is asked for; numbers outside are clamped.
         samples: verdicts whose mean counts. More than one makes sense with a temperature only.
         show_answer: whether the judge is shown the task's `answer`.
-        base_url, model, api_key, temperature, timeout: see `ChatPolicy`.
-        max_tokens: of one verdict.
-        seed: of sampling; each sample has its own. None: not sent.
+        seed: of sampling; each sample has its own.
         retries: of a request that failed, and again of a verdict that cannot be read.
 
     Attributes:
@@ -180,17 +178,14 @@ async def judge_group(
     by: Literal["ranking", "scores"] = "ranking",
     seed: int = 0,
 ) -> list[float | None]:
-    """Compare the episodes of one task with each other, all in one request.
-
-    The judge sees them in an order that is shuffled by seed, task and sample, since models favour places.
+    """Compare the episodes of one task with each other, all in one request, in an order shuffled by seed, task and sample.
 
     Args:
-        group: the episodes. A failed one is not shown, and gets None: it has no reward.
         by: "ranking" asks for an order, which is mapped evenly from 1 (best) to 0 (worst); "scores" for a score of each on
             the judge's scale, so that equals may be equal.
 
     Returns:
-        A number from 0 to 1 for each trajectory, in the group's order, the mean over the samples. A single one gets 0.5 and
+        A number from 0 to 1 for each trajectory, the mean over the samples; None for a failed one. A single one gets 0.5 and
         costs no request.
 
     Raises:
@@ -252,7 +247,6 @@ def _scores_of(text: str, n: int) -> list[Any]:
 
 
 def transcript(messages: Iterable[Message]) -> str:
-    """A conversation as text: each message after a line with its role, tool calls as JSON."""
     parts = []
     for message in messages:
         calls = "".join(f"\ncalls {json.dumps(c.get('function', c), ensure_ascii=False)}" for c in _calls(message))

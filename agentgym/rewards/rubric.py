@@ -114,7 +114,6 @@ class Reward:
 
     @property
     def is_async(self) -> bool:
-        """True if the function is `async def`, or an object whose call is."""
         call: Any = type(self.function).__call__
         return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
 
@@ -130,7 +129,6 @@ class Reward:
             raise TypeError(f"reward {self.name!r}: {error}") from error
 
     async def compute(self, trajectory: Trajectory, task: Task | None) -> float:
-        """The function's number, without its weight. Raises RewardError."""
         of = f"reward {self.name!r} of task {task.id if task else trajectory.task_id!r}"
         try:
             given = {name: _given(name, trajectory, task) for name in self.takes}
@@ -198,7 +196,6 @@ class Score:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The parts as metrics of a trajectory: `reward/NAME`."""
         return {f"reward/{name}": value for name, value in self.parts.items()}
 
 
@@ -219,9 +216,6 @@ class Rubric:
 
     async def score(self, trajectory: Trajectory, task: Task | None = None) -> Score:
         """The score of an episode, finished or still running. All functions run at the same time.
-
-        Args:
-            task: needed if a function takes `task` or `answer`.
 
         Raises:
             RewardError: a function raised, took too long, or gave no finite number; the others are stopped.
@@ -332,7 +326,6 @@ def _in_event_loop() -> bool:
 
 
 def env_reward(reward: float) -> float:
-    """The environment's own reward, summed over the turns."""
     return reward
 
 

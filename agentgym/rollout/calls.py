@@ -64,7 +64,6 @@ class Stages:
         return self.now.what
 
     def took(self) -> str:
-        """The time since the stage began, in words."""
         return f"{time.perf_counter() - self.now.since:.1f} s"
 
     def seconds_to_check(self) -> float:
@@ -80,18 +79,14 @@ class Stages:
 async def bounded(
     what: str, awaitable: Awaitable[Any], seconds: float | None, check: Check = lambda result: result
 ) -> Any:
-    """Await a call under a time limit and check its result; `what` names it in errors.
+    """Await a call under a time limit and check its result; `what` names it in errors. A call that takes longer is cancelled.
 
-    Raises:
-        CallFailed: the call or `check` raised.
-        CallTimeout: the call took longer than its limit; it is cancelled.
-        EndEpisode: raised by a policy, passed on.
+    Raises CallFailed, CallTimeout, or a policy's EndEpisode.
     """
     return await bounded_stages(Stages(**{what: seconds}), awaitable, check)
 
 
 async def bounded_stages(stages: Stages, awaitable: Awaitable[Any], check: Check) -> Any:
-    """Await a call of several stages and check its result. Raises as `bounded`."""
     call = asyncio.ensure_future(awaitable)
     try:
         while not call.done():
@@ -136,7 +131,6 @@ async def _wait(call: asyncio.Future[Any], seconds: float) -> None:
 
 
 def numbers_in(info: dict[str, Any]) -> dict[str, float]:
-    """The finite numbers of an info; booleans become 0.0 and 1.0."""
     found = {}
     for name, value in info.items():
         with contextlib.suppress(OverflowError):  # an integer too large for a float
@@ -155,7 +149,7 @@ def _checked_observation(observation: Any, call: str) -> Observation:
 
 
 def checked_reset(result: Any) -> tuple[Observation, dict[str, Any]]:
-    """The observation and info that `reset` returned; an info that is not a dict becomes {}. Raises TypeError, ValueError."""
+    """The observation and info that `reset` returned; an info that is not a dict becomes {}."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(f"reset must return (observation, info), not {result!r:.200}")
     observation, info = result
@@ -163,7 +157,6 @@ def checked_reset(result: Any) -> tuple[Observation, dict[str, Any]]:
 
 
 def checked_step(result: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-    """Gymnasium's five values that `step` returned. Raises TypeError, ValueError."""
     if not isinstance(result, tuple) or len(result) != 5:
         raise TypeError(f"step must return (observation, reward, terminated, truncated, info), not {result!r:.200}")
     observation, reward, terminated, truncated, info = result

@@ -62,8 +62,6 @@ class Limits:
 
 @dataclass(frozen=True)
 class Episode:
-    """One episode to run: a task, which sample of it, and the seed of `reset`."""
-
     task: Task
     sample: int = 0
     seed: int | None = None
@@ -82,18 +80,15 @@ async def run_episode(
 ) -> Trajectory:
     """Run one episode and return its trajectory. The environment stays open for the next one.
 
+    After a failure of the environment or the policy, the trajectory's `end` is "error", its `error` says which call failed, where
+    and after how long, and it has the turns before.
+
     Args:
         env: its `def` methods run in one thread, the same for every episode.
         policy: answers the messages; `EndEpisode(reason)` truncates the episode with that reason. A policy that calls the
             environment itself has `attach(env, call)`, which is called first.
         task: bound by `init`. None: the task already bound, or the one that `reset(seed)` draws.
-        env_id: the name to record. Default: the id that the environment was made by.
-        sample: which of its task's episodes this is.
-        id: of the trajectory. Default: `"{task.id}/{sample}"`.
-
-    Returns:
-        The trajectory. After a failure of the environment or the policy, its `end` is "error", its `error` says which call failed,
-        where and after how long, and it has the turns before.
+        env_id, id: recorded. Default: the id that the environment was made by, and `"{task.id}/{sample}"`.
     """
     started = time.perf_counter()
     trajectory = Trajectory(
@@ -264,25 +259,20 @@ async def run_many(
 ) -> list[Trajectory]:
     """Run episodes, at most `concurrency` at a time, each in an environment that no other uses meanwhile.
 
-    An environment is reused unless its last episode failed. All are closed at the end, also after an exception or a
-    cancellation.
+    An environment is reused unless its last episode failed. All are closed at the end, also after an exception. Trajectories are
+    returned in the order of `episodes`.
 
     Args:
         make_env: makes a new environment; called in the thread that will run it.
-        make_policy: makes the policy of one episode.
         retries: how often a failed episode is run again, from its start and with its seed. The errors before the last are in
             the trajectory's `metadata["errors"]`.
         on_end: called with each trajectory as it ends.
-        env_id: the name to record. Default: the id that the environment was made by.
         go_on: called before each episode; once it returns False, no other begins, and the running ones are finished.
         keep: False returns nothing, so that trajectories need not stay in memory.
         play: runs one episode, with the arguments of `run_episode`, which is the default.
 
-    Returns:
-        The trajectories in the order of `episodes`.
-
     Raises:
-        ValueError: `concurrency` below 1, `retries` below 0, or `make_env` gave the same environment twice.
+        ValueError: `make_env` gave the same environment twice, or a number is too small.
         Exception: `make_policy` or `on_end` raised; this stops all episodes.
     """
     results: dict[int, Trajectory] = {}
@@ -304,12 +294,7 @@ Rollout = Callable[..., Awaitable[Trajectory]]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Episodes of one environment; arguments as in `run_many`.
-
-    Attributes:
-        on_end: called with the position of each episode and its trajectory, as it ends.
-        on_begin: called before its first episode.
-    """
+    """Episodes of one environment; arguments as in `run_many`. `on_end` also gets the episode's position."""
 
     make_env: Callable[[], Env]
     make_policy: Callable[[Episode], Policy]
@@ -324,10 +309,9 @@ class Batch:
 async def run_batches(
     batches: Sequence[Batch], *, concurrency: int = 64, retries: int = 1, go_on: Callable[[], bool] = lambda: True
 ) -> None:
-    """Run the episodes of several batches, at most `concurrency` of all at a time.
+    """Run the episodes of several batches, which share the slots evenly; at most `concurrency` of all at a time.
 
-    Batches share the slots evenly. A slot keeps its environment, and goes to another batch once its own has no episode left.
-    Arguments and errors as in `run_many`.
+    A slot keeps its environment, and goes to another batch once its own has no episode left. Errors as in `run_many`.
     """
     if concurrency < 1 or retries < 0:
         raise ValueError(f"concurrency must be at least 1 and retries at least 0, not {concurrency} and {retries}")
@@ -353,8 +337,6 @@ async def run_batches(
 
 
 class _Waiting:
-    """The episodes that have not begun, and how many slots each batch has."""
-
     def __init__(self, batches: Sequence[Batch]):
         self._left = {batch: iter(range(len(batch.episodes))) for batch in batches}
         self._slots = dict.fromkeys(batches, 0)
@@ -407,8 +389,6 @@ async def _all_closed(closing: list[asyncio.Task[None]]) -> None:
 
 @dataclass
 class _EnvSlot:
-    """Runs episodes one after another, in the same environment until one fails."""
-
     batch: Batch
     retries: int
     closing: list[asyncio.Task[None]]

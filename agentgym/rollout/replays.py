@@ -46,7 +46,6 @@ async def replay(
     limits: Limits | None = None,
     concurrency: int = 8,
 ) -> list[Trajectory]:
-    """Play episodes again, in new environments and without retries."""
     replies = {(episode.task.id, episode.sample): actions for episode, actions in episodes}
     return await run_many(
         spec.make,

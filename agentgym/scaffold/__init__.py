@@ -21,12 +21,7 @@ SUFFIX = ".tmpl"
 def scaffold(name: str, parent: Path, kind: str = "plain") -> tuple[Path, list[Path]]:
     """Make a whole package in the new folder `parent/name`; returns the folder and its files.
 
-    Args:
-        kind: "plain", "tools" (an agent that calls tools) or "sandbox" (one that runs commands).
-
-    Raises:
-        ValueError: the name or the kind is invalid.
-        FileExistsError: the folder exists.
+    Raises ValueError if the name or kind is invalid, FileExistsError if the folder exists.
     """
     check_name(name)
     if kind not in KINDS:
@@ -46,7 +41,6 @@ def scaffold(name: str, parent: Path, kind: str = "plain") -> tuple[Path, list[P
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError if this cannot be the name of a package and an environment."""
     from agentgym.core.registration import registry
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", name) or "__" in name or len(name) > LONGEST:
@@ -66,7 +60,6 @@ def check_name(name: str) -> None:
 
 
 def templates_in(folder: Traversable, below: str = "") -> list[tuple[Traversable, str]]:
-    """The templates in a folder and below it, each with its path there."""
     found = []
     for item in folder.iterdir():
         if item.is_dir():
