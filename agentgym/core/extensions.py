@@ -11,7 +11,7 @@ from functools import cached_property
 from importlib import metadata
 from typing import Any
 
-_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def import_path(path: str) -> Any:
@@ -47,7 +47,7 @@ class ExtensionPoint:
         """The path of a name, or the name itself if it is a path. Raises ValueError with the nearest names."""
         if name in self.names:
             return self.names[name]
-        if _PATH.fullmatch(name):
+        if PATH.fullmatch(name):
             return name
         near = difflib.get_close_matches(name, self.names, n=1, cutoff=0.5)
         meant = f"did you mean {near[0]}? " if near else ""

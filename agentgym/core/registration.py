@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from agentgym.core.extensions import import_path
+from agentgym.core.extensions import PATH, import_path
 from agentgym.core.usage_error import nearest
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 GROUP = "agentgym.envs"
 SERVED_ENV = "agentgym.service.client.address:spec_of"  # makes the spec of a URL
 _ID = re.compile(r"(?:(?P<namespace>[A-Za-z0-9_.-]+)/)?(?P<name>[A-Za-z0-9_.-]+?)(?:-v(?P<version>\d+))?")
-_BY_VALUE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _PREFIX = re.compile(r"[A-Za-z_]\w*")
 
 _specs: dict[str, EnvSpec] = {}
@@ -79,13 +78,17 @@ class EnvSpec:
     needs: tuple[str, ...] = ()
 
     def make(self, render_mode: str | None = None, **kwargs: Any) -> Env:
+        from agentgym.core.env import Env, Wrapper
+
         given = {**self.kwargs, **kwargs}
         if render_mode is not None:
             given["render_mode"] = render_mode
         factory = self.load()
         check_kwargs(self, factory, given)
         env = factory(**given)
-        _check_is_env(self, env)
+        if not isinstance(env, Env | Wrapper):
+            made = type(env).__name__
+            raise TypeError(f"environment {self.id!r}: {_name(self.entry_point)} made a {made}, no agentgym.Env")
         setattr(env.unwrapped, "spec", replace(self, kwargs=given))  # noqa: B010 - Gymnasium types it as its own EnvSpec
         return env
 
@@ -165,7 +168,7 @@ def register(
         raise ValueError(
             f"bad environment id {id!r}: write name, namespace/name or name-v2, of letters, digits and _ . -"
         )
-    if isinstance(entry_point, str) and not _BY_VALUE.fullmatch(entry_point):
+    if isinstance(entry_point, str) and not PATH.fullmatch(entry_point):
         raise ValueError(f"environment {id!r}: bad entry point {entry_point!r}: write 'package.module:Class'")
     needs = tuple(needs)
     if bad := [need for need in needs if not all(need.partition(":"))]:
@@ -205,7 +208,7 @@ class Adapter:
 
 
 def register_adapter(adapter: Adapter) -> Adapter:
-    if not _PREFIX.fullmatch(adapter.prefix) or not _BY_VALUE.fullmatch(adapter.entry_point):
+    if not _PREFIX.fullmatch(adapter.prefix) or not PATH.fullmatch(adapter.entry_point):
         raise ValueError(f"bad adapter {adapter}: write prefix='name' and entry_point='package.module:Class'")
     if _adapters.setdefault(adapter.prefix, adapter) != adapter:
         raise ValueError(f"the prefix {adapter.prefix!r} is already registered, for {_adapters[adapter.prefix]}")
@@ -233,10 +236,9 @@ def spec(id: str) -> EnvSpec:
     prefix, colon, name = id.partition(":")
     if colon and _PREFIX.fullmatch(prefix):
         load_plugins()
-        if prefix in _adapters:
-            return _adapted(_adapters[prefix], name)
-        _check_prefix(prefix, name)
-    if _BY_VALUE.fullmatch(id):
+        if adapted := _adapted(prefix, name):
+            return adapted
+    if PATH.fullmatch(id):
         return EnvSpec(id=id, entry_point=id)
     wanted = _ID.fullmatch(id)
     if wanted is None:
@@ -283,22 +285,17 @@ def __getattr__(name: str) -> Any:
     return _specs if name == "registry" else _adapters
 
 
-def _adapted(adapter: Adapter, name: str) -> EnvSpec:
-    if not name:
-        raise UnknownEnvError(f"{adapter.prefix}: needs a name, for example {adapter.prefix}:{adapter.example}")
-    return EnvSpec(
-        id=f"{adapter.prefix}:{name}",
-        entry_point=adapter.entry_point,
-        kwargs={"name": name},
-        description=adapter.description,
-    )
-
-
-def _check_prefix(prefix: str, name: str) -> None:
+def _adapted(prefix: str, name: str) -> EnvSpec | None:
+    """The spec of an adapter's environment; None if the prefix is a module's. A prefix that is neither may be misspelt."""
+    if adapter := _adapters.get(prefix):
+        if not name:
+            raise UnknownEnvError(f"{prefix}: needs a name, for example {prefix}:{adapter.example}")
+        return EnvSpec(f"{prefix}:{name}", adapter.entry_point, {"name": name}, adapter.description)
     near = difflib.get_close_matches(prefix, _adapters, n=2, cutoff=0.7)
     if near and prefix not in sys.modules and importlib.util.find_spec(prefix) is None:
         meant = " or ".join(repr(f"{p}:{name}") for p in near)
         raise UnknownEnvError(f"no environment {prefix + ':' + name!r}: did you mean {meant}?")
+    return None
 
 
 def _versions(namespace: str | None, name: str) -> list[EnvSpec]:
@@ -388,12 +385,3 @@ def _refuse_unknown(spec: EnvSpec, kwargs: Mapping[str, Any], known: list[str]) 
             raise TypeError(
                 f"environment {spec.id!r} takes no argument {name!r}{near}{' It' if near else '; it'} takes {names}"
             )
-
-
-def _check_is_env(spec: EnvSpec, env: object) -> None:
-    from agentgym.core.env import Env, Wrapper
-
-    if not isinstance(env, Env | Wrapper):
-        raise TypeError(
-            f"environment {spec.id!r}: {_name(spec.entry_point)} made a {type(env).__name__}, no agentgym.Env"
-        )

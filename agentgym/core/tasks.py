@@ -35,16 +35,14 @@ class Task:
 
     def to_json(self) -> dict[str, Any]:
         """The task as a JSON object, without empty fields."""
-        record: dict[str, Any] = {"id": self.id}
-        if self.messages:
-            record["messages"] = list(self.messages)
-        if self.answer is not None:
-            record["answer"] = self.answer
-        if self.seed is not None:
-            record["seed"] = self.seed
-        if self.metadata:
-            record["metadata"] = dict(self.metadata)
-        return record
+        record = {
+            "id": self.id,
+            "messages": list(self.messages) or None,
+            "answer": self.answer,
+            "seed": self.seed,
+            "metadata": dict(self.metadata) or None,
+        }
+        return {name: value for name, value in record.items() if value is not None}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Task:
@@ -60,6 +58,9 @@ class Task:
             seed=record.get("seed"),
             metadata=record.get("metadata") or {},
         )
+
+
+Parse = Callable[[dict[str, Any], int], Task]  # of a record and its position
 
 
 class TaskSet(Sequence[Task]):
@@ -127,46 +128,42 @@ class TaskSet(Sequence[Task]):
         return cls(functools.partial(_of_seed, make, seeds), name=name, source="generated", size=len(seeds))
 
     @classmethod
-    def from_jsonl(
-        cls, path: str | Path, *, parse: Callable[[dict[str, Any], int], Task] | None = None, name: str | None = None
-    ) -> TaskSet:
+    def from_jsonl(cls, path: str | Path, *, parse: Parse | None = None, name: str | None = None) -> TaskSet:
         """Tasks from a JSON Lines file, which may be gzipped (`.gz`): a task object a line, or any object with `parse(record, line_index)`.
 
         Raises ValueError with file and line if one is not a task.
         """
         path = Path(path)
-        tasks = []
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines):
-                if not line.strip():
-                    continue
-                try:
-                    record = json.loads(line)
-                    tasks.append(parse(record, number) if parse else Task.from_json(record))
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    raise ValueError(f"{path}:{number + 1}: not a task: {error!r}") from error
-        return cls(tasks, name=name or path.stem, source=str(path))
+            rows = ((f"{path}:{number + 1}", number, line) for number, line in enumerate(lines) if line.strip())
+            return cls._parsed(path, rows, parse, name)
 
     @classmethod
-    def from_parquet(
-        cls, path: str | Path, *, parse: Callable[[dict[str, Any], int], Task] | None = None, name: str | None = None
-    ) -> TaskSet:
+    def from_parquet(cls, path: str | Path, *, parse: Parse | None = None, name: str | None = None) -> TaskSet:
         """Tasks from the rows of a Parquet file; like `from_jsonl`. Needs `pyarrow`."""
         try:
             from pyarrow import parquet
         except ImportError as error:
             raise ImportError("reading Parquet needs pyarrow: pip install pyarrow") from error
         path = Path(path)
+        rows = (
+            (f"{path}: row {number}", number, row) for number, row in enumerate(parquet.read_table(path).to_pylist())
+        )
+        return cls._parsed(path, rows, parse, name)
+
+    @classmethod
+    def _parsed(
+        cls, path: Path, rows: Iterable[tuple[str, int, Any]], parse: Parse | None, name: str | None
+    ) -> TaskSet:
         tasks = []
-        for number, record in enumerate(parquet.read_table(path).to_pylist()):
+        for place, number, row in rows:
             try:
-                tasks.append(
-                    parse(record, number)
-                    if parse
-                    else Task.from_json({k: v for k, v in record.items() if v is not None})
-                )
+                record = json.loads(row) if isinstance(row, str) else row
+                if parse is None and record is row:  # a column that is null here
+                    record = {name: value for name, value in row.items() if value is not None}
+                tasks.append(parse(record, number) if parse else Task.from_json(record))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ValueError(f"{path}: row {number}: not a task: {error!r}") from error
+                raise ValueError(f"{place}: not a task: {error!r}") from error
         return cls(tasks, name=name or path.stem, source=str(path))
 
     def to_jsonl(self, path: str | Path) -> None:
