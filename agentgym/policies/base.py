@@ -98,64 +98,55 @@ class NullPolicy:
         return Reply(assistant(""))
 
 
-class ExpertPolicy:
-    """Plays an environment's own `expert_action()`; by the chance `mistakes`, its `random_action(rng)` instead.
+class _EnvPolicy:
+    """Asks methods of the environment for its actions: those of `env`, or of the one that `run_episode` runs."""
 
-    Without `env`, it plays the environment that `run_episode` runs.
-    """
-
-    def __init__(self, env: Env | None = None, mistakes: float = 0.0, rng: random.Random | None = None):
-        if not 0 <= mistakes <= 1:
-            raise ValueError(f"mistakes is a chance from 0 to 1, not {mistakes!r}")
-        self._mistakes = mistakes
+    def __init__(self, env: Env | None, rng: random.Random | None, *names: str):
         self._rng = rng or random.Random(0)
-        self._expert = self._random = _nowhere
-        self._call: Caller = _call_here
+        self._names = names
+        self._methods: dict[str, Callable[..., Action]] = {}
         if env is not None:
             self.attach(env, _call_here)
 
     def attach(self, env: Env, call: Caller) -> None:
         """Play in this environment; `call` runs its methods in the right thread."""
-        self._expert = _method(env, "expert_action")
-        self._random = _method(env, "random_action") if self._mistakes else _nowhere
+        kind = type(env.unwrapped).__name__
+        for name in self._names:
+            if not hasattr(env.unwrapped, name):
+                raise TypeError(f"{kind} has no {name}(): this policy needs an environment that defines it")
+            self._methods[name] = getattr(env.unwrapped, name)
         self._call = call
+
+    async def _ask(self, name: str, *args: Any) -> Reply:
+        if not self._methods:
+            raise RuntimeError("this policy plays in no environment yet: pass env=, or run it by run_episode")
+        return Reply(assistant(await self._call(self._methods[name], *args)))
+
+
+class ExpertPolicy(_EnvPolicy):
+    """Plays an environment's own `expert_action()`; by the chance `mistakes`, its `random_action(rng)` instead."""
+
+    def __init__(self, env: Env | None = None, mistakes: float = 0.0, rng: random.Random | None = None):
+        if not 0 <= mistakes <= 1:
+            raise ValueError(f"mistakes is a chance from 0 to 1, not {mistakes!r}")
+        self._mistakes = mistakes
+        super().__init__(env, rng, "expert_action", *(["random_action"] if mistakes else []))
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
         if self._mistakes and self._rng.random() < self._mistakes:
-            return Reply(assistant(await self._call(self._random, self._rng)))
-        return Reply(assistant(await self._call(self._expert)))
+            return await self._ask("random_action", self._rng)
+        return await self._ask("expert_action")
 
 
-class RandomPolicy:
-    """Plays random legal actions of an environment that has `random_action(rng)`; arguments as in `ExpertPolicy`."""
+class RandomPolicy(_EnvPolicy):
+    """Plays random legal actions of an environment that has `random_action(rng)`."""
 
     def __init__(self, env: Env | None = None, rng: random.Random | None = None):
-        self._rng = rng or random.Random(0)
-        self._random = _nowhere
-        self._call: Caller = _call_here
-        if env is not None:
-            self.attach(env, _call_here)
-
-    def attach(self, env: Env, call: Caller) -> None:
-        self._random = _method(env, "random_action")
-        self._call = call
+        super().__init__(env, rng, "random_action")
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        return Reply(assistant(await self._call(self._random, self._rng)))
+        return await self._ask("random_action", self._rng)
 
 
 async def _call_here(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
-
-
-def _nowhere(*args: Any) -> Action:
-    raise RuntimeError("this policy plays in no environment yet: pass env=, or run it by run_episode")
-
-
-def _method(env: Env, name: str) -> Callable[..., Action]:
-    method = getattr(env.unwrapped, name, None)
-    if method is None:
-        raise TypeError(
-            f"{type(env.unwrapped).__name__} has no {name}(): this policy needs an environment that defines it"
-        )
-    return method

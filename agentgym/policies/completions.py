@@ -95,9 +95,8 @@ class _Growing:
         place = part.get("index")
         # Where calls are not numbered, one with a name begins and one without goes on.
         number = place if isinstance(place, int) else len(self.calls) - (0 if part["function"].get("name") else 1)
-        call = self.calls.setdefault(
-            max(number, 0), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-        )
+        empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+        call = self.calls.setdefault(max(number, 0), empty)
         call["id"] = call["id"] or part.get("id") or ""
         call["type"] = part.get("type") or call["type"]
         function = part.get("function") or {}
@@ -160,9 +159,7 @@ def usage_of(given: Any) -> dict[str, int]:
 
 def as_sent(messages: list[Message], send_reasoning: bool) -> list[Message]:
     """Messages in the form that endpoints accept: without reasoning unless asked for, and without null tool calls."""
-    return [
-        _as_sent(message, send_reasoning) if message.get("role") == "assistant" else message for message in messages
-    ]
+    return [_as_sent(each, send_reasoning) if each.get("role") == "assistant" else each for each in messages]
 
 
 def _as_sent(message: Message, send_reasoning: bool) -> Message:

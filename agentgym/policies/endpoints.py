@@ -19,11 +19,9 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 # Shares of requests that are refused: up to this one nobody is held back but the refused, above that one all wait.
 TOLERATED, MOST = 0.1, 0.5
 REMEMBERED = 50
-_sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, Any]]
-_sessions = weakref.WeakKeyDictionary()
-_gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, ConcurrencyLimiter]] = (
-    weakref.WeakKeyDictionary()
-)
+_Loop = asyncio.AbstractEventLoop
+_sessions: weakref.WeakKeyDictionary[_Loop, tuple[aiohttp.ClientSession, Any]] = weakref.WeakKeyDictionary()
+_gates: weakref.WeakKeyDictionary[_Loop, dict[str, ConcurrencyLimiter]] = weakref.WeakKeyDictionary()
 
 
 async def session() -> aiohttp.ClientSession:

@@ -84,11 +84,8 @@ class HumanPolicy:
             return None
         self._calls += 1
         function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-        return {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": f"call_{self._calls}", "type": "function", "function": function}],
-        }
+        call = {"id": f"call_{self._calls}", "type": "function", "function": function}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
 
     def _arguments(self, given: str, schema: dict[str, Any]) -> dict[str, Any] | str:
         """The arguments of a call, or what is wrong with them. A tool that takes one text may get it as it is."""
@@ -103,9 +100,9 @@ class HumanPolicy:
         try:
             arguments = json.loads(given)
         except ValueError as error:
-            return (
-                {only: given} if only and not given.startswith("{") else f"its arguments are no JSON ({error}): {given}"
-            )
+            if only and not given.startswith("{"):
+                return {only: given}
+            return f"its arguments are no JSON ({error}): {given}"
         if isinstance(arguments, dict):
             return arguments
         return {only: given} if only else f"its arguments are a JSON object, not {given}"

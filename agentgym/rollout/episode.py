@@ -127,7 +127,8 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
     observation, info = await _begin(env, executor, task, trajectory.seed, limits)
     if info.get("state") is not None:  # of the first turn; those of the others are in their turns' info
         trajectory.metadata["state"] = info["state"]
-    trajectory.task_id = _task_id(env) or trajectory.task_id
+    if (bound := getattr(env.unwrapped, "task", None)) is not None:
+        trajectory.task_id = bound.id or trajectory.task_id
     tools = env.get_wrapper_attr("tools")
     conversation = list(observation)
 
@@ -140,10 +141,13 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
         started = time.perf_counter()
         reply = await _act(policy, conversation, tools, limits, deadline)
         acted = time.perf_counter()
-        turn = _turn(observation, reply, acted - started)
+        reason = reply.finish_reason or (reply.tokens.finish_reason if reply.tokens else None)
+        turn = Turn(observation, reply.message, tokens=reply.tokens, usage=reply.usage, finish_reason=reason)
+        turn.act_seconds = acted - started
         trajectory.turns.append(turn)
         trajectory.final_observation = []
-        if turn.finish_reason == "content_filter" and not _says_anything(reply.message):
+        silent = not text_of(reply.message).strip() and not reply.message.get("tool_calls")
+        if silent and turn.finish_reason == "content_filter":
             raise CallFailed("the endpoint's content filter withheld the whole answer (finish_reason: content_filter)")
         step = executor.start_method(env, "step", reply.message)
         try:
@@ -215,32 +219,11 @@ async def _act(
         raise
 
 
-def _turn(observation: Observation, reply: Reply, seconds: float) -> Turn:
-    finish_reason = reply.finish_reason or (reply.tokens.finish_reason if reply.tokens else None)
-    return Turn(
-        observation,
-        reply.message,
-        tokens=reply.tokens,
-        act_seconds=seconds,
-        usage=reply.usage,
-        finish_reason=finish_reason,
-    )
-
-
-def _says_anything(message: Message) -> bool:
-    return bool(text_of(message).strip() or message.get("tool_calls"))
-
-
 def _tokens(turn: Turn) -> int:
     """Tokens that the policy read and wrote in one turn: the endpoint's count, or the exact ones where it knows them."""
     if turn.tokens is not None:
         return len(turn.tokens.prompt_ids) + len(turn.tokens.completion_ids)
     return turn.usage.get("prompt_tokens", 0) + turn.usage.get("completion_tokens", 0)
-
-
-def _task_id(env: Env) -> str:
-    task = getattr(env.unwrapped, "task", None)
-    return task.id if task is not None else ""
 
 
 async def run_many(
@@ -370,21 +353,15 @@ async def _finish(slots: list[asyncio.Task[None]], closing: list[asyncio.Task[No
         for task in slots:
             task.cancel()
         ends = await asyncio.gather(*slots, return_exceptions=True)
-        await _all_closed(closing)
+        if closing:
+            try:
+                await asyncio.wait(closing)
+            except asyncio.CancelledError:  # keep waiting: each `close` has its own limit
+                await asyncio.wait(closing)
+                raise
     for end in ends:
         if isinstance(end, Exception):
             raise end
-
-
-async def _all_closed(closing: list[asyncio.Task[None]]) -> None:
-    """Wait until all are closed. If cancelled, keep waiting: each `close` has its own limit."""
-    if not closing:
-        return
-    try:
-        await asyncio.wait(closing)
-    except asyncio.CancelledError:
-        await asyncio.wait(closing)
-        raise
 
 
 @dataclass
@@ -413,15 +390,13 @@ class _EnvSlot:
             error = f"{self.batch.env_id or 'environment'}, task {task.id!r}: {failure}"
             record = Trajectory(f"{task.id}/{episode.sample}", self.batch.env_id, task.id, episode.sample, episode.seed)
             return replace(record, end="error", error=error, metadata=failure.facts())
-        trajectory = await self.batch.play(
-            env,
-            policy,
-            task,
-            seed=episode.seed,
-            limits=self.batch.limits,
-            env_id=self.batch.env_id,
-            sample=episode.sample,
-        )
+        given = {
+            "seed": episode.seed,
+            "sample": episode.sample,
+            "limits": self.batch.limits,
+            "env_id": self.batch.env_id,
+        }
+        trajectory = await self.batch.play(env, policy, task, **given)
         if trajectory.failed or executor_of(env).busy:  # busy: a step that the agent made hang
             self.env = None
             self.closing.append(asyncio.create_task(close_env(env, self.batch.limits.close_timeout)))
