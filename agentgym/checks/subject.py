@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import math
-import numbers
 import random
 import sys
 import threading
@@ -15,10 +13,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from agentgym.checks.findings import Home
-from agentgym.core.env import Env, is_async
+from agentgym.core.env import Env, is_async, is_finite
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Action, Message, problem_of
 from agentgym.core.registration import EnvSpec
@@ -211,7 +207,7 @@ def problems_of(observation: Any, reward: Any, info: Any) -> list[str]:
     if not isinstance(info, dict):
         return [f"the info must be a dict, not {type(info).__name__}: {info!r:.200}"]
     problems = [f"an observation has a bad message: {p}: {m!r:.200}" for m in observation if (p := problem_of(m))]
-    if not isinstance(reward, numbers.Real | np.bool_) or not math.isfinite(reward):
+    if not is_finite(reward):
         problems.append(f"the reward must be a finite number, not {reward!r:.200}")
     for name, value in (("observation", observation), ("info", info)):
         try:

@@ -18,12 +18,11 @@ from typing import Any
 
 from agentgym.checks.contract import SPLITS, first_tasks, sizes_of, spread
 from agentgym.checks.findings import PROBLEM, Finding, named, note, ok, problem, said
-from agentgym.core.messages import Message
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.statistics import paired_difference, success_interval
-from agentgym.policies.base import ExpertPolicy, NullPolicy, Policy, RandomPolicy, Reply
+from agentgym.policies.base import ExpertPolicy, NullPolicy, Policy, RandomPolicy, ScriptedPolicy
 from agentgym.rollout.episode import Episode, Limits, close_env, run_many
 from agentgym.rollout.replays import ElsewhereError, replay, replay_elsewhere, shown
 
@@ -120,19 +119,13 @@ async def validate(
     return found
 
 
-class _Babble:
-    def __init__(self, rng: random.Random):
-        self._rng = rng
-
-    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        words = [self._rng.choice(("yes", "no", "0", "1", "42", "a", "left", "the answer")) for _ in range(3)]
-        return Reply({"role": "assistant", "content": " ".join(words)})
-
-
 def _players(expert: bool, own_random: bool, seed: int) -> dict[str, Callable[[Episode], Policy]]:
     def by_chance(episode: Episode) -> Policy:
         rng = random.Random(f"{seed} {episode.task.id}")
-        return RandomPolicy(rng=rng) if own_random else _Babble(rng)
+        if own_random:
+            return RandomPolicy(rng=rng)
+        words = ("yes", "no", "0", "1", "42", "a", "left", "the answer")
+        return ScriptedPolicy(lambda messages: " ".join(rng.choice(words) for _ in range(3)))
 
     gold: dict[str, Callable[[Episode], Policy]] = {"gold": lambda episode: ExpertPolicy()} if expert else {}
     return {**gold, "null": lambda episode: NullPolicy(), "random": by_chance}

@@ -11,19 +11,19 @@ import asyncio
 import functools
 import inspect
 import logging
+import math
 import numbers
 import random
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import gymnasium
+import numpy as np
 
 from agentgym.core import agent_failure
 from agentgym.core.messages import Action, Observation, assistant, text_of, user
 from agentgym.core.spaces import ActionSpace, MessagesSpace
-
-if TYPE_CHECKING:
-    from agentgym.core.tasks import Task, TaskSet
+from agentgym.core.tasks import Task, TaskSet
 
 Step = tuple[Observation, float, bool, bool, dict[str, Any]]
 METHODS = ("init", "reset", "step", "close")
@@ -173,6 +173,11 @@ class Env(gymnasium.Env[Observation, Action]):
         """End the episode at the floor. `cause` is a word of `agentgym.core.agent_failure`."""
         self.running = False
         return failed_step(cause, self.floor - self._earned)
+
+
+def is_finite(value: Any) -> bool:
+    """True for a finite number, also a NumPy one or a boolean: what a reward may be."""
+    return isinstance(value, numbers.Real | np.bool_) and math.isfinite(value)
 
 
 def is_async(env: gymnasium.Env[Any, Any], name: str) -> bool:

@@ -15,8 +15,8 @@ from agentgym.evaluate.report import write_report
 from agentgym.evaluate.results import Results
 from agentgym.evaluate.run import results_in
 from agentgym.evaluate.store import Planned, Store, cells_of, effective, open_store, read_run, scan
+from agentgym.policies.base import ScriptedPolicy
 from agentgym.rollout.episode import Episode, Limits, close_env, run_many
-from agentgym.rollout.replays import ReplayPolicy
 from agentgym.storage.files import write_json
 
 BATCH = 512  # episodes that are in memory at a time
@@ -158,9 +158,9 @@ def _tasks_of(cell: Cell) -> dict[str, Task]:
     return {task.id: task for task in cell.tasks()}
 
 
-def _policy(stored: Trajectory) -> ReplayPolicy:
+def _policy(stored: Trajectory) -> ScriptedPolicy:
     # Where the loop or the policy ended the episode and not the environment, it is ended there again.
-    return ReplayPolicy([turn.reply for turn in stored.turns], "replayed" if stored.end in _BY_ENV else stored.end)
+    return ScriptedPolicy([turn.reply for turn in stored.turns], "replayed" if stored.end in _BY_ENV else stored.end)
 
 
 def _lost(stored: Trajectory) -> Trajectory:

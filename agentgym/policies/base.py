@@ -78,10 +78,11 @@ KEY_REFUSED = 401
 class ScriptedPolicy:
     """Answers from a script: a list of texts or messages in turn, or a function of the conversation.
 
-    A list that runs out ends the episode with "script".
+    A list that runs out ends the episode with the reason `end`.
     """
 
-    def __init__(self, script: Sequence[Action] | Callable[[Sequence[Message]], Action]):
+    def __init__(self, script: Sequence[Action] | Callable[[Sequence[Message]], Action], end: str = "script"):
+        self._end = end
         self._answer = script if callable(script) else None
         self._script = iter(()) if callable(script) else iter(script)
 
@@ -90,7 +91,7 @@ class ScriptedPolicy:
             return Reply(assistant(self._answer(messages)))
         for action in self._script:
             return Reply(assistant(action))
-        raise EndEpisode("script")
+        raise EndEpisode(self._end)
 
 
 class NullPolicy:

@@ -171,12 +171,7 @@ class Judge:
 
 
 async def judge_group(
-    judge: Judge,
-    group: Group,
-    task: Task | None = None,
-    *,
-    by: Literal["ranking", "scores"] = "ranking",
-    seed: int = 0,
+    judge: Judge, group: Group, task: Task | None = None, *, by: Literal["ranking", "scores"] = "ranking", seed: int = 0
 ) -> list[float | None]:
     """Compare the episodes of one task with each other, all in one request, in an order shuffled by seed, task and sample.
 

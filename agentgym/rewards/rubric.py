@@ -27,16 +27,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-import numbers
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-
 from agentgym.core.agent_failure import cause_of
-from agentgym.core.env import Env, Step, Wrapper, failed_step, is_async
+from agentgym.core.env import Env, Step, Wrapper, failed_step, is_async, is_finite
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Action, Observation, assistant, text_of
 from agentgym.core.tasks import Task
@@ -139,7 +136,7 @@ class Reward:
             return float(self.on_timeout)
         except Exception as error:
             raise RewardError(f"{of} failed: {type(error).__name__}: {error}") from error
-        if not isinstance(value, numbers.Real | np.bool_) or not math.isfinite(value):
+        if not is_finite(value):
             raise RewardError(f"{of} must be a finite number, not {value!r:.100}")
         return float(value)
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import numbers
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from agentgym.core.env import is_finite
 from agentgym.core.messages import Observation, assistant, problem_of
 from agentgym.core.tracebacks import place_of, traceback_of
 from agentgym.policies.base import EndEpisode, EndpointError, Reply
@@ -134,7 +132,7 @@ def numbers_in(info: dict[str, Any]) -> dict[str, float]:
     found = {}
     for name, value in info.items():
         with contextlib.suppress(OverflowError):  # an integer too large for a float
-            if isinstance(value, numbers.Real | np.bool_) and math.isfinite(value):
+            if is_finite(value):
                 found[str(name)] = float(value)
     return found
 
@@ -160,7 +158,7 @@ def checked_step(result: Any) -> tuple[Observation, float, bool, bool, dict[str,
     if not isinstance(result, tuple) or len(result) != 5:
         raise TypeError(f"step must return (observation, reward, terminated, truncated, info), not {result!r:.200}")
     observation, reward, terminated, truncated, info = result
-    if not isinstance(reward, numbers.Real | np.bool_) or not math.isfinite(reward):
+    if not is_finite(reward):
         raise ValueError(f"step must return a finite number as its reward, not {reward!r}")
     if not isinstance(info, dict):
         raise TypeError(f"step must return a dict as its info, not {type(info).__name__}")

@@ -9,26 +9,13 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentgym.core.messages import Action, Message, assistant
+from agentgym.core.messages import Action
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory
-from agentgym.policies.base import EndEpisode, Reply
+from agentgym.policies.base import ScriptedPolicy
 from agentgym.processes.isolate import IsolatedCallError, NoWorker, Worker, WorkerDied, reference
 from agentgym.rollout.episode import Episode, Limits, run_many
-
-
-class ReplayPolicy:
-    """Gives stored replies in order, then ends the episode with the reason `end`."""
-
-    def __init__(self, replies: Sequence[Action], end: str = "replayed"):
-        self._replies = iter(replies)
-        self._end = end
-
-    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        for reply in self._replies:
-            return Reply(assistant(reply))
-        raise EndEpisode(self._end)
 
 
 def shown(trajectory: Trajectory) -> list[str]:
@@ -49,7 +36,7 @@ async def replay(
     replies = {(episode.task.id, episode.sample): actions for episode, actions in episodes}
     return await run_many(
         spec.make,
-        lambda episode: ReplayPolicy(replies[episode.task.id, episode.sample]),
+        lambda episode: ScriptedPolicy(replies[episode.task.id, episode.sample], "replayed"),
         [episode for episode, _ in episodes],
         concurrency=concurrency,
         limits=limits or Limits(),
