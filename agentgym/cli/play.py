@@ -155,7 +155,6 @@ def _pause(console: Console) -> None:
 
 
 def _read(prompt: str, console: Console) -> str:
-    """A line from the terminal, with editing and history, or the next of standard input."""
     from agentgym.cli.terminal_text import plain
 
     with _interruptible():

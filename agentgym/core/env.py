@@ -1,8 +1,6 @@
 """The contract of an environment: `init`, `reset`, `step`, `close`.
 
-An environment is a `gymnasium.Env` whose observation is a list of new chat messages and whose action is an assistant
-message, or just its text. A `Task` says which problem an episode poses. The methods of an `Env` are `def`, those of an
-`AsyncEnv` are `async def`; `Blocking` calls either from plain code.
+It is a `gymnasium.Env` whose observation is a list of new chat messages and whose action is an assistant message or its text.
 """
 
 from __future__ import annotations
@@ -38,11 +36,8 @@ class Env(gymnasium.Env[Observation, Action]):
     seed and actions give the same observations and rewards in any process. If the agent's own programs can have caused an
     error of `step` (see `agentgym.core.agent_failure`), the episode terminates with a reward that brings its sum to `floor`.
 
-    Args:
-        tasks: the set that `reset()` draws from when no task is bound. Default: the set that `default_tasks` returns.
-        max_turns: steps after which an episode is truncated. Default: the class's `max_turns`.
-
     Attributes:
+        max_turns: steps after which an episode is truncated.
         tools: OpenAI tool schemas that the policy may call.
         sandbox_image: image of its sandboxes, if any. An environment that sets it takes the keyword `sandbox`, the back end.
         floor: the least reward of an episode: 0, or with penalties their least sum.
@@ -105,13 +100,10 @@ class Env(gymnasium.Env[Observation, Action]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start an episode; subclasses call `super().reset(seed=seed, options=options)` first.
+        """Start an episode and return the opening messages and an info dict; subclasses call `super().reset(seed=seed, options=options)`.
 
         Without a task bound by `init` or `options={"task": t}`, every reset draws one from `tasks`: by the seed, else by
         `self.np_random`. Raises TypeError if a task has to be bound here and `init` is async.
-
-        Returns:
-            The opening messages and an info dict.
         """
         task, drawn = self._task_to_bind(seed, options)
         if task is not None:
@@ -138,11 +130,9 @@ class Env(gymnasium.Env[Observation, Action]):
         return [], {}
 
     def step(self, action: Action) -> Step:
-        """Answer one assistant message.
+        """Answer one assistant message: `(observation, reward, terminated, truncated, info)`.
 
-        Returns:
-            `(observation, reward, terminated, truncated, info)`. The observation holds only the new messages; on the last step,
-            `info` carries `success: bool` if the environment has a notion of it.
+        The observation holds only the new messages; on the last step, `info` has `success: bool` if the environment has a notion of it.
         """
         raise NotImplementedError
 
@@ -248,10 +238,7 @@ def _failed(env: Env, cause: str, error: Exception) -> Step:
 
 
 class AsyncEnv(Env):
-    """Base class of environments whose `init`, `reset`, `step` and `close` are all `async def`. See `Env`.
-
-    A subclass awaits the methods of this class: `await super().reset(seed=seed, options=options)`.
-    """
+    """Base class of environments whose four methods are all `async def`. A subclass awaits those of this class. See `Env`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -279,10 +266,7 @@ class AsyncEnv(Env):
 
 
 class Wrapper(gymnasium.Wrapper[Observation, Action, Observation, Action]):
-    """Changes an environment from outside: override what should differ, the rest passes through.
-
-    The methods of a wrapper around an `AsyncEnv` return awaitables.
-    """
+    """Changes an environment from outside: override what should differ. Around an `AsyncEnv`, its methods return awaitables."""
 
     env: Env
 

@@ -1,8 +1,7 @@
-"""Where the calls of one environment run: in order, and never in the way of another's.
+"""The executor of one environment runs its calls in order, and never in the way of another's.
 
-All `def` calls of an environment run in one thread (a database connection may refuse any other), all `async def` calls in one
-task (a cancel scope may not be left in another). Threads are daemons: a call that never returns blocks neither another
-environment nor the end of the process.
+All `def` calls run in one thread (a database connection may refuse any other), all `async def` calls in one task (a cancel
+scope may not be left in another). Threads are daemons: a call that never returns does not block the end of the process.
 """
 
 from __future__ import annotations
@@ -47,10 +46,7 @@ class _Call:
 
 
 class EnvExecutor:
-    """Runs calls one after another: `def` in its thread, `async def` in its task.
-
-    Both start when first needed and end with `stop`. An executor serves one event loop at a time.
-    """
+    """Runs calls one after another; thread and task start when first needed. An executor serves one event loop at a time."""
 
     def __init__(self, name: str):
         self.name = name
@@ -68,8 +64,7 @@ class EnvExecutor:
     def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
         """Begin `function(*args, **kwargs)`; the future has its result. An awaitable that a `def` returns is awaited first.
 
-        Cancelling the future cancels an `async def` call, and removes a `def` call that waits for its turn. A running `def` call
-        goes on, and its result is dropped.
+        Cancelling the future cancels an `async def` call, and removes a waiting `def` call; the result of a running one is dropped.
         """
         return self._start(inspect.iscoroutinefunction(function), function, args, kwargs)
 
@@ -245,10 +240,7 @@ def name_of(env: Env) -> str:
 
 
 async def close_env(env: Env, timeout: float | None = 5.0) -> None:
-    """Close an environment where its other calls ran. One that hangs closes itself once its call returns.
-
-    Errors of `close` are logged: the episode that used the environment has already ended.
-    """
+    """Close an environment where its other calls ran; one that hangs closes itself once its call returns. Errors are logged."""
     executor = executor_of(env)
     closing = executor.start_method(env, "close")
     await asyncio.wait({closing}, timeout=timeout)

@@ -1,13 +1,11 @@
 """The registry: names for environments, and how one is made from its name.
 
-An id is `name`, `namespace/name`, or either with a version: `gsm8k`, `acme/gsm8k`, `gsm8k-v2`. An id without a version
-means the latest registered one. `"package.module:Class"` names an environment by value, with no registration, so that it
-can be made in any process that can import it. `"prefix:name"` names an environment of another package, where an adapter is
-registered for that prefix; an adapter's prefix goes before a module of the same name. `http://host:8000/gsm8k` names an
-environment that `agentgym serve` serves, on one server or several, joined by commas.
+An id is `name`, `namespace/name`, or either with a version, `gsm8k-v2`; without, it means the latest registered one.
+`"package.module:Class"` names an environment by value; `"prefix:name"` one of another package, by the adapter of that prefix;
+`http://host:8000/gsm8k` one that `agentgym serve` serves, on one server or several, joined by commas.
 
-Packages register their environments through an entry point of the group `agentgym.envs`: a function without arguments that
-calls `register` and `register_adapter`. Entry points are loaded once, when an environment is first looked up.
+Packages register environments by an entry point of the group `agentgym.envs`: a function that calls `register` and
+`register_adapter`. It is loaded once, when an environment is first looked up.
 """
 
 from __future__ import annotations
@@ -58,14 +56,10 @@ class EnvSpec:
     """How to make one environment. Picklable, and JSON if its entry point and kwargs are.
 
     Attributes:
-        id: its registered id, or its entry point if it is named by value.
         entry_point: `"module:Class"`, or the class or function itself if no other process could import it.
-        kwargs: arguments of the environment.
-        tags: free words for lists.
         task_source: a function `split -> TaskSet`, or its `"module:function"`; None: the class's `default_tasks`.
         nondeterministic: True if the same task, seed and actions may give different results.
-        needs: requirements besides agentgym itself: "sandbox:IMAGE", or "MODULE:REQUIREMENT", a module to import and the
-            argument of `pip install` that gets it. Lists show them; evaluations check them first.
+        needs: "sandbox:IMAGE", or "MODULE:REQUIREMENT", a module to import and the argument of `pip install` that gets it.
     """
 
     id: str
@@ -153,16 +147,10 @@ def register(
     nondeterministic: bool = False,
     needs: Iterable[str] = (),
 ) -> EnvSpec:
-    """Give an environment an id. Registering the same entry point and kwargs again only renews the rest.
+    """Give an environment an id: `name` or `namespace/name`, with `-v2` at the end for a version. See `EnvSpec`.
 
-    Args:
-        id: `name`, `namespace/name`, with `-v2` at the end for a version.
-        entry_point: `"module:Class"`, a subclass of `agentgym.Env`, or a function that makes one.
-        tasks: `split -> TaskSet`, or its `"module:function"`. Default: the class's `default_tasks`.
-        kwargs, description, tags, nondeterministic, needs: see `EnvSpec`.
-
-    Raises:
-        ValueError: the id is malformed, or registered with something else.
+    Registering the same entry point and kwargs again only renews the rest. Raises ValueError if the id is malformed, or
+    registered with something else.
     """
     if not _ID.fullmatch(id):
         raise ValueError(
@@ -218,12 +206,7 @@ def register_adapter(adapter: Adapter) -> Adapter:
 def make(id: str | EnvSpec, **kwargs: Any) -> Env:
     """Make an environment by a registered id, a spec, `"package.module:Class"`, `"prefix:name"` of an adapter, or a server's URL.
 
-    `kwargs` go over those it was registered with.
-
-    Raises:
-        UnknownEnvError: no such id; names the nearest.
-        ImportError: its module cannot be imported.
-        TypeError: an argument that it does not take; names those it takes.
+    `kwargs` go over those it was registered with. Raises UnknownEnvError, ImportError, or TypeError for a wrong argument.
     """
     return (id if isinstance(id, EnvSpec) else spec(id)).make(**kwargs)
 
@@ -286,7 +269,6 @@ def __getattr__(name: str) -> Any:
 
 
 def _adapted(prefix: str, name: str) -> EnvSpec | None:
-    """The spec of an adapter's environment; None if the prefix is a module's. A prefix that is neither may be misspelt."""
     if adapter := _adapters.get(prefix):
         if not name:
             raise UnknownEnvError(f"{prefix}: needs a name, for example {prefix}:{adapter.example}")
@@ -299,7 +281,6 @@ def _adapted(prefix: str, name: str) -> EnvSpec | None:
 
 
 def _versions(namespace: str | None, name: str) -> list[EnvSpec]:
-    """Specs of one name, oldest version first; an id without a version counts as the oldest."""
     found = []
     for known in _specs.values():
         parts = _ID.fullmatch(known.id)

@@ -20,10 +20,9 @@ class Task:
     """One problem, as plain JSON values. Immutable: an environment reads it and never writes to it.
 
     Attributes:
-        id: unique within its task set; names the task in trajectories, reports and resumed runs.
+        id: unique within its task set.
         messages: opening messages of a textual problem; empty if the environment draws its own opening.
         answer: for the reward: a gold answer, tests, a target state.
-        seed: seed of a procedurally generated task.
         metadata: anything else: split, difficulty, tags, source.
     """
 
@@ -64,13 +63,7 @@ Parse = Callable[[dict[str, Any], int], Task]  # of a record and its position
 
 
 class TaskSet(Sequence[Task]):
-    """An ordered set of tasks. Generated sets make each task on access, so a million cost nothing.
-
-    Args:
-        tasks: the tasks, or a function from a position to its task, together with `size`.
-        name: for reports, for example "gsm8k/test".
-        source: of the tasks, for display: a file, "generated", "the project's own 40 problems".
-    """
+    """An ordered set of tasks. Generated sets (a function from a position, with `size`) make each task on access."""
 
     def __init__(
         self,

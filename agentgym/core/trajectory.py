@@ -25,7 +25,6 @@ class Tokens:
         completion_ids: what the engine sampled, C ids, a sampled stop token included.
         logprobs: C log-probabilities, in nats, of the sampled ids under the raw logits at the sampling temperature.
         versions: the weight version that sampled each id, C integers.
-        finish_reason: "stop" or "length".
     """
 
     prompt_ids: list[int]
@@ -37,10 +36,7 @@ class Tokens:
 
 @dataclass
 class Turn:
-    """One exchange: the messages shown since the previous turn, the reply, and the environment's answer to it.
-
-    `usage` and `finish_reason` are the endpoint's; see `agentgym.policies.base.Reply`.
-    """
+    """One exchange: the messages since the previous turn, the reply (see `Reply`), and the environment's answer to it."""
 
     observation: list[Message]
     reply: Message
@@ -58,16 +54,13 @@ class Trajectory:
     """One episode.
 
     Attributes:
-        id: unique in its run; made of the task and `sample`, the episode's number in its group.
         turns: in order. A failed episode keeps the turns before the failure.
         final_observation: the messages after the last reply.
         end: "terminated", "truncated" (by the environment), a limit of the loop ("max_turns", "tokens", "context",
             "time"), or "error".
         error: the failed call, where and after how long; None unless `end` is "error". An error is not a reward of 0.
         metrics: numbers of the last `info` (`success` as 0.0 or 1.0).
-        seconds: wall time of the episode.
-        metadata: further facts. Of a failure: `traceback` of an exception in this process, `status` of an endpoint's refusal,
-            `errors` of earlier tries.
+        metadata: also of a failure: `traceback` of an exception, `status` of an endpoint's refusal, `errors` of earlier tries.
     """
 
     id: str

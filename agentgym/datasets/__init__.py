@@ -167,7 +167,6 @@ def _installed() -> bool:
 
 
 def _cache_folder() -> Path:
-    """The cache folder of `datasets`, from its variables, without the second that its import takes."""
     home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
     return Path(os.environ.get("HF_DATASETS_CACHE") or str(Path(home) / "datasets")).expanduser()
 

@@ -27,10 +27,9 @@ _SECRETS = frozenset({"key", "api_key", "api-key", "apikey", "token", "access_to
 class ChatPolicy:
     """A model behind an OpenAI-compatible endpoint. One object may serve many episodes at a time.
 
-    All policies of an event loop share connections. Statuses 408, 409, 429 and 5xx, broken connections, cut or malformed
-    answers and silence are retried after a growing wait, or after what `Retry-After` asks for. All policies of an endpoint hold
-    back the share of requests that it refuses with a 429; see `ConcurrencyLimiter`. As long as the endpoint answers others, a
-    429 uses up no retry, up to ten times as many requests.
+    Statuses 408, 409, 429 and 5xx, broken connections, cut or malformed answers and silence are retried after a growing wait, or
+    after what `Retry-After` asks for. All policies of an endpoint hold back the share of requests that it refuses with a 429; see
+    `ConcurrencyLimiter`. As long as the endpoint answers others, a 429 uses up no retry, up to ten times as many requests.
 
     Args:
         base_url: up to and with the version, "http://localhost:8000/v1".
@@ -38,17 +37,10 @@ class ChatPolicy:
         temperature, max_tokens, seed: of one answer; None leaves them to the endpoint.
         extra: more fields of the request.
         system: a system message for every request; stands before the environment's own, in the same message.
-        send_reasoning: send the model's reasoning of earlier turns back. Most endpoints ignore it, and some refuse it; some
-            that reason between tool calls need it. It is in the reply's message in any case.
+        send_reasoning: send the model's reasoning of earlier turns back; most endpoints ignore it, some refuse or need it.
         stream: read the answer as it is made; `timeout` then is the longest silence between two pieces of it.
         timeout: seconds for one request, from connecting to the last byte.
         retries: requests after the first, for each answer.
-
-    Attributes:
-        calls: requests and tokens of all answers.
-
-    Raises:
-        ValueError: `base_url` is not an http(s) URL, or has a secret in it; the key fits into no header; a setting is too small.
     """
 
     def __init__(

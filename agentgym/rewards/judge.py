@@ -1,10 +1,5 @@
-"""A language model as a judge, behind any OpenAI-compatible endpoint.
-
-    judge = Judge("http://localhost:8000/v1", "some-model", "Is the answer right, short and polite?")
-    rubric = Rubric([right, Reward(judge, weight=0.5, timeout=120)])
-
-The agent's text stands between delimiters that it cannot guess, and the judge is told that it holds no instructions. That
-makes it harder to talk the judge into a good mark, not impossible: read what a policy trained against a judge writes.
+"""A language model as a judge. The agent's text stands between delimiters that it cannot guess, and the judge is told that it
+holds no instructions. That makes it harder to talk the judge into a good mark, not impossible.
 """
 
 from __future__ import annotations

@@ -1,25 +1,11 @@
 """Rewards: named, weighted functions of an episode, and a wrapper that gives an environment another reward.
 
-A reward function takes any of these by name:
-
-    task          the `Task`
-    answer        `task.answer`
-    messages      the whole conversation, a list of chat messages
-    completion    the text of the last reply
-    completions   the texts of all replies, in order
-    info          the `info` of the last step
-    reward        the environment's own reward, summed over the turns
-    trajectory    the `Trajectory`, for everything else
-
-It may be `def` or `async def`, and returns a finite number.
-
-    def right(completion: str, answer: str) -> bool:
-        return completion.endswith(answer)
+A reward function is `def` or `async def`, returns a finite number, and takes any of these by name: task, answer (the task's),
+messages (the whole conversation), completion and completions (the texts of the last reply, of all), info (of the last step),
+reward (the environment's own, summed over the turns), trajectory.
 
     rubric = Rubric([right, Reward(has_tags("think", "answer"), weight=0.2)])
     env = Rewarded(agentgym.make("gsm8k"), rubric)
-
-An error in a reward function fails the episode and is never a reward of 0: see `RewardError`.
 """
 
 from __future__ import annotations
@@ -239,18 +225,13 @@ async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class Rewarded(Wrapper):
-    """An environment with the reward of a rubric in place of its own.
+    """An environment with the reward of a rubric in place of its own, given at the last turn, with every part in its `info` as
+    `reward/NAME`.
 
-    Every turn but the last gives 0, the last gives the rubric's total, and its `info` has every part as `reward/NAME`. The
-    environment's own reward counts only if `env_reward` is in the rubric. An episode that the loop cuts off (`Limits`, a full
-    context) keeps 0: if a rubric goes below 0, bound the turns by the environment's own `max_turns` and set `floor`, or being cut
-    off would pay. An episode that the agent's own programs broke, or for which they break a reward function, gets the floor.
-
-    `reset` and `step` return awaitables if those of the environment do. The last `step` also does if a function of the rubric
-    is async, or an event loop runs.
-
-    Args:
-        floor: the least that the rubric gives; see `Env.floor`.
+    An episode that the loop cuts off (`Limits`, a full context) keeps 0: if a rubric goes below 0, bound the turns by the
+    environment's own `max_turns` and set `floor`, or being cut off would pay. An episode that the agent's own programs broke, or for
+    which they break a reward function, gets the floor. `reset` and `step` return awaitables if those of the environment do; the
+    last `step` also does if a function of the rubric is async, or an event loop runs.
     """
 
     def __init__(self, env: Env, rubric: Rubric, floor: float = 0.0):

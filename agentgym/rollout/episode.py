@@ -1,8 +1,7 @@
 """The agent loop, the only one in the project: evaluation and training use it too.
 
-`run_episode` reads top to bottom: init, reset, then act and step until the episode ends. `run_many` runs many episodes, some
-of them at the same time. A failure of an environment or a policy ends its own trajectory with an error, and no other. An episode
-that the agent's own programs broke is no failure: see `agentgym.core.agent_failure`.
+A failure of an environment or a policy ends its own trajectory with an error, and no other. An episode that the agent's own
+programs broke is no failure: see `agentgym.core.agent_failure`.
 """
 
 from __future__ import annotations
@@ -220,7 +219,6 @@ async def _act(
 
 
 def _tokens(turn: Turn) -> int:
-    """Tokens that the policy read and wrote in one turn: the endpoint's count, or the exact ones where it knows them."""
     if turn.tokens is not None:
         return len(turn.tokens.prompt_ids) + len(turn.tokens.completion_ids)
     return turn.usage.get("prompt_tokens", 0) + turn.usage.get("completion_tokens", 0)

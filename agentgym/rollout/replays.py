@@ -58,9 +58,7 @@ async def replay_elsewhere(
 ) -> list[Trajectory]:
     """Play episodes again in another process, with another hash seed, and so another order of sets.
 
-    Raises:
-        ValueError: the spec has no JSON form, so that no other process can make its environment.
-        ElsewhereError: that process failed, or took too long.
+    Raises ValueError if the spec has no JSON form, ElsewhereError if that process failed, or took too long.
     """
     request = {
         "spec": spec.to_json(),
