@@ -93,10 +93,8 @@ class _Watched:
     def blocked(self, thread: threading.Thread) -> Finding:
         frame = sys._current_frames().get(thread.ident or 0)
         place = self._subject.home.place_in(frame) if self._subject else ""
-        text = (
-            f"an `async def` method blocks the event loop for more than {self._timeout:g} s: await what takes long, or make "
-            "the method a plain `def`, which runs in a thread of its own"
-        )
+        advice = "await what takes long, or make the method a plain `def`, which runs in a thread of its own"
+        text = f"an `async def` method blocks the event loop for more than {self._timeout:g} s: {advice}"
         return Finding(self._check, PROBLEM, text, place)
 
     async def run(self) -> None:

@@ -93,10 +93,8 @@ async def end(subject: Subject, alone: list[Played]) -> list[Finding]:
 async def rewards(subject: Subject, alone: list[Played]) -> list[Finding]:
     text = f"{len(alone)} random episodes earned {spread([sum(played.rewards) for played in alone], ' each')}"
     if any(played.ended and played.success is None for played in alone):
-        missing = (
-            "info has no 'success' on the last step, so that an episode with a positive reward counts as a success"
-        )
-        return note(f"{text}; {missing}")
+        missing = "info has no 'success' on the last step"
+        return note(f"{text}; {missing}, so that an episode with a positive reward counts as a success")
     return ok(f"{text}, {sum(played.success is True for played in alone)} of them a success")
 
 

@@ -13,9 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
-_NOT_THE_AUTHORS = frozenset(
-    {"agentgym", "gymnasium", "numpy", "builtins", "abc", "typing", "collections", "contextlib"}
-)
+_NOT_THE_AUTHORS = ("agentgym", "gymnasium", "numpy", "builtins", "abc", "typing", "collections", "contextlib")
 
 
 @dataclass(frozen=True)

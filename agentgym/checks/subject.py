@@ -127,10 +127,8 @@ class Subject:
     async def step(self, action: Action) -> Any:
         result = await self.call("step", self.env.step, action)
         if not isinstance(result, tuple) or len(result) != 5:
-            raise TypeError(
-                f"step must return (observation, reward, terminated, truncated, info), not {result!r:.200}: "
-                "end it with `return self.outcome(...)`"
-            )
+            five = "(observation, reward, terminated, truncated, info)"
+            raise TypeError(f"step must return {five}, not {result!r:.200}: end it with `return self.outcome(...)`")
         return result
 
     async def close(self) -> None:

@@ -160,9 +160,8 @@ def _failures(played: dict[str, list[Trajectory]]) -> list[Finding]:
     found = []
     for player, trajectories in played.items():
         if failed := [t for t in trajectories if t.failed]:
-            found += problem(
-                f"{len(failed)} of {len(trajectories)} episodes of {player} play failed: {failed[0].error}"
-            )
+            text = f"{len(failed)} of {len(trajectories)} episodes of {player} play failed"
+            found += problem(f"{text}: {failed[0].error}")
     return found or ok(f"{sum(map(len, played.values()))} played, none failed")
 
 
@@ -289,9 +288,8 @@ def compare_splits(spec: EnvSpec) -> list[Finding]:
             found += note(f"there is no split {name!r}")
     ids = Counter(task.id for tasks, _ in read.values() for task in tasks)
     if twice := [id for id, count in ids.items() if count > 1]:
-        found += problem(
-            f"{len(twice)} task id(s) come more than once ({_some(twice)}): ids are unique over all splits"
-        )
+        text = f"{len(twice)} task id(s) come more than once ({_some(twice)})"
+        found += problem(f"{text}: ids are unique over all splits")
     problems = {split: {_problem(task): task.id for task in tasks} for split, (tasks, _) in read.items()}
     for one, two in itertools.combinations(problems, 2):
         if shared := problems[one].keys() & problems[two].keys():

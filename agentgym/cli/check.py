@@ -26,9 +26,8 @@ _GRACE = 15.0  # seconds, past the timeout, of an interpreter that a call does n
 def add(commands: argparse._SubParsersAction) -> None:
     check = commands.add_parser("check", help="check environments before publishing them")
     check.add_argument("envs", nargs="+", metavar="ENV", help=ENVS)
-    check.add_argument(
-        "--timeout", type=float, default=30.0, metavar="S", help="seconds that one call may take (default: 30)"
-    )
+    timeout = "seconds that one call may take (default: 30)"
+    check.add_argument("--timeout", type=float, default=30.0, metavar="S", help=timeout)
     check.add_argument("--json", action="store_true", help="the findings as JSON")
     check.set_defaults(run=_check)
 

@@ -18,12 +18,8 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="two or more; the first is the baseline")
-    add(
-        "--measure",
-        choices=("success", "reward", "turns", "tokens"),
-        default="success",
-        help="measure in the table; tokens are those that the agent wrote (default: success)",
-    )
+    measure = "measure in the table; tokens are those that the agent wrote (default: success)"
+    add("--measure", choices=("success", "reward", "turns", "tokens"), default="success", help=measure)
     help_json = "print all measures as JSON: an object, or a list where there are more than two runs"
     add("--json", action="store_true", help=help_json)
     parser.set_defaults(run=_compare)

@@ -96,19 +96,11 @@ def _add_agents(command: argparse.ArgumentParser) -> None:
     add("--top-p", type=float, help="nucleus sampling: keep the most likely tokens up to this total probability")
     add("--max-tokens", type=int, help="maximum tokens of one answer")
     add("--reasoning-effort", metavar="LEVEL", help="low, medium or high; sent as reasoning_effort")
-    add(
-        "--send-reasoning",
-        action="store_true",
-        default=None,
-        help="send the reasoning of earlier turns back to the model",
-    )
+    send_reasoning = "send the reasoning of earlier turns back to the model"
+    add("--send-reasoning", action="store_true", default=None, help=send_reasoning)
     add_kwargs(group, "extra fields of every request", "--extra")
-    add(
-        "--stream",
-        action="store_true",
-        default=None,
-        help="stream answers; --timeout then limits the time between two chunks",
-    )
+    stream = "stream answers; --timeout then limits the time between two chunks"
+    add("--stream", action="store_true", default=None, help=stream)
     add("--timeout", type=_seconds, metavar="TIME", help="time limit of one request (default: 120s)")
     add("--request-retries", type=int, metavar="N", help="retries of one request (default: 5)")
 
@@ -149,9 +141,8 @@ def _record(args: argparse.Namespace) -> dict[str, Any]:
     more = f"+{len(envs) - 1}" if len(envs) > 1 else ""
     record = _over({"envs": envs, "name": f"{args.envs[0]}{more}"}, args)
     if not record.get("agents"):
-        raise UsageError(
-            "--model and --base-url are needed, or --policy expert, random or null, --agent, --script, --serve"
-        )
+        players = "--policy expert, random or null, --agent, --script, --serve"
+        raise UsageError(f"--model and --base-url are needed, or {players}")
     return record
 
 

@@ -35,10 +35,9 @@ def _openenv(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"{args.out}: cannot be written ({error.strerror or error})") from error
     if lacks_agentgym(args.wheel):
+        why = "agentgym here did not come from a package index, and a container's build would ask one for it"
         print(
-            "agentgym export: agentgym here did not come from a package index, and a container's build would ask one for it: give"
-            " its wheel too, --wheel FILE (pip wheel --no-deps makes it)",
-            file=sys.stderr,
+            f"agentgym export: {why}: give its wheel too, --wheel FILE (pip wheel --no-deps makes it)", file=sys.stderr
         )
     names = [str(file.relative_to(args.out)) for file in files]
     if args.json:

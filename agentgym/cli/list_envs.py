@@ -49,9 +49,8 @@ class Row:
 
 def add(commands: argparse._SubParsersAction) -> None:
     listing = commands.add_parser("list", help="list environments and their requirements")
-    listing.add_argument(
-        "server", nargs="?", metavar="URL", help="list those of a server, http://HOST:PORT (default: this machine's)"
-    )
+    server = "list those of a server, http://HOST:PORT (default: this machine's)"
+    listing.add_argument("server", nargs="?", metavar="URL", help=server)
     listing.add_argument("--tag", action="append", default=[], metavar="T", help="only those with this tag; repeatable")
     listing.add_argument("--json", action="store_true", help="as JSON")
     listing.set_defaults(run=_list)

@@ -44,11 +44,8 @@ def add(commands: argparse._SubParsersAction) -> None:
     add("--seed", type=int, help="seed of the drawn task and the episode (default: random)")
     add_kwargs(command, "keyword arguments of the environment")
     add("--max-turns", type=int, metavar="N", help="replies before the episode is cut off (default: the environment's)")
-    add(
-        "--policy",
-        choices=("human", "expert", "random", "null", "chat"),
-        help="the player (default: human, or chat with --model)",
-    )
+    players = ("human", "expert", "random", "null", "chat")
+    add("--policy", choices=players, help="the player (default: human, or chat with --model)")
     add("--model", metavar="NAME", help="a model at an endpoint plays")
     add("--base-url", metavar="URL", help="its endpoint, http://localhost:8000/v1; key in OPENAI_API_KEY")
     add("--temperature", type=float, help="sampling temperature of the model (default: the endpoint's)")

@@ -64,14 +64,11 @@ class Screen:
         if trajectory.failed:
             self.say(f"failed: {trajectory.error}", "bold red")
             return
-        turns = len(trajectory.turns)
-        success = ""
+        count = len(trajectory.turns)
+        text = f"{trajectory.end} after {count} turn{'' if count == 1 else 's'}: reward {trajectory.reward:g}"
         if "success" in trajectory.metrics:
-            success = ", success" if trajectory.success else ", no success"
-        self.say(
-            f"{trajectory.end} after {turns} turn{'' if turns == 1 else 's'}: reward {trajectory.reward:g}{success}",
-            "bold green" if trajectory.success else "bold",
-        )
+            text += ", success" if trajectory.success else ", no success"
+        self.say(text, "bold green" if trajectory.success else "bold")
 
 
 def _content_of(message: Message) -> str:

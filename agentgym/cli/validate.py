@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    command = commands.add_parser(
-        "validate", help="validate environments: gold, null and random policies, replays, splits"
-    )
+    about = "validate environments: gold, null and random policies, replays, splits"
+    command = commands.add_parser("validate", help=about)
     add = command.add_argument
     add("envs", nargs="+", metavar="ENV", help=ENVS)
     add("--split", default="test", help="split to play (default: test)")

@@ -89,10 +89,8 @@ def _serve(args: argparse.Namespace, runs: Runs, count: int) -> int:
             else:
                 print(f"{_many(count, 'run')} at {served.url} (Ctrl-C ends it)", flush=True)
             if args.host not in LOCAL_HOSTS:
-                print(
-                    "agentgym view: anyone with this address can read these runs; the connection is not encrypted",
-                    file=sys.stderr,
-                )
+                risk = "anyone with this address can read these runs; the connection is not encrypted"
+                print(f"agentgym view: {risk}", file=sys.stderr)
             if not args.no_open and not args.json:
                 await asyncio.to_thread(_open, served.url)
             await ended.wait()

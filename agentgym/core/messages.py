@@ -61,11 +61,9 @@ def instructed(messages: Sequence[Message], instruction: str) -> Observation:
         raise ValueError("no messages: there is nothing to put an instruction after")
     *before, last = messages
     content = last.get("content")
-    asked: Any = (
-        f"{text_of(last)}\n\n{instruction}"
-        if isinstance(content, str)
-        else [*(content or []), {"type": "text", "text": f"\n\n{instruction}"}]
-    )
+    asked: Any = [*(content or []), {"type": "text", "text": f"\n\n{instruction}"}]
+    if isinstance(content, str):
+        asked = f"{content}\n\n{instruction}"
     return [*(dict(message) for message in before), {**last, "content": asked}]
 
 
@@ -80,8 +78,7 @@ def problem_of(message: object) -> str | None:
         return None if message["role"] == "assistant" else "content is missing"
     if isinstance(content, str):
         return None
-    if isinstance(content, Sequence) and all(
-        isinstance(p, Mapping) and isinstance(p.get("type"), str) for p in content
-    ):
+    parts = content if isinstance(content, Sequence) else [None]
+    if all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in parts):
         return None
     return f"content must be text or a list of typed parts, not {type(content).__name__}"

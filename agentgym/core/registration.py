@@ -125,10 +125,8 @@ class EnvSpec:
         record = {name: value for name, value in vars(self).items() if value not in (None, "", (), {}, False)}
         for name in ("entry_point", "task_source"):
             if not isinstance(record.get(name, ""), str):
-                raise ValueError(
-                    f"environment {self.id!r}: {name} {record[name]!r} lives in {record[name].__module__!r} and has no"
-                    " importable name; move it to the top of a module to send it as JSON"
-                )
+                text = f"{name} {record[name]!r} lives in {record[name].__module__!r} and has no importable name"
+                raise ValueError(f"environment {self.id!r}: {text}; move it to the top of a module to send it as JSON")
         return {name: list(value) if isinstance(value, tuple) else value for name, value in record.items()}
 
     @classmethod
@@ -153,30 +151,20 @@ def register(
     registered with something else.
     """
     if not _ID.fullmatch(id):
-        raise ValueError(
-            f"bad environment id {id!r}: write name, namespace/name or name-v2, of letters, digits and _ . -"
-        )
+        form = "write name, namespace/name or name-v2, of letters, digits and _ . -"
+        raise ValueError(f"bad environment id {id!r}: {form}")
     if isinstance(entry_point, str) and not PATH.fullmatch(entry_point):
         raise ValueError(f"environment {id!r}: bad entry point {entry_point!r}: write 'package.module:Class'")
     needs = tuple(needs)
     if bad := [need for need in needs if not all(need.partition(":"))]:
         raise ValueError(f"environment {id!r}: bad need {bad[0]!r}: write 'sandbox:IMAGE' or 'MODULE:REQUIREMENT'")
-    spec = EnvSpec(
-        id=id,
-        entry_point=_by_value(entry_point),
-        kwargs=dict(kwargs or {}),
-        description=description,
-        tags=tuple(tags),
-        task_source=None if tasks is None else _by_value(tasks),
-        nondeterministic=nondeterministic,
-        needs=needs,
-    )
+    task_source = None if tasks is None else _by_value(tasks)
+    made_by = (_by_value(entry_point), dict(kwargs or {}))
+    spec = EnvSpec(id, *made_by, description, tuple(tags), task_source, nondeterministic, needs)
     present = _specs.get(id)
-    if present is not None and (present.entry_point, present.kwargs) != (spec.entry_point, spec.kwargs):
-        raise ValueError(
-            f"environment {id!r} is already registered, as {_name(present.entry_point)} with {dict(present.kwargs)};"
-            " use a namespace or a version"
-        )
+    if present is not None and (present.entry_point, present.kwargs) != made_by:
+        known = f"{_name(present.entry_point)} with {dict(present.kwargs)}"
+        raise ValueError(f"environment {id!r} is already registered, as {known}; use a namespace or a version")
     _specs[id] = spec
     return spec
 
@@ -225,10 +213,8 @@ def spec(id: str) -> EnvSpec:
         return EnvSpec(id=id, entry_point=id)
     wanted = _ID.fullmatch(id)
     if wanted is None:
-        raise UnknownEnvError(
-            f"bad environment id {id!r}: write name, namespace/name, name-v2, package.module:Class, prefix:name or"
-            " http://HOST:PORT/ENV"
-        )
+        forms = "name, namespace/name, name-v2, package.module:Class, prefix:name or http://HOST:PORT/ENV"
+        raise UnknownEnvError(f"bad environment id {id!r}: write {forms}")
     load_plugins()
     if wanted["version"] is not None and id in _specs:
         return _specs[id]
@@ -251,13 +237,9 @@ def load_plugins() -> None:
             try:
                 plugin.load()()
             except Exception as error:
-                _broken_plugins[plugin.name] = f"{type(error).__name__}: {error}"
-                warnings.warn(
-                    f"the environments of plugin {plugin.name!r} ({plugin.value}) are missing: "
-                    f"{_broken_plugins[plugin.name]}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+                _broken_plugins[plugin.name] = why = f"{type(error).__name__}: {error}"
+                text = f"the environments of plugin {plugin.name!r} ({plugin.value}) are missing: {why}"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def __getattr__(name: str) -> Any:
@@ -330,11 +312,9 @@ def _name(target: Any) -> str:
 
 def parameters(factory: Callable[..., Env]) -> tuple[list[inspect.Parameter], bool]:
     """The parameters of a factory, and whether it takes any others. `**kwargs` of a class go to the class above."""
-    levels = (
-        [vars(c)["__init__"] for c in factory.__mro__ if "__init__" in vars(c)]
-        if inspect.isclass(factory)
-        else [factory]
-    )
+    levels: list[Any] = [factory]
+    if inspect.isclass(factory):
+        levels = [vars(c)["__init__"] for c in factory.__mro__ if "__init__" in vars(c)]
     taken: dict[str, inspect.Parameter] = {}
     for function in levels:
         parameters = inspect.signature(function).parameters.values()
@@ -363,6 +343,5 @@ def _refuse_unknown(spec: EnvSpec, kwargs: Mapping[str, Any], known: list[str]) 
         if name not in known:
             near = nearest(name, known)
             names = ", ".join(known) or "none"
-            raise TypeError(
-                f"environment {spec.id!r} takes no argument {name!r}{near}{' It' if near else '; it'} takes {names}"
-            )
+            takes = f"{near} It takes" if near else "; it takes"
+            raise TypeError(f"environment {spec.id!r} takes no argument {name!r}{takes} {names}")

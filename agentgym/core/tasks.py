@@ -50,13 +50,8 @@ class Task:
         if unknown or "id" not in record:
             wrong = f"unknown field {min(unknown)!r}" if unknown else "no field 'id'"
             raise ValueError(f"a task has id, messages, answer, seed, metadata: {wrong} in {dict(record)!r:.200}")
-        return cls(
-            id=str(record["id"]),
-            messages=tuple(record.get("messages") or ()),
-            answer=record.get("answer"),
-            seed=record.get("seed"),
-            metadata=record.get("metadata") or {},
-        )
+        filled = {"messages": tuple(record.get("messages") or ()), "metadata": record.get("metadata") or {}}
+        return cls(**{**record, "id": str(record["id"]), **filled})
 
 
 Parse = Callable[[dict[str, Any], int], Task]  # of a record and its position
@@ -139,9 +134,8 @@ class TaskSet(Sequence[Task]):
         except ImportError as error:
             raise ImportError("reading Parquet needs pyarrow: pip install pyarrow") from error
         path = Path(path)
-        rows = (
-            (f"{path}: row {number}", number, row) for number, row in enumerate(parquet.read_table(path).to_pylist())
-        )
+        records = parquet.read_table(path).to_pylist()
+        rows = ((f"{path}: row {number}", number, row) for number, row in enumerate(records))
         return cls._parsed(path, rows, parse, name)
 
     @classmethod

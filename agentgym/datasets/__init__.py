@@ -53,9 +53,8 @@ def locate(path: str) -> Path | None:
     if root is None:
         return None
     if not root.is_dir() and FOLDER_VARIABLE in os.environ:
-        raise FileNotFoundError(
-            f"{FOLDER_VARIABLE} is {str(root)!r}, which is not a folder: set it to a folder that holds {path}, or unset it"
-        )
+        remedy = f"set it to a folder that holds {path}, or unset it"
+        raise FileNotFoundError(f"{FOLDER_VARIABLE} is {str(root)!r}, which is not a folder: {remedy}")
     found = root / path
     return found if found.is_file() else None
 

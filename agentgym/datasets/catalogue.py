@@ -101,6 +101,5 @@ def _made(data: DataSet, seconds: float) -> dict[str, bytes]:
         return data.write(rows) if data.write else {}
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         repos = ", ".join(dict.fromkeys(hub.repo for hub, _ in data.parts))
-        raise DownloadError(
-            f"{repos} has an unexpected format on the hub, different from {data.name}: {error!r}"
-        ) from error
+        text = f"{repos} has an unexpected format on the hub, different from {data.name}: {error!r}"
+        raise DownloadError(text) from error

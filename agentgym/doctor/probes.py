@@ -315,9 +315,8 @@ def _limits(title: str, backend: str, image: str) -> list[Finding]:
     box.close()
     weak, todo = [], None
     if not box.facts["firm_scores"]:
-        weak = [
-            "programs can lower their oom_score_adj, so that the sandbox's first process is killed for their memory"
-        ]
+        killed = "the sandbox's first process is killed for their memory"
+        weak = [f"programs can lower their oom_score_adj, so that {killed}"]
         todo = "Linux 5.19 or newer with Landlock (lsm=landlock,... at boot)"
     if why_not := box.facts.get("files_unlimited"):
         weak.append(f"the number of files is not limited ({why_not})")

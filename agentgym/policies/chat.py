@@ -129,14 +129,12 @@ class ChatPolicy:
 
         session = await endpoints.session()
         streams = bool(body.get("stream"))
-        limit = aiohttp.ClientTimeout(
-            total=None if streams else self._timeout, sock_connect=self._timeout, sock_read=self._timeout
-        )
+        most = self._timeout
+        limit = aiohttp.ClientTimeout(total=None if streams else most, sock_connect=most, sock_read=most)
         self.calls.requests += 1
         try:
-            async with session.post(
-                self.url, json=body, headers=self._headers, timeout=limit, allow_redirects=False
-            ) as response:
+            sent: dict[str, Any] = {"json": body, "headers": self._headers, "timeout": limit, "allow_redirects": False}
+            async with session.post(self.url, **sent) as response:
                 if response.status == 200 and response.content_type == "text/event-stream":
                     return await read_stream(response.content.iter_any())
                 content = await response.read()

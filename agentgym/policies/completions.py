@@ -125,11 +125,8 @@ def _reply(given: Mapping[str, Any], usage: Any, finish_reason: Any) -> Reply:
     if given.get("tool_calls"):
         message["tool_calls"] = [_checked_call(call) for call in given["tool_calls"]]
     message |= {name: given[name] for name in REASONING if given.get(name)}
-    return Reply(
-        assistant(message),
-        usage=usage_of(usage),
-        finish_reason=finish_reason if isinstance(finish_reason, str) else None,
-    )
+    reason = finish_reason if isinstance(finish_reason, str) else None
+    return Reply(assistant(message), usage=usage_of(usage), finish_reason=reason)
 
 
 def _checked_call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -160,9 +160,8 @@ class Judge:
                 self.usage["unreadable"] += 1
                 problem = str(error)
             conversation = [*messages, assistant(text), user(_AGAIN.format(problem=problem))]
-        raise JudgeError(
-            f"judge of {about}: no readable verdict in {self._retries + 1} tries: {problem}; the last was {text!r:.200}"
-        )
+        tries = f"no readable verdict in {self._retries + 1} tries"
+        raise JudgeError(f"judge of {about}: {tries}: {problem}; the last was {text!r:.200}")
 
 
 async def judge_group(

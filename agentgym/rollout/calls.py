@@ -98,9 +98,8 @@ async def bounded_stages(stages: Stages, awaitable: Awaitable[Any], check: Check
         raise
     except Exception as error:
         place = f" ({found})" if (found := place_of(error)) else ""
-        raise CallFailed(
-            f"{stages.what} failed after {stages.took()}: {type(error).__name__}: {error}{place}"
-        ) from error
+        raised = f"{type(error).__name__}: {error}{place}"
+        raise CallFailed(f"{stages.what} failed after {stages.took()}: {raised}") from error
     finally:
         stages.given_up = not call.done()
         call.cancel()

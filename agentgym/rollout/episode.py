@@ -90,9 +90,7 @@ async def run_episode(
         env_id, id: recorded. Default: the id that the environment was made by, and `"{task.id}/{sample}"`.
     """
     started = time.perf_counter()
-    trajectory = Trajectory(
-        id="", env=env_id or name_of(env), task_id=task.id if task else "", sample=sample, seed=seed
-    )
+    trajectory = Trajectory("", env_id or name_of(env), task.id if task else "", sample, seed)
     try:
         await _play(env, policy, task, trajectory, limits)
     except EndEpisode as end:
@@ -388,13 +386,8 @@ class _EnvSlot:
             error = f"{self.batch.env_id or 'environment'}, task {task.id!r}: {failure}"
             record = Trajectory(f"{task.id}/{episode.sample}", self.batch.env_id, task.id, episode.sample, episode.seed)
             return replace(record, end="error", error=error, metadata=failure.facts())
-        given = {
-            "seed": episode.seed,
-            "sample": episode.sample,
-            "limits": self.batch.limits,
-            "env_id": self.batch.env_id,
-        }
-        trajectory = await self.batch.play(env, policy, task, **given)
+        given = {"seed": episode.seed, "sample": episode.sample, "env_id": self.batch.env_id}
+        trajectory = await self.batch.play(env, policy, task, limits=self.batch.limits, **given)
         if trajectory.failed or executor_of(env).busy:  # busy: a step that the agent made hang
             self.env = None
             self.closing.append(asyncio.create_task(close_env(env, self.batch.limits.close_timeout)))

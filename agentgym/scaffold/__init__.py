@@ -46,17 +46,15 @@ def check_name(name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", name) or "__" in name or len(name) > LONGEST:
         near = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789")[:LONGEST]
         hint = f", such as {near}" if len(near) > 1 and near != name else ", such as my_env"
-        raise ValueError(
-            f"{name!r} is no name for a package: write at most {LONGEST} small letters, digits and _{hint}"
-        )
+        rule = f"write at most {LONGEST} small letters, digits and _"
+        raise ValueError(f"{name!r} is no name for a package: {rule}{hint}")
     if keyword.iskeyword(name) or keyword.issoftkeyword(name):
         raise ValueError(f"{name!r} is a word of Python's: choose another, such as {name}_env")
     if name in sys.stdlib_module_names or name in ("agentgym", "agentgym_envs", "agent_train", "tests"):
         raise ValueError(f"{name!r} would hide the module of that name: choose another, such as {name}_env")
     if name in registry:
-        raise ValueError(
-            f"there is an environment {name!r} already ({registry[name].entry_point}): choose another name"
-        )
+        taken = f"there is an environment {name!r} already ({registry[name].entry_point})"
+        raise ValueError(f"{taken}: choose another name")
 
 
 def templates_in(folder: Traversable, below: str = "") -> list[tuple[Traversable, str]]:
