@@ -9,8 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from agentgym.checks import contract
-from agentgym.checks import isolation as neighbours
+from agentgym.checks import contract, isolation
 from agentgym.checks.findings import NOTE, OK, PROBLEM, Finding, named, said
 from agentgym.checks.subject import Hung, Played, Subject, home_of, made
 from agentgym.core.env import Env
@@ -21,24 +20,24 @@ _BEAT = 0.1  # seconds between signs of life
 Check = Callable[[Subject, list[Played]], Awaitable[list[Finding]]]
 # In their order: `values` plays the episodes that the rest compares with, `close` is the last.
 _FIRST: dict[str, Check] = {
-    "spec": neighbours.spec,
+    "spec": isolation.spec,
     "tasks": contract.tasks,
     "tools": contract.tools,
     "values": contract.values,
 }
 _SAME: dict[str, Check] = {
     "repeats": contract.repeats,
-    "concurrency": neighbours.concurrency,
-    "other process": neighbours.other_process,
+    "concurrency": isolation.concurrency,
+    "other process": isolation.other_process,
 }
 _REST: dict[str, Check] = {
-    "seeds": neighbours.seeds,
-    "process state": neighbours.process_state,
+    "seeds": isolation.seeds,
+    "process state": isolation.process_state,
     "any action": contract.any_action,
     "end": contract.end,
     "rewards": contract.rewards,
     "gymnasium": contract.gymnasium,
-    "memory": neighbours.memory,
+    "memory": isolation.memory,
     "close": contract.close,
 }
 CHECKS = (*_FIRST, *_SAME, *_REST)

@@ -13,7 +13,7 @@ import math
 import numbers
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -21,7 +21,9 @@ import numpy as np
 from agentgym.core import agent_failure
 from agentgym.core.messages import Action, Observation, assistant, text_of, user
 from agentgym.core.spaces import ActionSpace, MessagesSpace
-from agentgym.core.tasks import Task, TaskSet
+
+if TYPE_CHECKING:  # a task set is loaded by its environment's name, so tasks know the registry and it the environments
+    from agentgym.core.tasks import Task, TaskSet
 
 Step = tuple[Observation, float, bool, bool, dict[str, Any]]
 METHODS = ("init", "reset", "step", "close")

@@ -84,29 +84,29 @@ class ChatPolicy:
         if self._system is not None:
             sent = _begun_by(self._system, sent)
         body = {**self._fields, "messages": sent, **({"tools": list(tools)} if tools else {})}
-        gate = endpoints.gate_of(self.url)
+        limiter = endpoints.limiter_of(self.url)
         tries, counted, cause = 0, 0, ""
-        answers = gate.answers
+        answers = limiter.answers
         while True:
-            self.calls.waited += await gate.enter(again=tries > 0)
+            self.calls.waited += await limiter.enter(again=tries > 0)
             if cause:
                 self.calls.retries[cause] = self.calls.retries.get(cause, 0) + 1
             tries += 1
             started = asyncio.get_running_loop().time()
             try:
                 reply = await self._ask(body)
-                gate.answered()
+                limiter.answered()
                 break
             except _Passing as failure:
                 cause, busy = failure.cause, failure.busy
                 # An endpoint that has too much to do, but answers others meanwhile, will come to this one.
-                counted += not (busy and gate.answers > answers)
-                answers = gate.answers
+                counted += not (busy and limiter.answers > answers)
+                answers = limiter.answers
                 wait = self._wait_after(failure, tries, counted)
                 if busy:
-                    gate.refused(started, wait)
+                    limiter.refused(started, wait)
             finally:
-                gate.leave()
+                limiter.leave()
             await self._sleep(wait)
         for name, count in reply.usage.items():
             self.calls.usage[name] = self.calls.usage.get(name, 0) + count

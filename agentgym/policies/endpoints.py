@@ -21,7 +21,7 @@ TOLERATED, MOST = 0.1, 0.5
 REMEMBERED = 50
 _Loop = asyncio.AbstractEventLoop
 _sessions: weakref.WeakKeyDictionary[_Loop, tuple[aiohttp.ClientSession, Any]] = weakref.WeakKeyDictionary()
-_gates: weakref.WeakKeyDictionary[_Loop, dict[str, ConcurrencyLimiter]] = weakref.WeakKeyDictionary()
+_limiters: weakref.WeakKeyDictionary[_Loop, dict[str, ConcurrencyLimiter]] = weakref.WeakKeyDictionary()
 
 
 async def session() -> aiohttp.ClientSession:
@@ -44,8 +44,8 @@ async def _session_life() -> AsyncGenerator[aiohttp.ClientSession, None]:
         await made.close()
 
 
-def gate_of(url: str) -> ConcurrencyLimiter:
-    return _gates.setdefault(asyncio.get_running_loop(), {}).setdefault(url, ConcurrencyLimiter())
+def limiter_of(url: str) -> ConcurrencyLimiter:
+    return _limiters.setdefault(asyncio.get_running_loop(), {}).setdefault(url, ConcurrencyLimiter())
 
 
 class ConcurrencyLimiter:

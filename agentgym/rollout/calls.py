@@ -44,6 +44,9 @@ class _Stage:
     seconds: float
     since: float
 
+    def took(self) -> str:
+        return f"{time.perf_counter() - self.since:.1f} s"
+
 
 class Stages:
     """The stages of one call, each with a limit in seconds. The call begins the next by `go_on`, from any thread."""
@@ -57,21 +60,9 @@ class Stages:
     def go_on(self, what: str) -> None:
         self.now = _Stage(what, self._limits[what], time.perf_counter())
 
-    @property
-    def what(self) -> str:
-        return self.now.what
-
-    def took(self) -> str:
-        return f"{time.perf_counter() - self.now.since:.1f} s"
-
     def seconds_to_check(self) -> float:
         """Seconds until the next check. A later stage with a shorter limit may have begun by then."""
         return max(0.0, min(self.now.since + self.now.seconds - time.perf_counter(), self._shortest))
-
-    def check_time(self) -> None:
-        now = self.now
-        if time.perf_counter() >= now.since + now.seconds:
-            raise CallTimeout(f"{now.what} took longer than its limit of {now.seconds:g} s")
 
 
 async def bounded(
@@ -89,17 +80,18 @@ async def bounded_stages(stages: Stages, awaitable: Awaitable[Any], check: Check
     try:
         while not call.done():
             await _wait(call, stages.seconds_to_check())
-            if not call.done():
-                stages.check_time()
+            now = stages.now
+            if not call.done() and time.perf_counter() >= now.since + now.seconds:
+                raise CallTimeout(f"{now.what} took longer than its limit of {now.seconds:g} s")
         if call.cancelled():
-            raise CallFailed(f"{stages.what} cancelled itself after {stages.took()}")
+            raise CallFailed(f"{stages.now.what} cancelled itself after {stages.now.took()}")
         return check(call.result())
     except (EndEpisode, CallFailed):
         raise
     except Exception as error:
         place = f" ({found})" if (found := place_of(error)) else ""
         raised = f"{type(error).__name__}: {error}{place}"
-        raise CallFailed(f"{stages.what} failed after {stages.took()}: {raised}") from error
+        raise CallFailed(f"{stages.now.what} failed after {stages.now.took()}: {raised}") from error
     finally:
         stages.given_up = not call.done()
         call.cancel()

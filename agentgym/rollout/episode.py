@@ -184,7 +184,7 @@ async def _begin(
         return env.reset(seed=seed)
 
     def check(result: Any) -> Any:
-        return checked_reset(result) if stages.what == "reset" else None
+        return checked_reset(result) if stages.now.what == "reset" else None
 
     if task is not None and (is_async(env, "init") or is_async(env, "reset")):
         await bounded("init", executor.start_method(env, "init", task), limits.init_timeout)
