@@ -62,6 +62,7 @@ class Judge:
         show_answer: whether the judge is shown the task's `answer`.
         seed: of sampling; each sample has its own.
         retries: of a request that failed, and again of a verdict that cannot be read.
+        settings: of `ChatPolicy`: api_key, temperature, max_tokens, timeout and others.
 
     Attributes:
         usage: counts of `requests`, `unreadable` verdicts, and the endpoint's tokens (`prompt_tokens`, ...).
@@ -78,12 +79,9 @@ class Judge:
         scale: tuple[float, float] = (0.0, 10.0),
         samples: int = 1,
         show_answer: bool = True,
-        api_key: str | None = None,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
         seed: int | None = None,
-        timeout: float = 120.0,
         retries: int = 3,
+        **settings: Any,
     ):
         low, high = map(float, scale)
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -94,19 +92,8 @@ class Judge:
         self.show_answer = show_answer
         self.usage: Counter[str] = Counter()
         self._retries = retries
-        self._models = [
-            ChatPolicy(
-                model,
-                base_url,
-                api_key,
-                temperature=temperature,
-                max_tokens=max_tokens,
-                seed=None if seed is None else seed + i,
-                timeout=timeout,
-                retries=retries,
-            )
-            for i in range(samples)
-        ]
+        seeds = [None if seed is None else seed + sample for sample in range(samples)]
+        self._models = [ChatPolicy(model, base_url, seed=one, retries=retries, **settings) for one in seeds]
 
     async def __call__(self, trajectory: Trajectory, task: Task | None = None) -> float:
         """The mean of the samples' scores, mapped to 0 .. 1. Raises JudgeError if a sample got no readable verdict."""
@@ -238,14 +225,11 @@ def _scores_of(text: str, n: int) -> list[Any]:
 def transcript(messages: Iterable[Message]) -> str:
     parts = []
     for message in messages:
-        calls = "".join(f"\ncalls {json.dumps(c.get('function', c), ensure_ascii=False)}" for c in _calls(message))
-        parts.append(f"[{message['role']}]\n{text_of(message)}{calls}")
+        parts.append(f"[{message['role']}]\n{text_of(message)}")
+        for call in message.get("tool_calls") or []:
+            if isinstance(call, dict):
+                parts.append(f"calls {json.dumps(call.get('function', call), ensure_ascii=False)}")
     return "\n".join(parts)
-
-
-def _calls(message: Message) -> list[Any]:
-    calls = message.get("tool_calls") or []
-    return [call for call in calls if isinstance(call, dict)]
 
 
 def _fence() -> str:
