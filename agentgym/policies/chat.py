@@ -129,8 +129,9 @@ class ChatPolicy:
 
         session = await endpoints.session()
         streams = bool(body.get("stream"))
-        most = self._timeout
-        limit = aiohttp.ClientTimeout(total=None if streams else most, sock_connect=most, sock_read=most)
+        # One timer a request is enough where the whole answer has a limit.
+        within = {"sock_connect": self._timeout, "sock_read": self._timeout} if streams else {"total": self._timeout}
+        limit = aiohttp.ClientTimeout(**{"total": None, **within})
         self.calls.requests += 1
         try:
             sent: dict[str, Any] = {"json": body, "headers": self._headers, "timeout": limit, "allow_redirects": False}
