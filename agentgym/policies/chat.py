@@ -130,8 +130,10 @@ class ChatPolicy:
         session = await endpoints.session()
         streams = bool(body.get("stream"))
         # One timer a request is enough where the whole answer has a limit.
-        within = {"sock_connect": self._timeout, "sock_read": self._timeout} if streams else {"total": self._timeout}
-        limit = aiohttp.ClientTimeout(**{"total": None, **within})
+        most = self._timeout
+        limit = aiohttp.ClientTimeout(total=most)
+        if streams:
+            limit = aiohttp.ClientTimeout(total=None, sock_connect=most, sock_read=most)
         self.calls.requests += 1
         try:
             sent: dict[str, Any] = {"json": body, "headers": self._headers, "timeout": limit, "allow_redirects": False}
