@@ -12,36 +12,19 @@ __version__ = "0.1.0"
 DISTRIBUTION = "agentgym-toolkit"
 """The name that package installers know. `agentgym` on the package index is another project."""
 
-_HOME = {
-    "AsyncEnv": "core.env",
-    "Env": "core.env",
-    "Wrapper": "core.env",
-    "Blocking": "core.env",
-    "Message": "core.messages",
-    "assistant": "core.messages",
-    "user": "core.messages",
-    "Task": "core.tasks",
-    "TaskSet": "core.tasks",
-    "EnvSpec": "core.registration",
-    "register": "core.registration",
-    "make": "core.registration",
-    "spec": "core.registration",
-    "registry": "core.registration",
-    "Turn": "core.trajectory",
-    "Tokens": "core.trajectory",
-    "Trajectory": "core.trajectory",
-    "Group": "core.trajectory",
-    "tool": "tools.toolset",
-    "ToolSet": "tools.toolset",
-    "Policy": "policies.base",
-    "Reply": "policies.base",
-    "ScriptedPolicy": "policies.base",
-    "ChatPolicy": "policies.chat",
-    "run_episode": "rollout.episode",
-    "run_many": "rollout.episode",
-    "Limits": "rollout.episode",
-    "check_env": "checks.check_env",
+_MODULES = {
+    "core.env": ("AsyncEnv", "Blocking", "Env", "Wrapper"),
+    "core.messages": ("Message", "assistant", "user"),
+    "core.tasks": ("Task", "TaskSet"),
+    "core.registration": ("EnvSpec", "make", "register", "registry", "spec"),
+    "core.trajectory": ("Group", "Tokens", "Trajectory", "Turn"),
+    "tools.toolset": ("ToolSet", "tool"),
+    "policies.base": ("Policy", "Reply", "ScriptedPolicy"),
+    "policies.chat": ("ChatPolicy",),
+    "rollout.episode": ("Limits", "run_episode", "run_many"),
+    "checks.check_env": ("check_env",),
 }
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "AsyncEnv",
     "Blocking",

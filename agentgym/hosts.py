@@ -14,12 +14,8 @@ _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 def is_ours(host: str, allowed: Collection[str] = ()) -> bool:
     """True if a `Host` header names this machine, by any port: it may be forwarded (`ssh -L`).
 
-    A web page whose name was led to this machine (DNS rebinding) is of the same origin as this server, and its browser sends that
-    name. So a server that asks for no token answers under names alone that nobody else can lead elsewhere.
-
-    Args:
-        host: the header.
-        allowed: further names that are ours, in lower case.
+    With DNS rebinding, a foreign web page is of the same origin as this server, but its browser sends the page's own name. So a
+    server without tokens answers only under names that nobody else can point elsewhere: local ones and `allowed` (lower case).
     """
     name = host_name(host)
     return name in LOCAL_HOSTS or name.endswith(".localhost") or name in allowed
@@ -32,16 +28,15 @@ def host_name(host: str) -> str:
 
 
 class NoPages:
-    """ASGI middleware for a server that programs ask and no browser: vLLM's lets pages of all sites read its answers by itself.
+    """ASGI middleware that answers 403 to web pages; vLLM's server lets pages of all sites read its answers.
 
-    A request with an `Origin` is answered 403, and so is one whose `Host` is neither this machine nor the address that it came to.
+    A request is a page's if it has an `Origin`, or a `Host` that is neither this machine nor the address that it came to.
     """
 
     def __init__(self, app: Callable[[_Scope, _Receive, _Send], Awaitable[None]]):
         self._app = app
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
-        """Answer a request, or let the server answer it."""
         if scope["type"] not in ("http", "websocket") or not _is_of_a_page(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":

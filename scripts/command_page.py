@@ -9,7 +9,7 @@ import argparse
 import re
 from pathlib import Path
 
-from agentgym.cli import COMMANDS, parser
+from agentgym.cli.parser import COMMANDS, command_line
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 MARK = "<!-- scripts/command_page.py writes what follows -->\n"
@@ -17,7 +17,7 @@ MARK = "<!-- scripts/command_page.py writes what follows -->\n"
 
 def page(before: str) -> str:
     """The whole page: `before` up to the mark, then the commands."""
-    commands = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    commands = next(action for action in command_line()._actions if isinstance(action, argparse._SubParsersAction))
     told = {choice.dest: choice.help or "" for choice in commands._choices_actions}
     parts = []
     for use, modules in COMMANDS.items():

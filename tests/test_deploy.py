@@ -19,7 +19,7 @@ import yaml
 from base_image import base_image
 from compose_spec import PyCompose
 
-from agentgym.cli import parser
+from agentgym.cli.parser import command_line
 from agentgym.cli.serve_options import settings_of
 from agentgym.core.registration import make
 from agentgym.policies.base import ExpertPolicy
@@ -46,7 +46,7 @@ SERVICE = COMPOSE["services"]["envs"]
 
 
 def options(arguments):
-    return parser(["serve"]).parse_args(["serve", *arguments])
+    return command_line(["serve"]).parse_args(["serve", *arguments])
 
 
 def seconds(text):

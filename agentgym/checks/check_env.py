@@ -6,14 +6,13 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from agentgym.checks import contract
-from agentgym.checks import isolation as neighbours
-from agentgym.checks.findings import NOTE, OK, PROBLEM, Finding, said
+from agentgym.checks import contract, isolation
+from agentgym.checks.findings import NOTE, OK, PROBLEM, Finding, named, said
 from agentgym.checks.subject import Hung, Played, Subject, home_of, made
-from agentgym.core.env import Env, Wrapper
+from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec, spec
 
 TIMEOUT = 30.0
@@ -21,24 +20,24 @@ _BEAT = 0.1  # seconds between signs of life
 Check = Callable[[Subject, list[Played]], Awaitable[list[Finding]]]
 # In their order: `values` plays the episodes that the rest compares with, `close` is the last.
 _FIRST: dict[str, Check] = {
-    "spec": neighbours.spec,
+    "spec": isolation.spec,
     "tasks": contract.tasks,
     "tools": contract.tools,
     "values": contract.values,
 }
 _SAME: dict[str, Check] = {
     "repeats": contract.repeats,
-    "concurrency": neighbours.concurrency,
-    "other process": neighbours.other_process,
+    "concurrency": isolation.concurrency,
+    "other process": isolation.other_process,
 }
 _REST: dict[str, Check] = {
-    "seeds": neighbours.seeds,
-    "process state": neighbours.process_state,
+    "seeds": isolation.seeds,
+    "process state": isolation.process_state,
     "any action": contract.any_action,
     "end": contract.end,
     "rewards": contract.rewards,
     "gymnasium": contract.gymnasium,
-    "memory": neighbours.memory,
+    "memory": isolation.memory,
     "close": contract.close,
 }
 CHECKS = (*_FIRST, *_SAME, *_REST)
@@ -46,7 +45,6 @@ _ALWAYS = ("any action", "close")  # which need no episode to compare with
 
 
 def check_env(env: Env | str | EnvSpec, timeout: float = TIMEOUT) -> list[str]:
-    """Problems of an environment, each with what to change; empty if there are none. See `examine`."""
     return [str(finding) for finding in examine(env, timeout=timeout) if finding.state == PROBLEM]
 
 
@@ -55,23 +53,18 @@ def examine(
 ) -> list[Finding]:
     """Examine an environment from outside: reset it, step it with good and bad actions, close it, many times.
 
+    Returns at least one finding for each check that was done, in order.
+
     Args:
         env: an id, spec or "module:Class" to make it by; or an environment, of which less can be seen.
-        timeout: seconds that one call may take. One that takes longer is reported, and ends the examination.
-        on_beat: called now and then while Python can run at all: for who must know that a call holds the interpreter.
-
-    Returns:
-        At least one finding for each check that was done, in order.
-
-    Raises:
-        UnknownEnvError, ImportError, TypeError: it cannot be found or made by that name.
-        ValueError: its arguments are refused, or the timeout is not positive.
+        timeout: seconds for one call. A longer call is reported, and ends the examination.
+        on_beat: called now and then while Python can run, so that a watchdog notices a call that holds the interpreter.
     """
     if not timeout > 0:
         raise ValueError(f"the timeout must be positive, not {timeout:g}")
-    watched = _Watched(env if isinstance(env, Env | Wrapper) else spec(env) if isinstance(env, str) else env, timeout)
+    watched = _Watched(spec(env) if isinstance(env, str) else env, timeout)
     # A thread, so that an `async def` method that blocks its event loop cannot block who waits here.
-    thread = threading.Thread(target=watched.run, name="agentgym check", daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(watched.run()), name="agentgym check", daemon=True)
     on_beat()
     thread.start()
     while not watched.done.wait(_BEAT):
@@ -86,43 +79,37 @@ def examine(
 class _Watched:
     """An examination in a thread, which other threads can watch."""
 
-    def __init__(self, what: Env | Wrapper | EnvSpec, timeout: float):
+    def __init__(self, what: Any, timeout: float):
         self.found: list[Finding] = []
         self.beat = time.monotonic()
         self.refused: Exception | None = None
         self.done = threading.Event()  # set before the thread ends, which an `async def` call that hangs may prevent
-        self._what: Any = what
+        self._what = what
         self._timeout = timeout
         self._subject: Subject | None = None
         self._check = "making the environment"
 
-    def run(self) -> None:
-        """Run the checks; the thread's function."""
-        asyncio.run(self._run())
-
     def blocked(self, thread: threading.Thread) -> Finding:
-        """The finding for an event loop that is blocked."""
         frame = sys._current_frames().get(thread.ident or 0)
         place = self._subject.home.place_in(frame) if self._subject else ""
-        text = (
-            f"an `async def` method blocks the event loop for more than {self._timeout:g} s: await what takes long, or make "
-            "the method a plain `def`, which runs in a thread of its own"
-        )
+        advice = "await what takes long, or make the method a plain `def`, which runs in a thread of its own"
+        text = f"an `async def` method blocks the event loop for more than {self._timeout:g} s: {advice}"
         return Finding(self._check, PROBLEM, text, place)
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
         beating = asyncio.create_task(self._keep_beating())
         try:
             await self._examine()
+        except Hung as hung:
+            self.found.append(Finding("spec", PROBLEM, str(hung), hung.place))
         except Exception as error:
             self.refused = error
         finally:
             beating.cancel()
             self.done.set()
             if self._subject is not None:
-                await asyncio.sleep(
-                    0
-                )  # a call that was given up ends first, or the executor would take its end for the call's
+                # A call that was given up ends first, or the executor would take its end for the call's.
+                await asyncio.sleep(0)
                 self._subject.executor.stop()
 
     async def _keep_beating(self) -> None:
@@ -131,33 +118,25 @@ class _Watched:
             await asyncio.sleep(_BEAT)
 
     async def _examine(self) -> None:
-        try:
-            if isinstance(self._what, EnvSpec):
-                self._subject = await made(self._what, self._timeout)
-            else:
-                known = self._what.unwrapped.spec
-                known = known if isinstance(known, EnvSpec) else None
-                self._subject = Subject(self._what, known, home_of(self._what), self._timeout)
-        except Hung as hung:
-            self.found.append(Finding("spec", PROBLEM, str(hung), hung.place))
-            return
+        if isinstance(self._what, EnvSpec):
+            self._subject = await made(self._what, self._timeout)
+        else:
+            known = self._what.unwrapped.spec
+            known = known if isinstance(known, EnvSpec) else None
+            self._subject = Subject(self._what, known, home_of(self._what), self._timeout)
         alone: list[Played] = []
-        subject = self._subject
-        checks = _FIRST
-        if await self._pass(checks, subject, alone):
+        if await self._pass(_FIRST, self._subject, alone):
+            checks = _SAME | _REST
             if any(finding.check == "values" and finding.state == PROBLEM for finding in self.found):
                 checks = {name: _REST[name] for name in _ALWAYS}
-            elif subject.spec is not None and subject.spec.nondeterministic:
+            elif self._subject.spec is not None and self._subject.spec.nondeterministic:
                 self.found += [Finding(name, NOTE, "not looked at: nondeterministic=True") for name in _SAME]
                 checks = _REST
-            else:
-                checks = _SAME | _REST
-            await self._pass(checks, subject, alone)
+            await self._pass(checks, self._subject, alone)
         if rest := [name for name in CHECKS if name not in {finding.check for finding in self.found}]:
             self.found.append(Finding("the rest", NOTE, f"not looked at before this is mended: {', '.join(rest)}"))
 
     async def _pass(self, checks: dict[str, Check], subject: Subject, alone: list[Played]) -> bool:
-        """Run these checks. False if a call hung."""
         for name, check in checks.items():
             self._check = name
             try:
@@ -167,10 +146,5 @@ class _Watched:
                 return False
             except Exception as error:
                 found = [Finding(name, PROBLEM, said(error), subject.home.place_of(error))]
-            self.found += found or [Finding(name, OK)]
+            self.found += named(name, found) or [Finding(name, OK)]
         return True
-
-
-def summary(found: Sequence[Finding]) -> dict[str, int]:
-    """The number of findings by state."""
-    return {state: sum(finding.state == state for finding in found) for state in (OK, NOTE, PROBLEM)}

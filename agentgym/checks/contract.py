@@ -7,21 +7,21 @@ import json
 import re
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
-from agentgym.checks.findings import NOTE, PROBLEM, Finding, said
+from agentgym.checks.findings import Finding, note, ok, problem, said
 from agentgym.checks.subject import MAX_STEPS, Played, Subject, problems_of
-from agentgym.core.env import Blocking, Env
+from agentgym.core.env import Blocking
 from agentgym.core.messages import Action
 from agentgym.core.tasks import Task, TaskSet
 
 SPLITS = ("train", "validation", "test")
 SEEDS = (11, 12, 13)
-TASKS_READ, TASK_SECONDS = 2_000, 2.0  # of each split
 _TOOL_CALL = {"id": "1", "type": "function", "function": {"name": "unknown", "arguments": "{"}}
-ACTIONS: tuple[Action, ...] = (
+_ACTIONS: tuple[Action, ...] = (
     "",
     "  \n\t ",
     "héllo wörld 漢字 🙂 \u202eabc",
@@ -32,32 +32,25 @@ ACTIONS: tuple[Action, ...] = (
     {"role": "assistant", "content": [{"type": "text", "text": "parts"}]},
     {"role": "assistant", "content": None, "tool_calls": [_TOOL_CALL]},
 )
-_SAME = "draw only from self.np_random and the task, and put no clock or address into observations and info"
 
 
 async def values(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """Three random episodes return what they should. They are the ones that later checks compare with."""
+    """Three random episodes return valid values. Later checks compare with them."""
     for seed in SEEDS:
         alone.append(await subject.play(seed))
-    found = dict.fromkeys(problem for played in alone for problem in played.problems)
-    return [Finding("values", PROBLEM, problem) for problem in found]
+    texts = dict.fromkeys(text for played in alone for text in played.problems)
+    return [finding for text in texts for finding in problem(text)]
 
 
 async def repeats(subject: Subject, alone: list[Played]) -> list[Finding]:
     """The same seed and actions give the same episode, after others were played; no message is given out twice."""
     again = await subject.play(alone[0].seed, alone[0].actions)
     if difference := alone[0].difference(again):
-        return [
-            Finding("repeats", PROBLEM, f"two episodes with the same seed and actions differ {difference}: {_SAME}")
-        ]
+        advice = "draw only from self.np_random and the task, and put no clock or address into observations and info"
+        return problem(f"two episodes with the same seed and actions differ {difference}: {advice}")
     if {id(message) for message in alone[0].opening} & {id(message) for message in again.opening}:
-        return [
-            Finding(
-                "repeats",
-                PROBLEM,
-                "reset() returns the same message dicts twice: copy the task's messages, [dict(m) for m in task.messages]",
-            )
-        ]
+        advice = "copy the task's messages, [dict(m) for m in task.messages]"
+        return problem(f"reset() returns the same message dicts twice: {advice}")
     return []
 
 
@@ -65,97 +58,77 @@ async def any_action(subject: Subject, alone: list[Played]) -> list[Finding]:
     """A model may say anything: step answers it and does not raise."""
     found = []
     raised: dict[tuple[str, str], list[Action]] = {}
-    for action in ACTIONS:
+    for action in _ACTIONS:
         await subject.reset(1)
         try:
             observation, reward, _, _, info = await subject.step(action)
         except Exception as error:
-            if subject.hung:
-                raise
             raised.setdefault((said(error), subject.home.place_of(error)), []).append(action)
         else:
-            found += [Finding("any action", PROBLEM, text) for text in problems_of(observation, reward, info)]
+            found += [finding for text in problems_of(observation, reward, info) for finding in problem(text)]
     for (error_text, place), actions in raised.items():
         others = f" and {len(actions) - 1} other(s)" if len(actions) > 1 else ""
         text = f"step raises for the action {actions[0]!r:.80}{others} ({error_text}): answer what you cannot read, do not raise"
-        found.append(Finding("any action", PROBLEM, text, place))
+        found += problem(text, place)
     return list(dict.fromkeys(found))
 
 
 async def end(subject: Subject, alone: list[Played]) -> list[Finding]:
     """An episode ends, and a step after its end raises."""
-    endless = [played for played in alone if not played.ended]
-    if endless and len(endless[0].actions) >= MAX_STEPS:
-        text = f"no end after {MAX_STEPS} steps: set max_turns and return self.outcome(...) from step"
-        return [Finding("end", PROBLEM, text)]
-    if endless:
+    if endless := [played for played in alone if not played.ended]:
         steps = len(endless[0].actions)
-        return [
-            Finding("end", NOTE, f"a random episode was left after {subject.timeout:g} s and {steps} steps, not ended")
-        ]
+        if steps >= MAX_STEPS:
+            return problem(f"no end after {MAX_STEPS} steps: set max_turns and return self.outcome(...) from step")
+        return note(f"a random episode was left after {subject.timeout:g} s and {steps} steps, not ended")
     played = await subject.play(alone[0].seed, alone[0].actions)
     if not played.ended:
         return []  # `repeats` has said so
     try:
         await subject.step("x")
     except Exception:
-        if subject.hung:
-            raise
         return []
-    return [
-        Finding(
-            "end", PROBLEM, "step() after the end of an episode must raise: begin step with `text = self.read(action)`"
-        )
-    ]
+    return problem("step() after the end of an episode must raise: begin step with `text = self.read(action)`")
 
 
 async def rewards(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """Random play earns rewards, and the last info has `success`."""
-    sums = [sum(played.rewards) for played in alone]
-    spread = f"{min(sums):g} each" if min(sums) == max(sums) else f"{min(sums):g} to {max(sums):g}"
-    text = f"{len(sums)} random episodes earned {spread}"
+    text = f"{len(alone)} random episodes earned {spread([sum(played.rewards) for played in alone], ' each')}"
     if any(played.ended and played.success is None for played in alone):
-        missing = (
-            "info has no 'success' on the last step, so that an episode with a positive reward counts as a success"
-        )
-        return [Finding("rewards", NOTE, f"{text}; {missing}")]
-    successes = sum(played.success is True for played in alone)
-    return [Finding("rewards", "ok", f"{text}, {successes} of them a success")]
+        missing = "info has no 'success' on the last step"
+        return note(f"{text}; {missing}, so that an episode with a positive reward counts as a success")
+    return ok(f"{text}, {sum(played.success is True for played in alone)} of them a success")
+
+
+def spread(rewards: Sequence[float], each: str = "") -> str:
+    low, high = min(rewards), max(rewards)
+    return f"{low:g}{each}" if low == high else f"{low:g} to {high:g}"
 
 
 async def close(subject: Subject, alone: list[Played]) -> list[Finding]:
     """An environment can be closed twice, and without a reset."""
     found = []
-    fresh = await subject.another() if subject.spec is not None else None
-    for one, when in ((fresh, "before any reset"), (subject, "a second time")):
-        if one is None:
-            continue
+    fresh = [(await subject.another(), "before any reset")] if subject.spec is not None else []
+    for one, when in (*fresh, (subject, "twice")):
         try:
             if one is subject:
                 await one.call("close", one.env.close)
             await one.call("close", one.env.close)
             await one.close()
         except Exception as error:
-            if one.hung:
-                raise
             text = f"close() must be callable {when}; it raised {said(error)}"
-            text = text.replace("callable a second time", "callable twice")
-            found.append(Finding("close", PROBLEM, text, one.home.place_of(error)))
+            found += problem(text, one.home.place_of(error))
     return found
 
 
 async def tools(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """Endpoints accept the tool schemas."""
     schemas = subject.env.get_wrapper_attr("tools")
     if not isinstance(schemas, list):
-        text = f"tools must be a list of schemas, not {type(schemas).__name__}: tools = ToolSet([...]).schemas"
-        return [Finding("tools", PROBLEM, text)]
+        return problem(f"tools must be a list of schemas, not {type(schemas).__name__}: tools = ToolSet([...]).schemas")
     texts = [f"tool {index}: {wrong}" for index, schema in enumerate(schemas) if (wrong := _wrong_with_tool(schema))]
     names = [schema["function"]["name"] for schema in schemas] if not texts else []
     texts += [f"two tools are called {name!r}: rename one" for name in dict.fromkeys(names) if names.count(name) > 1]
-    if texts:
-        return [Finding("tools", PROBLEM, f"{text}; ToolSet([...]).schemas makes valid ones") for text in texts]
-    return [Finding("tools", "ok", ", ".join(names) or "none")]
+    if not texts:
+        return ok(", ".join(names) or "none")
+    return [finding for text in texts for finding in problem(f"{text}; ToolSet([...]).schemas makes valid ones")]
 
 
 def _wrong_with_tool(schema: Any) -> str:
@@ -182,21 +155,21 @@ def _wrong_with_tool(schema: Any) -> str:
 async def tasks(subject: Subject, alone: list[Played]) -> list[Finding]:
     """The first tasks of each split are JSON, their ids unique, and no id is in two splits."""
     owner: dict[str, str] = {}
-    counts = []
+    read: dict[str, tuple[list[Task], int]] = {}
     for split in SPLITS:
-        found, total = await subject.call(f"tasks of the split {split!r}", _read_tasks, subject, split)
-        if total:
-            counts.append(f"{split} {total:,}" + (f" ({len(found):,} read)" if len(found) < total else ""))
-        for task in found:
-            if problem := _wrong_with_task(task, split, owner):
-                return [Finding("tasks", PROBLEM, problem)]
-    if not counts:
-        return [
-            Finding(
-                "tasks", NOTE, "it has no task set: default_tasks(split) or tasks= of register gives it train and test"
-            )
-        ]
-    return [Finding("tasks", "ok" if any(c.startswith("test ") for c in counts) else NOTE, ", ".join(counts))]
+
+        def first(split: str = split) -> tuple[list[Task], int]:
+            tasks = tasks_of(subject, split)
+            return first_tasks(tasks, 2_000, min(2.0, subject.timeout / 2)), len(tasks)
+
+        read[split] = await subject.call(f"tasks of the split {split!r}", first)
+        for task in read[split][0]:
+            if wrong := _wrong_with_task(task, split, owner):
+                return problem(wrong)
+    sizes = sizes_of({split: found for split, found in read.items() if found[1]})
+    if not sizes:
+        return note("it has no task set: default_tasks(split) or tasks= of register gives it train and test")
+    return ok(sizes) if read["test"][1] else note(sizes)
 
 
 def _wrong_with_task(task: Any, split: str, owner: dict[str, str]) -> str:
@@ -212,16 +185,21 @@ def _wrong_with_task(task: Any, split: str, owner: dict[str, str]) -> str:
     return "" if same else f"task {task.id!r} changes on its way through JSON: use lists and text keys, no tuples"
 
 
-def _read_tasks(subject: Subject, split: str) -> tuple[list[Task], int]:
-    """The first tasks of a split, as many as can be read in a short time, and the split's size."""
-    tasks = tasks_of(subject, split)
-    until = time.monotonic() + min(TASK_SECONDS, subject.timeout / 2)
-    first = itertools.islice(tasks, TASKS_READ)
-    return list(itertools.takewhile(lambda _: time.monotonic() < until, first)), len(tasks)
+def first_tasks(tasks: TaskSet, most: int, seconds: float) -> list[Task]:
+    until = time.monotonic() + seconds
+    return list(itertools.takewhile(lambda _: time.monotonic() < until, itertools.islice(tasks, most)))
+
+
+def sizes_of(read: Mapping[str, tuple[list[Task], int]]) -> str:
+    """The sizes of splits in words, given the tasks of each that were read, and their number in all."""
+    parts = (
+        f"{split} {total:,}" + (f" ({len(tasks):,} read)" if len(tasks) < total else "")
+        for split, (tasks, total) in read.items()
+    )
+    return ", ".join(parts)
 
 
 def tasks_of(subject: Subject, split: str) -> TaskSet:
-    """The tasks of a split; none where the environment has no such split."""
     source = subject.spec.tasks if subject.spec is not None else subject.bare.default_tasks
     try:
         return source(split)
@@ -232,27 +210,19 @@ def tasks_of(subject: Subject, split: str) -> TaskSet:
 async def gymnasium(subject: Subject, alone: list[Played]) -> list[Finding]:
     """Gymnasium's own check."""
 
-    def run(env: Any) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            gymnasium_check(env, skip_render_check=subject.is_async, skip_close_check=True)
+    def run() -> None:
+        env = Blocking(subject.bare) if subject.is_async else subject.bare
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                gymnasium_check(env, skip_render_check=subject.is_async, skip_close_check=True)
+        finally:
+            if env is not subject.bare:
+                env.release()
 
     try:
-        if subject.is_async:
-            await subject.call("Gymnasium's check", _run_blocking, run, subject.bare, patience=5.0)
-        else:
-            await subject.call("Gymnasium's check", run, subject.bare, patience=5.0)
+        await subject.call("Gymnasium's check", run, patience=5.0)
     except Exception as error:
-        if subject.hung:
-            raise
         text = f"gymnasium.utils.env_checker.check_env says {said(error)}"
-        return [Finding("gymnasium", PROBLEM, text, subject.home.place_of(error))]
+        return problem(text, subject.home.place_of(error))
     return []
-
-
-def _run_blocking(run: Any, env: Env) -> None:
-    blocking = Blocking(env)
-    try:
-        run(blocking)
-    finally:
-        blocking.release()

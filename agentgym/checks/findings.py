@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
-_NOT_THE_AUTHORS = frozenset(
-    {"agentgym", "gymnasium", "numpy", "builtins", "abc", "typing", "collections", "contextlib"}
-)
+_NOT_THE_AUTHORS = ("agentgym", "gymnasium", "numpy", "builtins", "abc", "typing", "collections", "contextlib")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of one check.
-
-    Attributes:
-        check: the check's name, "any action".
-        state: "ok"; "note", worth reading; "problem", to be changed.
-        text: what was found, and for a problem what to change.
-        place: "my_env/env.py:31" in the author's code; "" where there is none.
-    """
+    """The outcome of one check: "ok", "note" or "problem", whose text says what to change, and the author's line if known."""
 
     check: str
     state: str
@@ -54,44 +46,30 @@ class Home:
                 self._roots += [folder + os.sep for folder in getattr(module, "__path__", ())]
 
     def owns(self, file: str) -> bool:
-        """True if a file is the author's."""
         return any(file == root or (root.endswith(os.sep) and file.startswith(root)) for root in self._roots)
 
-    def place_of(self, error: BaseException | TracebackType | None) -> str:
-        """The author's innermost line in an exception's traceback; "" if there is none."""
-        walked = error.__traceback__ if isinstance(error, BaseException) else error
-        lines = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(walked)]
-        return self._innermost(lines)
+    def place_of(self, error: BaseException) -> str:
+        return self._first(reversed(list(traceback.walk_tb(error.__traceback__))))
 
     def place_in(self, frame: FrameType | None) -> str:
-        """The author's innermost line of a running thread, given its innermost frame."""
-        lines: list[tuple[str, int | None]] = []
-        while frame is not None:
-            lines.insert(0, (frame.f_code.co_filename, frame.f_lineno))
-            frame = frame.f_back
-        return self._innermost(lines)
+        return self._first(traceback.walk_stack(frame)) if frame else ""
 
-    def line_with(self, kind: type, words: Iterable[str]) -> str:
-        """The first line of a class's file that has one of these words, for a hint where to look."""
+    def line_with(self, kind: type, pattern: re.Pattern[str]) -> str:
         try:
             file = inspect.getsourcefile(kind) or ""
-            text = Path(file).read_text(encoding="utf-8")
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
         except (TypeError, OSError, UnicodeDecodeError):
             return ""
-        for number, line in enumerate(text.splitlines(), start=1):
-            if any(word in line.partition("#")[0] for word in words):
-                return f"{shown(file)}:{number}"
-        return ""
+        code = ((number, line.partition("#")[0]) for number, line in enumerate(lines, start=1))
+        return next((f"{shown(file)}:{number}" for number, line in code if pattern.search(line)), "")
 
-    def _innermost(self, lines: list[tuple[str, int | None]]) -> str:
-        for file, line in reversed(lines):
-            if self.owns(file):
-                return f"{shown(file)}:{line}"
-        return ""
+    def _first(self, frames: Iterable[tuple[FrameType, int]]) -> str:
+        lines = ((frame.f_code.co_filename, line) for frame, line in frames)
+        return next((f"{shown(file)}:{line}" for file, line in lines if self.owns(file)), "")
 
 
 def shown(file: str) -> str:
-    """A file's path as the author would write it: relative where it lies below the current folder."""
+    """A file's path as the author would write it: relative if it lies below the current folder."""
     try:
         near = os.path.relpath(file)
     except (ValueError, OSError):  # another drive, or a current folder that is gone
@@ -100,5 +78,21 @@ def shown(file: str) -> str:
 
 
 def said(error: BaseException) -> str:
-    """An exception in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
+
+
+def named(check: str, found: Iterable[Finding]) -> list[Finding]:
+    return [replace(finding, check=check) for finding in found]
+
+
+def problem(text: str, place: str = "") -> list[Finding]:
+    """One problem; the caller of the check adds its name."""
+    return [Finding("", PROBLEM, text, place)]
+
+
+def note(text: str) -> list[Finding]:
+    return [Finding("", NOTE, text)]
+
+
+def ok(text: str) -> list[Finding]:
+    return [Finding("", OK, text)]

@@ -9,18 +9,18 @@ import json
 import os
 import pickle
 import random
+import re
 import sys
 import time
 import tracemalloc
-from collections.abc import AsyncIterator
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
 from agentgym.checks.contract import SEEDS
-from agentgym.checks.findings import NOTE, PROBLEM, Finding, said, shown
-from agentgym.checks.subject import Played, Subject, text_of
+from agentgym.checks.findings import Finding, note, ok, problem, said, shown
+from agentgym.checks.subject import Played, Subject
 from agentgym.core.messages import Action
 from agentgym.core.registration import EnvSpec, registry
 from agentgym.core.tasks import Task
@@ -30,56 +30,35 @@ from agentgym.rollout.replays import shown as shown_by
 from agentgym.service.client.address import REMOTE_ENV, Full
 
 _SOLE = "not looked at: the server allows no second session beside this one"
-MEMORY_RESETS, MEMORY_SECONDS, MEMORY_GROWTH = 60, 2.0, 50_000  # bytes that each reset may keep
-_RANDOM_WORDS = tuple(
-    f"{module}random.{name}("
-    for module in ("", "np.", "numpy.")
-    for name in (
-        "random",
-        "randint",
-        "randrange",
-        "choice",
-        "choices",
-        "shuffle",
-        "sample",
-        "uniform",
-        "seed",
-        "gauss",
-        "rand",
-    )
-)
+_AN_OBJECT = "not looked at: the environment was given as an object without a spec"
+_MEMORY_RESETS, _MEMORY_SECONDS, _MEMORY_GROWTH = 60, 2.0, 50_000  # bytes that each reset may keep
+_DRAWS = re.compile(r"random\.(random|randint|randrange|choice|choices|shuffle|sample|uniform|seed|gauss|rand)\(")
+_SETTINGS = re.compile("chdir|environ")
 
 
 async def spec(subject: Subject, alone: list[Played]) -> list[Finding]:
     """The spec can be sent to other processes, and describes the environment."""
     given = subject.spec
     if given is None:
-        text = (
-            "it was given as an object: give an id or module:Class, to see whether others like it can be made elsewhere"
-        )
-        return [Finding("spec", NOTE, text)]
+        advice = "give an id or module:Class, to see whether others like it can be made elsewhere"
+        return note(f"it was given as an object: {advice}")
     if _lives_in_a_script(given):
-        text = "it lives in the script that runs: no other process can make it until it is moved to a module"
-        return [Finding("spec", NOTE, text)]
+        return note("it lives in the script that runs: no other process can make it until it is moved to a module")
     try:
         again = EnvSpec.from_json(json.loads(json.dumps(given.to_json())))
         if pickle.loads(pickle.dumps(given)) != given or again != given:
             text = f"the spec is another one after pickle or JSON: use plain JSON values as kwargs, not {dict(given.kwargs)}"
-            return [Finding("spec", PROBLEM, text)]
+            return problem(text)
     except Exception as error:
-        text = f"the spec cannot go to another process ({said(error)}): define the class at the top of a module, kwargs as JSON"
-        return [Finding("spec", PROBLEM, text)]
+        advice = "define the class at the top of a module, kwargs as JSON"
+        return problem(f"the spec cannot go to another process ({said(error)}): {advice}")
     if given.entry_point == REMOTE_ENV:  # its server has the registered one
-        return [Finding("spec", "ok", given.description)]
+        return ok(given.description)
     if given.id not in registry:
-        return [
-            Finding("spec", NOTE, "named by value, not registered: agentgym.register gives it an id and a description")
-        ]
+        return note("named by value, not registered: agentgym.register gives it an id and a description")
     missing = [] if given.description else ["a description: register(..., description='one line')"]
     missing += [] if _readme(subject) else ["a README.md beside its module or at the root of its package"]
-    if missing:
-        return [Finding("spec", NOTE, f"a reader misses {' and '.join(missing)}")]
-    return [Finding("spec", "ok", given.description)]
+    return note(f"a reader misses {' and '.join(missing)}") if missing else ok(given.description)
 
 
 def _readme(subject: Subject) -> bool:
@@ -100,19 +79,12 @@ def _body(name: str) -> bool:
 
 
 async def seeds(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """The seed of reset draws the task; a note where it does not."""
     if len({(played.shown[0], (played.task or {}).get("id")) for played in alone}) > 1:
         return []
     count = len(await subject.call("tasks", lambda: subject.bare.tasks)) if alone[0].task is not None else 0
     if count < 2:
-        return [Finding("seeds", "ok", "one task, so every seed draws it")]
-    return [
-        Finding(
-            "seeds",
-            NOTE,
-            f"seeds {', '.join(map(str, SEEDS))} all draw the same task, though there are {count:,} tasks",
-        )
-    ]
+        return ok("one task, so every seed draws it")
+    return note(f"seeds {', '.join(map(str, SEEDS))} all draw the same task, though there are {count:,} tasks")
 
 
 async def process_state(subject: Subject, alone: list[Played]) -> list[Finding]:
@@ -134,10 +106,8 @@ async def process_state(subject: Subject, alone: list[Played]) -> list[Finding]:
     found = []
     for name, advice in _ADVICE.items():
         if before[name] != after[name]:
-            place = subject.home.line_with(
-                type(subject.bare), _RANDOM_WORDS if "random" in name else ("chdir", "environ")
-            )
-            found.append(Finding("process state", PROBLEM, f"an episode changes {name}: {advice}", place))
+            place = subject.home.line_with(type(subject.bare), _DRAWS if "random" in name else _SETTINGS)
+            found += problem(f"an episode changes {name}: {advice}", place)
     return found
 
 
@@ -158,7 +128,7 @@ def _state() -> dict[str, object]:
 async def concurrency(subject: Subject, alone: list[Played]) -> list[Finding]:
     """Two environments in turn, and three in threads at a time, play the episodes that each played alone."""
     if subject.spec is None:
-        return [Finding("concurrency", NOTE, "not looked at: the environment was given as an object without a spec")]
+        return note(_AN_OBJECT)
     three = [await subject.another() for _ in SEEDS]
     try:
         in_turn = await _in_turn(three[:2], alone[:2])
@@ -170,14 +140,12 @@ async def concurrency(subject: Subject, alone: list[Played]) -> list[Finding]:
                 if isinstance(now, BaseException):
                     raise now
                 if difference := was.difference(now):
-                    text = (
-                        f"environments that play {how} play other episodes than alone, {difference}: keep what an episode "
-                        "changes in self, not in the class, the module or the task"
-                    )
-                    return [Finding("concurrency", PROBLEM, text)]
+                    advice = "keep what an episode changes in self, not in the class, the module or the task"
+                    text = f"environments that play {how} play other episodes than alone, {difference}: {advice}"
+                    return problem(text)
     except Full as full:
         subject.sole = True
-        return [Finding("concurrency", NOTE, f"{_SOLE}: {full}")]
+        return note(f"{_SOLE}: {full}")
     finally:
         for one in three:
             await one.close()
@@ -185,29 +153,11 @@ async def concurrency(subject: Subject, alone: list[Played]) -> list[Finding]:
 
 
 async def _in_turn(envs: list[Subject], alone: list[Played]) -> list[Played]:
-    """Episodes whose steps alternate."""
-    played = [Played(was.seed) for was in alone]
-    players = [_stepwise(env, was, now) for env, was, now in zip(envs, alone, played, strict=True)]
-    for player in players:
-        await anext(player)
-    going = list(players)
+    going = [env.playing(was.seed, was.actions) for env, was in zip(envs, alone, strict=True)]
+    played = [await anext(player) for player in going]
     while going:
-        for player in tuple(going):
-            if not await anext(player, False):
-                going.remove(player)
+        going = [player for player in going if await anext(player, None) is not None]
     return played
-
-
-async def _stepwise(env: Subject, was: Played, now: Played) -> AsyncIterator[bool]:
-    """The episode again, a step at a time; `now` fills as it goes."""
-    now.shown.append(text_of(list(await env.reset(was.seed))))
-    yield True
-    for action in was.actions:
-        observation, reward, terminated, truncated, info = await env.step(action)
-        now.shown.append(text_of([observation, float(reward), bool(terminated), bool(truncated), info]))
-        yield True
-        if terminated or truncated:
-            return
 
 
 def _lives_in_a_script(spec: EnvSpec) -> bool:
@@ -217,13 +167,13 @@ def _lives_in_a_script(spec: EnvSpec) -> bool:
 async def other_process(subject: Subject, alone: list[Played]) -> list[Finding]:
     """Another process, in which texts have other hashes, plays the same episodes."""
     if subject.spec is None:
-        return [Finding("other process", NOTE, "not looked at: the environment was given as an object without a spec")]
+        return note(_AN_OBJECT)
     if _lives_in_a_script(subject.spec):
-        return [Finding("other process", NOTE, "not looked at: the environment lives in the script that runs")]
+        return note("not looked at: the environment lives in the script that runs")
     if subject.sole:
-        return [Finding("other process", NOTE, _SOLE)]
+        return note(_SOLE)
     if any(played.task is None for played in alone):
-        return [Finding("other process", NOTE, "not looked at: the environment binds no task")]
+        return note("not looked at: the environment binds no task")
     limit = subject.timeout
     limits = Limits(init_timeout=limit, reset_timeout=limit, step_timeout=limit)
     episodes = [
@@ -233,18 +183,14 @@ async def other_process(subject: Subject, alone: list[Played]) -> list[Finding]:
     try:
         there = await replay_elsewhere(subject.spec, episodes, limits=limits, timeout=3 * limit + 10)
     except (ElsewhereError, ValueError, TypeError) as error:
-        return [Finding("other process", PROBLEM, str(error))]
+        return problem(str(error))
     for played, trajectory in zip(alone, there, strict=True):
         if trajectory.error:
-            return [
-                Finding("other process", PROBLEM, f"another process fails to play the same episode: {trajectory.error}")
-            ]
+            return problem(f"another process fails to play the same episode: {trajectory.error}")
         if difference := _difference(played, shown_by(trajectory)):
-            text = (
-                f"another process plays the same task, seed and actions differently, {difference}: do not depend on the "
-                "order of sets, on hash() or on what else was played before"
-            )
-            return [Finding("other process", PROBLEM, text)]
+            advice = "do not depend on the order of sets, on hash() or on what else was played before"
+            text = f"another process plays the same task, seed and actions differently, {difference}: {advice}"
+            return problem(text)
     return []
 
 
@@ -258,33 +204,31 @@ def _difference(here: Played, there: list[str]) -> str:
 
 
 async def memory(subject: Subject, alone: list[Played]) -> list[Finding]:
-    """Memory does not grow over many resets of one task."""
     if tracemalloc.is_tracing():
         return []
     task = getattr(subject.bare, "task", None)
     first = alone[0].actions[:1]
     tracemalloc.start()
     try:
-        until = time.monotonic() + min(MEMORY_SECONDS, subject.timeout / 2)
+        until = time.monotonic() + min(_MEMORY_SECONDS, subject.timeout / 2)
         await _again(subject, first, task, 5, until)
         gc.collect()
         before, snapshot = tracemalloc.get_traced_memory()[0], tracemalloc.take_snapshot()
-        count = await _again(subject, first, task, MEMORY_RESETS, until)
+        count = await _again(subject, first, task, _MEMORY_RESETS, until)
         if count < 10:
-            return [Finding("memory", NOTE, f"not looked at: only {count} resets were done in {MEMORY_SECONDS:g} s")]
+            return note(f"not looked at: only {count} resets were done in {_MEMORY_SECONDS:g} s")
         gc.collect()
         growth = (tracemalloc.get_traced_memory()[0] - before) / count
-        if growth <= MEMORY_GROWTH:
+        if growth <= _MEMORY_GROWTH:
             return []
         grown = tracemalloc.take_snapshot().compare_to(snapshot, "lineno")
-        lines = (line.traceback[0] for line in grown if line.size_diff > 0)
-        place = next(
-            (f"{shown(line.filename)}:{line.lineno}" for line in lines if subject.home.owns(line.filename)), ""
-        )
+        lines = [line.traceback[0] for line in grown if line.size_diff > 0]
+        own = (f"{shown(line.filename)}:{line.lineno}" for line in lines if subject.home.owns(line.filename))
+        place = next(own, "")
     finally:
         tracemalloc.stop()
     text = f"each of {count} resets kept {growth / 1e3:,.0f} kB more: let go in reset of what the last episode made"
-    return [Finding("memory", PROBLEM, text, place)]
+    return problem(text, place)
 
 
 async def _again(subject: Subject, actions: list[Action], task: Task | None, times: int, until: float) -> int:

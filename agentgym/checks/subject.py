@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import math
-import numbers
 import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from agentgym.checks.findings import Home
-from agentgym.core.env import Env, is_async
+from agentgym.core.env import Env, is_async, is_finite
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Action, Message, problem_of
 from agentgym.core.registration import EnvSpec
@@ -27,8 +23,8 @@ MAX_STEPS = 1_000  # of an episode that does not end by itself
 _counter = itertools.count(1)
 
 
-class Hung(Exception):
-    """A call did not return in time; the environment cannot be used any more."""
+class Hung(BaseException):
+    """A call did not return in time. Not an Exception: a check that expects an environment to raise must let it through."""
 
     def __init__(self, what: str, seconds: float, place: str):
         super().__init__(f"{what} had not returned after {seconds:g} s: give whatever it waits for a timeout")
@@ -37,19 +33,10 @@ class Hung(Exception):
 
 @dataclass
 class Played:
-    """One episode, as JSON text, so that nothing that happens later can change it.
+    """One episode, as JSON text, so that later changes cannot reach it.
 
-    Attributes:
-        seed: what `reset` was given.
-        task: the task's JSON object; None where the environment binds none.
-        actions: what was done.
-        shown: the opening and the answer to each action: observation, reward, terminated, truncated, info.
-        opening: the very messages that `reset` returned.
-        rewards: one for each action.
-        success: the last info's `success`; None where it has none.
-        ended: False where it was left after too many steps or seconds.
-        problems: what is wrong with its values, in words.
-        slowest: the longest call and its seconds.
+    `shown` has the opening and the answer to each action: observation, reward, terminated, truncated, info; `opening` the very
+    messages that `reset` returned; `problems` the faults of its values in words. `ended` is False if it was left too long.
     """
 
     seed: int
@@ -61,37 +48,21 @@ class Played:
     success: Any = None
     ended: bool = False
     problems: list[str] = field(default_factory=list)
-    slowest: tuple[float, str] = (0.0, "")
 
     def difference(self, other: Played) -> str:
-        """Where two episodes first differ, in words; "" where they are equal."""
         for turn, (one, two) in enumerate(zip(self.shown, other.shown, strict=False)):
             if one != two:
-                at = next(
-                    (i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two))
-                )
-                start = max(0, at - 30)
-                return f"at turn {turn}: ...{one[start : at + 30]!r} and then ...{two[start : at + 30]!r}"
-        return (
-            ""
-            if len(self.shown) == len(other.shown)
-            else f"in length: {len(self.shown) - 1} and {len(other.shown) - 1} turns"
-        )
+                pairs = enumerate(itertools.zip_longest(one, two))
+                start = max(0, next(at for at, (a, b) in pairs if a != b) - 30)
+                return f"at turn {turn}: ...{one[start : start + 60]!r} and then ...{two[start : start + 60]!r}"
+        if len(self.shown) == len(other.shown):
+            return ""
+        return f"in length: {len(self.shown) - 1} and {len(other.shown) - 1} turns"
 
 
 @dataclass
 class Subject:
-    """One environment under check.
-
-    Attributes:
-        env: the environment, with its wrappers.
-        spec: makes others like it; None if unknown.
-        home: the author's files.
-        timeout: seconds that a call may take.
-        executor: runs its calls.
-        hung: whether a call has not come back.
-        sole: whether its server was seen to let no other play beside it.
-    """
+    """One environment under check. `sole`: its server allowed no second session beside it."""
 
     env: Any
     spec: EnvSpec | None
@@ -103,21 +74,13 @@ class Subject:
 
     @property
     def bare(self) -> Any:
-        """The environment without its wrappers."""
         return self.env.unwrapped
 
     @property
     def is_async(self) -> bool:
-        """True if one of its methods is `async def`."""
         return bool(self.bare.async_methods)
 
     async def another(self) -> Subject:
-        """Another environment of the same spec, with its own executor.
-
-        Raises:
-            ValueError: there is no spec.
-            Hung: making it took too long.
-        """
         if self.spec is None:
             raise ValueError("this environment was given as an object without a spec")
         return await made(self.spec, self.timeout)
@@ -125,30 +88,21 @@ class Subject:
     async def call(
         self, what: str, function: Callable[..., Any], *args: Any, patience: float = 1.0, **kwargs: Any
     ) -> Any:
-        """The result of a call; `patience` multiplies the time it may take.
-
-        Raises:
-            Hung: it took longer.
-        """
+        """The result of a call; `patience` multiplies the time limit. Raises Hung."""
         waiting = asyncio.ensure_future(self.executor.call(function, *args, **kwargs))
         seconds = self.timeout * patience
         await asyncio.wait({waiting}, timeout=seconds)
         if waiting.done():
             return waiting.result()
         self.hung = True
-        place = self.where()
+        place = self._where()
         waiting.cancel()
         raise Hung(what, seconds, place)
 
-    def where(self) -> str:
-        """The author's line at which the present call is."""
+    def _where(self) -> str:
         frames = sys._current_frames()
         for thread in threading.enumerate():
-            if (
-                thread.name == self.executor.name
-                and thread.ident in frames
-                and (place := self.home.place_in(frames[thread.ident]))
-            ):
+            if thread.name == self.executor.name and (place := self.home.place_in(frames.get(thread.ident or 0))):
                 return place
         place = ""
         for task in asyncio.all_tasks():
@@ -159,7 +113,7 @@ class Subject:
         return place
 
     async def reset(self, seed: int | None, task: Any = None) -> tuple[list[Message], dict[str, Any]]:
-        """Start an episode; where `init` is async, which `reset` cannot call, a task is bound first, drawn by the seed."""
+        """Start an episode. If `init` is async, which `reset` cannot call, a task is drawn by the seed and bound first."""
         if task is None and is_async(self.bare, "init"):
             tasks = await self.call("tasks", lambda: self.bare.tasks)
             task = await self.call("tasks", tasks.__getitem__, random.Random(seed).randrange(len(tasks)))
@@ -171,76 +125,58 @@ class Subject:
         return result
 
     async def step(self, action: Action) -> Any:
-        """One step."""
         result = await self.call("step", self.env.step, action)
         if not isinstance(result, tuple) or len(result) != 5:
-            raise TypeError(
-                f"step must return (observation, reward, terminated, truncated, info), not {result!r:.200}: "
-                "end it with `return self.outcome(...)`"
-            )
+            five = "(observation, reward, terminated, truncated, info)"
+            raise TypeError(f"step must return {five}, not {result!r:.200}: end it with `return self.outcome(...)`")
         return result
 
     async def close(self) -> None:
-        """Close it once, unless a call hangs, and end its thread."""
         if not self.hung:
             await self.call("close", self.env.close)
         self.executor.stop()
 
-    async def choose(self, rng: random.Random) -> Action:
-        """A random action: the environment's own, or any text."""
+    async def _random_action(self, rng: random.Random) -> Action:
         own = getattr(self.bare, "random_action", None)
-        if own is not None:
-            return await self.call("random_action", own, rng)
-        return self.env.action_space.sample()
+        return self.env.action_space.sample() if own is None else await self.call("random_action", own, rng)
 
     async def play(self, seed: int, actions: Sequence[Action] | None = None, task: Any = None) -> Played:
-        """One episode of a seed, by random actions or by these."""
+        return [played async for played in self.playing(seed, actions, task)][-1]
+
+    async def playing(self, seed: int, actions: Sequence[Action] | None, task: Any = None) -> AsyncIterator[Played]:
+        """As `play`, a step at a time: yields the same episode after each."""
         rng = random.Random(seed)
         self.env.action_space.seed(seed)
         played = Played(seed)
         begun = time.perf_counter()
-        observation, info = await self.reset(seed, task)
-        played.slowest = (time.perf_counter() - begun, "reset")
+        played.opening, info = await self.reset(seed, task)
         bound = getattr(self.bare, "task", None)
         played.task = None if bound is None else bound.to_json()
-        played.opening = observation
-        played.problems += problems_of(observation, 0.0, info)
-        if played.problems:
-            return played
-        played.shown.append(text_of([observation, info]))
+        played.problems += problems_of(played.opening, 0.0, info)
+        if not played.problems:
+            played.shown.append(_text_of([played.opening, info]))
+        yield played
         for turn in range(MAX_STEPS if actions is None else len(actions)):
-            action = await self.choose(rng) if actions is None else actions[turn]
+            if played.problems or played.ended or (turn and time.perf_counter() - begun > self.timeout):
+                return
+            action = await self._random_action(rng) if actions is None else actions[turn]
             played.actions.append(action)
-            started = time.perf_counter()
             observation, reward, terminated, truncated, info = await self.step(action)
-            played.slowest = max(played.slowest, (time.perf_counter() - started, "step"))
             played.problems += problems_of(observation, reward, info)
-            if played.problems:
-                break
-            played.shown.append(text_of([observation, float(reward), bool(terminated), bool(truncated), info]))
-            played.rewards.append(float(reward))
-            if terminated or truncated:
-                played.ended = True
-                played.success = info.get("success")
-                break
-            if time.perf_counter() - begun > self.timeout:
-                break
-        return played
+            if not played.problems:
+                played.shown.append(_text_of([observation, float(reward), bool(terminated), bool(truncated), info]))
+                played.rewards.append(float(reward))
+                if terminated or truncated:
+                    played.ended, played.success = True, info.get("success")
+            yield played
 
 
 async def made(spec: EnvSpec, timeout: float) -> Subject:
-    """The environment of a spec, made in the thread that will run it.
-
-    Raises:
-        Hung: making it took too long.
-        Exception: whatever making it raised.
-    """
     subject = Subject(None, spec, Home([]), timeout)
     try:
         factory = await subject.call("importing the environment", spec.load)
-        subject.home = Home(
-            [factory if isinstance(factory, type) else type("", (), {"__module__": factory.__module__})]
-        )
+        kind = factory if isinstance(factory, type) else type("", (), {"__module__": factory.__module__})
+        subject.home = Home([kind])
         env: Env = await subject.call("making the environment", spec.make)
     except BaseException:
         subject.executor.stop()
@@ -259,19 +195,17 @@ def home_of(env: Any) -> Home:
         env = env.env
 
 
-def text_of(value: Any) -> str:
-    """A value as JSON text; other objects, which `problems_of` reports, appear as their type."""
+def _text_of(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=lambda v: f"<{type(v).__name__}>")
 
 
 def problems_of(observation: Any, reward: Any, info: Any) -> list[str]:
-    """What is wrong with the values that `reset` or `step` returned."""
     if not isinstance(observation, list):
         return [f"an observation must be a list of messages, not {type(observation).__name__}: {observation!r:.200}"]
     if not isinstance(info, dict):
         return [f"the info must be a dict, not {type(info).__name__}: {info!r:.200}"]
     problems = [f"an observation has a bad message: {p}: {m!r:.200}" for m in observation if (p := problem_of(m))]
-    if not isinstance(reward, numbers.Real | np.bool_) or not math.isfinite(reward):
+    if not is_finite(reward):
         problems.append(f"the reward must be a finite number, not {reward!r:.200}")
     for name, value in (("observation", observation), ("info", info)):
         try:

@@ -1,4 +1,4 @@
-"""`python -m agentgym.cli`: the command `agentgym` where it is not on the PATH."""
+"""`python -m agentgym.cli`: the command `agentgym` if it is not on the PATH."""
 
 from agentgym.cli import main
 

@@ -1,5 +1,3 @@
-"""The command `agentgym check`."""
-
 from __future__ import annotations
 
 import argparse
@@ -10,7 +8,7 @@ import sys
 import time
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentgym.cli.output import print_json
 from agentgym.cli.spec_of import ENVS, spec_of
@@ -26,12 +24,10 @@ _GRACE = 15.0  # seconds, past the timeout, of an interpreter that a call does n
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym check`."""
     check = commands.add_parser("check", help="check environments before publishing them")
     check.add_argument("envs", nargs="+", metavar="ENV", help=ENVS)
-    check.add_argument(
-        "--timeout", type=float, default=30.0, metavar="S", help="seconds that one call may take (default: 30)"
-    )
+    timeout = "seconds that one call may take (default: 30)"
+    check.add_argument("--timeout", type=float, default=30.0, metavar="S", help=timeout)
     check.add_argument("--json", action="store_true", help="the findings as JSON")
     check.set_defaults(run=_check)
 
@@ -39,28 +35,20 @@ def add(commands: argparse._SubParsersAction) -> None:
 def _check(args: argparse.Namespace) -> int:
     if not 0 < args.timeout < math.inf:
         raise UsageError(f"--timeout must be a positive number of seconds, not {args.timeout:g}")
-    specs = [spec_of(id) for id in args.envs]
-    code = 0
-    rows: list[dict[str, Any]] = []
-    for spec in specs:
+    code, rows = 0, []
+    for spec in [spec_of(id) for id in args.envs]:
         started = time.perf_counter()
         found, error = _examined(spec, args.timeout)
         seconds = time.perf_counter() - started
+        ok = not error and all(finding.state != "problem" for finding in found)
+        row = {"id": spec.id, "ok": ok, "seconds": round(seconds, 2), "checks": [asdict(finding) for finding in found]}
         if error:
             print(f"agentgym check: {spec.id}: {error}", file=sys.stderr)
-        problems = sum(finding.state == "problem" for finding in found)
-        rows.append(
-            {
-                "id": spec.id,
-                "ok": not problems and not error,
-                "seconds": round(seconds, 2),
-                "checks": [asdict(finding) for finding in found],
-                **({"error": error} if error else {}),
-            }
-        )
-        if not args.json and not error:
+            row["error"] = error
+        elif not args.json:
             print_findings(spec.id, found, seconds)
-        code = max(code, 2 if error else 1 if problems else 0)
+        rows.append(row)
+        code = max(code, 2 if error else int(not ok))
     if args.json:
         print_json(rows)
     return code
@@ -88,13 +76,8 @@ def _examined(spec: EnvSpec, timeout: float) -> tuple[list[Finding], str]:
 
 
 def print_findings(title: str, found: Sequence[Finding], seconds: float) -> None:
-    """The outcome in a line, then the findings, each below its check's name."""
-    from agentgym.checks.check_env import summary
-
-    count = summary(found)
-    parts = [
-        f"{count[state]} {state}{'s' if count[state] > 1 else ''}" for state in ("problem", "note") if count[state]
-    ]
+    count = {state: sum(finding.state == state for finding in found) for state in ("problem", "note")}
+    parts = [f"{n} {state}{'s' if n > 1 else ''}" for state, n in count.items() if n]
     verdict = ", ".join(parts if count["problem"] else ["ok", *parts])
     checks = len({finding.check for finding in found})
     print(f"{title}: {verdict} ({checks} check{'s' if checks > 1 else ''} in {seconds:.1f} s)")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,14 @@ from agentgym.cli.output import print_json
 from agentgym.core.usage_error import UsageError
 
 SHELLS = ("bash", "zsh", "fish")
-SPLITS = {"test": "what is evaluated", "train": "what is trained on"}
-RUN_FILES = ("run.json", "config.yaml")  # in the folder of an evaluation, and of a training run
-MOST_RUNS = 200
-ENV_FILES = (".py", ".yaml", ".yml")  # an environment's own file, and a suite's
+_RUN_FILES = ("run.json", "config.yaml")  # in the folder of an evaluation, and of a training run
+_MOST_RUNS = 200
+_ENV_FILES = (".py", ".yaml", ".yml")  # an environment's own file, and a suite's
 
 Words = dict[str, str]  # each with a description, or ""
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym completion`."""
     completion = commands.add_parser(
         "completion",
         help="a script that makes a shell complete commands, options, environments and runs",
@@ -53,8 +51,7 @@ def _completion(args: argparse.Namespace) -> int:
 def answer_shell(parser: argparse.ArgumentParser, **how: Any) -> None:
     """Write the candidates for the line that argcomplete's script has put into the environment, then exit.
 
-    Args:
-        how: more arguments of argcomplete's finder.
+    `how` are more arguments of argcomplete's finder.
     """
     from argcomplete.completers import SuppressCompleter
     from argcomplete.finders import ExclusiveCompletionFinder
@@ -74,7 +71,6 @@ def _set_completers(parser: argparse.ArgumentParser) -> None:
 
 
 def _values(prefix: str, action: argparse.Action, **_: Any) -> Words:
-    """What the value of an action may become."""
     kind = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
     if kind in _KINDS:
         return _KINDS[kind](prefix)
@@ -90,7 +86,7 @@ def _envs(prefix: str) -> Words:
     ours |= {f"{name}:": adapter.description for name, adapter in adapters.items()}
     if any(name.startswith(prefix) for name in ours):
         return ours
-    return {file: "" for file in _files(prefix) if file.endswith(("/", *ENV_FILES))}
+    return {file: "" for file in _files(prefix) if file.endswith(("/", *_ENV_FILES))}
 
 
 def _images(prefix: str) -> Words:
@@ -107,15 +103,10 @@ def _data(prefix: str) -> Words:
 
 def _runs(prefix: str) -> Words:
     """The runs in `runs/`, newest first, then the folders that the word leads to."""
-    here = Path("runs")
-    found = _sorted_runs(here.iterdir()) if here.is_dir() else []
-    known = {str(path): "run" for path in found[:MOST_RUNS]}
+    folders = {file.parent for name in _RUN_FILES for file in Path("runs").glob(f"*/{name}")}
+    found = sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True)
+    known = {str(folder): "run" for folder in found[:_MOST_RUNS]}
     return known | {name: "" for name in _files(prefix) if name.rstrip("/") not in known}
-
-
-def _sorted_runs(folders: Iterable[Path]) -> list[Path]:
-    runs = [folder for folder in folders if any((folder / name).is_file() for name in RUN_FILES)]
-    return sorted(runs, key=lambda folder: folder.stat().st_mtime, reverse=True)
 
 
 def _files(prefix: str, folders_only: bool = False) -> Words:
@@ -138,7 +129,7 @@ def _files(prefix: str, folders_only: bool = False) -> Words:
 
 _KINDS: dict[str, Callable[[str], Words]] = {
     "ENV": _envs,
-    "SPLIT": lambda prefix: SPLITS,
+    "SPLIT": lambda prefix: {"test": "what is evaluated", "train": "what is trained on"},
     "RUN": _runs,
     "DATA": _data,
     "IMAGE": _images,

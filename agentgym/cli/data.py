@@ -1,11 +1,8 @@
-"""The command `agentgym data`: list, get."""
-
 from __future__ import annotations
 
 import argparse
 import os.path
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from agentgym.cli.output import print_json, print_table
@@ -13,7 +10,6 @@ from agentgym.core.usage_error import UsageError, instead
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym data` and its commands."""
     parser = commands.add_parser("data", help="list and download data sets")
     commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND", parser_class=type(parser))
 
@@ -29,35 +25,26 @@ def add(commands: argparse._SubParsersAction) -> None:
     get.set_defaults(run=_get)
 
 
-@dataclass(frozen=True)
-class _Row:
-    name: str
-    items: str
-    licence: str
-    where: str
-    envs: str
-
-
 def _list(args: argparse.Namespace) -> int:
     from agentgym.datasets import FOLDER_VARIABLE, folder
     from agentgym.datasets.catalogue import data_sets, missing_files
 
-    root = folder()
-    rows = []
+    root, rows = folder(), []
     for data in data_sets().values():
-        missing = missing_files(data)
-        how = f"agentgym data get {data.name}" if data.parts else f"see {data.source}"
-        parts = "missing" if len(missing) == len(data.files) else f"{len(missing)} of {len(data.files)} files missing"
-        where = f"{parts}: {how}" if missing else str(Path(root or "", os.path.commonpath(data.files)))
-        rows.append(_Row(data.name, data.items, data.licence, where, ", ".join(data.envs)))
+        where = str(Path(root or "", os.path.commonpath(data.files)))
+        if missing := len(missing_files(data)):
+            parts = "missing" if missing == len(data.files) else f"{missing} of {len(data.files)} files missing"
+            where = f"{parts}: {f'agentgym data get {data.name}' if data.parts else f'see {data.source}'}"
+        envs = ", ".join(data.envs)
+        rows.append({"name": data.name, "items": data.items, "licence": data.licence, "where": where, "envs": envs})
     if args.json:
-        print_json([vars(row) for row in rows])
+        print_json(rows)
         return 0
     from rich.table import Table
 
     table = Table("data", "items", "licence", "where", "environments", box=None, pad_edge=False)
     for row in rows:
-        table.add_row(row.name, row.items, row.licence, row.where, row.envs or "-")
+        table.add_row(*(value or "-" for value in row.values()))
     print(f"data folder: {root or f'none ({FOLDER_VARIABLE} is empty)'}", flush=True)
     print_table(table)
     return 0
@@ -74,23 +61,19 @@ def _get(args: argparse.Namespace) -> int:
         raise UsageError(f"--timeout must be positive, not {args.timeout:g}")
     records = []
     for name in args.names:
-        written: list[Path] = []
-        problem = None
+        written, problem = [], None
         try:
             written = fetch(known[name], force=args.force, seconds=args.timeout)
         except DownloadError as error:
             problem = str(error)
             print(f"agentgym data: {problem}", file=sys.stderr)
         records.append({"name": name, "written": [str(path) for path in written], "error": problem})
-        if not args.json and problem is None:
-            _tell(name, written)
+        if args.json or problem:
+            continue
+        for path in written:
+            print(f"{name}: {path}, {path.stat().st_size:,} bytes", flush=True)
+        if not written:
+            print(f"{name}: already there; --force writes it again", flush=True)
     if args.json:
         print_json(records)
     return 1 if any(record["error"] for record in records) else 0
-
-
-def _tell(name: str, written: list[Path]) -> None:
-    for path in written:
-        print(f"{name}: {path}, {path.stat().st_size:,} bytes", flush=True)
-    if not written:
-        print(f"{name}: already there; --force writes it again", flush=True)

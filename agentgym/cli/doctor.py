@@ -1,16 +1,10 @@
-"""The command `agentgym doctor`."""
-
 from __future__ import annotations
 
 import argparse
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from agentgym.cli.output import print_json
-
-if TYPE_CHECKING:
-    from agentgym.doctor.finding import Finding
 
 _COLOURS = {"ok": "32", "warning": "33", "missing": "2", "broken": "31"}
 _EPILOG = """states: ok; warning: it works, but not as it should; missing: optional, and not here; broken: every command needs it,
@@ -19,7 +13,6 @@ exit code: 1 if something is broken, else 0"""
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym doctor`."""
     doctor = commands.add_parser(
         "doctor",
         help="check packages, hardware, sandboxes and data on this machine",
@@ -36,25 +29,19 @@ def _doctor(args: argparse.Namespace) -> int:
     from agentgym.doctor.probes import NETWORK, PROBES
 
     found = examine([*PROBES, NETWORK] if args.network else PROBES)
-    broken = [f for findings in found.values() for f in findings if f.state == "broken"]
+    broken = sum(f.state == "broken" for findings in found.values() for f in findings)
     if args.json:
         parts = [{"part": part, **asdict(f)} for part, findings in found.items() for f in findings]
         print_json({"ok": not broken, "findings": parts})
-    else:
-        for part, findings in found.items():
-            _print(part, findings)
-        print("everything that is needed is here" if not broken else f"{len(broken)} broken", flush=True)
-    return 1 if broken else 0
-
-
-def _print(part: str, findings: list[Finding]) -> None:
-    print(part)
-    for f in findings:
-        print(f"  {_coloured(f.state)}  {f.name}: {f.text}")
-        if f.todo:
-            print(f"{'':<11}-> {f.todo}")
-
-
-def _coloured(state: str) -> str:
-    text = f"{state:<7}"
-    return f"\x1b[{_COLOURS[state]}m{text}\x1b[0m" if sys.stdout.isatty() else text
+        return int(broken > 0)
+    for part, findings in found.items():
+        print(part)
+        for f in findings:
+            state = f"{f.state:<7}"
+            if sys.stdout.isatty():
+                state = f"\x1b[{_COLOURS[f.state]}m{state}\x1b[0m"
+            print(f"  {state}  {f.name}: {f.text}")
+            if f.todo:
+                print(f"{'':<11}-> {f.todo}")
+    print("everything that is needed is here" if not broken else f"{broken} broken", flush=True)
+    return int(broken > 0)

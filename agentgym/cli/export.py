@@ -1,5 +1,3 @@
-"""The command `agentgym export`."""
-
 from __future__ import annotations
 
 import argparse
@@ -8,27 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentgym.cli.output import print_json
-from agentgym.cli.spec_of import ENVS, json_object, spec_of
-from agentgym.core.usage_error import UsageError
+from agentgym.cli.spec_of import ENVS, add_kwargs, spec_of
+from agentgym.core.usage_error import UsageError, usage_errors
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym export` and its forms."""
     command = commands.add_parser("export", help="export an environment for another framework")
     forms = command.add_subparsers(dest="form", required=True, metavar="FORM", parser_class=type(command))
     openenv = forms.add_parser("openenv", help="write a folder that OpenEnv's tools can build, validate and deploy")
     add = openenv.add_argument
     add("env", metavar="ENV", help=ENVS)
     add("--out", type=Path, required=True, metavar="DIR", help="output folder, new or empty")
-    add("--kwargs", default="{}", metavar="JSON", help="keyword arguments of the environment")
-    add(
-        "--wheel",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a package file that is on no index; repeatable",
-    )
+    add_kwargs(openenv, "keyword arguments of the environment")
+    wheel = "a package file that is on no index; repeatable"
+    add("--wheel", type=Path, action="append", default=[], metavar="FILE", help=wheel)
     add("--json", action="store_true", help="print the written files as JSON")
     openenv.set_defaults(run=_openenv)
 
@@ -37,21 +28,18 @@ def _openenv(args: argparse.Namespace) -> int:
     from agentgym.service.openenv.export import export_openenv, lacks_agentgym
 
     spec = spec_of(args.env)
-    kwargs = json_object(args.kwargs, "--kwargs")
     try:
-        replace(spec, kwargs={**spec.kwargs, **kwargs}).make()
-        files = export_openenv(spec, args.out, kwargs, args.wheel)
-    except (ValueError, TypeError, ImportError, FileExistsError) as error:
-        raise UsageError(str(error)) from error
+        with usage_errors(ValueError, TypeError, ImportError, FileExistsError):
+            replace(spec, kwargs={**spec.kwargs, **args.kwargs}).make()
+            files = export_openenv(spec, args.out, args.kwargs, args.wheel)
     except OSError as error:
         raise UsageError(f"{args.out}: cannot be written ({error.strerror or error})") from error
-    names = [str(file.relative_to(args.out)) for file in files]
     if lacks_agentgym(args.wheel):
+        why = "agentgym here did not come from a package index, and a container's build would ask one for it"
         print(
-            "agentgym export: agentgym here did not come from a package index, and a container's build would ask one for it: give"
-            " its wheel too, --wheel FILE (pip wheel --no-deps makes it)",
-            file=sys.stderr,
+            f"agentgym export: {why}: give its wheel too, --wheel FILE (pip wheel --no-deps makes it)", file=sys.stderr
         )
+    names = [str(file.relative_to(args.out)) for file in files]
     if args.json:
         print_json({"env": spec.id, "folder": str(args.out), "files": names})
         return 0

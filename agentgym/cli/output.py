@@ -12,9 +12,7 @@ from agentgym.storage.files import json_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-WIDE = 10_000  # columns of a pipe: each row is one line, and nothing is cut off
-
-
+_WIDE = 10_000  # columns of a pipe: each row is one line, and nothing is cut off
 _kept: list[TextIO | None] = []  # standard output, while only `print_json` may write there
 
 
@@ -44,5 +42,5 @@ def print_table(table: RenderableType) -> None:
         def on_broken_pipe(self) -> None:
             raise  # noqa: PLE0704 - inside rich's handler: the command line says what a reader that left means
 
-    terminal = sys.stdout.isatty()
-    Output(width=None if terminal else WIDE, highlight=False, markup=False, emoji=False).print(table)
+    width = None if sys.stdout.isatty() else _WIDE
+    Output(width=width, highlight=False, markup=False, emoji=False).print(table)

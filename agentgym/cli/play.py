@@ -11,11 +11,12 @@ import random
 import signal
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from agentgym.cli.output import print_json
-from agentgym.cli.spec_of import ENVS, json_object, spec_of
-from agentgym.core.usage_error import UsageError
+from agentgym.cli.spec_of import ENVS, add_kwargs, spec_of
+from agentgym.core.usage_error import UsageError, usage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,23 +36,22 @@ the answers. Exit codes: 0 the episode ended or you left it (/quit, Ctrl-D), 1 i
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym play`."""
     command = commands.add_parser("play", help="play an environment yourself, or watch an agent play it", epilog=_ABOUT)
     command.add_argument("env", metavar="ENV", help=ENVS)
     add = command.add_argument
     add("--task", metavar="ID", help="task id, or number from 0 (default: drawn by the seed)")
     add("--split", default="test", help="split of the task (default: test)")
     add("--seed", type=int, help="seed of the drawn task and the episode (default: random)")
-    add("--kwargs", default="{}", metavar="JSON", help="keyword arguments of the environment")
+    add_kwargs(command, "keyword arguments of the environment")
     add("--max-turns", type=int, metavar="N", help="replies before the episode is cut off (default: the environment's)")
-    policies = ("human", "expert", "random", "null", "chat")
-    add("--policy", choices=policies, help="the player (default: human, or chat with --model)")
+    players = ("human", "expert", "random", "null", "chat")
+    add("--policy", choices=players, help="the player (default: human, or chat with --model)")
     add("--model", metavar="NAME", help="a model at an endpoint plays")
     add("--base-url", metavar="URL", help="its endpoint, http://localhost:8000/v1; key in OPENAI_API_KEY")
     add("--temperature", type=float, help="sampling temperature of the model (default: the endpoint's)")
     add("--max-tokens", type=int, help="maximum tokens of one answer (default: the endpoint's)")
     add("--agent", metavar="MODULE:NAME", help="your own agent plays: a function or class of Python")
-    add("--agent-kwargs", default="{}", metavar="JSON", help="keyword arguments of the agent")
+    add_kwargs(command, "keyword arguments of the agent", "--agent-kwargs")
     add("--watch", action="store_true", help="wait for Enter after each of the agent's turns")
     add("--json", action="store_true", help="print the episode as JSON; all else goes to standard error")
     command.set_defaults(run=_play)
@@ -64,14 +64,12 @@ def _play(args: argparse.Namespace) -> int:
 
     agent = _agent(args)
     found = spec_of(args.env)
-    found = replace(found, kwargs={**found.kwargs, **json_object(args.kwargs, "--kwargs")})
+    found = replace(found, kwargs={**found.kwargs, **args.kwargs})
     seed = random.SystemRandom().randrange(1_000_000) if args.seed is None else args.seed
     screen = Screen(Console(stderr=args.json, highlight=False, soft_wrap=not sys.stdout.isatty()))
-    try:
+    with usage_errors(ValueError, TypeError, ImportError, OSError):
         task = _task(found, args, seed)
         trajectory = asyncio.run(_played(found, task, seed, agent, screen, args))
-    except (ValueError, TypeError, ImportError, OSError) as error:
-        raise UsageError(str(error)) from error
     if args.json:
         print_json(trajectory.to_json())
     return 130 if trajectory.end == "interrupted" else int(trajectory.failed)
@@ -83,9 +81,9 @@ def _agent(args: argparse.Namespace) -> AgentSpec | None:
     chosen = [option for option in ("model", "agent") if getattr(args, option)]
     if len(chosen) > 1 or (chosen and args.policy not in (None, "chat" if chosen == ["model"] else "")):
         raise UsageError("only one player: choose --policy, --model or --agent")
-    try:
+    with usage_errors(ValueError):
         if args.agent:
-            agent = agents.python(args.agent, json_object(args.agent_kwargs, "--agent-kwargs"))
+            agent = agents.python(args.agent, args.agent_kwargs)
         elif args.model or args.policy == "chat":
             base_url = args.base_url or os.environ.get("OPENAI_BASE_URL")
             if not (args.model and base_url):
@@ -96,8 +94,6 @@ def _agent(args: argparse.Namespace) -> AgentSpec | None:
         else:
             agent = agents.AgentSpec(args.policy, args.policy)
         agents.policy_maker(agent)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     return agent
 
 
@@ -109,19 +105,18 @@ def _task(found: EnvSpec, args: argparse.Namespace, seed: int) -> Task:
         return tasks[random.Random(seed).randrange(len(tasks))]
     if args.task.isdecimal() and int(args.task) < len(tasks):
         return tasks[int(args.task)]
-    for task in tasks:
-        if task.id == args.task:
-            return task
-    raise UsageError(
-        f"{found.id}/{args.split} has no task {args.task!r}; it has {len(tasks)}, the first is {tasks[0].id!r}"
-    )
+    if named := next((task for task in tasks if task.id == args.task), None):
+        return named
+    has = f"it has {len(tasks)}, the first is {tasks[0].id!r}"
+    raise UsageError(f"{found.id}/{args.split} has no task {args.task!r}; {has}")
 
 
 async def _played(
     found: EnvSpec, task: Task, seed: int, agent: AgentSpec | None, screen: Screen, args: argparse.Namespace
 ) -> Trajectory:
     from agentgym.cli.terminal_text import RewardedSteps, ShownPolicy
-    from agentgym.evaluate.agents import check_plays
+    from agentgym.evaluate.agents import check_plays, policy_maker
+    from agentgym.policies.human import HumanPolicy
     from agentgym.rollout.episode import Episode, Limits, close_env, run_episode
 
     steps = RewardedSteps(found.make())
@@ -130,8 +125,12 @@ async def _played(
         if agent is not None:
             check_plays(agent, env)
         screen.say(f"{found.id}, task {task.id}, seed {seed}", "bold")
-        policy = _policy(agent, screen, Episode(task, 0, seed))
-        pause = _pause(screen) if args.watch and agent is not None else lambda: None
+        if agent is None:
+            policy: Policy = HumanPolicy(lambda prompt: _read(prompt, screen.console), screen.say)
+        else:
+            policy = policy_maker(agent)(Episode(task, 0, seed))
+        watched = agent is not None and args.watch and sys.stdin.isatty()
+        pause = partial(_pause, screen.console) if watched else lambda: None
         shown = ShownPolicy(policy, screen, steps.rewards, replies=agent is not None, pause=pause)
         limits = Limits(max_turns=args.max_turns, act_timeout=None if agent is None else 600.0)
         trajectory = await run_episode(env, shown, task, seed=seed, limits=limits, env_id=found.id)
@@ -141,33 +140,18 @@ async def _played(
     return trajectory
 
 
-def _policy(agent: AgentSpec | None, screen: Screen, episode: Any) -> Policy:
-    from agentgym.evaluate.agents import policy_maker
-    from agentgym.policies.human import HumanPolicy
-
-    if agent is None:
-        return HumanPolicy(lambda prompt: _read(prompt, screen.console), screen.say)
-    return policy_maker(agent)(episode)
-
-
-def _pause(screen: Screen) -> Any:
+def _pause(console: Console) -> None:
     from agentgym.policies.base import EndEpisode
 
-    def pause() -> None:
-        if not sys.stdin.isatty():
-            return
-        try:
-            _read("[Enter]", screen.console)
-        except EOFError:
-            raise EndEpisode("quit") from None
-        except KeyboardInterrupt:
-            raise EndEpisode("interrupted") from None
-
-    return pause
+    try:
+        _read("[Enter]", console)
+    except EOFError:
+        raise EndEpisode("quit") from None
+    except KeyboardInterrupt:
+        raise EndEpisode("interrupted") from None
 
 
 def _read(prompt: str, console: Console) -> str:
-    """A line from the terminal, with editing and history, or the next of standard input."""
     from agentgym.cli.terminal_text import plain
 
     with _interruptible():

@@ -1,5 +1,3 @@
-"""The command `agentgym rescore`."""
-
 from __future__ import annotations
 
 import argparse
@@ -9,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym.cli.output import print_json, print_table
-from agentgym.cli.spec_of import find_modules, json_object
-from agentgym.core.usage_error import UsageError
+from agentgym.cli.spec_of import add_kwargs, find_modules
+from agentgym.core.usage_error import UsageError, usage_errors
 
 if TYPE_CHECKING:
     from agentgym.evaluate.rescore import Rescored
@@ -19,17 +17,11 @@ _EVERY = 500  # episodes between two lines of progress
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym rescore`."""
     command = commands.add_parser("rescore", help="grade a run's stored episodes again with the current environments")
     add = command.add_argument
     add("run_folder", type=Path, metavar="RUN", help="the folder of an evaluation")
     add("--out", type=Path, metavar="DIR", help="the folder to write (default: RUN-rescored)")
-    add(
-        "--kwargs",
-        default="{}",
-        metavar="JSON",
-        help="keyword arguments that override those of the run; for one environment: {ENV: {...}}",
-    )
+    add_kwargs(command, "keyword arguments that override those of the run; for one environment: {ENV: {...}}")
     add("--concurrency", type=int, default=64, help="episodes at a time (default: 64)")
     add("--json", action="store_true", help="old and new scores as JSON")
     command.set_defaults(run=_rescore)
@@ -52,30 +44,18 @@ def _rescore(args: argparse.Namespace) -> int:
         if seen % _EVERY == 0:
             print(f"{run}: {seen} episodes", file=sys.stderr, flush=True)
 
-    try:
+    with usage_errors(ValueError, TypeError, ImportError, OSError, SandboxError):
         find_modules(run)
-        rows, _ = asyncio.run(
-            rescore(
-                run,
-                out,
-                kwargs=json_object(args.kwargs, "--kwargs"),
-                concurrency=args.concurrency,
-                command=sys.argv,
-                on_end=on_end,
-            )
-        )
-    except (ValueError, TypeError, ImportError, OSError, SandboxError) as error:
-        raise UsageError(str(error)) from error
+        settings = {"kwargs": args.kwargs, "concurrency": args.concurrency, "command": sys.argv, "on_end": on_end}
+        rows, _ = asyncio.run(rescore(run, out, **settings))
     if args.json:
         print_json({"run": str(run), "out": str(out), "cells": [row.to_json() for row in rows]})
     else:
         _print(rows)
         print(f"written to {out}")
     if (kept := sum(row.episodes for row in rows) - seen) > 0:
-        print(
-            f"{out}: {kept} episodes were graded there before and are not graded again: for that choose another --out",
-            file=sys.stderr,
-        )
+        before = f"{kept} episodes were graded there before and are not graded again: for that choose another --out"
+        print(f"{out}: {before}", file=sys.stderr)
     return 1 if any(row.failed or row.missing for row in rows) else 0
 
 
@@ -87,14 +67,12 @@ def _print(rows: list[Rescored]) -> None:
     for column in ("graded", "changed", "reward", "success", "shown otherwise", "errors"):
         table.add_column(column, justify="right")
     for row in rows:
-        scores = ["-", "-"]
+        reward = success = "-"
         if row.old_reward is not None and row.old_success is not None:
-            scores = [
-                f"{row.old_reward:.3f} -> {row.new_reward:.3f}",
-                f"{row.old_success:.1%} -> {row.new_success:.1%}",
-            ]
+            reward = f"{row.old_reward:.3f} -> {row.new_reward:.3f}"
+            success = f"{row.old_success:.1%} -> {row.new_success:.1%}"
         errors = row.failed + row.missing + row.failed_before
-        table.add_row(row.cell, str(row.graded), str(row.changed), *scores, str(row.unfaithful), str(errors))
+        table.add_row(row.cell, str(row.graded), str(row.changed), reward, success, str(row.unfaithful), str(errors))
     print_table(table)
     for row in rows:
         parts = {

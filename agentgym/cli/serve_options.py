@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym.cli import serve_sandboxes
-from agentgym.cli.spec_of import ENVS, json_object, spec_of
+from agentgym.cli.spec_of import ENVS, add_kwargs, spec_of
 from agentgym.core.usage_error import UsageError
 from agentgym.hosts import host_name
 from agentgym.processes.subprocess_query import SubprocessQueryError, subprocess_query
@@ -68,7 +68,7 @@ _NUMBERS: tuple[tuple[str, float | None, int, str, str], ...] = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("envs", nargs="*", metavar="ENV", help=f"environments to serve: {ENVS}")
-    add("--kwargs", default="{}", metavar="JSON", help="arguments of the environments; of one alone: {ENV: {...}}")
+    add_kwargs(parser, "arguments of the environments; of one alone: {ENV: {...}}")
     add("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: 8000)")
     host = "address to listen on; any but this machine's own address needs --token-file"
     add("--host", default="127.0.0.1", help=host)
@@ -132,7 +132,7 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
         raise UsageError(f"--max-sessions: {error}") from error
     try:
         return ServeSettings(
-            envs=_specs_apart(args.envs, json_object(args.kwargs, "--kwargs")),
+            envs=_specs_apart(args.envs, args.kwargs),
             host=args.host,
             port=args.port,
             max_sessions=args.max_sessions,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -10,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.core.usage_error import UsageError
+from agentgym.core.usage_error import UsageError, usage_errors
 
 if TYPE_CHECKING:
     from agentgym.core.registration import EnvSpec
@@ -19,7 +20,7 @@ ENVS = "id, module:Class, file.py or file.py:Class, or prefix:NAME of another pa
 
 
 def find_modules(run: Path | None = None) -> None:
-    """Let modules of the current folder be imported, and those of a run folder from where they were when it was played."""
+    """Let modules of the current folder be imported, and those of a run folder from the folders of that run."""
     folders = [os.getcwd()]
     if run is not None and (run / "run.json").is_file():
         from agentgym.evaluate.store import read_run
@@ -30,24 +31,21 @@ def find_modules(run: Path | None = None) -> None:
 
 
 def spec_of(id: str) -> EnvSpec:
-    """The spec of what the user named, its class imported. Modules in the current folder can be named.
-
-    Raises:
-        UsageError: the environment is unknown or cannot be imported.
-    """
+    """The spec of an environment named by the user, its class imported. Raises UsageError."""
     from agentgym.core.registration import UnknownEnvError, spec
 
     find_modules()
     try:
-        found = spec(_in_file(id) if ".py" in id else id)
-        found.load()
+        with usage_errors(ImportError, TypeError):
+            found = spec(_in_file(id) if ".py" in id else id)
+            found.load()
+            return found
     except UnknownEnvError as error:
         raise UsageError(f"{error}{_not_installed(id)}") from error
-    except (ValueError, ImportError, TypeError) as error:
-        raise UsageError(str(error)) from error
     except SyntaxError as error:
         raise UsageError(f"{id}: {error.filename}:{error.lineno}: {error.msg}") from error
-    return found
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _not_installed(id: str) -> str:
@@ -59,11 +57,7 @@ def _not_installed(id: str) -> str:
 
 
 def _in_file(named: str) -> str:
-    """`module:Class` of `file.py:Class`, or of `file.py` where one environment is defined in it.
-
-    Raises:
-        UsageError: there is no such file, or no one environment in it.
-    """
+    """`module:Class` of `file.py:Class`, or of `file.py` if it defines one environment."""
     from agentgym.core.env import Env
 
     path, _, name = named.partition(":")
@@ -83,12 +77,8 @@ def _in_file(named: str) -> str:
     if Path(module.__file__ or "").resolve() != file.resolve():
         raise UsageError(f"{path}: the module {module.__name__!r} is another file, {module.__file__}: rename yours")
     if not name:
-        members = vars(module).values()
-        names = [
-            m.__name__
-            for m in members
-            if isinstance(m, type) and issubclass(m, Env) and m.__module__ == module.__name__
-        ]
+        classes = [member for member in vars(module).values() if isinstance(member, type) and issubclass(member, Env)]
+        names = [each.__name__ for each in classes if each.__module__ == module.__name__]
         if len(names) != 1:
             there = f"defines {', '.join(names)}: write {path}:{names[0]}" if names else "defines no agentgym.Env"
             raise UsageError(f"{path} {there}")
@@ -96,16 +86,15 @@ def _in_file(named: str) -> str:
     return f"{module.__name__}:{name}"
 
 
-def json_object(text: str, option: str) -> dict[str, Any]:
-    """The JSON object that an option was given.
-
-    Raises:
-        UsageError: the text is not a JSON object.
-    """
+def json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{option} is not valid JSON: {error}: {text}") from error
+        raise argparse.ArgumentTypeError(f"not valid JSON: {error}: {text}") from error
     if not isinstance(value, dict):
-        raise UsageError(f"{option} must be a JSON object, not {text}")
+        raise argparse.ArgumentTypeError(f"must be a JSON object, not {text}")
     return value
+
+
+def add_kwargs(parser: Any, about: str, option: str = "--kwargs") -> None:
+    parser.add_argument(option, type=json_object, default={}, metavar="JSON", help=about)

@@ -29,26 +29,18 @@ _CONTROLS |= dict.fromkeys((*range(0x7F, 0xA0), *_TURNING), "\N{REPLACEMENT CHAR
 
 
 def plain(text: str) -> str:
-    """Text that a terminal only shows: without control characters, and without those that turn the reading direction."""
+    """Text without control characters, and without those that turn the reading direction."""
     return text.replace("\r\n", "\n").translate(_CONTROLS).encode("utf-8", "replace").decode()
 
 
 class Screen:
-    """The terminal on which an episode is shown.
-
-    Args:
-        console: of the terminal.
-    """
-
     def __init__(self, console: Console):
         self.console = console
 
     def say(self, text: str, style: str = "") -> None:
-        """A line, or several."""
         self.console.print(Text(plain(text), style=style))
 
     def message(self, message: Message) -> None:
-        """A message under its role."""
         role = message["role"]
         title = plain(f"{role} {message.get('name', '')}".strip())
         self.console.print(Rule(Text(title, style=_COLOURS.get(role, "")), align="left", style="dim"))
@@ -61,11 +53,9 @@ class Screen:
             self.say(_call_of(call), "yellow")
 
     def turn(self, number: int, reward: float) -> None:
-        """The end of a turn that was rewarded."""
         self.say(f"turn {number}: reward {reward:+g}", "bold")
 
     def end(self, trajectory: Trajectory, seen: int) -> None:
-        """Show the messages that were not shown yet, and how the episode ended."""
         for message in trajectory.messages()[seen:]:
             self.message(message)
         if trajectory.turns and trajectory.turns[-1].reward and len(trajectory.turns) > 1:
@@ -74,14 +64,11 @@ class Screen:
         if trajectory.failed:
             self.say(f"failed: {trajectory.error}", "bold red")
             return
-        turns = len(trajectory.turns)
-        success = ""
+        count = len(trajectory.turns)
+        text = f"{trajectory.end} after {count} turn{'' if count == 1 else 's'}: reward {trajectory.reward:g}"
         if "success" in trajectory.metrics:
-            success = ", success" if trajectory.success else ", no success"
-        self.say(
-            f"{trajectory.end} after {turns} turn{'' if turns == 1 else 's'}: reward {trajectory.reward:g}{success}",
-            "bold green" if trajectory.success else "bold",
-        )
+            text += ", success" if trajectory.success else ", no success"
+        self.say(text, "bold green" if trajectory.success else "bold")
 
 
 def _content_of(message: Message) -> str:
@@ -103,17 +90,9 @@ def _call_of(call: Any) -> str:
 
 
 class ShownPolicy:
-    """Another policy, and on a screen all that it is shown and answers.
+    """Shows on a screen the messages that another policy is given, and its answers, unless a person has typed them (`replies`).
 
-    Args:
-        policy: what plays.
-        screen: where.
-        rewards: of the steps so far, as `RewardedSteps` collects them.
-        replies: whether answers are shown; a person has typed them already.
-        pause: called after each answer that is shown.
-
-    Attributes:
-        seen: how many messages of the conversation were shown or typed.
+    `rewards` are those of the steps so far; `pause` is called after each answer that is shown.
     """
 
     def __init__(
@@ -131,17 +110,14 @@ class ShownPolicy:
 
     @property
     def calls(self) -> EndpointUsage | None:
-        """Those of the policy."""
         return getattr(self._policy, "calls", None)
 
     def attach(self, env: Env, call: Any) -> None:
-        """Pass the environment on to a policy that wants it."""
         attach = getattr(self._policy, "attach", None)
         if attach is not None:
             attach(env, call)
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """The policy's answer, once what is new was shown."""
         for message in messages[self.seen :]:
             self._screen.message(message)
         if self._rewards and self._rewards[-1]:
@@ -156,14 +132,11 @@ class ShownPolicy:
 
 
 class RewardedSteps(Wrapper):
-    """Collects the reward of each step of an episode in `rewards`."""
-
     def __init__(self, env: Env):
         super().__init__(env)
         self.rewards: list[float] = []
 
     def step(self, action: Action) -> Any:
-        """The environment's step; its reward is noted."""
         result = self.env.step(action)
         return self._awaited(result) if is_async(self.env, "step") else self._noted(result)
 

@@ -1,5 +1,3 @@
-"""The command `agentgym validate`."""
-
 from __future__ import annotations
 
 import argparse
@@ -11,30 +9,24 @@ from typing import TYPE_CHECKING
 
 from agentgym.cli.check import print_findings
 from agentgym.cli.output import print_json, print_table
-from agentgym.cli.spec_of import ENVS, json_object, spec_of
-from agentgym.core.usage_error import UsageError
+from agentgym.cli.spec_of import ENVS, add_kwargs, spec_of
+from agentgym.core.usage_error import UsageError, usage_errors
 
 if TYPE_CHECKING:
     from agentgym.checks.validate import Validation
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym validate`."""
-    command = commands.add_parser(
-        "validate", help="validate environments: gold, null and random policies, replays, splits"
-    )
+    about = "validate environments: gold, null and random policies, replays, splits"
+    command = commands.add_parser("validate", help=about)
     add = command.add_argument
     add("envs", nargs="+", metavar="ENV", help=ENVS)
     add("--split", default="test", help="split to play (default: test)")
     add("-n", "--n", type=int, default=50, help="number of tasks (default: 50)")
     add("--seed", type=int, default=0, help="seed of episodes and the random policy (default: 0)")
-    add(
-        "--floor",
-        type=float,
-        metavar="SHARE",
-        help="successes that null and random play may have, 0 to 1 (default: null none, random fewer than gold)",
-    )
-    add("--kwargs", default="{}", metavar="JSON", help="keyword arguments of the environments")
+    floor = "successes that null and random play may have, 0 to 1 (default: null none, random fewer than gold)"
+    add("--floor", type=float, metavar="SHARE", help=floor)
+    add_kwargs(command, "keyword arguments of the environments")
     add("--concurrency", type=int, default=16, help="episodes at a time (default: 16)")
     add("--timeout", type=float, default=60.0, metavar="S", help="seconds that one call may take (default: 60)")
     add("--json", action="store_true", help="scores and findings as JSON")
@@ -48,31 +40,18 @@ def _validate(args: argparse.Namespace) -> int:
 
     if args.floor is not None and not 0 <= args.floor <= 1:
         raise UsageError(f"--floor is a share from 0 to 1, not {args.floor:g}")
-    kwargs = json_object(args.kwargs, "--kwargs")
-    specs = [spec_of(id) for id in args.envs]
+    settings = {name: getattr(args, name) for name in ("split", "n", "seed", "floor", "concurrency")}
     results = []
-    for spec in specs:
+    for spec in [spec_of(id) for id in args.envs]:
 
         def say(text: str, id: str = spec.id) -> None:
             print(f"{id}: {text}", file=sys.stderr, flush=True)
 
-        try:
+        playing = replace(spec, kwargs={**spec.kwargs, **args.kwargs})
+        with usage_errors(ValueError, TypeError, ImportError, OSError, SandboxError):
             limits = Limits(init_timeout=args.timeout, reset_timeout=args.timeout, step_timeout=args.timeout)
             with contextlib.redirect_stdout(sys.stderr):
-                result = asyncio.run(
-                    validate(
-                        replace(spec, kwargs={**spec.kwargs, **kwargs}),
-                        split=args.split,
-                        n=args.n,
-                        seed=args.seed,
-                        floor=args.floor,
-                        concurrency=args.concurrency,
-                        limits=limits,
-                        say=say,
-                    )
-                )
-        except (ValueError, TypeError, ImportError, OSError, SandboxError) as error:
-            raise UsageError(str(error)) from error
+                result = asyncio.run(validate(playing, limits=limits, say=say, **settings))
         results.append(result)
         if not args.json:
             _print(result)

@@ -1,5 +1,3 @@
-"""The command `agentgym view`."""
-
 from __future__ import annotations
 
 import argparse
@@ -9,18 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentgym.cli.output import print_json
-from agentgym.core.usage_error import UsageError
+from agentgym.core.usage_error import UsageError, usage_errors
 
 if TYPE_CHECKING:
-    import asyncio
-
     from agentgym.viewer.run import Runs
-
-_EPISODES = 200
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym view`."""
     parser = commands.add_parser(
         "view",
         help="view runs in the browser: curves, comparisons, episodes turn by turn",
@@ -28,25 +21,14 @@ def add(commands: argparse._SubParsersAction) -> None:
         " nothing is sent anywhere. With --export, write the page and the runs into one HTML file.",
     )
     add = parser.add_argument
-    add(
-        "paths",
-        nargs="*",
-        type=Path,
-        default=[Path("runs")],
-        metavar="DIR",
-        help="run folders, or folders of runs (default: runs)",
-    )
+    paths = "run folders, or folders of runs (default: runs)"
+    add("paths", nargs="*", type=Path, default=[Path("runs")], metavar="DIR", help=paths)
     add("--port", type=int, default=0, help="port of the page (default: a free one)")
     add("--host", default="127.0.0.1", help="address to listen on; other machines need the token in the printed URL")
     add("--no-open", action="store_true", help="do not open the browser")
     add("--export", type=Path, metavar="FILE", help="write one static HTML file and exit")
-    add(
-        "--episodes",
-        type=int,
-        default=_EPISODES,
-        metavar="N",
-        help=f"episodes of each run in the exported file (default: {_EPISODES})",
-    )
+    episodes = "episodes of each run in the exported file (default: 200)"
+    add("--episodes", type=int, default=200, metavar="N", help=episodes)
     add("--json", action="store_true", help="print the page's address, or what was exported, as JSON")
     parser.set_defaults(run=_view)
 
@@ -72,9 +54,8 @@ def _export(args: argparse.Namespace, runs: Runs) -> int:
     if args.episodes < 0:
         raise UsageError(f"--episodes is at least 0, not {args.episodes}")
     try:
-        exported = export(runs, args.export, args.episodes)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+        with usage_errors(ValueError):
+            exported = export(runs, args.export, args.episodes)
     except OSError as error:
         raise UsageError(f"--export {args.export}: cannot be written ({error.strerror or error})") from error
     if args.json:
@@ -89,12 +70,15 @@ def _export(args: argparse.Namespace, runs: Runs) -> int:
 
 def _serve(args: argparse.Namespace, runs: Runs, count: int) -> int:
     import asyncio
+    import signal
 
     async def serving() -> None:
         from agentgym.hosts import LOCAL_HOSTS
         from agentgym.viewer.server import serve
 
-        ended = _ending()  # before the address is printed, so that Ctrl-C works from then on
+        ended = asyncio.Event()
+        for how in (signal.SIGINT, signal.SIGTERM):  # before the address is printed, so that Ctrl-C works from then on
+            asyncio.get_running_loop().add_signal_handler(how, ended.set)
         try:
             served = await serve(runs, args.host, args.port)
         except OSError as error:
@@ -105,10 +89,8 @@ def _serve(args: argparse.Namespace, runs: Runs, count: int) -> int:
             else:
                 print(f"{_many(count, 'run')} at {served.url} (Ctrl-C ends it)", flush=True)
             if args.host not in LOCAL_HOSTS:
-                print(
-                    "agentgym view: anyone with this address can read these runs; the connection is not encrypted",
-                    file=sys.stderr,
-                )
+                risk = "anyone with this address can read these runs; the connection is not encrypted"
+                print(f"agentgym view: {risk}", file=sys.stderr)
             if not args.no_open and not args.json:
                 await asyncio.to_thread(_open, served.url)
             await ended.wait()
@@ -117,18 +99,6 @@ def _serve(args: argparse.Namespace, runs: Runs, count: int) -> int:
 
     asyncio.run(serving())
     return 0
-
-
-def _ending() -> asyncio.Event:
-    """Is set by Ctrl-C or SIGTERM: for a server, that is how it ends well."""
-    import asyncio
-    import signal
-
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for how in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(how, ended.set)
-    return ended
 
 
 def _many(count: int, what: str) -> str:

@@ -10,9 +10,7 @@ from collections.abc import Callable
 
 KEY = "agent_failure"  # of the last step's `info`: one of the causes below
 SANDBOX_LOST = "sandbox_lost"  # it ended, or does not answer any more, and its back end is up
-SANDBOX_SPOILED = (
-    "sandbox_spoiled"  # it answers, and cannot do what it must: no process starts, a file cannot be written
-)
+SANDBOX_SPOILED = "sandbox_spoiled"  # it answers, but no process starts, or a file cannot be written
 STEP_TIMEOUT = "step_timeout"  # the step took longer than its limit
 SESSION_LOST = "session_lost"  # the process of a served environment ran out of memory or died
 
@@ -20,11 +18,7 @@ Blame = Callable[[], str | None]
 
 
 class AgentFailure(Exception):
-    """Raised in `step`: the agent has broken its episode, which ends at the environment's floor.
-
-    Attributes:
-        cause: one word, under which such episodes are counted.
-    """
+    """Raised in `step`: the agent has broken its episode, which ends at the environment's floor and is counted under `cause`."""
 
     def __init__(self, cause: str, message: str = ""):
         super().__init__(message or cause)

@@ -1,8 +1,6 @@
 """The contract of an environment: `init`, `reset`, `step`, `close`.
 
-An environment is a `gymnasium.Env` whose observation is a list of new chat messages and whose action is an assistant
-message, or just its text. A `Task` says which problem an episode poses. The methods of an `Env` are `def`, those of an
-`AsyncEnv` are `async def`; `Blocking` calls either from plain code.
+It is a `gymnasium.Env` whose observation is a list of new chat messages and whose action is an assistant message or its text.
 """
 
 from __future__ import annotations
@@ -11,18 +9,20 @@ import asyncio
 import functools
 import inspect
 import logging
+import math
 import numbers
 import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
+import numpy as np
 
 from agentgym.core import agent_failure
 from agentgym.core.messages import Action, Observation, assistant, text_of, user
 from agentgym.core.spaces import ActionSpace, MessagesSpace
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a task set is loaded by its environment's name, so tasks know the registry and it the environments
     from agentgym.core.tasks import Task, TaskSet
 
 Step = tuple[Observation, float, bool, bool, dict[str, Any]]
@@ -35,27 +35,14 @@ class Env(gymnasium.Env[Observation, Action]):
     """Base class of environments whose methods are `def`, and of `AsyncEnv`.
 
     A subclass defines `reset` and `step`, and `init` and `close` if it holds a sandbox, a database or an index. The same task,
-    seed and actions give the same observations and rewards in any process.
-
-    `step` turns an error that the agent's own programs can have caused (see `agentgym.core.agent_failure`) into the end of the
-    episode: terminated, with the reward that brings the episode's sum to `floor`, and the cause as `info["agent_failure"]`. The
-    base class does this for the `step` of every subclass.
-
-    A class that has some `async def` methods and is no `AsyncEnv` works too: each method is called as what it is.
-
-    Args:
-        tasks: the set that `reset()` draws from when no task is bound. Default: the set that `default_tasks` returns.
-        max_turns: steps after which an episode is truncated. Default: the class's `max_turns`.
+    seed and actions give the same observations and rewards in any process. If the agent's own programs can have caused an
+    error of `step` (see `agentgym.core.agent_failure`), the episode terminates with a reward that brings its sum to `floor`.
 
     Attributes:
-        task: the bound task, None before `init`.
-        turn: steps taken in this episode.
-        tools: OpenAI tool schemas that the policy may call; empty where the environment has none.
-        sandbox_image: image of the sandboxes that it acquires, None where it has none. An environment that sets it takes the
-            keyword `sandbox`, the back end, which command lines and training runs pass on.
-        floor: the least reward of an episode, and the reward of one that the agent's own programs broke. 0 by default; an
-            environment with penalties sets it to their least sum.
-        async_methods: which of `init`, `reset`, `step` and `close` are `async def`.
+        max_turns: steps after which an episode is truncated.
+        tools: OpenAI tool schemas that the policy may call.
+        sandbox_image: image of its sandboxes, if any. An environment that sets it takes the keyword `sandbox`, the back end.
+        floor: the least reward of an episode: 0, or with penalties their least sum.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - declared so by Gymnasium
@@ -90,16 +77,11 @@ class Env(gymnasium.Env[Observation, Action]):
 
     @classmethod
     def default_tasks(cls, split: str = "train") -> TaskSet:
-        """The environment's own tasks. Splits are disjoint.
-
-        Raises:
-            ValueError: the environment has no such split.
-        """
+        """The environment's own tasks. Splits are disjoint. Raises ValueError if there is no such split."""
         raise ValueError(f"{cls.__name__} has no tasks of its own: bind one with init(task) or pass tasks=")
 
     @property
     def tasks(self) -> TaskSet:
-        """The set that `reset()` draws from."""
         if self._tasks is None:
             # A spec made by `agentgym.make` knows the kwargs and the task function that this env was registered with.
             spec: Any = self.spec
@@ -108,40 +90,22 @@ class Env(gymnasium.Env[Observation, Action]):
 
     @property
     def current_task(self) -> Task:
-        """The bound task.
-
-        Raises:
-            RuntimeError: none is bound.
-        """
         if self.task is None:
             raise RuntimeError(f"{type(self).__name__}: no task is bound; call reset() first")
         return self.task
 
     def init(self, task: Task) -> None:
-        """Bind a task and acquire what it needs. May be slow; `reset` may follow many times.
-
-        Subclasses call `super().init(task)`.
-        """
+        """Bind a task and acquire what it needs. May be slow; `reset` may follow many times. Subclasses call `super().init(task)`."""
         self.task = task
         self._drawn = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start an episode of the bound task; subclasses call `super().reset(seed=seed, options=options)` first.
+        """Start an episode and return the opening messages and an info dict; subclasses call `super().reset(seed=seed, options=options)`.
 
-        Where no task was bound by `init` or `options`, every reset draws one from `tasks`: by the seed alone if there is
-        one, else by `self.np_random`.
-
-        Args:
-            seed: seeds `self.np_random`.
-            options: `{"task": t}` binds t.
-
-        Returns:
-            The opening messages and an info dict.
-
-        Raises:
-            TypeError: a task has to be bound here, and `init` is async.
+        Without a task bound by `init` or `options={"task": t}`, every reset draws one from `tasks`: by the seed, else by
+        `self.np_random`. Raises TypeError if a task has to be bound here and `init` is async.
         """
         task, drawn = self._task_to_bind(seed, options)
         if task is not None:
@@ -152,7 +116,6 @@ class Env(gymnasium.Env[Observation, Action]):
         return self._begun()
 
     def _task_to_bind(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Task | None, bool]:
-        """The task that a reset has to bind, if any, and whether it was drawn."""
         super().reset(seed=seed)
         task: Task | None = (options or {}).get("task")
         draw = task is None and (self.task is None or self._drawn)
@@ -169,11 +132,9 @@ class Env(gymnasium.Env[Observation, Action]):
         return [], {}
 
     def step(self, action: Action) -> Step:
-        """Answer one assistant message.
+        """Answer one assistant message: `(observation, reward, terminated, truncated, info)`.
 
-        Returns:
-            `(observation, reward, terminated, truncated, info)`. The observation holds only the new messages. `info`
-            carries `success: bool` on the last step where the environment has a notion of it.
+        The observation holds only the new messages; on the last step, `info` has `success: bool` if the environment has a notion of it.
         """
         raise NotImplementedError
 
@@ -182,11 +143,7 @@ class Env(gymnasium.Env[Observation, Action]):
         self.running = False
 
     def read(self, action: Action) -> str:
-        """Begin a step: check that an episode is running and return the action's text.
-
-        Raises:
-            RuntimeError: `reset` was not called, or the episode is over.
-        """
+        """Begin a step: return the action's text. Raises RuntimeError if no episode is running."""
         if not self.running:
             raise RuntimeError(f"{type(self).__name__}: no episode is running; call reset() before step()")
         self.turn += 1
@@ -202,13 +159,17 @@ class Env(gymnasium.Env[Observation, Action]):
         return messages, float(reward), terminated, truncated, info
 
     def hung_by_agent(self) -> bool:
-        """True if the agent can have caused a step to hang, where no sandbox tells. May take seconds."""
         return False
 
     def agent_failed(self, cause: str) -> Step:
         """End the episode at the floor. `cause` is a word of `agentgym.core.agent_failure`."""
         self.running = False
         return failed_step(cause, self.floor - self._earned)
+
+
+def is_finite(value: Any) -> bool:
+    """True for a finite number, also a NumPy one or a boolean: what a reward may be."""
+    return isinstance(value, numbers.Real | np.bool_) and math.isfinite(value)
 
 
 def is_async(env: gymnasium.Env[Any, Any], name: str) -> bool:
@@ -221,7 +182,6 @@ def _async_methods(cls: type) -> frozenset[str]:
 
 
 def failed_step(cause: str, reward: float) -> Step:
-    """The last step of an episode that the agent's own programs broke."""
     told = f"Error: what you ran has broken the episode ({cause}). It ends here, and counts as failed."
     return [user(told)], reward, True, False, {"success": False, agent_failure.KEY: cause}
 
@@ -248,8 +208,6 @@ def _ended_by_agent(step: Callable[[Any, Action], Any]) -> Callable[[Any, Action
 
 
 def _ended_by_agent_async(step: Callable[[Any, Action], Awaitable[Any]]) -> Callable[[Any, Action], Awaitable[Any]]:
-    """As `_ended_by_agent`, of an `async def step`."""
-
     @functools.wraps(step)
     async def guarded(self: Env, action: Action) -> Any:
         if self._stepping:
@@ -282,13 +240,7 @@ def _failed(env: Env, cause: str, error: Exception) -> Step:
 
 
 class AsyncEnv(Env):
-    """Base class of environments whose `init`, `reset`, `step` and `close` are all `async def`. See `Env`.
-
-    A subclass awaits the methods of this class: `await super().reset(seed=seed, options=options)`.
-
-    Raises:
-        TypeError: a subclass defines one of the four as `def`.
-    """
+    """Base class of environments whose four methods are all `async def`. A subclass awaits those of this class. See `Env`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -297,13 +249,11 @@ class AsyncEnv(Env):
 
     # Gymnasium, and with it Env, declares these as `def`.
     async def init(self, task: Task) -> None:  # type: ignore[override]
-        """Bind a task; see `Env.init`."""
         super().init(task)
 
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start an episode, and bind its task where need be; see `Env.reset`."""
         task, drawn = self._task_to_bind(seed, options)
         if task is not None:
             await self.init(task)
@@ -311,40 +261,31 @@ class AsyncEnv(Env):
         return self._begun()
 
     async def step(self, action: Action) -> Step:  # type: ignore[override]
-        """Answer one assistant message; see `Env.step`."""
         raise NotImplementedError
 
     async def close(self) -> None:  # type: ignore[override]
-        """Release what `init` acquired; see `Env.close`."""
         super().close()
 
 
 class Wrapper(gymnasium.Wrapper[Observation, Action, Observation, Action]):
-    """Changes an environment from outside: override what should differ, the rest passes through.
-
-    The methods of a wrapper around an `AsyncEnv` return awaitables.
-    """
+    """Changes an environment from outside: override what should differ. Around an `AsyncEnv`, its methods return awaitables."""
 
     env: Env
 
     def init(self, task: Task) -> Any:
-        """Bind a task; see `Env.init`."""
         return self.env.get_wrapper_attr("init")(task)
 
     @property
     def async_methods(self) -> frozenset[str]:
-        """Those of the environment, and those that the wrapper itself defines as `async def`."""
         inner: frozenset[str] = self.env.get_wrapper_attr("async_methods")
         return inner | _async_methods(type(self))
 
     @property
     def task(self) -> Task | None:
-        """The bound task."""
         return self.env.task
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """OpenAI schemas of the tools that the policy may call."""
         return self.env.tools
 
     @property
@@ -360,13 +301,7 @@ def close_unused(env: gymnasium.Env[Any, Any]) -> None:
 
 
 class Blocking(Wrapper):
-    """Makes plain calls of `async def` methods, in an event loop of its own: for Gymnasium's tools and simple scripts.
-
-    Not for use inside a running loop.
-
-    Args:
-        env: an `Env` or an `AsyncEnv`.
-    """
+    """Makes plain calls of `async def` methods, for Gymnasium's tools and simple scripts. Not for use inside a running loop."""
 
     async_methods: frozenset[str] = frozenset()  # type: ignore[assignment]  # a property where another decides
 
@@ -382,11 +317,10 @@ class Blocking(Wrapper):
         return self._waiting(method) if inspect.iscoroutinefunction(method) else method
 
     def init(self, task: Task) -> None:
-        """Bind a task."""
         self._call("init", task)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Start an episode; where the environment cannot bind the task that it would draw, this does."""
+        """Start an episode. If the environment cannot bind the task that it would draw, this does."""
         if is_async(self.env, "init") and not is_async(self.env, "reset"):
             task = (options or {}).get("task")
             if task is None:
@@ -398,18 +332,15 @@ class Blocking(Wrapper):
         return self._call("reset", seed=seed, options=options)
 
     def step(self, action: Action) -> Any:
-        """Answer one assistant message."""
         return self._call("step", action)
 
     def close(self) -> None:
-        """Close the environment, and the event loop with all that is in it."""
         try:
             self._call("close")
         finally:
             self.release()
 
     def release(self) -> None:
-        """Close the event loop and leave the environment open."""
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.close()

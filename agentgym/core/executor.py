@@ -1,8 +1,7 @@
-"""Where the calls of one environment run: in order, and never in the way of another's.
+"""The executor of one environment runs its calls in order, and never in the way of another's.
 
-All `def` calls of an environment run in one thread (a database connection may refuse any other), all `async def` calls in one
-task (a cancel scope may not be left in another). Threads are daemons: a call that never returns blocks neither another
-environment nor the end of the process.
+All `def` calls run in one thread (a database connection may refuse any other), all `async def` calls in one task (a cancel
+scope may not be left in another). Threads are daemons: a call that never returns does not block the end of the process.
 """
 
 from __future__ import annotations
@@ -47,10 +46,7 @@ class _Call:
 
 
 class EnvExecutor:
-    """Runs calls one after another: `def` in its thread, `async def` in its task.
-
-    Both start when first needed and end with `stop`. An executor serves one event loop at a time.
-    """
+    """Runs calls one after another; thread and task start when first needed. An executor serves one event loop at a time."""
 
     def __init__(self, name: str):
         self.name = name
@@ -68,13 +64,11 @@ class EnvExecutor:
     def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
         """Begin `function(*args, **kwargs)`; the future has its result. An awaitable that a `def` returns is awaited first.
 
-        Cancelling the future cancels an `async def` call, and removes a `def` call that waits for its turn. One that runs goes
-        on, and its result is dropped.
+        Cancelling the future cancels an `async def` call, and removes a waiting `def` call; the result of a running one is dropped.
         """
         return self._start(inspect.iscoroutinefunction(function), function, args, kwargs)
 
     def start_method(self, env: Env, name: str, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        """As `start`, of a method of the environment: one of `agentgym.core.env.METHODS`."""
         in_task = name in env.get_wrapper_attr("async_methods")
         return self._start(in_task, env.get_wrapper_attr(name), args, kwargs)
 
@@ -87,7 +81,6 @@ class EnvExecutor:
         return call.outcome
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The result of `function(*args, **kwargs)`; see `start`."""
         return await self.start(function, *args, **kwargs)
 
     def stop(self) -> None:
@@ -109,7 +102,6 @@ class EnvExecutor:
         self._thread_calls.put((call, _inbox_of(call.outcome.get_loop())))
 
     def in_task(self, call: _Call) -> None:
-        """Run a call in the task."""
         loop = call.outcome.get_loop()
         if self._task is None or self._task_calls is None or self._task.done() or self._task.get_loop() is not loop:
             self._task_calls = asyncio.Queue()
@@ -127,7 +119,6 @@ class _Inbox:
         self._woken = False
 
     def put(self, call: _Call, value: Any, error: BaseException | None) -> None:
-        """Leave an answer, from any thread."""
         loop = call.outcome.get_loop()
         self._answers.append((call, value, error))
         if not self._woken or loop.is_closed():
@@ -232,12 +223,11 @@ _executors: weakref.WeakKeyDictionary[Env, EnvExecutor] = weakref.WeakKeyDiction
 
 
 def has_executor(env: Env) -> bool:
-    """True if calls of this environment have run before."""
     return env in _executors
 
 
 def executor_of(env: Env, executor: EnvExecutor | None = None) -> EnvExecutor:
-    """The executor of an environment. One that has none gets `executor`, or a new one."""
+    """The executor of an environment. If it has none, it gets `executor` or a new one."""
     if env not in _executors:
         _executors[env] = executor or EnvExecutor(f"agentgym {name_of(env)}")
         weakref.finalize(env, _executors[env].stop).atexit = False
@@ -245,16 +235,12 @@ def executor_of(env: Env, executor: EnvExecutor | None = None) -> EnvExecutor:
 
 
 def name_of(env: Env) -> str:
-    """Its id, or its class where it was made without one."""
     spec = env.unwrapped.spec
     return spec.id if spec is not None else type(env.unwrapped).__name__
 
 
 async def close_env(env: Env, timeout: float | None = 5.0) -> None:
-    """Close an environment where its other calls ran. One that hangs closes itself once its call returns.
-
-    Errors of `close` are logged: the episode that used the environment has already ended.
-    """
+    """Close an environment where its other calls ran; one that hangs closes itself once its call returns. Errors are logged."""
     executor = executor_of(env)
     closing = executor.start_method(env, "close")
     await asyncio.wait({closing}, timeout=timeout)
@@ -267,7 +253,7 @@ async def close_env(env: Env, timeout: float | None = 5.0) -> None:
 
 
 async def discard(executor: EnvExecutor, made: list[Env], timeout: float | None) -> None:
-    """Close the environment that an executor has made, or is making, though nobody takes it any more."""
+    """Close the environment that an executor has made, or is making, when nobody will take it."""
     turn = executor.start(lambda: None)
     await asyncio.wait({turn}, timeout=timeout)
     if made:

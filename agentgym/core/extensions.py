@@ -11,15 +11,10 @@ from functools import cached_property
 from importlib import metadata
 from typing import Any
 
-_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def import_path(path: str) -> Any:
-    """The object at `"package.module:attribute"`.
-
-    Raises:
-        ImportError: there is no such module, or it has no such attribute.
-    """
     module, _, attribute = path.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -34,12 +29,9 @@ def import_path(path: str) -> Any:
 
 @dataclass(frozen=True)
 class ExtensionPoint:
-    """The implementations of one thing, by name. Nothing is imported until `load`.
+    """The implementations of one thing ("policy loss") by name: shipped ones, and entry points of a group. Nothing is imported early.
 
-    Attributes:
-        noun: for messages: "policy loss".
-        group: of entry points: a package that defines `[project.entry-points."agentgym.losses"] mine = "pkg.mod:mine"` adds `mine`.
-        shipped: path of each shipped implementation by its name.
+    A package adds `mine` by `[project.entry-points."agentgym.losses"] mine = "pkg.mod:mine"`; shipped names stay as they are.
     """
 
     noun: str
@@ -48,19 +40,14 @@ class ExtensionPoint:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """The path of each implementation by its name; shipped ones come first and cannot be replaced."""
         installed = {point.name: point.value for point in metadata.entry_points(group=self.group)}
         return {**self.shipped, **{name: path for name, path in installed.items() if name not in self.shipped}}
 
     def path(self, name: str) -> str:
-        """Where the implementation is: by its name, or the name itself if that is a path.
-
-        Raises:
-            ValueError: neither; the message has the nearest names.
-        """
+        """The path of a name, or the name itself if it is a path. Raises ValueError with the nearest names."""
         if name in self.names:
             return self.names[name]
-        if _PATH.fullmatch(name):
+        if PATH.fullmatch(name):
             return name
         near = difflib.get_close_matches(name, self.names, n=1, cutoff=0.5)
         meant = f"did you mean {near[0]}? " if near else ""
@@ -68,11 +55,6 @@ class ExtensionPoint:
         raise ValueError(f"unknown {self.noun} {name!r}: {meant}{known} is named as package.module:function")
 
     def load(self, name: str) -> Any:
-        """Import the implementation.
-
-        Raises:
-            ValueError: there is none of this name, it cannot be imported, or it cannot be called.
-        """
         path = self.path(name)
         try:
             found = import_path(path)

@@ -17,22 +17,15 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 def system(text: str) -> Message:
-    """A system message."""
     return {"role": "system", "content": text}
 
 
 def user(text: str) -> Message:
-    """A user message: what environments say."""
     return {"role": "user", "content": text}
 
 
 def assistant(action: Action) -> Message:
-    """An action as an assistant message. Text is wrapped; a message is checked and returned as it is.
-
-    Raises:
-        TypeError: the action is neither text nor a dict.
-        ValueError: the dict is no assistant message.
-    """
+    """An action as an assistant message: text is wrapped, a message is checked and copied. Raises TypeError, ValueError."""
     if isinstance(action, str):
         return {"role": "assistant", "content": action}
     if not isinstance(action, Mapping):
@@ -44,7 +37,6 @@ def assistant(action: Action) -> Message:
 
 
 def tool_result(call_id: str, text: str, name: str | None = None) -> Message:
-    """The answer to one tool call."""
     message: Message = {"role": "tool", "tool_call_id": call_id, "content": text}
     if name is not None:
         message["name"] = name
@@ -52,7 +44,7 @@ def tool_result(call_id: str, text: str, name: str | None = None) -> Message:
 
 
 def text_of(message: Action) -> str:
-    """The text of a message or action: its content, or its text parts joined; "" where it has none."""
+    """The text of a message or action: its content, or its text parts joined; "" if it has none."""
     if isinstance(message, str):
         return message
     content = message.get("content")
@@ -64,20 +56,14 @@ def text_of(message: Action) -> str:
 
 
 def instructed(messages: Sequence[Message], instruction: str) -> Observation:
-    """Copies of a task's messages, with an instruction at the end of the last one.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """Copies of a task's messages, with an instruction at the end of the last one. Raises ValueError if there are none."""
     if not messages:
         raise ValueError("no messages: there is nothing to put an instruction after")
     *before, last = messages
     content = last.get("content")
-    asked: Any = (
-        f"{text_of(last)}\n\n{instruction}"
-        if isinstance(content, str)
-        else [*(content or []), {"type": "text", "text": f"\n\n{instruction}"}]
-    )
+    asked: Any = [*(content or []), {"type": "text", "text": f"\n\n{instruction}"}]
+    if isinstance(content, str):
+        asked = f"{content}\n\n{instruction}"
     return [*(dict(message) for message in before), {**last, "content": asked}]
 
 
@@ -92,8 +78,7 @@ def problem_of(message: object) -> str | None:
         return None if message["role"] == "assistant" else "content is missing"
     if isinstance(content, str):
         return None
-    if isinstance(content, Sequence) and all(
-        isinstance(p, Mapping) and isinstance(p.get("type"), str) for p in content
-    ):
+    parts = content if isinstance(content, Sequence) else [None]
+    if all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in parts):
         return None
     return f"content must be text or a list of typed parts, not {type(content).__name__}"

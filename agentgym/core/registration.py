@@ -1,13 +1,11 @@
 """The registry: names for environments, and how one is made from its name.
 
-An id is `name`, `namespace/name`, or either with a version: `gsm8k`, `acme/gsm8k`, `gsm8k-v2`. An id without a version
-means the latest registered one. `"package.module:Class"` names an environment by value, with no registration, so that it
-can be made in any process that can import it. `"prefix:name"` names an environment of another package, where an adapter is
-registered for that prefix; an adapter's prefix goes before a module of the same name. `http://host:8000/gsm8k` names an
-environment that `agentgym serve` serves, on one server or several, joined by commas.
+An id is `name`, `namespace/name`, or either with a version, `gsm8k-v2`; without, it means the latest registered one.
+`"package.module:Class"` names an environment by value; `"prefix:name"` one of another package, by the adapter of that prefix;
+`http://host:8000/gsm8k` one that `agentgym serve` serves, on one server or several, joined by commas.
 
-Packages register their environments through an entry point of the group `agentgym.envs`: a function without arguments that
-calls `register` and `register_adapter`. Entry points are loaded once, when an environment is first looked up.
+Packages register environments by an entry point of the group `agentgym.envs`: a function that calls `register` and
+`register_adapter`. It is loaded once, when an environment is first looked up.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from agentgym.core.extensions import import_path
+from agentgym.core.extensions import PATH, import_path
 from agentgym.core.usage_error import nearest
 
 if TYPE_CHECKING:
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 GROUP = "agentgym.envs"
 SERVED_ENV = "agentgym.service.client.address:spec_of"  # makes the spec of a URL
 _ID = re.compile(r"(?:(?P<namespace>[A-Za-z0-9_.-]+)/)?(?P<name>[A-Za-z0-9_.-]+?)(?:-v(?P<version>\d+))?")
-_BY_VALUE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _PREFIX = re.compile(r"[A-Za-z_]\w*")
 
 _specs: dict[str, EnvSpec] = {}
@@ -50,27 +47,19 @@ _broken_plugins: dict[str, str] = {}
 
 
 class UnknownEnvError(KeyError, ValueError):
-    """No environment has this id; the message names the nearest ones."""
-
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """How to make one environment. Picklable, and JSON wherever its entry point and kwargs are.
+    """How to make one environment. Picklable, and JSON if its entry point and kwargs are.
 
     Attributes:
-        id: what it is registered as, or its entry point for an environment named by value.
-        entry_point: `"module:Class"`, or the class or function itself where no other process could import it.
-        kwargs: what the environment is made with.
-        description: one line for lists.
-        tags: free words for lists.
+        entry_point: `"module:Class"`, or the class or function itself if no other process could import it.
         task_source: a function `split -> TaskSet`, or its `"module:function"`; None: the class's `default_tasks`.
         nondeterministic: True if the same task, seed and actions may give different results.
-        needs: what it takes besides agentgym itself, made with `kwargs`: "sandbox:IMAGE", or "MODULE:REQUIREMENT", a
-            module that must be importable and what `pip install` is told to get it. Shown by lists, and looked at before
-            an evaluation.
+        needs: "sandbox:IMAGE", or "MODULE:REQUIREMENT", a module to import and the argument of `pip install` that gets it.
     """
 
     id: str
@@ -83,24 +72,22 @@ class EnvSpec:
     needs: tuple[str, ...] = ()
 
     def make(self, render_mode: str | None = None, **kwargs: Any) -> Env:
-        """Make the environment; `kwargs` go over the spec's own. See `agentgym.make`."""
+        from agentgym.core.env import Env, Wrapper
+
         given = {**self.kwargs, **kwargs}
         if render_mode is not None:
             given["render_mode"] = render_mode
         factory = self.load()
         check_kwargs(self, factory, given)
         env = factory(**given)
-        _check_is_env(self, env)
+        if not isinstance(env, Env | Wrapper):
+            made = type(env).__name__
+            raise TypeError(f"environment {self.id!r}: {_name(self.entry_point)} made a {made}, no agentgym.Env")
         setattr(env.unwrapped, "spec", replace(self, kwargs=given))  # noqa: B010 - Gymnasium types it as its own EnvSpec
         return env
 
     def load(self) -> Callable[..., Env]:
-        """The class, or the function that makes the environment.
-
-        Raises:
-            ImportError: the entry point cannot be imported; names module and environment.
-            TypeError: it is a class that is no `agentgym.Env`.
-        """
+        """The class, or the function that makes the environment. Raises ImportError, or TypeError if it is not an `agentgym.Env`."""
         factory: Any = self.entry_point
         if isinstance(factory, str):
             factory = _resolve(factory, self.id)
@@ -114,21 +101,12 @@ class EnvSpec:
         return factory
 
     def missing(self) -> list[str]:
-        """What `pip install` is told to get the packages of `needs` that are not here; none is imported."""
+        """Arguments of `pip install` for the packages of `needs` that are not installed; none is imported."""
         found = (need.partition(":") for need in self.needs)
         return [what for module, _, what in found if module != "sandbox" and not is_here(module)]
 
     def tasks(self, split: str = "train", **settings: Any) -> TaskSet:
-        """The task set of a split. Those of the spec's kwargs and the settings that the task function accepts are passed to it.
-
-        Args:
-            split: which.
-            settings: as `make` takes them, over the spec's kwargs.
-
-        Raises:
-            ValueError: no such split, or the environment has no tasks of its own.
-            TypeError: a setting that the environment does not take; names the nearest.
-        """
+        """The task set of a split. `settings`, as `make` takes them, go over the spec's kwargs. Raises ValueError, TypeError."""
         source: Any = self.task_source
         if isinstance(source, str):
             source = _resolve(source, self.id)
@@ -143,23 +121,16 @@ class EnvSpec:
         return source(split, **{k: v for k, v in {**self.kwargs, **settings}.items() if k in accepted})
 
     def to_json(self) -> dict[str, Any]:
-        """The spec as a JSON object.
-
-        Raises:
-            ValueError: the entry point or task source is an object that no other process can import.
-        """
+        """The spec as a JSON object. Raises ValueError if no other process can import its entry point or task source."""
         record = {name: value for name, value in vars(self).items() if value not in (None, "", (), {}, False)}
         for name in ("entry_point", "task_source"):
             if not isinstance(record.get(name, ""), str):
-                raise ValueError(
-                    f"environment {self.id!r}: {name} {record[name]!r} lives in {record[name].__module__!r} and has no"
-                    " importable name; move it to the top of a module to send it as JSON"
-                )
+                text = f"{name} {record[name]!r} lives in {record[name].__module__!r} and has no importable name"
+                raise ValueError(f"environment {self.id!r}: {text}; move it to the top of a module to send it as JSON")
         return {name: list(value) if isinstance(value, tuple) else value for name, value in record.items()}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> EnvSpec:
-        """The reverse of `to_json`."""
         return cls(**{**record, "tags": tuple(record.get("tags", ())), "needs": tuple(record.get("needs", ()))})
 
 
@@ -174,63 +145,35 @@ def register(
     nondeterministic: bool = False,
     needs: Iterable[str] = (),
 ) -> EnvSpec:
-    """Give an environment an id.
+    """Give an environment an id: `name` or `namespace/name`, with `-v2` at the end for a version. See `EnvSpec`.
 
-    Args:
-        id: `name`, `namespace/name`, with `-v2` at the end for a version.
-        entry_point: `"module:Class"`, a subclass of `agentgym.Env`, or a function that makes one.
-        kwargs: what the environment is made with, unless `make` is given other values.
-        description: one line for lists.
-        tags: free words for lists.
-        tasks: `split -> TaskSet`, or its `"module:function"`. Default: the class's `default_tasks`.
-        nondeterministic: True if the same task, seed and actions may give different results.
-        needs: see `EnvSpec`.
-
-    Returns:
-        The spec. Registering the same entry point and kwargs again only renews the rest.
-
-    Raises:
-        ValueError: the id is malformed, or registered with something else.
+    Registering the same entry point and kwargs again only renews the rest. Raises ValueError if the id is malformed, or
+    registered with something else.
     """
     if not _ID.fullmatch(id):
-        raise ValueError(
-            f"bad environment id {id!r}: write name, namespace/name or name-v2, of letters, digits and _ . -"
-        )
-    if isinstance(entry_point, str) and not _BY_VALUE.fullmatch(entry_point):
+        form = "write name, namespace/name or name-v2, of letters, digits and _ . -"
+        raise ValueError(f"bad environment id {id!r}: {form}")
+    if isinstance(entry_point, str) and not PATH.fullmatch(entry_point):
         raise ValueError(f"environment {id!r}: bad entry point {entry_point!r}: write 'package.module:Class'")
     needs = tuple(needs)
     if bad := [need for need in needs if not all(need.partition(":"))]:
         raise ValueError(f"environment {id!r}: bad need {bad[0]!r}: write 'sandbox:IMAGE' or 'MODULE:REQUIREMENT'")
-    spec = EnvSpec(
-        id=id,
-        entry_point=_by_value(entry_point),
-        kwargs=dict(kwargs or {}),
-        description=description,
-        tags=tuple(tags),
-        task_source=None if tasks is None else _by_value(tasks),
-        nondeterministic=nondeterministic,
-        needs=needs,
-    )
+    task_source = None if tasks is None else _by_value(tasks)
+    made_by = (_by_value(entry_point), dict(kwargs or {}))
+    spec = EnvSpec(id, *made_by, description, tuple(tags), task_source, nondeterministic, needs)
     present = _specs.get(id)
-    if present is not None and (present.entry_point, present.kwargs) != (spec.entry_point, spec.kwargs):
-        raise ValueError(
-            f"environment {id!r} is already registered, as {_name(present.entry_point)} with {dict(present.kwargs)};"
-            " use a namespace or a version"
-        )
+    if present is not None and (present.entry_point, present.kwargs) != made_by:
+        known = f"{_name(present.entry_point)} with {dict(present.kwargs)}"
+        raise ValueError(f"environment {id!r} is already registered, as {known}; use a namespace or a version")
     _specs[id] = spec
     return spec
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """What makes environments of another package from `prefix:name`.
+    """Makes environments of another package from `prefix:name`.
 
-    Attributes:
-        prefix: what stands before the colon.
-        entry_point: `"module:Class"`, made with `name=` and whatever else `make` is given.
-        install: what `pip install` is told to get the other package.
-        description: one line for lists.
-        example: a name, for lists and errors.
+    `entry_point` is `"module:Class"`, made with `name=` and the arguments of `make`; `pip install` gets the package by `install`.
     """
 
     prefix: str
@@ -241,12 +184,7 @@ class Adapter:
 
 
 def register_adapter(adapter: Adapter) -> Adapter:
-    """Give a prefix to the environments of another package. Registering the same adapter twice changes nothing.
-
-    Raises:
-        ValueError: the prefix or the entry point is malformed, or the prefix belongs to another adapter.
-    """
-    if not _PREFIX.fullmatch(adapter.prefix) or not _BY_VALUE.fullmatch(adapter.entry_point):
+    if not _PREFIX.fullmatch(adapter.prefix) or not PATH.fullmatch(adapter.entry_point):
         raise ValueError(f"bad adapter {adapter}: write prefix='name' and entry_point='package.module:Class'")
     if _adapters.setdefault(adapter.prefix, adapter) != adapter:
         raise ValueError(f"the prefix {adapter.prefix!r} is already registered, for {_adapters[adapter.prefix]}")
@@ -254,44 +192,29 @@ def register_adapter(adapter: Adapter) -> Adapter:
 
 
 def make(id: str | EnvSpec, **kwargs: Any) -> Env:
-    """Make an environment.
+    """Make an environment by a registered id, a spec, `"package.module:Class"`, `"prefix:name"` of an adapter, or a server's URL.
 
-    Args:
-        id: a registered id, a spec, `"package.module:Class"`, `"prefix:name"` of an adapter, or the URL of a served one.
-        kwargs: arguments of the environment, over those it was registered with.
-
-    Raises:
-        UnknownEnvError: no such id; names the nearest.
-        ImportError: its module cannot be imported.
-        TypeError: an argument that it does not take; names those it takes.
+    `kwargs` go over those it was registered with. Raises UnknownEnvError, ImportError, or TypeError for a wrong argument.
     """
     return (id if isinstance(id, EnvSpec) else spec(id)).make(**kwargs)
 
 
 def spec(id: str) -> EnvSpec:
-    """The spec of an id, of `"package.module:Class"`, of `"prefix:name"` or of a URL, which is not asked.
-
-    Raises:
-        UnknownEnvError: no such id; names the nearest ones, or the versions that there are. Whether another package has the
-            name is only seen when the environment is made.
-    """
+    """The spec of an id as `make` takes it. No server and no other package is asked. Raises UnknownEnvError."""
     if id.startswith(("http://", "https://")):
         served: EnvSpec = _resolve(SERVED_ENV, id)(id)
         return served
     prefix, colon, name = id.partition(":")
     if colon and _PREFIX.fullmatch(prefix):
         load_plugins()
-        if prefix in _adapters:
-            return _adapted(_adapters[prefix], name)
-        _check_prefix(prefix, name)
-    if _BY_VALUE.fullmatch(id):
+        if adapted := _adapted(prefix, name):
+            return adapted
+    if PATH.fullmatch(id):
         return EnvSpec(id=id, entry_point=id)
     wanted = _ID.fullmatch(id)
     if wanted is None:
-        raise UnknownEnvError(
-            f"bad environment id {id!r}: write name, namespace/name, name-v2, package.module:Class, prefix:name or"
-            " http://HOST:PORT/ENV"
-        )
+        forms = "name, namespace/name, name-v2, package.module:Class, prefix:name or http://HOST:PORT/ENV"
+        raise UnknownEnvError(f"bad environment id {id!r}: write {forms}")
     load_plugins()
     if wanted["version"] is not None and id in _specs:
         return _specs[id]
@@ -314,13 +237,9 @@ def load_plugins() -> None:
             try:
                 plugin.load()()
             except Exception as error:
-                _broken_plugins[plugin.name] = f"{type(error).__name__}: {error}"
-                warnings.warn(
-                    f"the environments of plugin {plugin.name!r} ({plugin.value}) are missing: "
-                    f"{_broken_plugins[plugin.name]}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+                _broken_plugins[plugin.name] = why = f"{type(error).__name__}: {error}"
+                text = f"the environments of plugin {plugin.name!r} ({plugin.value}) are missing: {why}"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def __getattr__(name: str) -> Any:
@@ -331,31 +250,19 @@ def __getattr__(name: str) -> Any:
     return _specs if name == "registry" else _adapters
 
 
-def _adapted(adapter: Adapter, name: str) -> EnvSpec:
-    if not name:
-        raise UnknownEnvError(f"{adapter.prefix}: needs a name, for example {adapter.prefix}:{adapter.example}")
-    return EnvSpec(
-        id=f"{adapter.prefix}:{name}",
-        entry_point=adapter.entry_point,
-        kwargs={"name": name},
-        description=adapter.description,
-    )
-
-
-def _check_prefix(prefix: str, name: str) -> None:
-    """Refuse what is neither an adapter's prefix nor a module, but nearly a prefix.
-
-    Raises:
-        UnknownEnvError: names the prefixes that may have been meant.
-    """
+def _adapted(prefix: str, name: str) -> EnvSpec | None:
+    if adapter := _adapters.get(prefix):
+        if not name:
+            raise UnknownEnvError(f"{prefix}: needs a name, for example {prefix}:{adapter.example}")
+        return EnvSpec(f"{prefix}:{name}", adapter.entry_point, {"name": name}, adapter.description)
     near = difflib.get_close_matches(prefix, _adapters, n=2, cutoff=0.7)
     if near and prefix not in sys.modules and importlib.util.find_spec(prefix) is None:
         meant = " or ".join(repr(f"{p}:{name}") for p in near)
         raise UnknownEnvError(f"no environment {prefix + ':' + name!r}: did you mean {meant}?")
+    return None
 
 
 def _versions(namespace: str | None, name: str) -> list[EnvSpec]:
-    """Specs of one name, oldest version first; an id without a version counts as the oldest."""
     found = []
     for known in _specs.values():
         parts = _ID.fullmatch(known.id)
@@ -380,7 +287,6 @@ def _resolve(path: str, id: str) -> Any:
 
 
 def is_here(module: str) -> bool:
-    """True if a module can be found; it is not imported, though packages above it are."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # a package above it is not here, or it was put into sys.modules by hand
@@ -405,12 +311,10 @@ def _name(target: Any) -> str:
 
 
 def parameters(factory: Callable[..., Env]) -> tuple[list[inspect.Parameter], bool]:
-    """What a factory takes by name, and whether it takes anything else. `**kwargs` of a class go to the class above."""
-    levels = (
-        [vars(c)["__init__"] for c in factory.__mro__ if "__init__" in vars(c)]
-        if inspect.isclass(factory)
-        else [factory]
-    )
+    """The parameters of a factory, and whether it takes any others. `**kwargs` of a class go to the class above."""
+    levels: list[Any] = [factory]
+    if inspect.isclass(factory):
+        levels = [vars(c)["__init__"] for c in factory.__mro__ if "__init__" in vars(c)]
     taken: dict[str, inspect.Parameter] = {}
     for function in levels:
         parameters = inspect.signature(function).parameters.values()
@@ -422,11 +326,6 @@ def parameters(factory: Callable[..., Env]) -> tuple[list[inspect.Parameter], bo
 
 
 def check_kwargs(spec: EnvSpec, factory: Callable[..., Env], kwargs: Mapping[str, Any]) -> None:
-    """See that a factory takes these arguments, and needs no other.
-
-    Raises:
-        TypeError: it does not; names the argument.
-    """
     valid, takes_any = parameters(factory)
     if not takes_any:
         _refuse_unknown(spec, kwargs, [p.name for p in valid])
@@ -444,15 +343,5 @@ def _refuse_unknown(spec: EnvSpec, kwargs: Mapping[str, Any], known: list[str]) 
         if name not in known:
             near = nearest(name, known)
             names = ", ".join(known) or "none"
-            raise TypeError(
-                f"environment {spec.id!r} takes no argument {name!r}{near}{' It' if near else '; it'} takes {names}"
-            )
-
-
-def _check_is_env(spec: EnvSpec, env: object) -> None:
-    from agentgym.core.env import Env, Wrapper
-
-    if not isinstance(env, Env | Wrapper):
-        raise TypeError(
-            f"environment {spec.id!r}: {_name(spec.entry_point)} made a {type(env).__name__}, no agentgym.Env"
-        )
+            takes = f"{near} It takes" if near else "; it takes"
+            raise TypeError(f"environment {spec.id!r} takes no argument {name!r}{takes} {names}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
 
 from agentgym.core.messages import Action, Observation, problem_of, user
 
+T = TypeVar("T")
 _SAMPLE_ALPHABET = "abcdefghijklmnopqrstuvwxyz 0123456789.,!?<>{}\n\tàßñжשع漢字かな🙂"
 
 
@@ -17,53 +18,36 @@ def _random_text(rng: np.random.Generator) -> str:
     return "".join(letters[i] for i in rng.integers(0, len(letters), size=int(rng.integers(0, 40))))
 
 
-class MessagesSpace(gymnasium.Space[Observation]):
+class _TextSpace(gymnasium.Space[T]):
+    @property
+    def is_np_flattenable(self) -> bool:
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class MessagesSpace(_TextSpace[Observation]):
     """Observations: a list of chat messages with any unicode text. Samples are lists of user messages."""
 
     def sample(self, mask: Any = None, probability: Any = None) -> Observation:
-        """A random value; masks do not apply."""
         return [user(_random_text(self.np_random)) for _ in range(int(self.np_random.integers(1, 3)))]
 
     def contains(self, x: object) -> bool:
-        """True if x is one of these; never raises."""
         return isinstance(x, list) and all(problem_of(m) is None for m in x)
 
-    @property
-    def is_np_flattenable(self) -> bool:
-        """False: text has no array form."""
-        return False
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, MessagesSpace)
-
-    def __hash__(self) -> int:
-        return hash(MessagesSpace)
-
-    def __repr__(self) -> str:
-        return "MessagesSpace()"
-
-
-class ActionSpace(gymnasium.Space[Action]):
+class ActionSpace(_TextSpace[Action]):
     """Actions: any unicode text, or an assistant message. Samples are text."""
 
     def sample(self, mask: Any = None, probability: Any = None) -> Action:
-        """A random value; masks do not apply."""
         return _random_text(self.np_random)
 
     def contains(self, x: object) -> bool:
-        """True if x is one of these; never raises."""
         return isinstance(x, str) or (isinstance(x, dict) and problem_of(x) is None and x["role"] == "assistant")
-
-    @property
-    def is_np_flattenable(self) -> bool:
-        """False: text has no array form."""
-        return False
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ActionSpace)
-
-    def __hash__(self) -> int:
-        return hash(ActionSpace)
-
-    def __repr__(self) -> str:
-        return "ActionSpace()"

@@ -20,10 +20,9 @@ class Task:
     """One problem, as plain JSON values. Immutable: an environment reads it and never writes to it.
 
     Attributes:
-        id: unique within its task set; names the task in trajectories, reports and resumed runs.
-        messages: opening messages, where the problem is a text; empty where the env draws its own opening.
+        id: unique within its task set.
+        messages: opening messages of a textual problem; empty if the environment draws its own opening.
         answer: for the reward: a gold answer, tests, a target state.
-        seed: seed of a procedurally generated task.
         metadata: anything else: split, difficulty, tags, source.
     """
 
@@ -34,46 +33,32 @@ class Task:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The task as a JSON object, without the fields that are empty."""
-        record: dict[str, Any] = {"id": self.id}
-        if self.messages:
-            record["messages"] = list(self.messages)
-        if self.answer is not None:
-            record["answer"] = self.answer
-        if self.seed is not None:
-            record["seed"] = self.seed
-        if self.metadata:
-            record["metadata"] = dict(self.metadata)
-        return record
+        """The task as a JSON object, without empty fields."""
+        record = {
+            "id": self.id,
+            "messages": list(self.messages) or None,
+            "answer": self.answer,
+            "seed": self.seed,
+            "metadata": dict(self.metadata) or None,
+        }
+        return {name: value for name, value in record.items() if value is not None}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Task:
-        """The reverse of `to_json`.
-
-        Raises:
-            ValueError: no `id`, or an unknown field.
-        """
+        """Raises ValueError for a missing `id` or an unknown field."""
         unknown = set(record) - {"id", "messages", "answer", "seed", "metadata"}
         if unknown or "id" not in record:
             wrong = f"unknown field {min(unknown)!r}" if unknown else "no field 'id'"
             raise ValueError(f"a task has id, messages, answer, seed, metadata: {wrong} in {dict(record)!r:.200}")
-        return cls(
-            id=str(record["id"]),
-            messages=tuple(record.get("messages") or ()),
-            answer=record.get("answer"),
-            seed=record.get("seed"),
-            metadata=record.get("metadata") or {},
-        )
+        filled = {"messages": tuple(record.get("messages") or ()), "metadata": record.get("metadata") or {}}
+        return cls(**{**record, "id": str(record["id"]), **filled})
+
+
+Parse = Callable[[dict[str, Any], int], Task]  # of a record and its position
 
 
 class TaskSet(Sequence[Task]):
-    """An ordered set of tasks. Generated sets make each task on access, so a million cost nothing.
-
-    Args:
-        tasks: the tasks, or a function from a position to its task together with `size`.
-        name: what reports call the set, for example "gsm8k/test".
-        source: where the tasks come from, for display: a file, "generated", "the project's own 40 problems".
-    """
+    """An ordered set of tasks. Generated sets (a function from a position, with `size`) make each task on access."""
 
     def __init__(
         self,
@@ -119,67 +104,56 @@ class TaskSet(Sequence[Task]):
         return TaskSet(self._make, name=self.name, source=self.source, size=len(order), order=order)
 
     def shuffled(self, seed: int) -> TaskSet:
-        """The same tasks in an order that depends on the seed alone."""
         order = list(self._order)
         random.Random(seed).shuffle(order)
         return self._reordered(order)
 
     def take(self, n: int) -> TaskSet:
-        """The first n tasks (all of them if there are fewer)."""
         return self._reordered(self._order[:n])
 
     @classmethod
     def generate(cls, make: Callable[[int], Task], seeds: Sequence[int], *, name: str) -> TaskSet:
-        """Procedural tasks: `make(seed)` for each seed, on access."""
         return cls(functools.partial(_of_seed, make, seeds), name=name, source="generated", size=len(seeds))
 
     @classmethod
-    def from_jsonl(
-        cls, path: str | Path, *, parse: Callable[[dict[str, Any], int], Task] | None = None, name: str | None = None
-    ) -> TaskSet:
-        """Tasks from a JSON Lines file, gzipped if its name ends in `.gz`: one task object a line, or any object with `parse(record, line_index)`.
+    def from_jsonl(cls, path: str | Path, *, parse: Parse | None = None, name: str | None = None) -> TaskSet:
+        """Tasks from a JSON Lines file, which may be gzipped (`.gz`): a task object a line, or any object with `parse(record, line_index)`.
 
-        Raises:
-            FileNotFoundError: no such file.
-            ValueError: a line is no JSON or no task; the message names file and line.
+        Raises ValueError with file and line if one is not a task.
         """
         path = Path(path)
-        tasks = []
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines):
-                if not line.strip():
-                    continue
-                try:
-                    record = json.loads(line)
-                    tasks.append(parse(record, number) if parse else Task.from_json(record))
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    raise ValueError(f"{path}:{number + 1}: not a task: {error!r}") from error
-        return cls(tasks, name=name or path.stem, source=str(path))
+            rows = ((f"{path}:{number + 1}", number, line) for number, line in enumerate(lines) if line.strip())
+            return cls._parsed(path, rows, parse, name)
 
     @classmethod
-    def from_parquet(
-        cls, path: str | Path, *, parse: Callable[[dict[str, Any], int], Task] | None = None, name: str | None = None
-    ) -> TaskSet:
-        """Tasks from a Parquet file, a row each; like `from_jsonl`. Needs `pyarrow`."""
+    def from_parquet(cls, path: str | Path, *, parse: Parse | None = None, name: str | None = None) -> TaskSet:
+        """Tasks from the rows of a Parquet file; like `from_jsonl`. Needs `pyarrow`."""
         try:
             from pyarrow import parquet
         except ImportError as error:
             raise ImportError("reading Parquet needs pyarrow: pip install pyarrow") from error
         path = Path(path)
+        records = parquet.read_table(path).to_pylist()
+        rows = ((f"{path}: row {number}", number, row) for number, row in enumerate(records))
+        return cls._parsed(path, rows, parse, name)
+
+    @classmethod
+    def _parsed(
+        cls, path: Path, rows: Iterable[tuple[str, int, Any]], parse: Parse | None, name: str | None
+    ) -> TaskSet:
         tasks = []
-        for number, record in enumerate(parquet.read_table(path).to_pylist()):
+        for place, number, row in rows:
             try:
-                tasks.append(
-                    parse(record, number)
-                    if parse
-                    else Task.from_json({k: v for k, v in record.items() if v is not None})
-                )
+                record = json.loads(row) if isinstance(row, str) else row
+                if parse is None and record is row:  # a column that is null here
+                    record = {name: value for name, value in row.items() if value is not None}
+                tasks.append(parse(record, number) if parse else Task.from_json(record))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ValueError(f"{path}: row {number}: not a task: {error!r}") from error
+                raise ValueError(f"{place}: not a task: {error!r}") from error
         return cls(tasks, name=name or path.stem, source=str(path))
 
     def to_jsonl(self, path: str | Path) -> None:
-        """Write the tasks, one JSON object a line."""
         with Path(path).open("w", encoding="utf-8") as out:
             for task in self:
                 out.write(line_of(task.to_json()))
@@ -188,15 +162,7 @@ class TaskSet(Sequence[Task]):
     def load(cls, env_id: str, split: str = "train", **settings: Any) -> TaskSet:
         """The task set of a registered environment: `TaskSet.load("wordle", split="test", words="data")`.
 
-        Args:
-            env_id: as `agentgym.make` takes it.
-            split: "train", "test", or another that the environment has.
-            settings: the environment's own, as `agentgym.make` takes them. Those that its tasks do not depend on change nothing.
-
-        Raises:
-            UnknownEnvError: no such environment; names the nearest.
-            TypeError: a setting that the environment does not take; names the nearest.
-            ValueError: no such split, or a setting out of range.
+        Settings are the environment's own, as `agentgym.make` takes them. Raises UnknownEnvError, TypeError or ValueError.
         """
         from agentgym.core.registration import spec
 

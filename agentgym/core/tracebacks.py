@@ -13,14 +13,10 @@ _HERE = str(Path(__file__).resolve().parents[1])
 
 
 def place_of(error: BaseException, folder: str = "") -> str:
-    """The innermost line that is the user's own: "my_env.py:12 in step".
+    """The innermost line of the user's own code: "my_env.py:12 in step".
 
-    Args:
-        error: the exception.
-        folder: of the user's files. "": all but Python's and this package's; installed packages come last.
-
-    Returns:
-        "" if there is no such line and no folder was given; with a folder, then the innermost line of all.
+    With a folder, its files are the user's, and without a line of them the innermost of all counts. Without, all files but Python's
+    and this package's are, installed packages last; "" if there is no such line.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"

@@ -22,10 +22,9 @@ class Tokens:
 
     Attributes:
         prompt_ids: everything the engine was given, P ids.
-        completion_ids: what the engine sampled, C ids, the stop token included if it was sampled.
-        logprobs: C log-probabilities, in nats, of the sampled ids at the sampling temperature's raw logits.
+        completion_ids: what the engine sampled, C ids, a sampled stop token included.
+        logprobs: C log-probabilities, in nats, of the sampled ids under the raw logits at the sampling temperature.
         versions: the weight version that sampled each id, C integers.
-        finish_reason: "stop" or "length".
     """
 
     prompt_ids: list[int]
@@ -37,11 +36,7 @@ class Tokens:
 
 @dataclass
 class Turn:
-    """One exchange: the messages shown since the previous turn, the reply, and the env's answer to it.
-
-    `usage` has the endpoint's count of tokens for this reply, empty where nobody counts, and `finish_reason` why it stopped
-    there ("stop", "length", "content_filter"), None where nobody says; see `agentgym.policies.base.Reply`.
-    """
+    """One exchange: the messages since the previous turn, the reply (see `Reply`), and the environment's answer to it."""
 
     observation: list[Message]
     reply: Message
@@ -59,17 +54,13 @@ class Trajectory:
     """One episode.
 
     Attributes:
-        id: unique in its run; `group` (the task) and `sample` (which of the group) make it.
-        env: id of the environment.
-        turns: in order. An episode that failed keeps the turns that it had.
-        final_observation: what the env said after the last reply.
-        end: "terminated", "truncated" (by the env), a limit of the loop ("max_turns", "tokens", "context",
+        turns: in order. A failed episode keeps the turns before the failure.
+        final_observation: the messages after the last reply.
+        end: "terminated", "truncated" (by the environment), a limit of the loop ("max_turns", "tokens", "context",
             "time"), or "error".
-        error: what failed, where, after how long; None unless `end` is "error". An error is not a reward of 0.
+        error: the failed call, where and after how long; None unless `end` is "error". An error is not a reward of 0.
         metrics: numbers of the last `info` (`success` as 0.0 or 1.0).
-        seconds: wall time of the episode.
-        metadata: what else is known. Of a failure: `traceback`, where an exception was raised in this process, and `status`,
-            where an endpoint refused a request; `errors`: those of earlier tries.
+        metadata: also of a failure: `traceback` of an exception, `status` of an endpoint's refusal, `errors` of earlier tries.
     """
 
     id: str
@@ -87,7 +78,6 @@ class Trajectory:
 
     @property
     def reward(self) -> float:
-        """The sum of the turns' rewards."""
         return sum(turn.reward for turn in self.turns)
 
     @property
@@ -97,22 +87,19 @@ class Trajectory:
 
     @property
     def agent_failure(self) -> str | None:
-        """The cause if the agent's own programs broke the episode, whose reward then is the environment's floor; else None."""
         cause = self.turns[-1].info.get(agent_failure.KEY) if self.turns and not self.failed else None
         return cause if isinstance(cause, str) else None
 
     @property
     def success(self) -> float:
-        """1.0 or 0.0: the environment's `success`; where it reports none, whether the reward is positive."""
+        """1.0 or 0.0: the environment's `success`, else whether the reward is positive."""
         return self.metrics.get("success", float(self.reward > 0))
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens the policy sampled, over all turns."""
         return sum(len(turn.tokens.completion_ids) for turn in self.turns if turn.tokens)
 
     def messages(self) -> list[Message]:
-        """The whole conversation."""
         out: list[Message] = []
         for turn in self.turns:
             out += [*turn.observation, turn.reply]
@@ -139,7 +126,6 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Trajectory:
-        """The reverse of `to_json`."""
         turns: list[Turn] = []
         context: list[int] = []
         for item in record["turns"]:
@@ -155,14 +141,12 @@ class Trajectory:
 
 @dataclass
 class Group:
-    """The trajectories of one task, in the order of their samples."""
-
     task_id: str
     trajectories: list[Trajectory]
 
 
 def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
-    """Append trajectories to a file, one JSON object a line. A last line cut off by a crash is removed first."""
+    """Append trajectories to a JSON Lines file. A last line cut off by a crash is removed first."""
     mend(Path(path))
     with Path(path).open("a", encoding="utf-8") as out:
         for trajectory in trajectories:
@@ -170,11 +154,7 @@ def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
 
 
 def read_jsonl(path: str | Path) -> Iterator[Trajectory]:
-    """Trajectories of a file. A last line cut off by a crash is left out.
-
-    Raises:
-        ValueError: a line other than the last is broken; the message names file and line.
-    """
+    """Trajectories of a file, without a last line cut off by a crash. Raises ValueError for any other broken line."""
     with Path(path).open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             try:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class UsageError(Exception):
     """A mistake in one line: the command prints it and ends with exit code 2."""
+
+
+@contextlib.contextmanager
+def usage_errors(*kinds: type[Exception]) -> Iterator[None]:
+    """Errors of these kinds become usage errors with the same message."""
+    try:
+        yield
+    except kinds as error:
+        raise UsageError(str(error)) from error
 
 
 def nearest(word: object, known: Iterable[object]) -> str:
@@ -23,4 +33,4 @@ def instead(word: object, known: Iterable[object]) -> str:
     """The alternatives to a word: ": did you mean X? There are X, Y", or "; there are X, Y"."""
     names = [str(name) for name in known]
     near = nearest(word, names)
-    return f"{near} There are {', '.join(names)}" if near else f"; there are {', '.join(names)}"
+    return f"{near or ';'} {'There' if near else 'there'} are {', '.join(names)}"

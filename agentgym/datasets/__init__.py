@@ -1,13 +1,13 @@
 """Finds task data: in the user's folder, then on Hugging Face, then among the tasks that an environment ships with.
 
-The environment variable `AGENTGYM_DATA` names the folder, which holds files such as `gsm8k/test.jsonl`. If it is not set, the
-folder is `~/.cache/agentgym/data`, which `agentgym data get` fills; if it is empty, there is no folder. Hugging Face is asked
-through the `datasets` package, if installed: its cache first, with no network, then the hub, unless
-`HF_HUB_OFFLINE` is set. A hub that cannot be reached costs a few seconds, once per process.
+`AGENTGYM_DATA` names the folder, which holds files such as `gsm8k/test.jsonl`. Not set, it is `~/.cache/agentgym/data`, which
+`agentgym data get` fills; empty, there is none. Hugging Face is asked through the `datasets` package, if installed: first its
+cache, then the hub, unless `HF_HUB_OFFLINE` is set. A hub that does not answer costs a few seconds, once per process.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import importlib.util
 import logging
@@ -34,70 +34,37 @@ _noticed: set[str] = set()
 
 @dataclass(frozen=True)
 class HubData:
-    """A data set on the Hugging Face hub.
-
-    Attributes:
-        repo: for example "openai/gsm8k".
-        config: its configuration.
-        revision: branch, tag or commit.
-    """
-
     repo: str
     config: str = "default"
     revision: str = "main"
 
 
 def folder() -> Path | None:
-    """The data folder: what `AGENTGYM_DATA` names, else `agentgym/data` in the user's cache, which need not exist yet; None if
-    the variable is empty."""
+    """The data folder, which need not exist yet; None if `AGENTGYM_DATA` is empty."""
     named = os.environ.get(FOLDER_VARIABLE)
     if named is None:
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agentgym" / "data"
     return Path(named).expanduser() if named else None
 
 
-def missing(name: str, path: str) -> str:
-    """The message for a data set whose file is missing."""
-    where = folder() or f"no folder ({FOLDER_VARIABLE} is empty)"
-    return (
-        f'{name}: there is no {path} in {where}: run "agentgym data get {name}", or set {FOLDER_VARIABLE} to a folder that'
-        " has it"
-    )
-
-
 def locate(path: str) -> Path | None:
-    """A file in the data folder, or None if it is not there.
-
-    Args:
-        path: relative, for example "gsm8k/test.jsonl".
-
-    Raises:
-        FileNotFoundError: the variable names a folder that does not exist.
-    """
+    """A file in the data folder ("gsm8k/test.jsonl"), or None. Raises FileNotFoundError if `AGENTGYM_DATA` names no folder."""
     root = folder()
     if root is None:
         return None
     if not root.is_dir() and FOLDER_VARIABLE in os.environ:
-        raise FileNotFoundError(
-            f"{FOLDER_VARIABLE} is {str(root)!r}, which is not a folder: set it to a folder that holds {path}, or unset it"
-        )
+        remedy = f"set it to a folder that holds {path}, or unset it"
+        raise FileNotFoundError(f"{FOLDER_VARIABLE} is {str(root)!r}, which is not a folder: {remedy}")
     found = root / path
     return found if found.is_file() else None
 
 
 def require(name: str, path: str) -> Path:
-    """A file of a data set that a user asked for.
-
-    Args:
-        name: of the data set, as `agentgym data get` knows it.
-        path: see `locate`.
-
-    Raises:
-        FileNotFoundError: it is not there; the message says how to get it.
-    """
     found = locate(path)
     if found is None:
-        raise FileNotFoundError(missing(name, path))
+        where = folder() or f"no folder ({FOLDER_VARIABLE} is empty)"
+        remedy = f'run "agentgym data get {name}", or set {FOLDER_VARIABLE} to a folder that has it'
+        raise FileNotFoundError(f"{name}: there is no {path} in {where}: {remedy}")
     return found
 
 
@@ -113,16 +80,9 @@ def load(
     """The tasks of one split from the best source there is; `TaskSet.source` names it.
 
     Args:
-        path: of a JSON Lines file in the folder of `AGENTGYM_DATA`.
-        split: its name on the hub.
-        name: of the task set.
-        parse: a record and its position to a task.
-        shipped: the environment's own tasks, for when there is nothing else. A warning then says so, once per process.
-        hub: where Hugging Face has the data; None where it does not.
-
-    Raises:
-        FileNotFoundError: `AGENTGYM_DATA` names a folder that does not exist.
-        ValueError: a record is no task.
+        path: of a JSON Lines file in the data folder.
+        parse: makes a task of a record and its position.
+        shipped: the environment's own tasks, if there is no other source. A warning then says so, once per process.
     """
     file = locate(path)
     if file is not None:
@@ -139,12 +99,7 @@ def load(
 
 
 def tell_shipped(tasks: TaskSet, instead: str) -> None:
-    """Warn, once per process and task set, that an environment's own tasks are used.
-
-    Args:
-        tasks: they.
-        instead: what the user can do to have others, a sentence.
-    """
+    """Warn, once per process and task set, that an environment's own tasks are used; `instead` says how to have others."""
     if tasks.name not in _noticed:
         _noticed.add(tasks.name)
         log.warning("%s: using %s (%d tasks). %s", tasks.name, tasks.source, len(tasks), instead)
@@ -172,7 +127,6 @@ def _from_cache(hub: HubData, split: str) -> tuple[list[dict[str, Any]], str] | 
 
 
 def _from_hub(hub: HubData, split: str) -> tuple[list[dict[str, Any]], str] | None:
-    """The rows of a split from the hub, or None: offline, not installed, out of reach, or no such data."""
     if no_hub() is not None:
         return None
     try:
@@ -184,12 +138,7 @@ def _from_hub(hub: HubData, split: str) -> tuple[list[dict[str, Any]], str] | No
 
 
 def download(hub: HubData, split: str, seconds: float = DOWNLOAD_SECONDS) -> list[dict[str, Any]]:
-    """The rows of a split, by the `datasets` package.
-
-    Raises:
-        Exception: any error of that package.
-        TimeoutError: it took longer than `seconds`.
-    """
+    """The rows of a split, by the `datasets` package. Raises that package's errors, or TimeoutError."""
 
     def load_rows() -> list[dict[str, Any]]:
         from datasets import load_dataset
@@ -200,13 +149,15 @@ def download(hub: HubData, split: str, seconds: float = DOWNLOAD_SECONDS) -> lis
 
 
 def no_hub() -> str | None:
-    """The reason why the hub cannot be reached, and the cure; None if it can. Takes at most `PROBE_SECONDS`, once per process."""
+    """The reason why the hub cannot be reached, and the cure; None if it can be. The hub is probed once per process."""
     if not _installed():
         return 'the package "datasets" is not installed: pip install "agentgym-toolkit[data]"'
-    if _offline():
+    switches = (os.environ.get(name, "").upper() for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
+    if {"1", "ON", "YES", "TRUE"} & set(switches):
         return "HF_HUB_OFFLINE or HF_DATASETS_OFFLINE forbids it: unset it"
-    if not _hub_answers(_endpoint()):
-        return f"{_endpoint()} does not answer: check the network, or name a mirror in HF_ENDPOINT"
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    if not _hub_answers(endpoint):
+        return f"{endpoint} does not answer: check the network, or name a mirror in HF_ENDPOINT"
     return None
 
 
@@ -214,17 +165,7 @@ def _installed() -> bool:
     return importlib.util.find_spec("datasets") is not None
 
 
-def _offline() -> bool:
-    truthy = {"1", "ON", "YES", "TRUE"}
-    return any(os.environ.get(name, "").upper() in truthy for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
-
-
-def _endpoint() -> str:
-    return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-
-
 def _cache_folder() -> Path:
-    """The cache folder of `datasets`, from its variables, without the second that its import takes."""
     home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
     return Path(os.environ.get("HF_DATASETS_CACHE") or str(Path(home) / "datasets")).expanduser()
 
@@ -248,25 +189,17 @@ def _hub_answers(endpoint: str) -> bool:
 
 
 def _within(seconds: float, work: Callable[[], T], name: str) -> T:
-    """Run work in a thread and give up on it after a time: a name lookup has no timeout.
-
-    Raises:
-        TimeoutError: it took longer. The thread is left behind and does not keep the process alive.
-    """
-    results: list[T] = []
-    errors: list[BaseException] = []
+    """Run work in a daemon thread, left behind after a time: a name lookup has no timeout. Raises TimeoutError."""
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:
         try:
-            results.append(work())
+            outcome.set_result(work())
         except BaseException as error:
-            errors.append(error)
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
+    threading.Thread(target=run, name=name, daemon=True).start()
+    concurrent.futures.wait([outcome], seconds)
+    if not outcome.done():
         raise TimeoutError(f"{name}: no answer within {seconds:g} s")
-    return results[0]
+    return outcome.result()

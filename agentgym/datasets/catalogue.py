@@ -5,16 +5,16 @@ A package registers its data sets with `register_data`. Files are in the data fo
 
 from __future__ import annotations
 
-import importlib
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from agentgym.datasets import HubData
+from agentgym import datasets
+from agentgym.core.extensions import import_path
+from agentgym.core.registration import load_plugins
+from agentgym.datasets import HubData
+from agentgym.storage.files import write_bytes
 
 Rows = list[dict[str, Any]]
 
@@ -29,15 +29,8 @@ class DownloadError(RuntimeError):
 class DataSet:
     """A data set that environments can use.
 
-    Attributes:
-        name: what `agentgym data get` calls it.
-        items: what is in it, for people: "7,473 train, 1,319 test".
-        licence: its licence.
-        source: where it comes from, for people.
-        files: the paths in the data folder that make it complete.
-        envs: ids of the environments that use it.
-        parts: data sets and splits of the hub that its files are made of; none where the hub does not have it.
-        write: makes the files' contents, by path, of the rows of each part.
+    `files` are the paths in the data folder that make it complete. If the hub has it, `parts` names its data sets and splits
+    there, and `write` makes the files' contents of the rows of each part.
     """
 
     name: str
@@ -51,28 +44,16 @@ class DataSet:
 
 
 def register_data(source: str) -> None:
-    """Make data sets known.
-
-    Args:
-        source: "module:function" of a function that returns them; imported only when needed.
-    """
+    """Make data sets known: `source` is "module:function" of a function that returns them, imported when needed."""
     _sources[source] = None
 
 
 def data_sets() -> dict[str, DataSet]:
-    """Every known data set by name, those of plugins too.
-
-    Raises:
-        ValueError: two of one name, or one with parts and no way to write them.
-        ImportError, AttributeError: a registered function is not there.
-    """
-    from agentgym.core.registration import load_plugins
-
+    """Every known data set by name, those of plugins too. Raises ValueError for an invalid one."""
     load_plugins()
     found: dict[str, DataSet] = {}
     for source in _sources:
-        module, _, function = source.partition(":")
-        for data in getattr(importlib.import_module(module), function)():
+        for data in import_path(source)():
             if data.name in found:
                 raise ValueError(f"there are two data sets {data.name!r}, one of {source}")
             if bool(data.parts) != (data.write is not None):
@@ -82,31 +63,12 @@ def data_sets() -> dict[str, DataSet]:
 
 
 def missing_files(data: DataSet) -> list[str]:
-    """The files of a data set that are not in the data folder."""
-    from agentgym import datasets
-
     root = datasets.folder()
     return [path for path in data.files if root is None or not (root / path).is_file()]
 
 
 def fetch(data: DataSet, *, force: bool = False, seconds: float = 600.0) -> list[Path]:
-    """Fetch the files of a data set that are missing from the hub.
-
-    Files are written atomically. Existing files stay unchanged.
-
-    Args:
-        data: the data set.
-        force: write also the files that are there.
-        seconds: that each part may take.
-
-    Returns:
-        The files that were written.
-
-    Raises:
-        DownloadError: there is no data folder, the hub does not have it or cannot be asked, or what came was something else.
-    """
-    from agentgym import datasets
-
+    """Fetch the missing files of a data set from the hub (with `force`, all) and return those written. Raises DownloadError."""
     root = datasets.folder()
     if root is None:
         raise DownloadError(f"{datasets.FOLDER_VARIABLE} is empty: set it to a folder, or unset it")
@@ -120,14 +82,15 @@ def fetch(data: DataSet, *, force: bool = False, seconds: float = 600.0) -> list
         raise DownloadError(f"cannot fetch {data.name}: {problem}, or {by_hand}")
     contents = _made(data, seconds)
     for path in wanted:
-        _place(root / path, contents[path])
+        try:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(root / path, contents[path])
+        except OSError as error:
+            raise DownloadError(f"cannot write {root / path}: {error}") from error
     return [root / path for path in wanted]
 
 
 def _made(data: DataSet, seconds: float) -> dict[str, bytes]:
-    """The contents of a data set's files, by path."""
-    from agentgym import datasets
-
     rows = []
     for hub, split in data.parts:
         try:
@@ -138,24 +101,5 @@ def _made(data: DataSet, seconds: float) -> dict[str, bytes]:
         return data.write(rows) if data.write else {}
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         repos = ", ".join(dict.fromkeys(hub.repo for hub, _ in data.parts))
-        raise DownloadError(
-            f"{repos} has an unexpected format on the hub, different from {data.name}: {error!r}"
-        ) from error
-
-
-def _place(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name and rename it, so that readers never see half of it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as part:
-            try:
-                part.write(content)
-                part.flush()
-                os.fsync(part.fileno())
-                os.chmod(part.name, 0o644)
-                os.replace(part.name, path)
-            except BaseException:
-                os.unlink(part.name)
-                raise
-    except OSError as error:
-        raise DownloadError(f"cannot write {path}: {error}") from error
+        text = f"{repos} has an unexpected format on the hub, different from {data.name}: {error!r}"
+        raise DownloadError(text) from error

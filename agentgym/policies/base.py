@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer: the assistant message, its exact tokens where the policy knows them, and the endpoint's token counts.
+    """One answer: the assistant message, its exact tokens if the policy knows them, and the endpoint's token counts.
 
     Attributes:
-        usage: tokens by the endpoint's count: prompt_tokens, completion_tokens, and cached_tokens and reasoning_tokens, which
-            are parts of the two, where it tells them.
-        finish_reason: why the endpoint stopped: "stop", "tool_calls", "length" (the answer is cut at its longest),
-            "content_filter" (all or the rest of the answer is withheld); None if unknown.
+        usage: the endpoint's counts: prompt_tokens, completion_tokens, and their parts cached_tokens and reasoning_tokens.
+        finish_reason: why the endpoint stopped: "stop", "tool_calls", "length" (the answer was cut off),
+            "content_filter" (part or all of it is withheld); None if unknown.
     """
 
     message: Message
@@ -38,11 +37,9 @@ class EndpointUsage:
     """Requests and tokens of one episode at an endpoint, over all tries, failed turns included.
 
     Attributes:
-        requests: HTTP requests that were sent.
-        retries: requests that were sent again, by cause: an HTTP status ("429"), "timeout", "connection", "cut" (a body
-            or a stream that ended early), "garbage" (no chat completion).
-        usage: tokens, summed over all answers; see `Reply.usage`.
-        waited: seconds between tries, and before the first where the endpoint had refused others as too many.
+        retries: retried requests by cause: an HTTP status ("429"), "timeout", "connection", "cut" (a body or stream that ended
+            early), "garbage" (not a chat completion).
+        waited: seconds between tries, and before the first if the endpoint had refused others as too many.
     """
 
     requests: int = 0
@@ -55,13 +52,7 @@ class EndpointUsage:
 class Policy(Protocol):
     """Answers an environment. One object serves one episode at a time."""
 
-    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """Answer the whole conversation so far, given the env's tool schemas.
-
-        Raises:
-            EndEpisode: the episode cannot go on, and nothing has failed.
-        """
-        ...
+    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply: ...
 
 
 class EndEpisode(Exception):
@@ -73,11 +64,7 @@ class EndEpisode(Exception):
 
 
 class EndpointError(RuntimeError):
-    """A chat endpoint refused a request, or kept failing. The message carries the server's own words.
-
-    Attributes:
-        status: the HTTP status of a refusal; None where there is none.
-    """
+    """A chat endpoint refused a request (`status` is then the HTTP status), or kept failing. The message has the server's words."""
 
     def __init__(self, what: str, status: int | None = None):
         super().__init__(what)
@@ -91,102 +78,76 @@ KEY_REFUSED = 401
 class ScriptedPolicy:
     """Answers from a script: a list of texts or messages in turn, or a function of the conversation.
 
-    A list that runs out ends the episode with "script".
+    A list that runs out ends the episode with the reason `end`.
     """
 
-    def __init__(self, script: Sequence[Action] | Callable[[Sequence[Message]], Action]):
+    def __init__(self, script: Sequence[Action] | Callable[[Sequence[Message]], Action], end: str = "script"):
+        self._end = end
         self._answer = script if callable(script) else None
         self._script = iter(()) if callable(script) else iter(script)
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """The script's next answer."""
         if self._answer is not None:
             return Reply(assistant(self._answer(messages)))
         for action in self._script:
             return Reply(assistant(action))
-        raise EndEpisode("script")
+        raise EndEpisode(self._end)
 
 
 class NullPolicy:
-    """Always answers with the empty text. Its score is a baseline for an environment."""
-
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """The empty answer."""
         return Reply(assistant(""))
 
 
-class ExpertPolicy:
-    """Plays an environment's own expert, with a share of random actions.
+class _EnvPolicy:
+    """Asks methods of the environment for its actions: those of `env`, or of the one that `run_episode` runs."""
 
-    Args:
-        env: has `expert_action()`, and `random_action(rng)` if there are mistakes. None: the one that `run_episode` runs.
-        mistakes: the probability that an action is random instead.
-        rng: decides, and is what random actions draw from.
+    def __init__(self, env: Env | None, rng: random.Random | None, *names: str):
+        self._rng = rng or random.Random(0)
+        self._names = names
+        self._methods: dict[str, Callable[..., Action]] = {}
+        if env is not None:
+            self.attach(env, _call_here)
 
-    Raises:
-        ValueError: `mistakes` is no chance.
-        TypeError: the environment has no expert.
-    """
+    def attach(self, env: Env, call: Caller) -> None:
+        """Play in this environment; `call` runs its methods in the right thread."""
+        kind = type(env.unwrapped).__name__
+        for name in self._names:
+            if not hasattr(env.unwrapped, name):
+                raise TypeError(f"{kind} has no {name}(): this policy needs an environment that defines it")
+            self._methods[name] = getattr(env.unwrapped, name)
+        self._call = call
+
+    async def _ask(self, name: str, *args: Any) -> Reply:
+        if not self._methods:
+            raise RuntimeError("this policy plays in no environment yet: pass env=, or run it by run_episode")
+        return Reply(assistant(await self._call(self._methods[name], *args)))
+
+
+class ExpertPolicy(_EnvPolicy):
+    """Plays an environment's own `expert_action()`; by the chance `mistakes`, its `random_action(rng)` instead."""
 
     def __init__(self, env: Env | None = None, mistakes: float = 0.0, rng: random.Random | None = None):
         if not 0 <= mistakes <= 1:
             raise ValueError(f"mistakes is a chance from 0 to 1, not {mistakes!r}")
         self._mistakes = mistakes
-        self._rng = rng or random.Random(0)
-        self._expert = self._random = _nowhere
-        self._call: Caller = _call_here
-        if env is not None:
-            self.attach(env, _call_here)
-
-    def attach(self, env: Env, call: Caller) -> None:
-        """Play in this environment; `call` runs its methods where they may run."""
-        self._expert = _method(env, "expert_action")
-        self._random = _method(env, "random_action") if self._mistakes else _nowhere
-        self._call = call
+        super().__init__(env, rng, "expert_action", *(["random_action"] if mistakes else []))
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """The expert's action in the environment's present state, or a random one."""
         if self._mistakes and self._rng.random() < self._mistakes:
-            return Reply(assistant(await self._call(self._random, self._rng)))
-        return Reply(assistant(await self._call(self._expert)))
+            return await self._ask("random_action", self._rng)
+        return await self._ask("expert_action")
 
 
-class RandomPolicy:
-    """Plays random legal actions of an environment that has `random_action(rng)`; arguments as in `ExpertPolicy`.
-
-    Raises:
-        TypeError: it has not.
-    """
+class RandomPolicy(_EnvPolicy):
+    """Plays random legal actions of an environment that has `random_action(rng)`."""
 
     def __init__(self, env: Env | None = None, rng: random.Random | None = None):
-        self._rng = rng or random.Random(0)
-        self._random = _nowhere
-        self._call: Caller = _call_here
-        if env is not None:
-            self.attach(env, _call_here)
-
-    def attach(self, env: Env, call: Caller) -> None:
-        """Play in this environment; `call` runs its methods where they may run."""
-        self._random = _method(env, "random_action")
-        self._call = call
+        super().__init__(env, rng, "random_action")
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """A random legal action in the environment's present state."""
-        return Reply(assistant(await self._call(self._random, self._rng)))
+        return await self._ask("random_action", self._rng)
 
 
 async def _call_here(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
-
-
-def _nowhere(*args: Any) -> Action:
-    raise RuntimeError("this policy plays in no environment yet: pass env=, or run it by run_episode")
-
-
-def _method(env: Env, name: str) -> Callable[..., Action]:
-    method = getattr(env.unwrapped, name, None)
-    if method is None:
-        raise TypeError(
-            f"{type(env.unwrapped).__name__} has no {name}(): this policy needs an environment that defines it"
-        )
-    return method

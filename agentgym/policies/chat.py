@@ -27,33 +27,20 @@ _SECRETS = frozenset({"key", "api_key", "api-key", "apikey", "token", "access_to
 class ChatPolicy:
     """A model behind an OpenAI-compatible endpoint. One object may serve many episodes at a time.
 
-    Connections are shared by all policies of an event loop and closed with it. Statuses 408, 409, 429 and 5xx, refused or
-    broken connections, cut bodies, nonsense and silence are retried after a growing wait, or after what `Retry-After` asks
-    for. All policies of an endpoint hold back the share of requests that it refuses with a 429; see `ConcurrencyLimiter`.
-    As long as the endpoint answers others meanwhile, a 429 uses up no retry, up to ten times as many requests.
+    Statuses 408, 409, 429 and 5xx, broken connections, cut or malformed answers and silence are retried after a growing wait, or
+    after what `Retry-After` asks for. All policies of an endpoint hold back the share of requests that it refuses with a 429; see
+    `ConcurrencyLimiter`. As long as the endpoint answers others, a 429 uses up no retry, up to ten times as many requests.
 
     Args:
-        model: the model's name at the endpoint.
         base_url: up to and with the version, "http://localhost:8000/v1".
-        api_key: sent as a bearer token. None: the environment variable OPENAI_API_KEY, if set. "": none. It is sent and
-            nothing else: no error and no record has it.
-        temperature: None leaves it to the endpoint, as for all sampling settings.
-        max_tokens: of one answer.
-        seed: of sampling.
+        api_key: sent as a bearer token; in no error and no record. None: OPENAI_API_KEY, if set. "": none.
+        temperature, max_tokens, seed: of one answer; None leaves them to the endpoint.
         extra: more fields of the request.
-        system: text of a system message that every request begins with. Where the environment has one of its own, this text
-            stands before that in the same message, since many models take one only.
-        send_reasoning: whether the endpoint gets its own reasoning of earlier turns back. Most ignore it, and some refuse
-            it; some that reason between tool calls need it. It is in the reply's message in any case.
+        system: a system message for every request; stands before the environment's own, in the same message.
+        send_reasoning: send the model's reasoning of earlier turns back; most endpoints ignore it, some refuse or need it.
         stream: read the answer as it is made; `timeout` then is the longest silence between two pieces of it.
         timeout: seconds for one request, from connecting to the last byte.
         retries: requests after the first, for each answer.
-
-    Attributes:
-        calls: what all answers together took.
-
-    Raises:
-        ValueError: `base_url` is no http(s) URL, or has a secret in it; the key can be in no header; a setting is below its least.
     """
 
     def __init__(
@@ -92,54 +79,40 @@ class ChatPolicy:
         self._retries = retries
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """The model's answer.
-
-        Raises:
-            EndEpisode: "context": the conversation is longer than the model can read.
-            EndpointError: the endpoint refused the request, or failed on every try.
-        """
+        """The model's answer. Raises EndEpisode("context") if it cannot read the whole conversation, EndpointError on failure."""
         sent = as_sent(list(messages), self._send_reasoning)
         if self._system is not None:
             sent = _begun_by(self._system, sent)
         body = {**self._fields, "messages": sent, **({"tools": list(tools)} if tools else {})}
-        gate = endpoints.gate_of(self.url)
+        limiter = endpoints.limiter_of(self.url)
         tries, counted, cause = 0, 0, ""
-        answers = gate.answers
+        answers = limiter.answers
         while True:
-            self.calls.waited += await gate.enter(again=tries > 0)
+            self.calls.waited += await limiter.enter(again=tries > 0)
             if cause:
                 self.calls.retries[cause] = self.calls.retries.get(cause, 0) + 1
             tries += 1
             started = asyncio.get_running_loop().time()
             try:
                 reply = await self._ask(body)
-                gate.answered()
+                limiter.answered()
                 break
             except _Passing as failure:
                 cause, busy = failure.cause, failure.busy
                 # An endpoint that has too much to do, but answers others meanwhile, will come to this one.
-                counted += not (busy and gate.answers > answers)
-                answers = gate.answers
+                counted += not (busy and limiter.answers > answers)
+                answers = limiter.answers
                 wait = self._wait_after(failure, tries, counted)
                 if busy:
-                    gate.refused(started, wait)
+                    limiter.refused(started, wait)
             finally:
-                gate.leave()
+                limiter.leave()
             await self._sleep(wait)
         for name, count in reply.usage.items():
             self.calls.usage[name] = self.calls.usage.get(name, 0) + count
         return reply
 
     def _wait_after(self, failure: _Passing, tries: int, counted: int) -> float:
-        """Seconds until the next try.
-
-        Args:
-            tries: requests so far.
-            counted: those of them that count as retries.
-
-        Raises:
-            EndpointError: there is none.
-        """
         if counted > self._retries or tries > _PATIENCE * self._retries:
             raise EndpointError(f"{self.url}: {failure} ({tries} {'try' if tries == 1 else 'tries'})") from failure
         if failure.wait is not None and failure.wait > self._timeout:
@@ -152,23 +125,19 @@ class ChatPolicy:
         self.calls.waited += asyncio.get_running_loop().time() - started
 
     async def _ask(self, body: dict[str, Any]) -> Reply:
-        """One request.
-
-        Raises:
-            _Passing: a failure worth another try.
-        """
         import aiohttp
 
         session = await endpoints.session()
         streams = bool(body.get("stream"))
         # One timer a request is enough where the whole answer has a limit.
-        silence = self._timeout if streams else None
-        limit = aiohttp.ClientTimeout(total=None if streams else self._timeout, sock_connect=silence, sock_read=silence)
+        most = self._timeout
+        limit = aiohttp.ClientTimeout(total=most)
+        if streams:
+            limit = aiohttp.ClientTimeout(total=None, sock_connect=most, sock_read=most)
         self.calls.requests += 1
         try:
-            async with session.post(
-                self.url, json=body, headers=self._headers, timeout=limit, allow_redirects=False
-            ) as response:
+            sent: dict[str, Any] = {"json": body, "headers": self._headers, "timeout": limit, "allow_redirects": False}
+            async with session.post(self.url, **sent) as response:
                 if response.status == 200 and response.content_type == "text/event-stream":
                     return await read_stream(response.content.iter_any())
                 content = await response.read()
@@ -214,13 +183,7 @@ class ChatPolicy:
 
 
 class _Passing(Exception):
-    """A failure that is retried.
-
-    Attributes:
-        cause: as `EndpointUsage.retries` counts it.
-        wait: seconds, if the server said so.
-        busy: whether the endpoint has too much to do, which all its policies should know.
-    """
+    """A failure that is retried; `wait` is what the server asked for, `busy` that it has too much to do."""
 
     def __init__(self, what: str, cause: str, wait: float | None = None, busy: bool = False):
         super().__init__(what)
@@ -234,11 +197,7 @@ def _begun_by(text: str, messages: list[Message]) -> list[Message]:
 
 
 def url_of(base_url: str) -> str:
-    """The URL of chat completions for a base URL, with or without its last part.
-
-    Raises:
-        ValueError: no http(s) URL with a host, or one with a secret in it.
-    """
+    """The URL of chat completions for a base URL. Raises ValueError if that is not http(s) with a host, or has a secret in it."""
     if not base_url.startswith(("http://", "https://")):
         meant = f": did you mean http://{base_url}?" if re.match(r"[\w.-]+(:\d+)?(/|$)", base_url) else ""
         raise ValueError(f"base_url must begin with http:// or https://, not {base_url!r}{meant}")

@@ -14,11 +14,7 @@ REASONING = ("reasoning_content", "reasoning")
 
 
 class NoCompletion(Exception):
-    """An endpoint's answer is no chat completion.
-
-    Attributes:
-        cause: "garbage", "cut" (a stream that ended early), or the number of an error that came in place of an answer.
-    """
+    """The answer is not a chat completion: "garbage", "cut" (a stream that ended early), or the number of an endpoint's error."""
 
     def __init__(self, what: str, cause: str = "garbage"):
         super().__init__(what)
@@ -26,11 +22,6 @@ class NoCompletion(Exception):
 
 
 def read_completion(body: bytes) -> Reply:
-    """The reply of a whole body.
-
-    Raises:
-        NoCompletion: it is something else.
-    """
     try:
         record = json.loads(body)
         _raise_error_of(record)
@@ -41,21 +32,11 @@ def read_completion(body: bytes) -> Reply:
 
 
 def reply_of(record: Mapping[str, Any]) -> Reply:
-    """The reply of a chat completion as an object.
-
-    Raises:
-        ValueError, KeyError, IndexError, TypeError, AttributeError: it is none.
-    """
     choice = record["choices"][0]
     return _reply(choice["message"], record.get("usage"), choice.get("finish_reason"))
 
 
 async def read_stream(chunks: AsyncIterator[bytes]) -> Reply:
-    """The reply of a stream of events.
-
-    Raises:
-        NoCompletion: an event is none of a chat completion, or the stream ended before the answer did ("cut").
-    """
     answer = _Growing()
     async for data in _events(chunks):
         if data.strip() == "[DONE]":
@@ -87,8 +68,6 @@ async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
 
 @dataclass
 class _Growing:
-    """Builds an answer from its chunks."""
-
     content: str | None = None
     reasoning: dict[str, str] = field(default_factory=dict)
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -116,9 +95,8 @@ class _Growing:
         place = part.get("index")
         # Where calls are not numbered, one with a name begins and one without goes on.
         number = place if isinstance(place, int) else len(self.calls) - (0 if part["function"].get("name") else 1)
-        call = self.calls.setdefault(
-            max(number, 0), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-        )
+        empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+        call = self.calls.setdefault(max(number, 0), empty)
         call["id"] = call["id"] or part.get("id") or ""
         call["type"] = part.get("type") or call["type"]
         function = part.get("function") or {}
@@ -147,11 +125,8 @@ def _reply(given: Mapping[str, Any], usage: Any, finish_reason: Any) -> Reply:
     if given.get("tool_calls"):
         message["tool_calls"] = [_checked_call(call) for call in given["tool_calls"]]
     message |= {name: given[name] for name in REASONING if given.get(name)}
-    return Reply(
-        assistant(message),
-        usage=usage_of(usage),
-        finish_reason=finish_reason if isinstance(finish_reason, str) else None,
-    )
+    reason = finish_reason if isinstance(finish_reason, str) else None
+    return Reply(assistant(message), usage=usage_of(usage), finish_reason=reason)
 
 
 def _checked_call(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,9 +156,7 @@ def usage_of(given: Any) -> dict[str, int]:
 
 def as_sent(messages: list[Message], send_reasoning: bool) -> list[Message]:
     """Messages in the form that endpoints accept: without reasoning unless asked for, and without null tool calls."""
-    return [
-        _as_sent(message, send_reasoning) if message.get("role") == "assistant" else message for message in messages
-    ]
+    return [_as_sent(each, send_reasoning) if each.get("role") == "assistant" else each for each in messages]
 
 
 def _as_sent(message: Message, send_reasoning: bool) -> Message:

@@ -19,11 +19,9 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 # Shares of requests that are refused: up to this one nobody is held back but the refused, above that one all wait.
 TOLERATED, MOST = 0.1, 0.5
 REMEMBERED = 50
-_sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, Any]]
-_sessions = weakref.WeakKeyDictionary()
-_gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, ConcurrencyLimiter]] = (
-    weakref.WeakKeyDictionary()
-)
+_Loop = asyncio.AbstractEventLoop
+_sessions: weakref.WeakKeyDictionary[_Loop, tuple[aiohttp.ClientSession, Any]] = weakref.WeakKeyDictionary()
+_limiters: weakref.WeakKeyDictionary[_Loop, dict[str, ConcurrencyLimiter]] = weakref.WeakKeyDictionary()
 
 
 async def session() -> aiohttp.ClientSession:
@@ -46,17 +44,16 @@ async def _session_life() -> AsyncGenerator[aiohttp.ClientSession, None]:
         await made.close()
 
 
-def gate_of(url: str) -> ConcurrencyLimiter:
-    """The limiter of an endpoint in this event loop."""
-    return _gates.setdefault(asyncio.get_running_loop(), {}).setdefault(url, ConcurrencyLimiter())
+def limiter_of(url: str) -> ConcurrencyLimiter:
+    return _limiters.setdefault(asyncio.get_running_loop(), {}).setdefault(url, ConcurrencyLimiter())
 
 
 class ConcurrencyLimiter:
-    """How many requests an endpoint is sent at a time. Who was refused waits for as long as the endpoint says; the others
+    """Bounds the requests that an endpoint is sent at a time. A refused one waits as long as the endpoint asks; the others
 
-    - go on where few are refused, up to a tenth of the last answers: that is the endpoint's way, and no sign of overload;
-    - else one less runs at a time for each refusal, so that the share that the endpoint cannot take is held back, and no more;
-    - wait too, all of them, where most are refused.
+    - go on if at most a tenth of the last answers were refusals, which is no sign of overload;
+    - run one less at a time for each refusal, if there are more;
+    - wait too, if most are refused.
 
     Each answer lets more in: one more up to half of what ran before an overload, from there a tenth, so that at the limit
     of the endpoint about a tenth is refused.
@@ -64,8 +61,8 @@ class ConcurrencyLimiter:
     Attributes:
         limit: requests at a time.
         running: requests that were sent and not yet answered.
-        answers: how many were answered so far.
-        share: of requests that were refused, among the last ones.
+        answers: answered requests.
+        share: of refusals among the last answers.
     """
 
     def __init__(self) -> None:
@@ -80,11 +77,7 @@ class ConcurrencyLimiter:
         self._queue: deque[asyncio.Future[None]] = deque()
 
     async def enter(self, again: bool = False) -> float:
-        """Wait until a request may be sent, until `leave`. A retry goes before new requests.
-
-        Returns:
-            The seconds waited.
-        """
+        """Wait until a request may be sent, until `leave`; returns the seconds waited. A retry goes before new requests."""
         if not self._queue and self._has_place():
             self.running += 1
             return 0.0
@@ -103,7 +96,6 @@ class ConcurrencyLimiter:
         return self._loop.time() - started
 
     def leave(self) -> None:
-        """A request has ended."""
         self.running -= 1
         self._admit()
 
@@ -114,12 +106,7 @@ class ConcurrencyLimiter:
         self.answers += 1
 
     def refused(self, sent: float, wait: float) -> None:
-        """The endpoint refused a request as too many. Who sent it waits by himself.
-
-        Args:
-            sent: when it was sent, by the loop's clock.
-            wait: seconds to send nothing, where most are refused.
-        """
+        """The endpoint refused a request, sent at this time, as too many. If it refuses most, nothing is sent for `wait` seconds."""
         now = self._loop.time()
         self._tell(1.0)
         if self.share > TOLERATED:

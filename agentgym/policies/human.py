@@ -21,13 +21,7 @@ _END = "."
 
 
 class HumanPolicy:
-    """Asks a person for each answer.
-
-    Args:
-        read: the next line for a prompt, without its end. Raises EOFError where there is none, KeyboardInterrupt if asked to
-            stop.
-        say: shows a text to the person.
-    """
+    """Asks a person for each answer: `read` returns the next line for a prompt, or raises EOFError or KeyboardInterrupt."""
 
     def __init__(self, read: Callable[[str], str], say: Callable[[str], None]):
         self._read, self._say = read, say
@@ -35,11 +29,6 @@ class HumanPolicy:
         self._begun = False
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """The person's answer.
-
-        Raises:
-            EndEpisode: "quit", at the end of the input too, or "interrupted".
-        """
         if not self._begun:
             self._begun = True
             if tools:
@@ -95,11 +84,8 @@ class HumanPolicy:
             return None
         self._calls += 1
         function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-        return {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": f"call_{self._calls}", "type": "function", "function": function}],
-        }
+        call = {"id": f"call_{self._calls}", "type": "function", "function": function}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
 
     def _arguments(self, given: str, schema: dict[str, Any]) -> dict[str, Any] | str:
         """The arguments of a call, or what is wrong with them. A tool that takes one text may get it as it is."""
@@ -114,16 +100,15 @@ class HumanPolicy:
         try:
             arguments = json.loads(given)
         except ValueError as error:
-            return (
-                {only: given} if only and not given.startswith("{") else f"its arguments are no JSON ({error}): {given}"
-            )
+            if only and not given.startswith("{"):
+                return {only: given}
+            return f"its arguments are no JSON ({error}): {given}"
         if isinstance(arguments, dict):
             return arguments
         return {only: given} if only else f"its arguments are a JSON object, not {given}"
 
 
 def described(tools: Sequence[dict[str, Any]]) -> str:
-    """The tools, what they take and how they are called, for people."""
     lines = []
     for tool in tools:
         function = tool["function"]

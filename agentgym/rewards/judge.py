@@ -1,14 +1,5 @@
-"""A language model as a judge, behind any OpenAI-compatible endpoint.
-
-`Judge` is an async reward function: it reads an episode and gives it a number from 0 to 1. `judge_group` compares the
-episodes of one task with each other, which a model does better than it gives absolute marks.
-
-    judge = Judge("http://localhost:8000/v1", "some-model", "Is the answer right, short and polite?")
-    rubric = Rubric([right, Reward(judge, weight=0.5, timeout=120)])
-
-What an agent wrote is put between delimiters that it cannot guess, and the judge is told that nothing in between is an
-instruction. This makes it harder to talk the judge into a good mark; it does not make it impossible. Look at what a policy
-that is trained against a judge really writes.
+"""A language model as a judge. The agent's text stands between delimiters that it cannot guess, and the judge is told that it
+holds no instructions. That makes it harder to talk the judge into a good mark, not impossible.
 """
 
 from __future__ import annotations
@@ -60,31 +51,21 @@ class _Unreadable(ValueError):
 
 
 class Judge:
-    """A model that scores episodes, as a reward function.
+    """A model that scores episodes from 0 to 1, as an async reward function. One object may judge many episodes at a time.
 
-    One object may judge many episodes at a time. Requests share the connections of `ChatPolicy`, and are sent again after
-    passing failures as it does. An answer that cannot be read is sent back with what is wrong with it.
+    Requests are sent and retried as by `ChatPolicy`. An unreadable verdict is sent back with what is wrong with it.
 
     Args:
-        base_url: of an OpenAI-compatible endpoint, "http://localhost:8000/v1".
-        model: its name there.
         rubric: what to judge by, in words.
-        scale: the worst and the best score that the model is asked for. A number outside is taken for the nearer end.
-        samples: how often it is asked; the mean counts. More than one makes sense with a temperature only.
+        scale: the worst and the best score that the model is asked for; numbers outside are clamped.
+        samples: verdicts whose mean counts. More than one makes sense with a temperature only.
         show_answer: whether the judge is shown the task's `answer`.
-        api_key: see `ChatPolicy`.
-        temperature: of sampling; None leaves it to the endpoint.
-        max_tokens: of one verdict.
-        seed: of sampling; each sample has its own. None: not sent.
-        timeout: seconds for one request.
+        seed: of sampling; each sample has its own.
         retries: of a request that failed, and again of a verdict that cannot be read.
+        settings: of `ChatPolicy`: api_key, temperature, max_tokens, timeout and others.
 
     Attributes:
-        usage: requests answered, verdicts that could not be read, and the tokens that the endpoint counted
-            (`prompt_tokens`, `completion_tokens`, ...), over all that was judged.
-
-    Raises:
-        ValueError: no such scale, number of samples or URL.
+        usage: counts of `requests`, `unreadable` verdicts, and the endpoint's tokens (`prompt_tokens`, ...).
     """
 
     __name__ = "judge"
@@ -98,12 +79,9 @@ class Judge:
         scale: tuple[float, float] = (0.0, 10.0),
         samples: int = 1,
         show_answer: bool = True,
-        api_key: str | None = None,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
         seed: int | None = None,
-        timeout: float = 120.0,
         retries: int = 3,
+        **settings: Any,
     ):
         low, high = map(float, scale)
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -114,26 +92,11 @@ class Judge:
         self.show_answer = show_answer
         self.usage: Counter[str] = Counter()
         self._retries = retries
-        self._models = [
-            ChatPolicy(
-                model,
-                base_url,
-                api_key,
-                temperature=temperature,
-                max_tokens=max_tokens,
-                seed=None if seed is None else seed + i,
-                timeout=timeout,
-                retries=retries,
-            )
-            for i in range(samples)
-        ]
+        seeds = [None if seed is None else seed + sample for sample in range(samples)]
+        self._models = [ChatPolicy(model, base_url, seed=one, retries=retries, **settings) for one in seeds]
 
     async def __call__(self, trajectory: Trajectory, task: Task | None = None) -> float:
-        """The mean of the samples' scores, mapped from the scale to 0 .. 1.
-
-        Raises:
-            JudgeError: a sample got no readable verdict.
-        """
+        """The mean of the samples' scores, mapped to 0 .. 1. Raises JudgeError if a sample got no readable verdict."""
         fence = _fence()
         ask = _ASK_SCORE.format(low=self.low, high=self.high)
         shown = [*self._posed(task, fence), _between(fence, "the episode", transcript(trajectory.messages()))]
@@ -168,7 +131,6 @@ class Judge:
         return min(self.high, max(self.low, float(value)))
 
     async def _verdict(self, model: ChatPolicy, messages: Sequence[Message], read: Callable[[str], T], about: str) -> T:
-        """Ask until the answer can be read."""
         conversation = list(messages)
         for _ in range(self._retries + 1):
             try:
@@ -185,39 +147,25 @@ class Judge:
                 self.usage["unreadable"] += 1
                 problem = str(error)
             conversation = [*messages, assistant(text), user(_AGAIN.format(problem=problem))]
-        raise JudgeError(
-            f"judge of {about}: no readable verdict in {self._retries + 1} tries: {problem}; the last was {text!r:.200}"
-        )
+        tries = f"no readable verdict in {self._retries + 1} tries"
+        raise JudgeError(f"judge of {about}: {tries}: {problem}; the last was {text!r:.200}")
 
 
 async def judge_group(
-    judge: Judge,
-    group: Group,
-    task: Task | None = None,
-    *,
-    by: Literal["ranking", "scores"] = "ranking",
-    seed: int = 0,
+    judge: Judge, group: Group, task: Task | None = None, *, by: Literal["ranking", "scores"] = "ranking", seed: int = 0
 ) -> list[float | None]:
-    """Compare the episodes of one task with each other, all in one request.
-
-    The judge sees them in an order that is shuffled by the seed and the task, since models favour places, and in every
-    sample in another one.
+    """Compare the episodes of one task with each other, all in one request, in an order shuffled by seed, task and sample.
 
     Args:
-        judge: whose rubric, scale and samples are used.
-        group: the episodes. One that failed is not shown, and gets None: it has no reward.
-        task: what they played.
         by: "ranking" asks for an order, which is mapped evenly from 1 (best) to 0 (worst); "scores" for a score of each on
-            the judge's scale, mapped to 0 .. 1, so that equals may be equal.
-        seed: of the order.
+            the judge's scale, so that equals may be equal.
 
     Returns:
-        A number from 0 to 1 for each trajectory, in the group's order, the mean over the samples. A single one, which has
-        nothing to be compared with, gets 0.5 and costs no request.
+        A number from 0 to 1 for each trajectory, the mean over the samples; None for a failed one. A single one gets 0.5 and
+        costs no request.
 
     Raises:
         JudgeError: a sample got no verdict that names each candidate exactly once.
-        ValueError: no such `by`.
     """
     if by not in ("ranking", "scores"):
         raise ValueError(f"by is 'ranking' or 'scores', not {by!r}")
@@ -242,7 +190,6 @@ async def judge_group(
 async def _compared(
     judge: Judge, model: ChatPolicy, group: Group, order: Sequence[int], task: Task | None, by: str
 ) -> list[float]:
-    """Numbers from 0 to 1 for the trajectories at these positions, shown in this order."""
     fence, n = _fence(), len(order)
     form = _ASK_ORDER if by == "ranking" else _ASK_SCORES
     ask = form.format(n=n, low=judge.low, high=judge.high)
@@ -276,17 +223,13 @@ def _scores_of(text: str, n: int) -> list[Any]:
 
 
 def transcript(messages: Iterable[Message]) -> str:
-    """A conversation as text: each message after a line with its role, tool calls as JSON."""
     parts = []
     for message in messages:
-        calls = "".join(f"\ncalls {json.dumps(c.get('function', c), ensure_ascii=False)}" for c in _calls(message))
-        parts.append(f"[{message['role']}]\n{text_of(message)}{calls}")
+        parts.append(f"[{message['role']}]\n{text_of(message)}")
+        for call in message.get("tool_calls") or []:
+            if isinstance(call, dict):
+                parts.append(f"calls {json.dumps(call.get('function', call), ensure_ascii=False)}")
     return "\n".join(parts)
-
-
-def _calls(message: Message) -> list[Any]:
-    calls = message.get("tool_calls") or []
-    return [call for call in calls if isinstance(call, dict)]
 
 
 def _fence() -> str:
@@ -306,7 +249,6 @@ def _number(text: str) -> float:
 
 
 def _field(text: str, name: str, form: str) -> Any:
-    """One field of a verdict's JSON object, which may stand in a Markdown fence."""
     fenced = _FENCED.fullmatch(text)
     found = parse_json(fenced[1] if fenced else text)
     if not isinstance(found, dict) or name not in found:

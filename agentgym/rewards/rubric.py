@@ -1,25 +1,11 @@
 """Rewards: named, weighted functions of an episode, and a wrapper that gives an environment another reward.
 
-A reward function takes any of these by name:
-
-    task          the `Task`
-    answer        `task.answer`
-    messages      the whole conversation, a list of chat messages
-    completion    the text of the last reply
-    completions   the texts of all replies, in order
-    info          the `info` of the last step
-    reward        the environment's own reward, summed over the turns
-    trajectory    the `Trajectory`, for everything else
-
-It may be `def` or `async def`, and returns a finite number.
-
-    def right(completion: str, answer: str) -> bool:
-        return completion.endswith(answer)
+A reward function is `def` or `async def`, returns a finite number, and takes any of these by name: task, answer (the task's),
+messages (the whole conversation), completion and completions (the texts of the last reply, of all), info (of the last step),
+reward (the environment's own, summed over the turns), trajectory.
 
     rubric = Rubric([right, Reward(has_tags("think", "answer"), weight=0.2)])
     env = Rewarded(agentgym.make("gsm8k"), rubric)
-
-An error in a reward function fails the episode and is never a reward of 0: see `RewardError`.
 """
 
 from __future__ import annotations
@@ -27,16 +13,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-import numbers
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-
 from agentgym.core.agent_failure import cause_of
-from agentgym.core.env import Env, Step, Wrapper, failed_step, is_async
+from agentgym.core.env import Env, Step, Wrapper, failed_step, is_async, is_finite
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Action, Observation, assistant, text_of
 from agentgym.core.tasks import Task
@@ -63,8 +46,7 @@ TAKES = (*_OF_TASK, *_OF_EPISODE)
 class RewardError(RuntimeError):
     """A reward could not be computed: its function raised, took too long, or gave no finite number.
 
-    The message names the reward and the task. In an episode it is a failure of the environment: the trajectory is marked
-    failed, may be run again, and counts in no mean.
+    In an episode it is a failure of the environment: the trajectory fails, may be run again, and counts in no mean.
     """
 
 
@@ -74,17 +56,12 @@ class Reward:
 
     Attributes:
         function: takes any of `TAKES` by name; other parameters need defaults. Returns a finite number.
-        weight: what its number is multiplied with in the sum. 0 only records it.
-        name: what it is called in metrics and errors. Default: the function's own name.
+        weight: factor of its number in the sum. 0 only records it.
+        name: in metrics and errors. Default: the function's own name.
         timeout: seconds. An `async def` is cancelled; a `def` runs in a thread, which is left behind.
         on_timeout: the number that counts when the time is up. None: the episode fails.
-        isolated: run the function in another process, which is killed when the time is up: for what computes long, in C or
-            in a regular expression, where it would hold up everything else. It must be a `def` of a module, takes what can
-            be pickled, and names what it takes before parameters of its own.
-
-    Raises:
-        TypeError: the function takes a parameter that there is not, or cannot be isolated.
-        ValueError: no such weight or timeout.
+        isolated: run the function in another process, which is killed when the time is up: for long computations in C or in
+            a regular expression. It must be a `def` of a module with picklable arguments, those of `TAKES` first.
     """
 
     function: RewardFunction
@@ -110,11 +87,7 @@ class Reward:
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """The names in `TAKES` that the function takes, in its order.
-
-        Raises:
-            TypeError: a parameter without a default that is not in `TAKES`.
-        """
+        """The names in `TAKES` that the function takes, in its order. Raises TypeError for another parameter without a default."""
         parameters = inspect.signature(self.function).parameters.values()
         for p in parameters:
             by_name = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
@@ -124,7 +97,6 @@ class Reward:
 
     @property
     def is_async(self) -> bool:
-        """True if the function is `async def`, or an object whose call is."""
         call: Any = type(self.function).__call__
         return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
 
@@ -140,11 +112,6 @@ class Reward:
             raise TypeError(f"reward {self.name!r}: {error}") from error
 
     async def compute(self, trajectory: Trajectory, task: Task | None) -> float:
-        """The function's number, without its weight.
-
-        Raises:
-            RewardError: it raised, took too long, or gave no finite number.
-        """
         of = f"reward {self.name!r} of task {task.id if task else trajectory.task_id!r}"
         try:
             given = {name: _given(name, trajectory, task) for name in self.takes}
@@ -155,7 +122,7 @@ class Reward:
             return float(self.on_timeout)
         except Exception as error:
             raise RewardError(f"{of} failed: {type(error).__name__}: {error}") from error
-        if not isinstance(value, numbers.Real | np.bool_) or not math.isfinite(value):
+        if not is_finite(value):
             raise RewardError(f"{of} must be a finite number, not {value!r:.100}")
         return float(value)
 
@@ -212,20 +179,11 @@ class Score:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The parts as metrics of a trajectory: `reward/NAME`."""
         return {f"reward/{name}": value for name, value in self.parts.items()}
 
 
 class Rubric:
-    """Named, weighted reward functions.
-
-    Args:
-        rewards: rewards, or functions, which then weigh 1.
-
-    Raises:
-        ValueError: there is none, or two have one name.
-        TypeError: a function takes a parameter that there is not.
-    """
+    """Named, weighted reward functions. A function that is not a `Reward` weighs 1."""
 
     def __init__(self, rewards: Iterable[Reward | RewardFunction]):
         self.rewards = tuple(r if isinstance(r, Reward) else Reward(r) for r in rewards)
@@ -237,15 +195,10 @@ class Rubric:
 
     @property
     def is_async(self) -> bool:
-        """True if any of the functions is `async def`."""
         return any(reward.is_async for reward in self.rewards)
 
     async def score(self, trajectory: Trajectory, task: Task | None = None) -> Score:
         """The score of an episode, finished or still running. All functions run at the same time.
-
-        Args:
-            trajectory: the episode; its own rewards are not changed.
-            task: what it played; needed where a function takes `task` or `answer`.
 
         Raises:
             RewardError: a function raised, took too long, or gave no finite number; the others are stopped.
@@ -272,22 +225,13 @@ async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class Rewarded(Wrapper):
-    """An environment with the reward of a rubric in place of its own.
+    """An environment with the reward of a rubric in place of its own, given at the last turn, with every part in its `info` as
+    `reward/NAME`.
 
-    Every turn but the last gives 0, the last gives the rubric's total, and its `info` gets every part as `reward/NAME`; from
-    there they become metrics of the trajectory. The environment's own reward is left out, unless `env_reward` is in the
-    rubric. An episode that the environment itself ends, by `terminated` or `truncated`, is scored; one that the loop cuts off
-    before (`Limits`, a full context) is not, and keeps 0, as with any environment whose reward comes at the end. Where a rubric
-    goes below 0, to be cut off would pay: bound the turns by the environment's own `max_turns`, and say `floor`. An episode that the
-    agent's own programs broke, or for which they break a reward function, gets the floor; its rubric is not computed.
-
-    `reset` and `step` return awaitables where those of the environment do. The last `step` also does where a function of the
-    rubric is async, or an event loop runs; `run_episode` awaits it.
-
-    Args:
-        env: the environment.
-        rubric: what to reward.
-        floor: the least that the rubric gives; see `Env.floor`.
+    An episode that the loop cuts off (`Limits`, a full context) keeps 0: if a rubric goes below 0, bound the turns by the
+    environment's own `max_turns` and set `floor`, or being cut off would pay. An episode that the agent's own programs broke, or for
+    which they break a reward function, gets the floor. `reset` and `step` return awaitables if those of the environment do; the
+    last `step` also does if a function of the rubric is async, or an event loop runs.
     """
 
     def __init__(self, env: Env, rubric: Rubric, floor: float = 0.0):
@@ -298,12 +242,10 @@ class Rewarded(Wrapper):
         self._shown: Observation = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Start an episode; see `Env.reset`."""
         result: Any = self.env.reset(seed=seed, options=options)
         return self._began_async(seed, result) if is_async(self.env, "reset") else self._began(seed, result)
 
     def step(self, action: Action) -> Any:
-        """Take a turn; see `Env.step`."""
         outcome: Any = self.env.step(action)
         if is_async(self.env, "step"):
             return self._step_async(action, outcome)
@@ -362,19 +304,14 @@ def _in_event_loop() -> bool:
 
 
 def env_reward(reward: float) -> float:
-    """The environment's own reward, summed over the turns."""
     return reward
 
 
 def has_tags(*tags: str, alone: bool = False) -> Callable[[str], float]:
-    """A reward of 1 where the last reply has these tags, in this order, each opened and closed exactly once; else 0.
+    """A reward of 1 if the last reply has these tags, in this order, each opened and closed exactly once; else 0.
 
-    Args:
-        tags: names, as in `has_tags("think", "answer")` for `<think>...</think> ... <answer>...</answer>`.
-        alone: whether only white space may stand outside of them.
-
-    Raises:
-        ValueError: no tag.
+    `has_tags("think", "answer")` is for `<think>...</think> ... <answer>...</answer>`; with `alone`, only white space may stand
+    outside of the tags.
     """
     if not tags:
         raise ValueError("has_tags needs the name of a tag")
@@ -397,24 +334,16 @@ def has_tags(*tags: str, alone: bool = False) -> Callable[[str], float]:
 
 
 def boxed(completion: str) -> float:
-    r"""1 where the last `\boxed{...}` of the last reply, thoughts left out, is closed and not empty; else 0."""
+    r"""1 if the last `\boxed{...}` of the last reply, thoughts left out, is closed and not empty; else 0."""
     found = answer_in(completion, "boxed")
     return float(found is not None and not found.problem)
 
 
 def matches(pattern: str, flags: int = 0, *, timeout: float = 2.0) -> Callable[[str], float]:
-    """A reward of 1 where a regular expression is found in the last reply, else 0.
+    r"""A reward of 1 if a regular expression is found in the last reply, else 0, also after `timeout` seconds of search.
 
-    It is searched in another process, since a text can keep an expression busy for ever. Where the search has not ended in
-    time, the reward is 0.
-
-    Args:
-        pattern: begin it with `\\A` and end it with `\\Z` for the whole reply.
-        flags: of the module `re`.
-        timeout: seconds for one search.
-
-    Raises:
-        re.error: the pattern is malformed.
+    Another process searches, since a text can keep an expression busy for ever. For the whole reply, begin the pattern with
+    `\A` and end it with `\Z`.
     """
     re.compile(pattern, flags)
 
@@ -436,11 +365,7 @@ def search(pattern: str, flags: int, text: str) -> bool:
 
 
 def length_penalty(free: int, most: int) -> Callable[[str], float]:
-    """A penalty for long last replies: 0 up to `free` characters, then falling evenly to -1 at `most`.
-
-    Raises:
-        ValueError: not 0 <= free < most.
-    """
+    """A penalty for long last replies: 0 up to `free` characters, then falling evenly to -1 at `most`."""
     if not 0 <= free < most:
         raise ValueError(f"length_penalty needs 0 <= free < most, not {free} and {most}")
 

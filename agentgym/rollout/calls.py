@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import numbers
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from agentgym.core.env import is_finite
 from agentgym.core.messages import Observation, assistant, problem_of
 from agentgym.core.tracebacks import place_of, traceback_of
 from agentgym.policies.base import EndEpisode, EndpointError, Reply
@@ -27,7 +25,7 @@ class CallFailed(RuntimeError):
     """A call of an environment or a policy raised, or returned something invalid. The message names the call."""
 
     def facts(self) -> dict[str, Any]:
-        """Metadata for the trajectory: the `status` of an endpoint's refusal, the `traceback` of any other exception."""
+        """Metadata for the trajectory: the `status` of an endpoint's refusal, or the `traceback` of another exception."""
         error = self.__cause__
         if error is None:
             return {}
@@ -46,13 +44,12 @@ class _Stage:
     seconds: float
     since: float
 
+    def took(self) -> str:
+        return f"{time.perf_counter() - self.since:.1f} s"
+
 
 class Stages:
-    """The stages of one call, each with a name and a time limit. The call begins the next by `go_on`, from any thread.
-
-    Args:
-        limits: seconds by the name of the stage, in order; None: no limit.
-    """
+    """The stages of one call, each with a limit in seconds. The call begins the next by `go_on`, from any thread."""
 
     def __init__(self, **limits: float | None):
         self._limits = {what: math.inf if seconds is None else seconds for what, seconds in limits.items()}
@@ -61,66 +58,40 @@ class Stages:
         self.go_on(next(iter(limits)))
 
     def go_on(self, what: str) -> None:
-        """Begin this stage."""
         self.now = _Stage(what, self._limits[what], time.perf_counter())
-
-    @property
-    def what(self) -> str:
-        """The name of the present stage."""
-        return self.now.what
-
-    def took(self) -> str:
-        """The time since the stage began, in words."""
-        return f"{time.perf_counter() - self.now.since:.1f} s"
 
     def seconds_to_check(self) -> float:
         """Seconds until the next check. A later stage with a shorter limit may have begun by then."""
         return max(0.0, min(self.now.since + self.now.seconds - time.perf_counter(), self._shortest))
 
-    def check_time(self) -> None:
-        """Raises `CallTimeout` if the stage has taken longer than its limit."""
-        now = self.now
-        if time.perf_counter() >= now.since + now.seconds:
-            raise CallTimeout(f"{now.what} took longer than its limit of {now.seconds:g} s")
-
 
 async def bounded(
     what: str, awaitable: Awaitable[Any], seconds: float | None, check: Check = lambda result: result
 ) -> Any:
-    """Await a call and check its result.
+    """Await a call under a time limit and check its result; `what` names it in errors. A call that takes longer is cancelled.
 
-    Args:
-        what: the name of the call, for errors.
-        awaitable: the call.
-        seconds: the time limit; None: no limit.
-        check: returns the checked result, or raises.
-
-    Raises:
-        CallFailed: the call or `check` raised.
-        CallTimeout: the call took longer than its limit; it is cancelled.
-        EndEpisode: raised by a policy, passed on.
+    Raises CallFailed, CallTimeout, or a policy's EndEpisode.
     """
     return await bounded_stages(Stages(**{what: seconds}), awaitable, check)
 
 
 async def bounded_stages(stages: Stages, awaitable: Awaitable[Any], check: Check) -> Any:
-    """Await a call of several stages and check its result. Raises as `bounded`."""
     call = asyncio.ensure_future(awaitable)
     try:
         while not call.done():
             await _wait(call, stages.seconds_to_check())
-            if not call.done():
-                stages.check_time()
+            now = stages.now
+            if not call.done() and time.perf_counter() >= now.since + now.seconds:
+                raise CallTimeout(f"{now.what} took longer than its limit of {now.seconds:g} s")
         if call.cancelled():
-            raise CallFailed(f"{stages.what} cancelled itself after {stages.took()}")
+            raise CallFailed(f"{stages.now.what} cancelled itself after {stages.now.took()}")
         return check(call.result())
     except (EndEpisode, CallFailed):
         raise
     except Exception as error:
         place = f" ({found})" if (found := place_of(error)) else ""
-        raise CallFailed(
-            f"{stages.what} failed after {stages.took()}: {type(error).__name__}: {error}{place}"
-        ) from error
+        raised = f"{type(error).__name__}: {error}{place}"
+        raise CallFailed(f"{stages.now.what} failed after {stages.now.took()}: {raised}") from error
     finally:
         stages.given_up = not call.done()
         call.cancel()
@@ -149,11 +120,10 @@ async def _wait(call: asyncio.Future[Any], seconds: float) -> None:
 
 
 def numbers_in(info: dict[str, Any]) -> dict[str, float]:
-    """The finite numbers of an info; booleans become 0.0 and 1.0."""
     found = {}
     for name, value in info.items():
         with contextlib.suppress(OverflowError):  # an integer too large for a float
-            if isinstance(value, numbers.Real | np.bool_) and math.isfinite(value):
+            if is_finite(value):
                 found[str(name)] = float(value)
     return found
 
@@ -168,11 +138,7 @@ def _checked_observation(observation: Any, call: str) -> Observation:
 
 
 def checked_reset(result: Any) -> tuple[Observation, dict[str, Any]]:
-    """The observation and info that `reset` returned; an info that is no dict becomes {}.
-
-    Raises:
-        TypeError, ValueError: the result is no `(observation, info)`.
-    """
+    """The observation and info that `reset` returned; an info that is not a dict becomes {}."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(f"reset must return (observation, info), not {result!r:.200}")
     observation, info = result
@@ -180,15 +146,10 @@ def checked_reset(result: Any) -> tuple[Observation, dict[str, Any]]:
 
 
 def checked_step(result: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-    """Gymnasium's five values that `step` returned.
-
-    Raises:
-        TypeError, ValueError: the result is something else, or a value is invalid.
-    """
     if not isinstance(result, tuple) or len(result) != 5:
         raise TypeError(f"step must return (observation, reward, terminated, truncated, info), not {result!r:.200}")
     observation, reward, terminated, truncated, info = result
-    if not isinstance(reward, numbers.Real | np.bool_) or not math.isfinite(reward):
+    if not is_finite(reward):
         raise ValueError(f"step must return a finite number as its reward, not {reward!r}")
     if not isinstance(info, dict):
         raise TypeError(f"step must return a dict as its info, not {type(info).__name__}")
@@ -196,11 +157,6 @@ def checked_step(result: Any) -> tuple[Observation, float, bool, bool, dict[str,
 
 
 def checked_reply(reply: Any) -> Reply:
-    """The reply that `act` returned.
-
-    Raises:
-        TypeError, ValueError: it is no reply, or its message is invalid.
-    """
     if not isinstance(reply, Reply):
         raise TypeError(f"act must return a Reply, not {type(reply).__name__}")
     assistant(reply.message)

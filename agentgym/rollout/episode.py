@@ -1,8 +1,7 @@
 """The agent loop, the only one in the project: evaluation and training use it too.
 
-`run_episode` reads top to bottom: init, reset, then act and step until the episode ends. `run_many` runs many episodes, some
-of them at the same time. A failure of an environment or a policy ends its own trajectory with an error, and no other. An episode
-that the agent's own programs broke is no failure: see `agentgym.core.agent_failure`.
+A failure of an environment or a policy ends its own trajectory with an error, and no other. An episode that the agent's own
+programs broke is no failure: see `agentgym.core.agent_failure`.
 """
 
 from __future__ import annotations
@@ -39,13 +38,9 @@ class Limits:
     """Limits of an episode: turns, tokens, and seconds for each call. None means no limit.
 
     Attributes:
-        max_turns: replies after which the loop ends an episode ("max_turns"); the env's own limit still holds.
-        tokens: that the policy has read and written in all turns when the loop ends the episode ("tokens").
+        max_turns: replies after which the loop ends an episode ("max_turns"); the environment's own limit still holds.
+        tokens: read and written by the policy in all turns when the loop ends the episode ("tokens").
         init_timeout: making an environment, and its `init`.
-        reset_timeout: one `reset`.
-        step_timeout: one `step`.
-        act_timeout: one answer of the policy.
-        close_timeout: one `close`.
         episode_timeout: the whole episode ("time"); checked between calls and while the policy acts.
     """
 
@@ -66,8 +61,6 @@ class Limits:
 
 @dataclass(frozen=True)
 class Episode:
-    """One episode to run: a task, which sample of it, and the seed of `reset`."""
-
     task: Task
     sample: int = 0
     seed: int | None = None
@@ -84,27 +77,20 @@ async def run_episode(
     sample: int = 0,
     id: str | None = None,
 ) -> Trajectory:
-    """Run one episode and return its trajectory. The environment is left open for the next one.
+    """Run one episode and return its trajectory. The environment stays open for the next one.
+
+    After a failure of the environment or the policy, the trajectory's `end` is "error", its `error` says which call failed, where
+    and after how long, and it has the turns before.
 
     Args:
-        env: the environment; its `def` methods are called in a thread of its own, the same for every episode.
-        policy: answers the messages. Raising `EndEpisode(reason)` truncates the episode with that reason. A policy that calls
-            the environment itself has `attach(env, call)`, which is called first.
+        env: its `def` methods run in one thread, the same for every episode.
+        policy: answers the messages; `EndEpisode(reason)` truncates the episode with that reason. A policy that calls the
+            environment itself has `attach(env, call)`, which is called first.
         task: bound by `init`. None: the task already bound, or the one that `reset(seed)` draws.
-        seed: passed to `reset`.
-        limits: of turns and seconds.
-        env_id: the name to record. Default: the id that the environment was made by.
-        sample: which of its task's episodes this is.
-        id: of the trajectory. Default: `"{task.id}/{sample}"`.
-
-    Returns:
-        The trajectory. After a failure of the environment or the policy its `end` is "error", its `error` says which call failed,
-        where and after how long, and it has the turns before.
+        env_id, id: recorded. Default: the id that the environment was made by, and `"{task.id}/{sample}"`.
     """
     started = time.perf_counter()
-    trajectory = Trajectory(
-        id="", env=env_id or name_of(env), task_id=task.id if task else "", sample=sample, seed=seed
-    )
+    trajectory = Trajectory("", env_id or name_of(env), task.id if task else "", sample, seed)
     try:
         await _play(env, policy, task, trajectory, limits)
     except EndEpisode as end:
@@ -138,7 +124,8 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
     observation, info = await _begin(env, executor, task, trajectory.seed, limits)
     if info.get("state") is not None:  # of the first turn; those of the others are in their turns' info
         trajectory.metadata["state"] = info["state"]
-    trajectory.task_id = _task_id(env) or trajectory.task_id
+    if (bound := getattr(env.unwrapped, "task", None)) is not None:
+        trajectory.task_id = bound.id or trajectory.task_id
     tools = env.get_wrapper_attr("tools")
     conversation = list(observation)
 
@@ -151,10 +138,13 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
         started = time.perf_counter()
         reply = await _act(policy, conversation, tools, limits, deadline)
         acted = time.perf_counter()
-        turn = _turn(observation, reply, acted - started)
+        reason = reply.finish_reason or (reply.tokens.finish_reason if reply.tokens else None)
+        turn = Turn(observation, reply.message, tokens=reply.tokens, usage=reply.usage, finish_reason=reason)
+        turn.act_seconds = acted - started
         trajectory.turns.append(turn)
         trajectory.final_observation = []
-        if turn.finish_reason == "content_filter" and not _says_anything(reply.message):
+        silent = not text_of(reply.message).strip() and not reply.message.get("tool_calls")
+        if silent and turn.finish_reason == "content_filter":
             raise CallFailed("the endpoint's content filter withheld the whole answer (finish_reason: content_filter)")
         step = executor.start_method(env, "step", reply.message)
         try:
@@ -194,7 +184,7 @@ async def _begin(
         return env.reset(seed=seed)
 
     def check(result: Any) -> Any:
-        return checked_reset(result) if stages.what == "reset" else None
+        return checked_reset(result) if stages.now.what == "reset" else None
 
     if task is not None and (is_async(env, "init") or is_async(env, "reset")):
         await bounded("init", executor.start_method(env, "init", task), limits.init_timeout)
@@ -210,7 +200,6 @@ async def _act(
     limits: Limits,
     deadline: float | None,
 ) -> Reply:
-    """One answer of the policy, within its own limit and what is left of the episode's."""
     left = math.inf if deadline is None else deadline - time.perf_counter()
     if left <= 0:
         raise EndEpisode("time")
@@ -227,32 +216,10 @@ async def _act(
         raise
 
 
-def _turn(observation: Observation, reply: Reply, seconds: float) -> Turn:
-    finish_reason = reply.finish_reason or (reply.tokens.finish_reason if reply.tokens else None)
-    return Turn(
-        observation,
-        reply.message,
-        tokens=reply.tokens,
-        act_seconds=seconds,
-        usage=reply.usage,
-        finish_reason=finish_reason,
-    )
-
-
-def _says_anything(message: Message) -> bool:
-    return bool(text_of(message).strip() or message.get("tool_calls"))
-
-
 def _tokens(turn: Turn) -> int:
-    """Tokens that the policy read and wrote in one turn: the endpoint's count, or the exact ones where it knows them."""
     if turn.tokens is not None:
         return len(turn.tokens.prompt_ids) + len(turn.tokens.completion_ids)
     return turn.usage.get("prompt_tokens", 0) + turn.usage.get("completion_tokens", 0)
-
-
-def _task_id(env: Env) -> str:
-    task = getattr(env.unwrapped, "task", None)
-    return task.id if task is not None else ""
 
 
 async def run_many(
@@ -271,28 +238,20 @@ async def run_many(
 ) -> list[Trajectory]:
     """Run episodes, at most `concurrency` at a time, each in an environment that no other uses meanwhile.
 
-    An environment is reused if its last episode did not fail; else it is closed and a new one made. All are closed at the end,
-    also after an exception or a cancellation.
+    An environment is reused unless its last episode failed. All are closed at the end, also after an exception. Trajectories are
+    returned in the order of `episodes`.
 
     Args:
         make_env: makes a new environment; called in the thread that will run it.
-        make_policy: makes the policy of one episode.
-        episodes: the episodes.
-        concurrency: how many run at a time.
-        limits: of each episode.
-        retries: how often an episode that failed is run again, from its start and with its seed. The errors before the
-            last are in the trajectory's `metadata["errors"]`.
+        retries: how often a failed episode is run again, from its start and with its seed. The errors before the last are in
+            the trajectory's `metadata["errors"]`.
         on_end: called with each trajectory as it ends.
-        env_id: the name to record. Default: the id that the environment was made by.
-        go_on: called before each episode; once it returns False, no other begins, and those that run are finished.
-        keep: False returns nothing, so that the trajectories that `on_end` took need not stay in memory.
+        go_on: called before each episode; once it returns False, no other begins, and the running ones are finished.
+        keep: False returns nothing, so that trajectories need not stay in memory.
         play: runs one episode, with the arguments of `run_episode`, which is the default.
 
-    Returns:
-        The trajectories of the episodes that were run, in the order of `episodes`.
-
     Raises:
-        ValueError: `concurrency` below 1, `retries` below 0, or `make_env` gave the same environment twice.
+        ValueError: `make_env` gave the same environment twice, or a number is too small.
         Exception: `make_policy` or `on_end` raised; this stops all episodes.
     """
     results: dict[int, Trajectory] = {}
@@ -314,12 +273,7 @@ Rollout = Callable[..., Awaitable[Trajectory]]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Episodes of one environment; arguments as in `run_many`.
-
-    Attributes:
-        on_end: called with the position of each episode and its trajectory, as it ends.
-        on_begin: called before its first episode.
-    """
+    """Episodes of one environment; arguments as in `run_many`. `on_end` also gets the episode's position."""
 
     make_env: Callable[[], Env]
     make_policy: Callable[[Episode], Policy]
@@ -334,10 +288,9 @@ class Batch:
 async def run_batches(
     batches: Sequence[Batch], *, concurrency: int = 64, retries: int = 1, go_on: Callable[[], bool] = lambda: True
 ) -> None:
-    """Run the episodes of several batches, at most `concurrency` of all at a time.
+    """Run the episodes of several batches, which share the slots evenly; at most `concurrency` of all at a time.
 
-    Batches share the slots evenly. A slot keeps its environment, and goes to another batch once its own has no episode left.
-    Arguments and errors as in `run_many`.
+    A slot keeps its environment, and goes to another batch once its own has no episode left. Errors as in `run_many`.
     """
     if concurrency < 1 or retries < 0:
         raise ValueError(f"concurrency must be at least 1 and retries at least 0, not {concurrency} and {retries}")
@@ -363,8 +316,6 @@ async def run_batches(
 
 
 class _Waiting:
-    """The episodes that have not begun, and how many slots each batch has."""
-
     def __init__(self, batches: Sequence[Batch]):
         self._left = {batch: iter(range(len(batch.episodes))) for batch in batches}
         self._slots = dict.fromkeys(batches, 0)
@@ -398,27 +349,19 @@ async def _finish(slots: list[asyncio.Task[None]], closing: list[asyncio.Task[No
         for task in slots:
             task.cancel()
         ends = await asyncio.gather(*slots, return_exceptions=True)
-        await _all_closed(closing)
+        if closing:
+            try:
+                await asyncio.wait(closing)
+            except asyncio.CancelledError:  # keep waiting: each `close` has its own limit
+                await asyncio.wait(closing)
+                raise
     for end in ends:
         if isinstance(end, Exception):
             raise end
 
 
-async def _all_closed(closing: list[asyncio.Task[None]]) -> None:
-    """Wait until all are closed. If cancelled, keep waiting: each `close` has its own limit."""
-    if not closing:
-        return
-    try:
-        await asyncio.wait(closing)
-    except asyncio.CancelledError:
-        await asyncio.wait(closing)
-        raise
-
-
 @dataclass
 class _EnvSlot:
-    """Runs episodes one after another, in the same environment until one fails."""
-
     batch: Batch
     retries: int
     closing: list[asyncio.Task[None]]
@@ -443,15 +386,8 @@ class _EnvSlot:
             error = f"{self.batch.env_id or 'environment'}, task {task.id!r}: {failure}"
             record = Trajectory(f"{task.id}/{episode.sample}", self.batch.env_id, task.id, episode.sample, episode.seed)
             return replace(record, end="error", error=error, metadata=failure.facts())
-        trajectory = await self.batch.play(
-            env,
-            policy,
-            task,
-            seed=episode.seed,
-            limits=self.batch.limits,
-            env_id=self.batch.env_id,
-            sample=episode.sample,
-        )
+        given = {"seed": episode.seed, "sample": episode.sample, "env_id": self.batch.env_id}
+        trajectory = await self.batch.play(env, policy, task, limits=self.batch.limits, **given)
         if trajectory.failed or executor_of(env).busy:  # busy: a step that the agent made hang
             self.env = None
             self.closing.append(asyncio.create_task(close_env(env, self.batch.limits.close_timeout)))

@@ -9,32 +9,13 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentgym.core.messages import Action, Message, assistant
+from agentgym.core.messages import Action
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory
-from agentgym.policies.base import EndEpisode, Reply
+from agentgym.policies.base import ScriptedPolicy
 from agentgym.processes.isolate import IsolatedCallError, NoWorker, Worker, WorkerDied, reference
 from agentgym.rollout.episode import Episode, Limits, run_many
-
-
-class ReplayPolicy:
-    """Gives stored replies, whatever it is shown.
-
-    Args:
-        replies: in order.
-        end: the reason that ends an episode which goes on after the last.
-    """
-
-    def __init__(self, replies: Sequence[Action], end: str = "replayed"):
-        self._replies = iter(replies)
-        self._end = end
-
-    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """The next reply."""
-        for reply in self._replies:
-            return Reply(assistant(reply))
-        raise EndEpisode(self._end)
 
 
 def shown(trajectory: Trajectory) -> list[str]:
@@ -52,11 +33,10 @@ async def replay(
     limits: Limits | None = None,
     concurrency: int = 8,
 ) -> list[Trajectory]:
-    """Play episodes again, in new environments and without retries."""
     replies = {(episode.task.id, episode.sample): actions for episode, actions in episodes}
     return await run_many(
         spec.make,
-        lambda episode: ReplayPolicy(replies[episode.task.id, episode.sample]),
+        lambda episode: ScriptedPolicy(replies[episode.task.id, episode.sample], "replayed"),
         [episode for episode, _ in episodes],
         concurrency=concurrency,
         limits=limits or Limits(),
@@ -78,9 +58,7 @@ async def replay_elsewhere(
 ) -> list[Trajectory]:
     """Play episodes again in another process, with another hash seed, and so another order of sets.
 
-    Raises:
-        ValueError: the spec has no JSON form, so that no other process can make its environment.
-        ElsewhereError: that process failed, or took too long.
+    Raises ValueError if the spec has no JSON form, ElsewhereError if that process failed, or took too long.
     """
     request = {
         "spec": spec.to_json(),
@@ -103,7 +81,6 @@ async def replay_elsewhere(
 
 
 def _play(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Answer one request, in the other process."""
     episodes = [
         (Episode(Task.from_json(item["task"]), item["sample"], item["seed"]), item["actions"])
         for item in request["episodes"]

@@ -19,20 +19,9 @@ SUFFIX = ".tmpl"
 
 
 def scaffold(name: str, parent: Path, kind: str = "plain") -> tuple[Path, list[Path]]:
-    """Make the folder `parent/name` with a whole package in it.
+    """Make a whole package in the new folder `parent/name`; returns the folder and its files.
 
-    Args:
-        name: of the package and the environment.
-        parent: where the folder is made; made too if it is not there.
-        kind: "plain", "tools" (an agent that calls tools) or "sandbox" (one that runs commands).
-
-    Returns:
-        The folder and the files in it.
-
-    Raises:
-        ValueError: the name is no good, or the kind is none.
-        FileExistsError: there is something of that name already.
-        OSError: it cannot be written.
+    Raises ValueError if the name or kind is invalid, FileExistsError if the folder exists.
     """
     check_name(name)
     if kind not in KINDS:
@@ -52,31 +41,23 @@ def scaffold(name: str, parent: Path, kind: str = "plain") -> tuple[Path, list[P
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot be the name of a package and an environment.
-
-    Raises:
-        ValueError: says what is wrong, and what would do.
-    """
     from agentgym.core.registration import registry
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", name) or "__" in name or len(name) > LONGEST:
         near = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789")[:LONGEST]
         hint = f", such as {near}" if len(near) > 1 and near != name else ", such as my_env"
-        raise ValueError(
-            f"{name!r} is no name for a package: write at most {LONGEST} small letters, digits and _{hint}"
-        )
+        rule = f"write at most {LONGEST} small letters, digits and _"
+        raise ValueError(f"{name!r} is no name for a package: {rule}{hint}")
     if keyword.iskeyword(name) or keyword.issoftkeyword(name):
         raise ValueError(f"{name!r} is a word of Python's: choose another, such as {name}_env")
     if name in sys.stdlib_module_names or name in ("agentgym", "agentgym_envs", "agent_train", "tests"):
         raise ValueError(f"{name!r} would hide the module of that name: choose another, such as {name}_env")
     if name in registry:
-        raise ValueError(
-            f"there is an environment {name!r} already ({registry[name].entry_point}): choose another name"
-        )
+        taken = f"there is an environment {name!r} already ({registry[name].entry_point})"
+        raise ValueError(f"{taken}: choose another name")
 
 
 def templates_in(folder: Traversable, below: str = "") -> list[tuple[Traversable, str]]:
-    """The templates in a folder and below it, each with its path there."""
     found = []
     for item in folder.iterdir():
         if item.is_dir():
@@ -87,6 +68,5 @@ def templates_in(folder: Traversable, below: str = "") -> list[tuple[Traversable
 
 
 def _named(text: str, name: str) -> str:
-    """A template's text or path with the environment's own names."""
     title = "".join(part.capitalize() for part in name.split("_"))
     return text.replace("my_env", name).replace("MyEnv", title).replace("my-env", name.replace("_", "-"))

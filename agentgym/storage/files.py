@@ -8,18 +8,22 @@ from pathlib import Path
 from typing import Any
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file in one step: a reader sees the old text or the new, never half."""
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file in one step: a reader sees the old content or the new, never half."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with unfinished.open("w", encoding="utf-8") as out:
-            out.write(text)
+        with unfinished.open("wb") as out:
+            out.write(content)
             out.flush()
             os.fsync(out.fileno())
         unfinished.replace(path)
     except OSError:  # a full disk, or nothing to write into
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -76,7 +76,7 @@ class TestFetch:
         assert (folder / "lamps" / "train.txt").read_text() == "otter"
 
     def test_nothing_but_whole_files_is_left(self, folder, hub, monkeypatch):
-        monkeypatch.setattr(catalogue.os, "replace", lambda *args: (_ for _ in ()).throw(OSError(28, "disk full")))
+        monkeypatch.setattr("pathlib.Path.replace", lambda *args: (_ for _ in ()).throw(OSError(28, "disk full")))
         with pytest.raises(DownloadError, match=r"cannot write .*train\.txt: .*disk full"):
             fetch(lamps())
         assert list((folder / "lamps").iterdir()) == []

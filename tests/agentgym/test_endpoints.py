@@ -1,74 +1,74 @@
-"""The gate that all requests to one endpoint pass. The endpoint is a double that refuses more than it can take."""
+"""The limiter that all requests to one endpoint pass. The endpoint is a double that refuses more than it can take."""
 
 import asyncio
 import math
 
 import pytest
 
-from agentgym.policies.endpoints import ConcurrencyLimiter, backoff, gate_of, retry_after
+from agentgym.policies.endpoints import ConcurrencyLimiter, backoff, limiter_of, retry_after
 
 
 def run(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, 10))
 
 
-def told(gate, answers, refusals, running):
+def told(limiter, answers, refusals, running):
     """So many answers and then refusals, of requests that are sent now, while `running` run."""
     now = asyncio.get_running_loop().time()
-    gate.running = running
+    limiter.running = running
     for _ in range(answers):
-        gate.answered()
+        limiter.answered()
     for _ in range(refusals):
-        gate.refused(now, 0.2)
-        gate.running -= 1
+        limiter.refused(now, 0.2)
+        limiter.running -= 1
 
 
 def test_where_2_percent_are_refused_nobody_else_is_held_back():
     async def go():
-        gate = ConcurrencyLimiter()
+        limiter = ConcurrencyLimiter()
         for _ in range(40):
-            told(gate, answers=49, refusals=1, running=64)
-            gate.running = 10  # as few may run by chance, and say nothing of what the endpoint can take
-            gate.refused(asyncio.get_running_loop().time(), 0.2)
-            assert gate.limit == math.inf
-            assert await asyncio.wait_for(gate.enter(), 0.05) == 0.0
+            told(limiter, answers=49, refusals=1, running=64)
+            limiter.running = 10  # as few may run by chance, and say nothing of what the endpoint can take
+            limiter.refused(asyncio.get_running_loop().time(), 0.2)
+            assert limiter.limit == math.inf
+            assert await asyncio.wait_for(limiter.enter(), 0.05) == 0.0
 
     run(go())
 
 
 def test_of_an_overload_the_share_that_was_refused_is_held_back():
     async def go():
-        gate = ConcurrencyLimiter()
-        told(gate, answers=60, refusals=0, running=64)
-        told(gate, answers=0, refusals=24, running=64)
-        assert 40 <= gate.limit <= 46
-        told(gate, answers=20, refusals=0, running=40)
-        assert gate.limit <= 50, "near its limit an endpoint is sent little more with each answer"
-        gate.limit = 4.0
-        told(gate, answers=10, refusals=0, running=4)
-        assert gate.limit == 14, "far below it, one more with each"
+        limiter = ConcurrencyLimiter()
+        told(limiter, answers=60, refusals=0, running=64)
+        told(limiter, answers=0, refusals=24, running=64)
+        assert 40 <= limiter.limit <= 46
+        told(limiter, answers=20, refusals=0, running=40)
+        assert limiter.limit <= 50, "near its limit an endpoint is sent little more with each answer"
+        limiter.limit = 4.0
+        told(limiter, answers=10, refusals=0, running=4)
+        assert limiter.limit == 14, "far below it, one more with each"
 
     run(go())
 
 
 def test_where_most_are_refused_nobody_enters_before_the_wait_is_over_and_who_was_refused_goes_first():
     async def go():
-        gate, loop, order = ConcurrencyLimiter(), asyncio.get_running_loop(), []
+        limiter, loop, order = ConcurrencyLimiter(), asyncio.get_running_loop(), []
 
         async def enter(name, again=False):
-            waited = await gate.enter(again)
+            waited = await limiter.enter(again)
             order.append(name)
             return waited
 
-        await gate.enter()
-        gate.refused(loop.time(), 0.2)
-        gate.leave()
+        await limiter.enter()
+        limiter.refused(loop.time(), 0.2)
+        limiter.leave()
         tasks = [asyncio.create_task(enter("new")), asyncio.create_task(enter("again", True))]
         await asyncio.sleep(0.1)
         assert order == []
         await asyncio.sleep(0.2)
         assert order == ["again"], "one at a time is the least"
-        gate.leave()
+        limiter.leave()
         waited = await asyncio.gather(*tasks)
         assert order == ["again", "new"]
         assert all(0.19 < seconds < 5 for seconds in waited)
@@ -79,20 +79,20 @@ def test_where_most_are_refused_nobody_enters_before_the_wait_is_over_and_who_wa
 @pytest.mark.parametrize("given_a_place", [False, True])
 def test_who_gives_up_waiting_takes_no_place(given_a_place):
     async def go():
-        gate = ConcurrencyLimiter()
-        gate.limit = 1.0
-        await gate.enter()
-        first, second = (asyncio.create_task(gate.enter()) for _ in range(2))
+        limiter = ConcurrencyLimiter()
+        limiter.limit = 1.0
+        await limiter.enter()
+        first, second = (asyncio.create_task(limiter.enter()) for _ in range(2))
         await asyncio.sleep(0)
         if given_a_place:
-            gate.leave()
+            limiter.leave()
             first.cancel()
         else:
             first.cancel()
             await asyncio.sleep(0)
-            gate.leave()
+            limiter.leave()
         await second
-        assert gate.running == 1
+        assert limiter.running == 1
 
     run(go())
 
@@ -107,27 +107,27 @@ def test_policies_of_one_endpoint_share_it_and_an_overloaded_one_is_soon_asked_w
 
         async def ask():
             nonlocal busy, refused
-            gate, again = gate_of("http://x"), False
+            limiter, again = limiter_of("http://x"), False
             while True:
-                await gate.enter(again)
+                await limiter.enter(again)
                 sent, again = loop.time(), True
                 busy += 1
                 try:
                     await asyncio.sleep(0.01)
                     if busy <= 8:
-                        gate.answered()
+                        limiter.answered()
                         return
                     refused += 1
-                    gate.refused(sent, 0.01)
+                    limiter.refused(sent, 0.01)
                 finally:
                     busy -= 1
-                    gate.leave()
+                    limiter.leave()
                 await asyncio.sleep(0.01)
 
         await asyncio.gather(*(ask() for _ in range(200)))
-        assert gate_of("http://x") is gate_of("http://x")
-        assert gate_of("http://x") is not gate_of("http://y")
-        assert gate_of("http://y").limit == math.inf
+        assert limiter_of("http://x") is limiter_of("http://x")
+        assert limiter_of("http://x") is not limiter_of("http://y")
+        assert limiter_of("http://y").limit == math.inf
 
     run(go())
     assert refused < 800

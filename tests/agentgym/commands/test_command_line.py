@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.cli import COMMANDS, main, parser
+from agentgym.cli import main
+from agentgym.cli.parser import COMMANDS, command_line
 from agentgym.core.usage_error import nearest
 
 ROOT = Path(__file__).parents[3]
@@ -23,7 +24,7 @@ AGENTGYM = [sys.executable, "-m", "agentgym.cli"]
 
 def leaves(found=None, words=()):
     """Every command that runs something: its words and its parser."""
-    found = found or parser()
+    found = found or command_line()
     below = [action for action in found._actions if isinstance(action, argparse._SubParsersAction)]
     if not below:
         return [(words, found)]
@@ -113,16 +114,16 @@ def imported_by(code):
 
 
 def test_help_and_completion_import_nothing_heavy():
-    assert not imported_by("import agentgym.cli; agentgym.cli.parser()") & set(HEAVY)
+    assert not imported_by("from agentgym.cli.parser import command_line; command_line()") & set(HEAVY)
     line = {"_ARGCOMPLETE": "1", "COMP_LINE": "agentgym eval froz", "COMP_POINT": "18"}
     code = f"""
 import contextlib, io, os
-from agentgym.cli import parser
+from agentgym.cli.parser import command_line
 from agentgym.cli.completion import answer_shell
 os.environ.update({line})
 answer = io.StringIO()
 with contextlib.suppress(SystemExit):
-    answer_shell(parser(), output_stream=answer, exit_method=exit)
+    answer_shell(command_line(), output_stream=answer, exit_method=exit)
 assert answer.getvalue().strip() == "frozen_lake", answer.getvalue()
 """
     assert not imported_by(code) & set(HEAVY)

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.cli import main, parser
+from agentgym.cli import main
 from agentgym.cli.completion import SHELLS, answer_shell
+from agentgym.cli.parser import command_line
 
 BIN = Path(sys.executable).parent
 BREAKS = " \t\n\"'@><=;|&(:"
@@ -52,7 +53,7 @@ def words(monkeypatch):
 
         answer = io.StringIO()
         with contextlib.suppress(Answered):
-            answer_shell(parser(), exit_method=leave, output_stream=answer, append_space=False)
+            answer_shell(command_line(), exit_method=leave, output_stream=answer, append_space=False)
         return [word for word in answer.getvalue().split("\n") if word]
 
     return ask
@@ -121,7 +122,7 @@ def test_runs_are_offered_where_a_run_is_meant_and_folders_where_folders_are(tmp
 
 def test_every_command_and_option_is_offered(words):
     """Whatever is added to the parser is completed with no more work."""
-    commands = next(action for action in parser()._actions if action.choices)
+    commands = next(action for action in command_line()._actions if action.choices)
     for name, command in commands.choices.items():
         assert name in words("agentgym ")
         told = {n for a in command._actions if a.help != "==SUPPRESS==" for n in a.option_strings if n.startswith("--")}

@@ -20,7 +20,10 @@ from agentgym.cli import main
 def play(monkeypatch, capsys):
     def run(*words, lines=""):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
-        code = main(["play", *words])
+        try:
+            code = main(["play", *words])
+        except SystemExit as ended:
+            code = ended.code
         return code, *capsys.readouterr()
 
     return run
@@ -90,7 +93,7 @@ def test_the_users_own_agent_plays_and_its_failure_names_the_place(play, tmp_pat
         (["nope"], "no environment 'nope'"),
         (["frozen_lake", "--task", "zzz"], "no task 'zzz'; it has 1000, the first is 'frozen_lake-test-0'"),
         (["frozen_lake", "--split", "tset"], "tset"),
-        (["frozen_lake", "--kwargs", "3"], "--kwargs must be a JSON object"),
+        (["frozen_lake", "--kwargs", "3"], "--kwargs: must be a JSON object"),
         (["frozen_lake", "--kwargs", '{"sise": 3}'], "takes no argument 'sise'"),
         (["frozen_lake", "--model", "m"], "--base-url"),
         (["frozen_lake", "--model", "m", "--base-url", "localhost:1"], "did you mean http://localhost:1?"),

@@ -16,9 +16,8 @@ from agentgym.core.trajectory import write_jsonl
 from agentgym.evaluate import store
 from agentgym.evaluate.plan import AgentSpec, Cell
 from agentgym.evaluate.rescore import rescore
-from agentgym.policies.base import Reply
+from agentgym.policies.base import Reply, ScriptedPolicy
 from agentgym.rollout.episode import Episode, Limits, run_many
-from agentgym.rollout.replays import ReplayPolicy
 
 BROKEN: set[str] = set()
 
@@ -254,6 +253,6 @@ def test_a_replay_ends_where_its_replies_end():
     spec = EnvSpec(id="sum", entry_point=f"{__name__}:Sum")
     (task,) = spec.tasks().take(1)
     (played,) = asyncio.run(
-        run_many(spec.make, lambda e: ReplayPolicy(["?"], "context"), [Episode(task)], limits=Limits())
+        run_many(spec.make, lambda e: ScriptedPolicy(["?"], "context"), [Episode(task)], limits=Limits())
     )
     assert (played.end, len(played.turns)) == ("context", 1)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.cli.spec_of import ENVS, find_modules, spec_of
-from agentgym.core.usage_error import UsageError
+from agentgym.cli.spec_of import ENVS, add_kwargs, find_modules, spec_of
+from agentgym.core.usage_error import UsageError, usage_errors
 
 if TYPE_CHECKING:
     from agentgym.evaluate.suite import Suite
 
-SUITES = (".yaml", ".yml")
+_SUITES = (".yaml", ".yml")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _EXTENT = ("split", "n", "k", "seed", "max_turns", "shuffle")
-_LIMITS = {
+LIMITS = {
     "episode_limit": "episodes",
     "token_limit": "tokens",
     "cost_limit": "cost",
@@ -35,8 +34,8 @@ _AGENTS = ("policy", "model", "serve", "agent", "script")
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """The options of `agentgym eval`. None stands for what is not given, so that a suite's own value holds."""
-    command.add_argument("envs", nargs="*", metavar="ENV", help=f"{ENVS}; or one file of a suite, NAME.yaml")
     add = command.add_argument
+    add("envs", nargs="*", metavar="ENV", help=f"{ENVS}; or one file of a suite, NAME.yaml")
     add("--suite", type=Path, metavar="FILE", help="a YAML file with agents, environments and limits")
     add("--resume", type=Path, metavar="RUN", help="resume the run in this folder with its original options")
     _add_agents(command)
@@ -45,41 +44,29 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add("--split", help="which tasks (default: test)")
     add("-n", "--n", type=_count, metavar="N", help="how many tasks of each environment, or all (default: 100)")
     add("--task", action="append", metavar="ID", help="play only this task instead of the first N; repeatable")
-    add(
-        "--shuffle",
-        action="store_true",
-        default=None,
-        help="shuffle the split by --seed before taking the first N",
-    )
+    shuffle = "shuffle the split by --seed before taking the first N"
+    add("--shuffle", action="store_true", default=None, help=shuffle)
     add("-k", "--k", type=int, metavar="K", help="episodes of each task (default: 1)")
     add("--seed", type=int, help="seed of episodes and sampling (default: 0)")
-    add("--kwargs", type=_table, metavar="JSON", help="keyword arguments of the environments")
-    group = command.add_argument_group("limits of an episode")
-    add = group.add_argument
+    add_kwargs(group, "keyword arguments of the environments")
+    add = command.add_argument_group("limits of an episode").add_argument
     add("--max-turns", type=int, metavar="N", help="replies before the episode is cut off (default: the environment's)")
     add("--max-episode-tokens", type=int, metavar="N", help="tokens read and written before the episode is cut off")
     add("--episode-timeout", type=_seconds, metavar="TIME", help="time limit of an episode: seconds, 90s, 10m, 2h")
     add("--answer-timeout", type=_seconds, metavar="TIME", help="time limit of one answer, retries too (default: 300s)")
     add("--step-timeout", type=_seconds, metavar="TIME", help="time limit of one environment step (default: 60s)")
     add("--retries", type=int, help="retries of a failed episode (default: 1)")
-    group = command.add_argument_group(
-        "limits of the whole run", "one that is reached ends the run with exit code 3; started again, it goes on"
-    )
-    add = group.add_argument
+    about = "one that is reached ends the run with exit code 3; started again, it goes on"
+    add = command.add_argument_group("limits of the whole run", about).add_argument
     add("--episode-limit", type=int, metavar="N", help="episodes")
     add("--token-limit", type=int, metavar="N", help="tokens read and written, by the endpoints' count")
     add("--cost-limit", type=float, metavar="USD", help="US dollars, by --prices")
     add("--time-limit", type=_seconds, metavar="TIME", help="seconds, 90s, 10m, 2h; of this start of the run")
     add("--prices", type=Path, metavar="FILE", help="what tokens cost: a YAML or JSON table by model")
     add("--concurrency", type=int, metavar="N", help="episodes at a time (default: 64)")
-    group = command.add_argument_group("what it leaves behind")
-    add = group.add_argument
-    add(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="the run's folder (default: a new one in runs/); an existing run is resumed",
-    )
+    add = command.add_argument_group("what it leaves behind").add_argument
+    out = "the run's folder (default: a new one in runs/); an existing run is resumed"
+    add("--out", type=Path, metavar="DIR", help=out)
     add("--no-store", action="store_true", help="store nothing")
     add("--no-probe", action="store_true", help="do not check endpoints and models before the start")
     add("--parts", action="store_true", help="also print tables by tag and by difficulty")
@@ -93,16 +80,12 @@ def _add_agents(command: argparse.ArgumentParser) -> None:
     policies = ("chat", "expert", "random", "null")
     add("--policy", action="append", choices=policies, help="chat: a --model (default); null: says nothing")
     add("--model", action="append", metavar="NAME", help="a model at an endpoint")
-    add(
-        "--base-url",
-        action="append",
-        metavar="URL",
-        help="its endpoint, such as http://localhost:8000/v1; one, or one for each model",
-    )
+    base_url = "its endpoint, such as http://localhost:8000/v1; one, or one for each model"
+    add("--base-url", action="append", metavar="URL", help=base_url)
     add("--serve", action="append", metavar="DIR", help="a model folder, served by vLLM for this run")
     add("--serve-args", metavar="ARGS", help="extra arguments of the vLLM server, as one quoted string")
     add("--agent", action="append", metavar="MODULE:NAME", help="your own agent: a Python function or class")
-    add("--agent-kwargs", type=_table, metavar="JSON", help="keyword arguments of the agent")
+    add_kwargs(group, "keyword arguments of the agent", "--agent-kwargs")
     add("--script", action="append", metavar="FILE", help="a file of fixed answers, one per line, or JSON")
     add("--name", help="name of the agent in the results, if there is only one")
     group = command.add_argument_group("how models answer (default: as the endpoint likes)")
@@ -113,25 +96,26 @@ def _add_agents(command: argparse.ArgumentParser) -> None:
     add("--top-p", type=float, help="nucleus sampling: keep the most likely tokens up to this total probability")
     add("--max-tokens", type=int, help="maximum tokens of one answer")
     add("--reasoning-effort", metavar="LEVEL", help="low, medium or high; sent as reasoning_effort")
-    add("--send-reasoning", action="store_true", help="send the reasoning of earlier turns back to the model")
-    add("--extra", type=_table, metavar="JSON", help="extra fields of every request")
-    add("--stream", action="store_true", help="stream answers; --timeout then limits the time between two chunks")
+    send_reasoning = "send the reasoning of earlier turns back to the model"
+    add("--send-reasoning", action="store_true", default=None, help=send_reasoning)
+    add_kwargs(group, "extra fields of every request", "--extra")
+    stream = "stream answers; --timeout then limits the time between two chunks"
+    add("--stream", action="store_true", default=None, help=stream)
     add("--timeout", type=_seconds, metavar="TIME", help="time limit of one request (default: 120s)")
     add("--request-retries", type=int, metavar="N", help="retries of one request (default: 5)")
 
 
-def suite_from(args: argparse.Namespace) -> Suite:
-    """The suite that a command line describes, by itself, by a file, or by a run folder.
+def option_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
-    Raises:
-        UsageError: it describes none.
-    """
+
+def suite_from(args: argparse.Namespace) -> Suite:
     from agentgym.evaluate.suite import read_suite, suite_of
 
     file = args.suite
-    if file is None and len(args.envs) == 1 and args.envs[0].endswith(SUITES):
+    if file is None and len(args.envs) == 1 and args.envs[0].endswith(_SUITES):
         file, args.envs = Path(args.envs[0]), []
-    try:
+    with usage_errors(ValueError):
         if args.resume is not None:
             return _resumed(args)
         if file is None:
@@ -144,41 +128,38 @@ def suite_from(args: argparse.Namespace) -> Suite:
             return suite_of(_over(record, args), spec_of)
         except (ValueError, UsageError) as error:
             raise UsageError(f"{file}: {error}") from error
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def _record(args: argparse.Namespace) -> dict[str, Any]:
-    """The suite of a command line without a file."""
     if not args.envs:
         raise UsageError("name an environment (`agentgym list` shows all), or a suite NAME.yaml")
-    if suites := [name for name in args.envs if name.endswith(SUITES)]:
+    if suites := [name for name in args.envs if name.endswith(_SUITES)]:
         raise UsageError(f"{suites[0]}: a suite has its own environments: give one alone, and no other ENV")
     if args.task and (args.n is not None or args.shuffle):
         raise UsageError("--task names the tasks: leave out -n and --shuffle")
-    own = {"kwargs": args.kwargs or {}, "tasks": args.task}
-    record = {"envs": [{"id": id, **own} for id in dict.fromkeys(args.envs)]}
-    more = f"+{len(record['envs']) - 1}" if len(record["envs"]) > 1 else ""
-    record = _over({**record, "name": f"{args.envs[0]}{more}"}, args)
+    envs = [{"id": id, "kwargs": args.kwargs, "tasks": args.task} for id in dict.fromkeys(args.envs)]
+    more = f"+{len(envs) - 1}" if len(envs) > 1 else ""
+    record = _over({"envs": envs, "name": f"{args.envs[0]}{more}"}, args)
     if not record.get("agents"):
-        raise UsageError(
-            "--model and --base-url are needed, or --policy expert, random or null, --agent, --script, --serve"
-        )
+        players = "--policy expert, random or null, --agent, --script, --serve"
+        raise UsageError(f"--model and --base-url are needed, or {players}")
     return record
+
+
+def _given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def _over(record: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """The suite with values of the command line in place of those in the file."""
-    given = {name: getattr(args, name) for name in _EXTENT if getattr(args, name) is not None}
-    if agents := list(_agents(args)):
+    given = _given(args, _EXTENT)
+    if agents := _agents(args):
         given["agents"] = agents
     envs = record.get("envs")
     if isinstance(envs, list):
         own = [{k: v for k, v in env.items() if k not in given} if isinstance(env, dict) else env for env in envs]
         record = {**record, "envs": own}
-    for name in ("concurrency", "retries"):
-        if getattr(args, name) is not None:
-            given[name] = getattr(args, name)
+    given |= _given(args, ("concurrency", "retries"))
     if args.prices is not None:
         given["prices"] = str(args.prices)
     if limits := _limits(args):
@@ -191,41 +172,29 @@ def _resumed(args: argparse.Namespace) -> Suite:
     from agentgym.evaluate.budget import Prices
     from agentgym.evaluate.suite import limits_of, suite_in
 
-    asked = [
-        f"--{name.replace('_', '-')}"
-        for name in (*_EXTENT, *_AGENTS, "kwargs", "task", "suite", "out")
-        if getattr(args, name)
-    ]
-    if args.envs or asked:
-        raise UsageError(f"--resume uses the options stored in the folder: leave out {(args.envs or asked)[0]}")
+    fixed = (*_EXTENT, *_AGENTS, "kwargs", "task", "suite", "out")
+    if asked := args.envs or [option_of(name) for name in fixed if getattr(args, name)]:
+        raise UsageError(f"--resume uses the options stored in the folder: leave out {asked[0]}")
     find_modules(args.resume)
     suite = suite_in(args.resume)
     limits, budget = limits_of(_limits(args), suite.limits, suite.budget)
-    given = {name: getattr(args, name) for name in ("concurrency", "retries") if getattr(args, name) is not None}
+    given = _given(args, ("concurrency", "retries"))
     if args.prices is not None:
         given["prices"] = Prices.load(args.prices)
     return replace(suite, limits=limits, budget=budget, **given)
 
 
 def _limits(args: argparse.Namespace) -> dict[str, float]:
-    return {name: getattr(args, option) for option, name in _LIMITS.items() if getattr(args, option) is not None}
+    return {LIMITS[option]: value for option, value in _given(args, LIMITS).items()}
 
 
-def _agents(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _agents(args: argparse.Namespace) -> list[dict[str, Any]]:
     entries = [{"policy": policy} for policy in args.policy or () if policy != "chat"]
-    extra = {"top_p": args.top_p, "reasoning_effort": args.reasoning_effort, "stop": args.stop}
-    extra = {**(args.extra or {}), **{name: value for name, value in extra.items() if value is not None}}
-    asking = {
-        "system": args.system,
-        "temperature": args.temperature,
-        "max_tokens": args.max_tokens,
-        "extra": extra or None,
-        "send_reasoning": args.send_reasoning or None,
-        "stream": args.stream or None,
-        "timeout": args.timeout,
-        "retries": args.request_retries,
-    }
-    asking = {name: value for name, value in asking.items() if value is not None}
+    asking = _given(args, ("system", "temperature", "max_tokens", "send_reasoning", "stream", "timeout"))
+    if args.request_retries is not None:
+        asking["retries"] = args.request_retries
+    if extra := args.extra | _given(args, ("top_p", "reasoning_effort", "stop")):
+        asking["extra"] = extra
     entries += [{"model": model, **url, **asking} for model, url in zip(args.model or (), _urls(args), strict=True)]
     entries += [{"serve": folder, **asking} for folder in args.serve or ()]
     kwargs = {"kwargs": args.agent_kwargs} if args.agent_kwargs else {}
@@ -233,14 +202,14 @@ def _agents(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     entries += [{"script": file} for file in args.script or ()]
     for option, needed in (("agent_kwargs", "agent"), ("serve_args", "serve"), ("base_url", "model")):
         if getattr(args, option) and not getattr(args, needed):
-            raise UsageError(f"--{option.replace('_', '-')} needs --{needed}")
+            raise UsageError(f"{option_of(option)} needs --{needed}")
     if asking and not (args.model or args.serve):
         raise UsageError(f"{', '.join(asking)}: only valid with --model or --serve")
     if args.name:
         if len(entries) != 1:
             raise UsageError(f"--name names one agent, and there are {len(entries)}: name them in a suite's file")
         entries[0]["name"] = args.name
-    yield from entries
+    return entries
 
 
 def _urls(args: argparse.Namespace) -> list[dict[str, str]]:
@@ -268,13 +237,3 @@ def _seconds(text: str) -> float:
     if not found:
         raise argparse.ArgumentTypeError(f"a time: 90, 90s, 10m, 2h, not {text!r}")
     return float(found[1]) * _UNITS[found[2] or "s"]
-
-
-def _table(text: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"not valid JSON: {error}: {text}") from error
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"must be a JSON object, not {text}")
-    return value

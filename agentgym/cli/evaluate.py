@@ -1,5 +1,3 @@
-"""The command `agentgym eval`."""
-
 from __future__ import annotations
 
 import argparse
@@ -17,26 +15,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.cli.eval_options import add_options, suite_from
+from agentgym.cli.evaluate_options import LIMITS, add_options, option_of, suite_from
 from agentgym.cli.output import print_json, print_table
-from agentgym.core.usage_error import UsageError
+from agentgym.core.usage_error import UsageError, usage_errors
 
 if TYPE_CHECKING:
     from agentgym.evaluate.plan import AgentSpec
     from agentgym.evaluate.results import Results
     from agentgym.evaluate.suite import Suite
 
-_LIMIT_OPTIONS = {
-    "episodes": "--episode-limit",
-    "tokens": "--token-limit",
-    "cost": "--cost-limit",
-    "seconds": "--time-limit",
-}
 _SAY_SECONDS = 10.0
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym eval`."""
     command = commands.add_parser(
         "eval",
         help="evaluate models, agents and policies on environments",
@@ -49,10 +40,8 @@ def add(commands: argparse._SubParsersAction) -> None:
 def _eval(args: argparse.Namespace) -> int:
     suite = suite_from(args)
     agents = list({cell.agent.name: cell.agent for cell in suite.cells}.values())
-    notes = _prepared(suite, agents, args)
-    if not args.quiet:
-        for note in notes:
-            print(note, file=sys.stderr)
+    for note in _prepared(suite, agents, args):
+        _tell(args, note)
     with contextlib.ExitStack() as open_things:
         if args.no_store:
             out = Path(open_things.enter_context(tempfile.TemporaryDirectory(prefix="agentgym-"))) / "run"
@@ -61,20 +50,22 @@ def _eval(args: argparse.Namespace) -> int:
         return _run(suite, agents, out, args)
 
 
+def _tell(args: argparse.Namespace, text: str) -> None:
+    if not args.quiet:
+        print(text, file=sys.stderr)
+
+
 def _prepared(suite: Suite, agents: list[AgentSpec], args: argparse.Namespace) -> list[str]:
-    """Try everything that can be wrong; returns the warnings."""
     from agentgym.evaluate.prepare import check_agents, check_endpoints, check_envs, check_prices
 
     if args.no_store and (args.out or args.resume):
         raise UsageError("--no-store stores nothing: leave out --out and --resume")
-    try:
+    with usage_errors(ValueError):
         check_agents(agents, _serve_args(args))
         if suite.budget.cost is not None:
             check_prices(agents, suite.prices)
         notes = check_envs(suite.cells)
         return notes if args.no_probe else [*notes, *asyncio.run(check_endpoints(agents))]
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def _new_folder(suite: Suite, agents: list[AgentSpec]) -> Path:
@@ -115,15 +106,13 @@ def _run(suite: Suite, agents: list[AgentSpec], out: Path, args: argparse.Namesp
 
 @contextlib.contextmanager
 def _served(agent: AgentSpec, out: Path, args: argparse.Namespace) -> Iterator[AgentSpec]:
-    """The agent at the endpoint of its folder, which is served for as long as this lasts."""
     from agentgym.evaluate.agents import located
     from agentgym.evaluate.serving import serve_model
 
     folder = agent.settings["serve"]
     name = re.sub(r"[^\w.-]+", "-", agent.name)
     log = out / f"serve-{name}.log"
-    if not args.quiet:
-        print(f"{agent.name}: starting vLLM on {folder}; its log is {log}", file=sys.stderr)
+    _tell(args, f"{agent.name}: starting vLLM on {folder}; its log is {log}")
     with serve_model(folder, log=log, args=_serve_args(args), say=_say(agent.name, args)) as place:
         yield located(agent, *place)
 
@@ -140,9 +129,9 @@ def _say(name: str, args: argparse.Namespace) -> Any:
 
     def say(seconds: float, line: str) -> None:
         nonlocal last
-        if seconds - last >= _SAY_SECONDS and not args.quiet:
+        if seconds - last >= _SAY_SECONDS:
             last = seconds
-            print(f"{name}: starting for {seconds:.0f} s: {line}", file=sys.stderr)
+            _tell(args, f"{name}: starting for {seconds:.0f} s: {line}")
 
     return say
 
@@ -208,7 +197,6 @@ def _stopping(stop: asyncio.Event) -> Iterator[None]:
 
 
 def _show(results: Results, out: Path, args: argparse.Namespace) -> None:
-    """The results on standard output; where they are, and how to go on, on standard error."""
     from agentgym.evaluate.tables import results_table
 
     if args.json:
@@ -218,12 +206,11 @@ def _show(results: Results, out: Path, args: argparse.Namespace) -> None:
     if args.no_store:
         return
     folder = shlex.quote(str(out))
-    if not args.quiet:
-        print(f"stored in {out}; to look at the episodes: agentgym view {folder}", file=sys.stderr)
+    _tell(args, f"stored in {out}; to look at the episodes: agentgym view {folder}")
     errors = sum(cell.errors for cell in results.cells)
     resume = f"agentgym eval --resume {folder}"
-    if results.stopped in _LIMIT_OPTIONS:
-        option = _LIMIT_OPTIONS[results.stopped]
+    if limit := next((name for name, of in LIMITS.items() if of == results.stopped), None):
+        option = option_of(limit)
         more = "" if results.stopped == "seconds" else f" {option} MORE"
         print(f"stopped by the limit of {results.stopped} ({option}); to go on: {resume}{more}", file=sys.stderr)
     elif results.stopped is not None:
