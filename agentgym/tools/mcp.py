@@ -3,8 +3,7 @@
     with McpTools(["python", "server.py"]) as server:          # or McpTools(url="http://127.0.0.1:8000/mcp")
         tools = ToolSet([*server, my_own_tool])
 
-Needs `agentgym-toolkit[mcp]`. The server is started, or connected to, when its tools are first listed. Calls block the calling
-thread, as environments with `def` methods may; one thread speaks the protocol for all servers.
+Needs `agentgym-toolkit[mcp]`. Calls block the calling thread; one more thread speaks the protocol for all servers.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,10 +35,10 @@ class McpServerError(RuntimeError):
 
 
 class McpTools:
-    """The tools of one MCP server. Iterate over it to get them; close it, or use it in a `with` statement.
+    """The tools of one MCP server. Iterate over it to get them, which starts it; close it, or use it in a `with` statement.
 
-    A call whose result is an error is answered with "Error: ..." and the tool's text. So is a call that takes longer than
-    `timeout` while the server still answers other requests. If the server no longer answers, the call raises `McpServerError`.
+    A call that fails, or takes longer than `timeout` while the server still answers, is answered with "Error: ..." and the
+    tool's text. If the server no longer answers, the call raises `McpServerError`.
 
     Args:
         command: program and arguments of a server that speaks over its standard input and output. It inherits few environment
@@ -81,11 +80,6 @@ class McpTools:
         self._finalizer: weakref.finalize[..., McpTools] | None = None
 
     @property
-    def name(self) -> str:
-        """The server's URL or command, as error messages show it."""
-        return self.url or " ".join(self.command or [])
-
-    @property
     def tools(self) -> list[Tool]:
         """The server's tools, as it listed them when the connection was made.
 
@@ -93,7 +87,14 @@ class McpTools:
             McpServerError: the server cannot be used.
             ModuleNotFoundError: the package `mcp` is not installed.
         """
-        return [self._tool(listed) for listed in self._open().listed]
+
+        def run_as(name: str) -> Callable[..., str]:
+            return lambda **arguments: self.call(name, arguments)
+
+        return [
+            Tool(listed.name, listed.description or "", listed.input_schema, run_as(listed.name), problem_of_names)
+            for listed in self._open().listed
+        ]
 
     def __iter__(self) -> Iterator[Tool]:
         return iter(self.tools)
@@ -120,7 +121,7 @@ class McpTools:
         return text
 
     def close(self) -> None:
-        """End the connection, and the server process if there is one. The next use connects again."""
+        """End the connection and the server process. The next use connects again."""
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is not None:
@@ -132,19 +133,13 @@ class McpTools:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _tool(self, listed: Any) -> Tool:
-        def run(**arguments: Any) -> str:
-            return self.call(listed.name, arguments)
-
-        return Tool(listed.name, listed.description or "", listed.input_schema, run, problem_of_names)
-
     def _open(self) -> _Connection:
         with self._lock:
             known = self._connection
             if known is not None and known.alive:
                 return known
             if known is not None and known.used and not self.stateless and known.owner == os.getpid():
-                raise McpServerError(f"the MCP server {self.name} is gone, and its state with it: {known.ending}")
+                raise McpServerError(f"the MCP server {known.name} is gone, and its state with it: {known.ending}")
             if known is not None:
                 known.stop()
             self._connection = _Connection(self)
@@ -169,7 +164,8 @@ class _Connection:
     """One connection, from start to end. Its task runs in the event loop's thread; other threads wait for it."""
 
     def __init__(self, tools: McpTools):
-        self.name, self.command, self.url = tools.name, tools.command, tools.url
+        self.name = tools.url or " ".join(tools.command or [])  # as error messages show it
+        self.command, self.url = tools.command, tools.url
         self.env, self.cwd, self.headers = tools.env, tools.cwd, dict(tools.headers or {})
         self.ending = Ending()
         self.listed: list[Any] = []
@@ -197,7 +193,7 @@ class _Connection:
             ) from None
 
     def wait(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        """The result of work in the event loop. The timeout here is for a loop that is stuck."""
+        """The result of work in the event loop. The timeout here is for a stuck loop."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout + PROBE_SECONDS)
@@ -215,7 +211,6 @@ class _Connection:
             self._task.result(CLOSE_SECONDS)
 
     async def _live(self) -> None:
-        """Hold the connection until it is stopped; `ending` records an earlier end."""
         try:
             async with contextlib.AsyncExitStack() as stack:
                 self._client = await self._connect(stack)
@@ -226,10 +221,8 @@ class _Connection:
             self._ready.set_exception(error)
         except BaseException as error:
             self.ending.reason = self.ending.reason or _error_text(error)
-            if self._ready.done():
-                return
-            problem = McpServerError(f"cannot use the MCP server {self.name}: {self.ending}")
-            self._ready.set_exception(problem)
+            if not self._ready.done():
+                self._ready.set_exception(McpServerError(f"cannot use the MCP server {self.name}: {self.ending}"))
 
     async def _connect(self, stack: contextlib.AsyncExitStack) -> Any:
         try:
@@ -238,24 +231,21 @@ class _Connection:
             raise ModuleNotFoundError(
                 "MCP servers need the package mcp: pip install 'agentgym-toolkit[mcp]'"
             ) from error
-
         if self.command is not None:
-            transport: Any = server_process(self.command, self.ending, self.env, self.cwd)
-        else:
-            transport = _http(str(self.url), self.headers)
-        return await stack.enter_async_context(Client(transport))
+            return await stack.enter_async_context(
+                Client(server_process(self.command, self.ending, self.env, self.cwd))
+            )
+        return await stack.enter_async_context(Client(_http(str(self.url), self.headers)))
 
     async def _list(self) -> list[Any]:
-        listed: list[Any] = []
-        cursor = None
-        while True:
-            page = await self._client.list_tools(cursor=cursor, cache_mode="refresh")
-            listed += page.tools
-            cursor = page.next_cursor
-            if not cursor:
-                return listed
+        page = await self._client.list_tools(cursor=None, cache_mode="refresh")
+        listed = list(page.tools)
+        while page.next_cursor:
             if len(listed) > MOST_TOOLS:
                 raise McpServerError(f"the MCP server {self.name} lists more than {MOST_TOOLS} tools")
+            page = await self._client.list_tools(cursor=page.next_cursor, cache_mode="refresh")
+            listed += page.tools
+        return listed
 
     async def call(self, name: str, arguments: dict[str, Any], timeout: float) -> Any:
         from mcp import MCPError
@@ -283,8 +273,7 @@ class _Connection:
         raise _CallProblem(problem)
 
     def _failed(self, error: Exception, what: str = "") -> McpServerError:
-        if not self.ending.reason:
-            self.ending.reason = what or _error_text(error)
+        self.ending.reason = self.ending.reason or what or _error_text(error)
         return McpServerError(f"the MCP server {self.name} failed: {self.ending}")
 
 
@@ -298,9 +287,6 @@ async def _http(url: str, headers: dict[str, str]) -> AsyncIterator[tuple[Any, A
         streamable_http_client(url, http_client=client) as streams,
     ):
         yield streams
-
-
-# ---- the event loop
 
 
 class _LoopThread:
@@ -327,11 +313,7 @@ _thread = _LoopThread()
 os.register_at_fork(after_in_child=_thread.forget)
 
 
-# ---- results
-
-
 def _text_of(result: Any) -> str:
-    """A result's content as text, or its structured form if it has no other content."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(_block_text(block) for block in result.content)
@@ -349,7 +331,6 @@ def _block_text(block: Any) -> str:
 
 
 def _error_text(error: BaseException) -> str:
-    """The type and message of an exception; of a group, those of its first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

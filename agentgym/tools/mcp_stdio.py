@@ -29,12 +29,7 @@ GRACE = 1.0  # seconds for the server to exit once its input is closed
 
 @dataclass
 class Ending:
-    """How a server process ended, for the error message.
-
-    Attributes:
-        reason: empty while the connection works.
-        stderr: the end of its output there.
-    """
+    """How a server process ended, for the error message. `reason` is empty while the connection works."""
 
     reason: str = ""
     stderr: str = ""
@@ -48,17 +43,7 @@ class Ending:
 async def server_process(
     command: Sequence[str], ending: Ending, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Start a server and yield the streams that `mcp.Client` reads from and writes to.
-
-    Args:
-        command: program and arguments.
-        ending: is updated with the reason why the connection ended.
-        env: environment variables, added to the few that a server inherits (PATH, HOME ...).
-        cwd: its working directory.
-
-    Raises:
-        OSError: it cannot be started.
-    """
+    """Start a server and yield the streams that `mcp.Client` reads from and writes to. OSError if it cannot be started."""
     import anyio
     from mcp.client.stdio import get_default_environment
 
@@ -92,16 +77,16 @@ async def server_process(
 
 
 async def _receive(process: asyncio.subprocess.Process, received: Any, ending: Ending) -> None:
-    """Forward the server's messages until it ends or exceeds a bound."""
     import anyio
     from mcp.shared.message import SessionMessage
     from mcp_types import jsonrpc_message_adapter
 
+    stdout: Any = process.stdout
     invalid = 0
     async with received:
         while True:
             try:
-                line = await _pipe(process.stdout).readline()
+                line = await stdout.readline()
             except ValueError:
                 ending.reason = f"it wrote a line of more than {LONGEST_LINE} bytes to stdout"
                 return
@@ -112,19 +97,18 @@ async def _receive(process: asyncio.subprocess.Process, received: Any, ending: E
                 message = jsonrpc_message_adapter.validate_json(line, by_name=False)
             except ValueError:
                 invalid += bool(line.strip())
-                if invalid > MOST_INVALID_LINES:
-                    ending.reason = (
-                        f"it wrote more than {MOST_INVALID_LINES} lines to stdout that are no messages: {line!r:.100}"
-                    )
-                    return
-                continue
+                if invalid <= MOST_INVALID_LINES:
+                    continue
+                ending.reason = (
+                    f"it wrote more than {MOST_INVALID_LINES} lines to stdout that are no messages: {line!r:.100}"
+                )
+                return
             with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await received.send(SessionMessage(message))
 
 
 async def _send(process: asyncio.subprocess.Process, outgoing: Any, received: Any, ending: Ending) -> None:
-    """Forward messages to the server. The connection closes if one cannot be written."""
-    stdin = _pipe(process.stdin)
+    stdin: Any = process.stdin
     async with outgoing:
         async for item in outgoing:
             try:
@@ -137,14 +121,14 @@ async def _send(process: asyncio.subprocess.Process, outgoing: Any, received: An
 
 
 async def _keep_stderr(process: asyncio.subprocess.Process, ending: Ending) -> None:
+    stderr: Any = process.stderr
     kept = b""
-    while chunk := await _pipe(process.stderr).read(1 << 16):
+    while chunk := await stderr.read(1 << 16):
         kept = (kept + chunk)[-KEPT_STDERR:]
         ending.stderr = kept.decode("utf-8", "replace")
 
 
 async def _death(process: asyncio.subprocess.Process) -> str:
-    """How a process that closed its output ended."""
     code = await _exit_code(process, GRACE)
     if code is None:
         return "it closed its stdout"
@@ -152,8 +136,8 @@ async def _death(process: asyncio.subprocess.Process) -> str:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Close a server's input, give it time to exit, then kill its process group."""
-    _pipe(process.stdin).close()
+    stdin: Any = process.stdin
+    stdin.close()
     await _exit_code(process, GRACE)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -170,9 +154,3 @@ async def _exit_code(process: asyncio.subprocess.Process, seconds: float) -> int
     while process.returncode is None and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     return process.returncode
-
-
-def _pipe(stream: Any) -> Any:
-    if stream is None:
-        raise RuntimeError("a server process was started without its pipes")
-    return stream
