@@ -32,15 +32,12 @@ class VllmOptions:
     """How one server is started.
 
     Attributes:
-        model_dir: Hugging Face folder.
         name: the model's name in requests.
         log: file that everything the server prints is appended to.
         gpu: vLLM's defaults on a GPU; without it, the flags that are fastest on a few CPU cores.
-        context: tokens of the longest conversation, used on a CPU.
-        kv_cache_bytes: size of the KV cache on a CPU.
+        context: tokens of the longest conversation, used on a CPU, as is `kv_cache_bytes`.
         port: on the loopback address; 0 takes a free one.
         arguments: more of vLLM's arguments, which override those chosen here.
-        environment: more environment variables.
     """
 
     model_dir: str
@@ -56,7 +53,7 @@ class VllmOptions:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What a server process is doing. `exit_code` is None while it runs; a negative one is the signal that ended it."""
+    """A server process. `exit_code` is None while it runs; a negative one is the signal that ended it."""
 
     pid: int
     exit_code: int | None
@@ -93,11 +90,7 @@ class VllmServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> str:
-        """Start the process and return its base URL. It answers only once its model is loaded.
-
-        Raises:
-            ServingError: the port is in use.
-        """
+        """Start the process and return its base URL, which answers once the model is loaded. ServingError: port in use."""
         port = _usable_port(self.options.port)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as out:
@@ -113,7 +106,6 @@ class VllmServer:
         return f"http://{HOST}:{port}"
 
     def state(self) -> ServerState:
-        """True if it runs, and the last lines that it printed."""
         if self._process is None:
             return ServerState(0, 0, "", "")
         lines = self._last_lines()
@@ -140,7 +132,6 @@ class VllmServer:
 
 
 def command_line(options: VllmOptions, port: int) -> list[str]:
-    """Python's arguments that run the server."""
     flags: dict[str, object] = {
         "model": options.model_dir,
         "served-model-name": options.name,
@@ -176,7 +167,6 @@ def server_environment(options: VllmOptions) -> dict[str, str]:
 
 
 def _usable_port(port: int) -> int:
-    """The port, or a free one for 0."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
