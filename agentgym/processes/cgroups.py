@@ -85,15 +85,12 @@ def create(name: str, limits: GroupLimits, keep: Callable[[Group], None] = lambd
         limited = {parent / name: controllers for parent, controllers in _parents().items()}
         group = Group(tuple(limited), 1, next(iter(limited)) / "programs")
     keep(group)
-    with _removed_on_failure(group):
+    with _making(group.version) as make:
         for folder, controllers in limited.items():
-            folder.mkdir()
-            _limit(folder, limits, group.version, controllers)
+            make(folder, limits, controllers)
         if group.whole is not None:
             _delegate(group.whole, ("memory",))
-        programs = group.every[0]
-        programs.mkdir()
-        _limit(programs, replace(limits, spare=0), group.version, ("memory",))
+        make(group.every[0], replace(limits, spare=0), ("memory",))
     return group
 
 
@@ -109,20 +106,29 @@ def create_plain(name: str, memory: int, pids: int) -> Group:
     """
     wanted = tuple(controller for controller, most in (("memory", memory), ("pids", pids)) if most)
     parents = _parents(wanted) if version() == 1 else {_delegating(_below(ROOT, _own().get("", "")), wanted): wanted}
-    group = Group(tuple(parent / name for parent in parents), version())
-    with _removed_on_failure(group):
-        for folder, controllers in zip(group.folders, parents.values(), strict=True):
-            folder.mkdir()
-            _limit(folder, GroupLimits(memory, pids, cpus=1.0), group.version, controllers)
-    return group
+    with _making(version()) as make:
+        for parent, controllers in parents.items():
+            make(parent / name, GroupLimits(memory, pids, cpus=1.0), controllers)
+    return Group(tuple(parent / name for parent in parents), version())
 
 
 @contextmanager
-def _removed_on_failure(group: Group) -> Iterator[None]:
+def _making(version: int) -> Iterator[Callable[[Path, GroupLimits, Sequence[str]], None]]:
+    """A function that makes a folder and sets its limits. On failure, the folders that it made are removed."""
+    made: list[Path] = []
+
+    def make(folder: Path, limits: GroupLimits, controllers: Sequence[str]) -> None:
+        folder.mkdir()
+        made.insert(0, folder)
+        for name, value in settings(limits, version).items():
+            optional = any(part in name for part in ("swap", "memsw", "kmem"))  # not every kernel counts these
+            if name.split(".")[0] in controllers and (not optional or (folder / name).exists()):
+                (folder / name).write_text(value)
+
     try:
-        yield
+        yield make
     except OSError:
-        remove(group, patience=0.0)
+        remove(Group(tuple(made), version), patience=0.0)
         raise
 
 
@@ -217,14 +223,6 @@ def _delegate(folder: Path, controllers: Sequence[str]) -> None:
     file = folder / "cgroup.subtree_control"
     if not set(controllers) <= set(file.read_text().split()):
         file.write_text(" ".join(f"+{name}" for name in controllers))
-
-
-def _limit(folder: Path, limits: GroupLimits, version: int, controllers: Sequence[str]) -> None:
-    for name, value in settings(limits, version).items():
-        file = folder / name
-        optional = any(part in name for part in ("swap", "memsw", "kmem"))  # not every kernel counts these
-        if name.split(".")[0] in controllers and (file.exists() or not optional):
-            file.write_text(value)
 
 
 def _gone(folder: Path) -> bool:

@@ -128,10 +128,10 @@ class Worker:
             env=environ,
             start_new_session=True,
         )
-        self._to: Any = self._process.stdin
-        self._from: Any = self._process.stdout
-        os.set_blocking(self._to.fileno(), False)
-        os.set_blocking(self._from.fileno(), False)
+        pipes: Any = self._process.stdin, self._process.stdout
+        self._to, self._from = pipes
+        for pipe in pipes:
+            os.set_blocking(pipe.fileno(), False)
 
     def __enter__(self) -> Worker:
         return self
