@@ -1,7 +1,6 @@
 """All sandboxes on this machine, and whether the process that made each still runs.
 
-A back end keeps the `marks` of this process with whatever it makes, and reads them back with `found`. A host is identified by
-its name, its boot and its process namespace, and a process by its id and its birth, so marks are never confused.
+A back end keeps the `marks` of this process with each sandbox, and reads them back with `found`.
 """
 
 from __future__ import annotations
@@ -20,13 +19,11 @@ class Found:
     """A sandbox that exists.
 
     Attributes:
-        id: what its back end calls it.
         backend: "docker" or "bubblewrap".
-        run: the run that it was made for.
-        pid: of the process that made it.
-        host: where that process runs; see `this_host`.
-        started: when it was made, in seconds since 1970.
-        alive: whether that process is still there; also True where that cannot be known, on another host.
+        run: the label of its run.
+        pid: of the process that made it, on `host` (see `this_host`).
+        started: seconds since 1970.
+        alive: whether that process runs; also True on another host, where that cannot be known.
     """
 
     id: str
@@ -41,13 +38,7 @@ class Found:
 def marks(run: str) -> dict[str, str]:
     """The record of a sandbox that this process makes now: run, pid, born, host, started."""
     pid = os.getpid()
-    return {
-        "run": run,
-        "pid": str(pid),
-        "born": str(_birth(pid)),
-        "host": this_host(),
-        "started": f"{time.time():.3f}",
-    }
+    return {"run": run, "pid": str(pid), "born": str(_birth(pid)), "host": this_host(), "started": f"{time.time():.3f}"}
 
 
 def found(id: str, backend: str, kept: Mapping[str, str]) -> Found:

@@ -1,4 +1,4 @@
-"""Sandboxes for clients on other machines: what a server gives them, which images it has, and the one that a session holds."""
+"""Sandboxes for clients on other machines: their limits, the images of a server, and the sandbox of a session."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentgym.sandbox.guest.channel import Header
 from agentgym.sandbox.guest.guest_sandbox import FILE_TIMEOUT, GuestSandbox
 from agentgym.sandbox.images import build as images
 
-with contextlib.suppress(ImportError):  # here, so that workers share it; its absence is told to who asks for docker
+with contextlib.suppress(ImportError):  # here, so that workers share it
     import docker as _sdk  # noqa: F401
 
 _NUMBERS = ("cpus", "memory", "pids", "disk", "output", "idle_timeout", "start_timeout")
@@ -52,15 +52,12 @@ class Total:
 
 
 class ServedSandbox:
-    """The sandbox of one session.
+    """The sandbox of one session; `box` is None before `start`.
 
     Args:
-        backend: "docker", "bubblewrap", "auto", or None for what AGENTGYM_SANDBOX says there.
-        most: what it may be given; no more than `total`.
-        total: what all of the server may have together.
-
-    Attributes:
-        box: None before `start`.
+        backend: "docker", "bubblewrap", "auto", or None for AGENTGYM_SANDBOX.
+        most: the limits of one sandbox, lowered to `total`.
+        total: the limits of all of the server together.
     """
 
     def __init__(self, backend: str | None, most: Most, total: Total = Total()):
@@ -76,11 +73,7 @@ class ServedSandbox:
         return cls(kwargs.get("backend"), Most(**kwargs.get("most", {})), Total(**kwargs.get("total", {})))
 
     def spec_of(self, record: Mapping[str, Any], longest_start: float) -> SandboxSpec:
-        """The `SandboxSpec` that a client asks for.
-
-        Raises:
-            ValueError: it is no `SandboxSpec`, or more than this server gives.
-        """
+        """The `SandboxSpec` that a client asks for. ValueError: it is none, or more than this server gives."""
         unknown = record.keys() - {field.name for field in fields(SandboxSpec)}
         if unknown:
             raise ValueError(f"a sandbox has no setting {min(unknown)!r:.50}")
@@ -101,7 +94,7 @@ class ServedSandbox:
         return replace(spec, start_timeout=min(spec.start_timeout, longest_start))
 
     def start(self, spec: SandboxSpec, run: str) -> dict[str, Any]:
-        """Start it; what a client is told of it. Raises SandboxError."""
+        """Start it and describe it to the client. Raises SandboxError."""
         _let_go()
         backend = chosen(self.backend, spec.image)
         name = "".join(letter for letter in run if letter.isprintable())[:100] or backends.run_label()
@@ -111,16 +104,13 @@ class ServedSandbox:
 
     def ask(self, header: Header, data: bytes, seconds: float) -> tuple[Header, bytes]:
         """Pass a call to the guest, and return its answer as it is. Raises SandboxError."""
-        channel = self._here().channel
-        channel.send(header, data, timeout=seconds)
-        return channel.answer(header["do"], timeout=seconds)
+        return self._here().channel.call(header, data, timeout=seconds)
 
     def hear(self) -> tuple[Header, bytes]:
         """The next part of a file that the guest reads. Raises SandboxError."""
         return self._here().channel.answer("read", timeout=FILE_TIMEOUT)
 
     def close(self) -> None:
-        """End it."""
         if self.box is not None:
             self.box.close()
 
@@ -131,7 +121,7 @@ class ServedSandbox:
 
 
 def _let_go() -> None:
-    """Lift the worker's own limits, which bubblewrap's guest would inherit: it has others, and its programs are killed first."""
+    """Lift the worker's limits, which bubblewrap's guest would inherit: it has its own, and programs are killed first."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("0")
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -139,11 +129,7 @@ def _let_go() -> None:
 
 
 def chosen(backend: str | None, image: str) -> str:
-    """The back end that has an image here.
-
-    Raises:
-        SandboxError: none has; names those that are built.
-    """
+    """The back end that has an image here. SandboxError if none has; names the built images."""
     try:
         return backends.choose(backend, image).name
     except (SandboxError, ValueError) as error:
@@ -163,9 +149,7 @@ def built(backend: str | None) -> list[str]:
 
 
 def told(settings: Mapping[str, Any], image: str | None) -> dict[str, Any]:
-    """What `GET /sandboxes` answers; with `image`, the back end that has it.
-
-    What killed processes left here is removed on the way.
+    """The answer to `GET /sandboxes`; with `image`, the back end that has it. Sweeps the sandboxes of killed processes.
 
     Raises:
         ValueError: no back end has this image.

@@ -1,7 +1,7 @@
 """Limits the number of files in the tmpfs folders of a bubblewrap sandbox, which bwrap limits only in bytes.
 
-The limit is set from outside: a thread, or without root a process, enters the sandbox's mount namespace and remounts the
-folders, so the sandbox needs no right to mount. Run as a program, this file is that process. It uses only the standard library.
+A thread, or without root a process, enters the sandbox's mount namespace and remounts the folders, so the sandbox needs no
+right to mount. This file is also the program of that process. It uses only the standard library.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The root of a bubblewrap sandbox without a built image: programs and Python of this machine.
 
-Only Python's standard library is mounted, since installed packages, above all this project's, hold hidden tests and answers.
-Project files in mounted folders are hidden, and so are known data and cache folders.
+Of Python only the standard library is mounted: installed packages, above all this project's, hold hidden tests and answers.
+Files of the project, its data and its caches are covered in mounted folders.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -26,10 +26,6 @@ def host_python() -> Path:
 def host_root() -> list[str]:
     """The mounts and what covers parts of them, as arguments of bwrap."""
     shown = [*_system(), *_python()]
-    return _mounts(shown) + _covers([entry for entry in shown if entry.is_dir() and not entry.is_symlink()])
-
-
-def _mounts(shown: Iterable[Path]) -> list[str]:
     options = folder_option("/etc")
     for name in _ETC:
         options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
@@ -41,19 +37,21 @@ def _mounts(shown: Iterable[Path]) -> list[str]:
                 options += folder_option(str(parent))
         is_system_s = entry.parent in (Path("/"), Path("/usr"))
         options += same(entry, str(entry.parent)) if is_system_s else ["--ro-bind", str(entry), str(entry)]
+    for folder in shown:
+        if folder.is_dir() and not folder.is_symlink():
+            options += _covers(folder)
     return options
 
 
-def _covers(shown: Iterable[Path]) -> list[str]:
-    """Options that cover, of these folders, installed packages, the project, its data and its caches."""
+def _covers(folder: Path) -> list[str]:
+    """Options that cover installed packages, the project, its data and its caches."""
     options: list[str] = []
-    for folder in shown:
-        secrets = [str(path) for path in _secrets() if path.is_relative_to(folder)]
-        last = ""
-        for path in sorted({*_installed(folder), *secrets}, key=lambda path: Path(path).parts):
-            if not last or not Path(path).is_relative_to(last):  # else it is covered with the folder that it is in
-                options += cover(path, os.path.isdir(path))
-                last = path
+    secrets = [str(path) for path in _secrets() if path.is_relative_to(folder)]
+    last = ""
+    for path in sorted({*_installed(folder), *secrets}, key=lambda path: Path(path).parts):
+        if not last or not Path(path).is_relative_to(last):  # else it is covered with the folder that it is in
+            options += cover(path, os.path.isdir(path))
+            last = path
     return options
 
 
@@ -79,12 +77,10 @@ def folder_option(path: str) -> list[str]:
 
 def _system() -> Iterator[Path]:
     """Programs and libraries that the system has installed."""
-    for entry in sorted(Path("/").iterdir()):
-        if entry.is_dir() and (entry.name in ("bin", "sbin") or entry.name.startswith("lib")):
-            yield entry
-    for entry in sorted(Path("/usr").iterdir()):
-        if entry.is_dir() and (entry.name in _USR or entry.name.startswith("lib")):
-            yield entry
+    for parent, names in (("/", ("bin", "sbin")), ("/usr", _USR)):
+        for entry in sorted(Path(parent).iterdir()):
+            if entry.is_dir() and (entry.name in names or entry.name.startswith("lib")):
+                yield entry
 
 
 def _python() -> Iterator[Path]:

@@ -1,7 +1,7 @@
-"""A separate user id for each sandbox's programs, since the kernel limits many resources per user id.
+"""A separate user id for each sandbox's programs.
 
-These are inotify instances and watches, pages of pipes, queued signals and file descriptors in flight: a sandbox that exhausts
-them would starve another with the same user id. Pseudo-terminals have no limit per user.
+The kernel limits inotify watches, pages of pipes, queued signals and descriptors in flight per user id: a sandbox that exhausts
+them would starve another with the same id. Pseudo-terminals have no limit per user.
 """
 
 from __future__ import annotations
