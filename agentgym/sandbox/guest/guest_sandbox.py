@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -127,7 +127,7 @@ class GuestSandbox:
             code = 127 if isinstance(error, FileNotFoundError) else 126
             return ExecResult(code, "", f"{argv[0] if argv else ''}: {error.strerror}\n")
 
-    def session(self, command: Sequence[str] | str = "python") -> GuestSession:
+    def session(self, command: Command = "python") -> GuestSession:
         return GuestSession(self, command)
 
     def read(self, path: str, limit: int = 16 * MEGABYTE) -> bytes:
@@ -204,7 +204,7 @@ class GuestSandbox:
 class GuestSession:
     """A process that the guest holds; see `Session`."""
 
-    def __init__(self, sandbox: GuestSandbox, command: Sequence[str] | str) -> None:
+    def __init__(self, sandbox: GuestSandbox, command: Command) -> None:
         self._sandbox = sandbox
         self._kind = command if isinstance(command, str) else ""
         self._ended = False
