@@ -34,15 +34,10 @@ class GroupLimits:
 
 @dataclass(frozen=True)
 class Group:
-    """A sandbox's folders.
+    """A sandbox's folders: those of the guest, one for each controller in version 1, memory first; one in version 2.
 
-    `programs` limits the programs' memory without the guest: when they use it up, the kernel does not kill the guest.
-
-    Attributes:
-        folders: of the guest: one for each controller in version 1, memory first; one in version 2.
-        version: 1 or 2.
-        programs: in version 1 inside the memory folder, in version 2 beside the guest's folder.
-        whole: in version 2, the parent folder of both.
+    `programs` limits the programs' memory without the guest: when they use it up, the kernel does not kill the guest. It is inside
+    the memory folder in version 1, and beside the guest's in version 2, where `whole` is the parent of both.
     """
 
     folders: tuple[Path, ...]
@@ -64,15 +59,11 @@ class Group:
 
 
 def version() -> int:
-    """The version of this machine's control groups."""
     return 2 if (ROOT / "cgroup.controllers").exists() else 1
 
 
 def create(name: str, limits: GroupLimits, keep: Callable[[Group], None] = lambda group: None) -> Group:
-    """Make a group.
-
-    Args:
-        keep: called with the group before its folders are made, so that they are on record if this process is killed.
+    """Make a group. `keep` is called before its folders are made, so that they are on record if this process is killed.
 
     Raises:
         OSError: groups cannot be made here, for lack of rights or of controllers.
@@ -95,15 +86,7 @@ def create(name: str, limits: GroupLimits, keep: Callable[[Group], None] = lambd
 
 
 def create_plain(name: str, memory: int, pids: int) -> Group:
-    """Make a group without parts, for processes and all that they start.
-
-    Args:
-        memory: bytes, including shared memory and swap; 0: no limit.
-        pids: processes and threads; 0: no limit.
-
-    Raises:
-        OSError: groups cannot be made here.
-    """
+    """Make a group without parts, limited to `memory` bytes, swap included, and `pids` threads; 0: no limit. May raise OSError."""
     wanted = tuple(controller for controller, most in (("memory", memory), ("pids", pids)) if most)
     parents = _parents(wanted) if version() == 1 else {_delegating(_below(ROOT, _own().get("", "")), wanted): wanted}
     with _making(version()) as make:
@@ -133,7 +116,6 @@ def _making(version: int) -> Iterator[Callable[[Path, GroupLimits, Sequence[str]
 
 
 def settings(limits: GroupLimits, version: int) -> dict[str, str]:
-    """The text of each file of limits."""
     quota = max(1000, int(limits.cpus * PERIOD))
     memory = str(limits.memory + limits.spare)
     if version == 2:
@@ -154,7 +136,7 @@ def settings(limits: GroupLimits, version: int) -> dict[str, str]:
 
 
 def remove(group: Group, patience: float = 10.0) -> bool:
-    """Kill a group's processes and remove it. Returns False if a process remains after `patience` seconds."""
+    """Kill a group's processes and remove it. False if a process remains after `patience` seconds."""
     until = time.monotonic() + patience
     while True:
         for pid in group.processes():
@@ -169,7 +151,6 @@ def remove(group: Group, patience: float = 10.0) -> bool:
 
 
 def oom_kills(group: Group) -> int:
-    """How many of its processes the kernel has killed because the group was out of memory."""
     name = "memory.events" if group.version == 2 else "memory.oom_control"
     kills = 0
     for folder in filter(None, (group.programs, *group.folders)):
@@ -180,7 +161,6 @@ def oom_kills(group: Group) -> int:
 
 
 def _own() -> dict[str, str]:
-    """This process's groups by controller; in version 2 the controller is empty."""
     lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     return {name: path.lstrip("/") for _, names, path in lines for name in names.split(",")}
 
@@ -219,7 +199,6 @@ def _delegating(folder: Path, controllers: Sequence[str] = CONTROLLERS) -> Path:
 
 
 def _delegate(folder: Path, controllers: Sequence[str]) -> None:
-    """Let the children of a version 2 group have the controllers."""
     file = folder / "cgroup.subtree_control"
     if not set(controllers) <= set(file.read_text().split()):
         file.write_text(" ".join(f"+{name}" for name in controllers))

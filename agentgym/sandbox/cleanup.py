@@ -34,20 +34,15 @@ def sandboxes() -> Survey:
 
 
 def remove_sandbox(found: Found) -> None:
-    """End a sandbox of any process. If it is gone already, do nothing. Raises SandboxError if it stays."""
     (docker if found.backend == "docker" else bubblewrap).remove(found.id)
 
 
 def cleanup(*, everything: bool = False, run: str | None = None, survey: Survey | None = None) -> list[Found]:
-    """Remove the sandboxes whose process has ended on this host since it started.
+    """Remove the sandboxes whose process has ended on this host since it started; returns them.
 
     Args:
         everything: also those whose process lives, or is on another host.
         run: only those of this run, including those whose process lives.
-        survey: the sandboxes; None: list them now.
-
-    Returns:
-        The removed sandboxes, including those that another process removes at the same time.
 
     Raises:
         SandboxError: one stays; the others are removed.

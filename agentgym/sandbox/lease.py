@@ -41,9 +41,7 @@ class Lease:
     """A sandbox lent by `SandboxPool.acquire`. After `close` every call raises SandboxError.
 
     Args:
-        give_back: called once, by `close`.
-        drop: called instead if the lease is garbage-collected unclosed; it must take no lock, since garbage is collected
-            at any moment.
+        drop: called instead of `give_back` if the lease is garbage-collected unclosed; it must take no lock.
         up_since: whether the back end is up, and was since a moment of `time.monotonic`; may take seconds.
     """
 
@@ -107,9 +105,7 @@ class Lease:
     def _told_apart(self, program: bool = False, values: bool = False) -> Iterator[Sandbox]:
         """The sandbox, for one call, whose errors are marked.
 
-        Args:
-            program: whether the call runs one.
-            values: whether a ValueError is about a program's traces, and not about the host's request.
+        `program`: the call runs one. `values`: a ValueError is about a program's traces, and not about the host's request.
         """
         box = self._box
         if box is None:

@@ -33,10 +33,7 @@ class Pooled(Sandbox, Protocol):
 
 
 class Places:
-    """The limit on sandboxes that exist at a time, over all pools that share it.
-
-    A pool that needs a place closes an idle sandbox of another.
-    """
+    """The limit on sandboxes that exist at a time, over all pools that share it: a pool may close an idle one of another."""
 
     def __init__(self, limit: int):
         if limit < 1:
@@ -48,7 +45,7 @@ class Places:
         self.pools: list[SandboxPool] = []
 
     def close(self, timeout: float = 3.0) -> None:
-        """Close all pools; wait at most `timeout` seconds. Remaining sandboxes end with this process."""
+        """Close all pools; wait at most `timeout` seconds."""
         with self.changed:
             boxes = [box for pool in [*self.pools] for box in pool.retire()]
         close_all(boxes, timeout)
@@ -63,8 +60,6 @@ class _Waiter:
 
 @dataclass
 class _Failures:
-    """Attempts that failed since the last that did not."""
-
     count: int = 0
     reason: str = ""
     retry_at: float = 0.0
@@ -80,7 +75,6 @@ class SandboxPool:
 
     Args:
         open: makes one sandbox; may take long, and may raise SandboxError. Called by several threads at once.
-        name: for errors.
         at_once: how many are made at a time.
         idle_seconds: after which an unused sandbox is closed.
         up_since: see `Lease`.
@@ -120,11 +114,7 @@ class SandboxPool:
             places.pools.append(self)
 
     def acquire(self, timeout: float = 110.0) -> Lease:
-        """A clean sandbox, in the order of asking; its `close` gives it back.
-
-        Raises:
-            SandboxError: none within `timeout` seconds: the message says what failed, or that all are in use.
-        """
+        """A clean sandbox, in the order of asking. SandboxError: none within `timeout` seconds, and why."""
         if os.getpid() != self._pid:
             raise SandboxError(f"{self.name}: the pool belongs to process {self._pid}, and this is a fork of it")
         waiter = _Waiter()
@@ -216,7 +206,6 @@ class SandboxPool:
             self._staff()
 
     def _look(self) -> None:
-        """Hand out, make and close what the current state allows."""
         while self._dropped:
             self._take_back(self._dropped.popleft())
         self._serve()
@@ -363,7 +352,6 @@ class SandboxPool:
         self._end(box)
 
     def _keep(self, box: Pooled) -> bool:
-        """With the lock: make it ready to be lent; False after the pool's close."""
         if self._closed:
             return False
         self._idle.append((box, time.monotonic()))

@@ -40,7 +40,7 @@ class Most:
 
 @dataclass(frozen=True)
 class Total:
-    """The limits of all sandboxes of a server together: processors, bytes of memory, count. 0: no limit."""
+    """The limits of all sandboxes of a server together. 0: no limit."""
 
     cpus: float = 0.0
     memory: int = 0
@@ -52,13 +52,7 @@ class Total:
 
 
 class ServedSandbox:
-    """The sandbox of one session; `box` is None before `start`.
-
-    Args:
-        backend: "docker", "bubblewrap", "auto", or None for AGENTGYM_SANDBOX.
-        most: the limits of one sandbox, lowered to `total`.
-        total: the limits of all of the server together.
-    """
+    """The sandbox of one session; `box` is None before `start`. `most` limits it, `total` all of the server together."""
 
     def __init__(self, backend: str | None, most: Most, total: Total = Total()):
         self.backend = backend
@@ -69,7 +63,6 @@ class ServedSandbox:
 
     @classmethod
     def of_settings(cls, kwargs: Mapping[str, Any]) -> ServedSandbox:
-        """From {"backend": name, "most": `Most` by field, "total": `Total` by field}."""
         return cls(kwargs.get("backend"), Most(**kwargs.get("most", {})), Total(**kwargs.get("total", {})))
 
     def spec_of(self, record: Mapping[str, Any], longest_start: float) -> SandboxSpec:
@@ -94,7 +87,6 @@ class ServedSandbox:
         return replace(spec, start_timeout=min(spec.start_timeout, longest_start))
 
     def start(self, spec: SandboxSpec, run: str) -> dict[str, Any]:
-        """Start it and describe it to the client. Raises SandboxError."""
         _let_go()
         backend = chosen(self.backend, spec.image)
         name = "".join(letter for letter in run if letter.isprintable())[:100] or backends.run_label()
@@ -103,11 +95,10 @@ class ServedSandbox:
         return {"sandbox": self.box.id, "backend": backend, "facts": self.box.facts}
 
     def ask(self, header: Header, data: bytes, seconds: float) -> tuple[Header, bytes]:
-        """Pass a call to the guest, and return its answer as it is. Raises SandboxError."""
         return self._here().channel.call(header, data, timeout=seconds)
 
     def hear(self) -> tuple[Header, bytes]:
-        """The next part of a file that the guest reads. Raises SandboxError."""
+        """The next part of a file that the guest reads."""
         return self._here().channel.answer("read", timeout=FILE_TIMEOUT)
 
     def close(self) -> None:
@@ -129,7 +120,6 @@ def _let_go() -> None:
 
 
 def chosen(backend: str | None, image: str) -> str:
-    """The back end that has an image here. SandboxError if none has; names the built images."""
     try:
         return backends.choose(backend, image).name
     except (SandboxError, ValueError) as error:
@@ -137,7 +127,6 @@ def chosen(backend: str | None, image: str) -> str:
 
 
 def built(backend: str | None) -> list[str]:
-    """The images of `sandboxes/` that a sandbox can be started from here."""
     found = []
     for name in images.image_names():
         try:
@@ -149,11 +138,7 @@ def built(backend: str | None) -> list[str]:
 
 
 def told(settings: Mapping[str, Any], image: str | None) -> dict[str, Any]:
-    """The answer to `GET /sandboxes`; with `image`, the back end that has it. Sweeps the sandboxes of killed processes.
-
-    Raises:
-        ValueError: no back end has this image.
-    """
+    """The answer to `GET /sandboxes`; with `image`, the back end that has it, or ValueError. Sweeps the sandboxes of killed processes."""
     held = ServedSandbox.of_settings(settings)
     if _sweeping.acquire(blocking=False):
         threading.Thread(target=_sweep, name="sandbox cleanup", daemon=True).start()

@@ -81,12 +81,7 @@ class McpTools:
 
     @property
     def tools(self) -> list[Tool]:
-        """The server's tools, as it listed them when the connection was made.
-
-        Raises:
-            McpServerError: the server cannot be used.
-            ModuleNotFoundError: the package `mcp` is not installed.
-        """
+        """The server's tools, as it listed them when the connection was made."""
 
         def run_as(name: str) -> Callable[..., str]:
             return lambda **arguments: self.call(name, arguments)
@@ -161,7 +156,7 @@ class _CallProblem(Exception):
 
 
 class _Connection:
-    """One connection, from start to end. Its task runs in the event loop's thread; other threads wait for it."""
+    """One connection. Its task runs in the event loop's thread; other threads wait for it."""
 
     def __init__(self, tools: McpTools):
         self.name = tools.url or " ".join(tools.command or [])  # as error messages show it
@@ -193,7 +188,7 @@ class _Connection:
             ) from None
 
     def wait(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        """The result of work in the event loop. The timeout here is for a stuck loop."""
+        """The result of work in the event loop. The timeout is for a stuck loop."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout + PROBE_SECONDS)
@@ -290,7 +285,7 @@ async def _http(url: str, headers: dict[str, str]) -> AsyncIterator[tuple[Any, A
 
 
 class _LoopThread:
-    """An event loop in a thread, started on first use, and started again in a forked process."""
+    """An event loop in a thread, started on first use, and again in a forked process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -19,11 +19,7 @@ _ARGUMENT = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
 
 
 def describe(function: Callable[..., Any]) -> tuple[str, dict[str, Any]]:
-    """A function's description for an agent, and the JSON schema of its arguments.
-
-    Raises:
-        TypeError: see `agentgym.tool`.
-    """
+    """A function's description for an agent, and the JSON schema of its arguments. TypeError: see `agentgym.tool`."""
     where = f"tool {function.__name__!r}"
     description, documented = _read_docstring(inspect.getdoc(function) or "")
     if not description:
@@ -187,7 +183,6 @@ def _wanted(schema: Mapping[str, Any]) -> str:
 
 
 def _kind(value: Any) -> str:
-    """The JSON name of a value's type."""
     if value is None:
         return "null"
     return "object" if isinstance(value, Mapping) else _PLAIN.get(type(value), type(value).__name__)

@@ -68,8 +68,7 @@ def call_text(name: str, **arguments: Any) -> str:
 def calls_in(text: str, fenced: Mapping[str, str] = {}) -> Iterator[ToolCall | str]:
     """The calls that a text makes, in order; the first malformed one is last, as its problem.
 
-    Args:
-        fenced: the tool that a fenced block calls, by its language in small letters. Other blocks are no calls.
+    `fenced` is the tool that a fenced block calls, by its language in small letters. Other blocks are no calls.
     """
     text, position = spoken(text), 0
     outer = 0  # ticks of the fence of an open block that calls no tool
@@ -230,7 +229,6 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _shown(error: Exception, text: str) -> str:
-    """A parse error for the model: the problem and the text around it, since a model cannot count positions."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at {json.dumps(text[error.pos : error.pos + 30])}"
     return "it is nested too deep" if isinstance(error, RecursionError) else f"{error!s:.100}"

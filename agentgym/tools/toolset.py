@@ -52,7 +52,6 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The tool as an OpenAI function schema."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
@@ -61,7 +60,7 @@ class Tool:
         return self.function(*args, **kwargs)
 
     def run(self, arguments: Mapping[str, Any]) -> str:
-        """The function's result as text (JSON unless it is text), or "Error: " and what is wrong with the arguments."""
+        """The function's result as text (JSON unless it is text), or "Error: " and what is wrong."""
         if problem := self.check(arguments, self.parameters):
             return _error(f"{self.name}: {problem}")
         try:
@@ -129,7 +128,6 @@ class ToolSet:
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """OpenAI function schemas, for an environment's `tools`."""
         return [item.schema for item in self]
 
     def calls_of(self, message: Message) -> list[ToolCall] | str:
@@ -154,9 +152,8 @@ class ToolSet:
     def answer(self, message: Message) -> list[Message]:
         """Run every call of an assistant message: the messages that answer it, [] if it makes no call.
 
-        Each native call, also a malformed one, is answered by a `tool` message with its id: chat endpoints insist on one
-        per call. Calls in the text are answered by one `user` message with a `<tool_response>` for each; if one of them is
-        malformed, none is run.
+        A native call is answered by a `tool` message with its id, also if it is malformed, as chat endpoints insist. Calls in the
+        text are answered by one `user` message with a `<tool_response>` for each; if one of them is malformed, none is run.
         """
         until = time.monotonic() + self._seconds
 
@@ -177,7 +174,6 @@ class ToolSet:
         return [user("\n".join(results))] if results else []
 
     def _read(self, message: Message) -> list[ToolCall | str]:
-        """Every call of a message, or its problem in its place."""
         if native := _native_calls(message):
             return [_read_native(raw, place) for place, raw in enumerate(native)]
         return [self._typed(read) for read in calls_in(text_of(message), self._fenced)]

@@ -55,11 +55,7 @@ _GROUP = b"root:x:0:\nnogroup:x:65534:\n"
 
 
 def open_bubblewrap(spec: SandboxSpec, run: str, rootfs: Path | None = None) -> GuestSandbox:
-    """Start a sandbox.
-
-    Args:
-        run: the label of its run; `bubblewrap_sandboxes` reports it.
-        rootfs: the folder to take as its root. None: the image's, if it was built, else this machine's `/usr` and Python.
+    """Start a sandbox from `rootfs`, else the image's root folder if it was built, else this machine's `/usr` and Python.
 
     Raises:
         SandboxError: it could not be started; says why.
@@ -107,7 +103,6 @@ class Embedded:
         self.record = records() / f"{self.id}.json"
 
     def open(self) -> GuestSandbox:
-        """Start it. SandboxError if it does not come up; everything made until then is removed."""
         spec = self.spec
         most = cgroups.GroupLimits(spec.memory, spec.pids + OWN_PIDS, spec.cpus, spare=OWN_MEMORY)
         try:
@@ -176,7 +171,6 @@ class Embedded:
         fresh.replace(self.record)
 
     def reason(self) -> str:
-        """The reason why a sandbox has ended, if known."""
         known = []
         if self.process is not None:
             try:
@@ -223,7 +217,6 @@ def _children(pid: int) -> list[int]:
 
 @cache
 def _own_terminals() -> bool:
-    """True if each sandbox can have its own limited set of pseudo-terminals here."""
     if os.getuid() != 0:
         return False
     try:
@@ -242,7 +235,6 @@ def _warn_once(text: str) -> None:
 
 
 def records() -> Path:
-    """The folder of records of this user's running sandboxes."""
     folder = Path(tempfile.gettempdir(), f"agentgym-bubblewrap-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
@@ -252,15 +244,11 @@ def records() -> Path:
 
 
 def bubblewrap_sandboxes() -> list[Found]:
-    """All sandboxes of this user on this machine."""
     return [found(id, "bubblewrap", {key: str(value) for key, value in kept.items()}) for id, kept in _kept()]
 
 
 def _remove_dead() -> None:
-    """Remove what dead processes have left, once a process: control groups and records outlive a killed owner.
-
-    Guests may still be ending; the next start removes those that do not end in time.
-    """
+    """Remove what dead processes have left, once a process. The next start removes guests that do not end in time."""
     global _dead_removed  # noqa: PLW0603 - module state: what this process has done
     if _dead_removed:
         return
@@ -280,7 +268,7 @@ def _remove_dead() -> None:
 
 
 def remove(id: str, patience: float = END_PATIENCE) -> None:
-    """End a sandbox that another process made, and remove what is left of it. SandboxError if something stays."""
+    """End a sandbox of any process. SandboxError if something stays."""
     kept = dict(_kept()).get(id)
     if kept is None:
         return
@@ -310,7 +298,6 @@ def arguments(spec: SandboxSpec, rootfs: Path | None, group: Group | None, termi
     """The arguments of bwrap. Bytes stand for a descriptor from which it reads them.
 
     Args:
-        rootfs: an image's root folder; None: this machine's programs and Python.
         group: the control group whose memory counters the guest reads, and where it puts the programs.
         terminals: whether bwrap is started where `/dev/pts` is the sandbox's own.
     """
@@ -361,7 +348,6 @@ def _image_root(rootfs: Path, network: bool) -> list[str]:
 
 @cache
 def _project(rootfs: Path) -> list[str]:
-    """Arguments that cover this project's files, where an image holds them."""
     return [
         option
         for path in project_files(str(rootfs))

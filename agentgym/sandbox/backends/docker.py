@@ -57,10 +57,6 @@ _refused: set[tuple[str, str]] = set()  # addresses of engines, and which of the
 def open_docker(spec: SandboxSpec, run: str) -> GuestSandbox:
     """Start a container and its guest. A foreign image is searched for this project first, once a process.
 
-    Args:
-        spec: its image is built (`agentgym sandbox build NAME`), or a Docker reference that the engine has, with `python3`.
-        run: the run that it is for, a label of the container.
-
     Raises:
         SandboxError: the engine does not answer or refuses, the image is missing, or the guest does not come up.
         ValueError: there is no image of this name.
@@ -220,7 +216,6 @@ def _cores(api: APIClient) -> float:
 
 @cache
 def _few_users(api: APIClient) -> bool:
-    """True if the engine's containers are in a user namespace, which has fewer user ids."""
     options = api.info().get("SecurityOptions") or []
     return any(name in option for option in options for name in ("name=userns", "name=rootless"))
 
@@ -278,7 +273,6 @@ def remove(id: str) -> None:
 
 
 def docker_sandboxes() -> list[Found]:
-    """All containers that are sandboxes, of any process. SandboxError if the engine does not answer."""
     api = engine.client(engine.PROBE_TIMEOUT)
     with engine.failures("listing sandboxes"):
         containers = api.containers(all=True, filters={"label": f"{LABEL}run"})
@@ -304,7 +298,7 @@ def _is_gone(id: str) -> bool:
 
 
 def remove_volumes() -> None:
-    """Remove the pseudo-terminals of sandboxes that are gone: an engine that was killed forgets them. SandboxError if it fails."""
+    """Remove the pseudo-terminals of ended sandboxes, which a killed engine forgets."""
     from docker.errors import APIError
 
     with engine.failures("removing what sandboxes left"):
@@ -318,12 +312,9 @@ def remove_volumes() -> None:
 
 
 class Demultiplexer:
-    """Demultiplexes the Docker Engine's stream: frames of stdout and stderr, split anywhere.
+    """Demultiplexes the Docker Engine's stream, split anywhere. `stderr` is the end of the standard error.
 
     A frame is which stream, three zeros, its length in four bytes, big endian, and the content.
-
-    Attributes:
-        stderr: the end of the standard error.
     """
 
     def __init__(self) -> None:
@@ -331,7 +322,6 @@ class Demultiplexer:
         self._received = bytearray()
 
     def feed(self, data: bytes) -> bytes:
-        """Take a part of the stream; returns the standard output that is whole by now."""
         self._received += data
         out = []
         while (end := 8 + int.from_bytes(self._received[4:8], "big")) <= len(self._received):
@@ -345,7 +335,7 @@ class Demultiplexer:
 
 
 class AttachedStream(SocketStream):
-    """A stream over the result of the SDK's `attach_socket`: sends the container's stdin, receives its stdout."""
+    """A stream over the result of the SDK's `attach_socket`: the container's stdin and stdout."""
 
     def __init__(self, attached: Any) -> None:
         # Over a Unix socket and plain TCP it is a file object around the socket, else the socket itself.

@@ -47,11 +47,7 @@ def address() -> str:
 
 
 def client(timeout: float = CALL_TIMEOUT) -> APIClient:
-    """The client of this process's threads for the engine at `address()`, whose calls may take `timeout` seconds.
-
-    Raises:
-        SandboxError: no engine answers there, or the `docker` package is missing.
-    """
+    """The process's client for the engine at `address()`. SandboxError: no engine answers, or no package `docker`."""
     settings = _settings()
     key = (os.getpid(), address(), timeout)
     if key not in _clients:
@@ -90,7 +86,7 @@ _held: _Held | None = None
 
 
 def hold() -> None:
-    """Keep a connection to the engine, by whose end a restart is known; quick where there is one. It may fail silently."""
+    """Keep a connection to the engine, whose end tells of a restart. It may fail silently."""
     global _held  # noqa: PLW0603 - one for the process
     key = (os.getpid(), address())
     with _holding:
@@ -139,7 +135,6 @@ def failures(what: str) -> Iterator[None]:
 
 
 def _root(error: BaseException) -> str:
-    """The first cause of an error, without the text that each library adds."""
     seen: BaseException = error
     while (below := seen.__cause__ or seen.__context__) is not None:
         seen = below

@@ -22,7 +22,6 @@ PATIENCE = 20.0  # seconds
 
 
 def files_of(disk: int) -> int:
-    """The number of files that a folder of `disk` bytes may hold."""
     return disk // BLOCK + 1024
 
 

@@ -19,12 +19,11 @@ _ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime"
 
 
 def host_python() -> Path:
-    """The Python that runs this, outside of its virtual environment."""
     return Path(sys.base_prefix, "bin", "python3")
 
 
 def host_root() -> list[str]:
-    """The mounts and what covers parts of them, as arguments of bwrap."""
+    """Arguments of bwrap: the mounts and their covers."""
     shown = [*_system(), *_python()]
     options = folder_option("/etc")
     for name in _ETC:
@@ -44,7 +43,6 @@ def host_root() -> list[str]:
 
 
 def _covers(folder: Path) -> list[str]:
-    """Options that cover installed packages, the project, its data and its caches."""
     options: list[str] = []
     secrets = [str(path) for path in _secrets() if path.is_relative_to(folder)]
     last = ""
@@ -56,14 +54,12 @@ def _covers(folder: Path) -> list[str]:
 
 
 def cover(path: str, is_folder: bool) -> list[str]:
-    """Options that put an empty folder or file over another."""
     if is_folder:
         return ["--perms", "0555", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
     return ["--ro-bind", "/dev/null", path]
 
 
 def same(entry: Path, folder: str) -> list[str]:
-    """A folder, file or link of another root, in `folder` of this one."""
     place = str(Path(folder, entry.name))
     if entry.is_symlink():
         return ["--symlink", os.readlink(entry), place]
@@ -76,7 +72,6 @@ def folder_option(path: str) -> list[str]:
 
 
 def _system() -> Iterator[Path]:
-    """Programs and libraries that the system has installed."""
     for parent, names in (("/", ("bin", "sbin")), ("/usr", _USR)):
         for entry in sorted(Path(parent).iterdir()):
             if entry.is_dir() and (entry.name in names or entry.name.startswith("lib")):
@@ -84,7 +79,6 @@ def _system() -> Iterator[Path]:
 
 
 def _python() -> Iterator[Path]:
-    """The interpreter, its standard library and the shared libraries beside it, where they are not the system's."""
     prefix = Path(sys.base_prefix)
     if prefix == Path("/usr"):
         return
@@ -97,12 +91,11 @@ def _python() -> Iterator[Path]:
 
 @cache
 def _installed(folder: Path) -> list[str]:
-    """Looked for once a process: it takes a second or so, and what is installed later goes into folders that were found."""
+    """Asked once a process, as it takes a second: later packages go into folders that were found."""
     return list(project_files(str(folder), installed=True))
 
 
 def _secrets() -> tuple[Path, ...]:
-    """The paths of this project, its data and its downloads on this machine."""
     home = os.path.expanduser("~")
     cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     places = [os.path.join(cache_home, name) for name in ("agentgym", "huggingface")]

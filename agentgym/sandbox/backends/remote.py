@@ -43,11 +43,7 @@ _dice = random.Random()  # the global one is the episodes'
 
 
 def urls_of(name: str, what: str = "sandbox") -> str:
-    """The URLs that a back end's name means, joined by commas: itself, or for "remote" AGENTGYM_SANDBOX_URL.
-
-    Raises:
-        ValueError: they are malformed, or there are none.
-    """
+    """The URLs of a back end, joined by commas; for "remote" those of AGENTGYM_SANDBOX_URL. ValueError if malformed or missing."""
     text = name if name != "remote" else os.environ.get(URL_VARIABLE, "")
     if not text.strip():
         raise ValueError(f"{what}=remote: {URL_VARIABLE} says where: http://HOST:PORT of an `agentgym serve --sandbox`")
@@ -64,7 +60,7 @@ def _address(urls: str, what: str = "sandbox") -> Address:
 
 
 def why_not(urls: str, image: str) -> str | None:
-    """The reason why no server has an image, in one line; None if one has it. `open_remote` passes over servers that are down."""
+    """The reason why no server has an image; None if one has it."""
     reasons = []
     address = _address(urls)
     for server in address.servers:
@@ -78,11 +74,7 @@ def why_not(urls: str, image: str) -> str | None:
 
 
 def open_remote(urls: str, spec: SandboxSpec, run: str) -> GuestSandbox:
-    """Start a sandbox on a server; with several URLs, joined by commas, on the next one that has room.
-
-    Raises:
-        SandboxError: it could not be started; says why.
-    """
+    """Start a sandbox on a server; of several URLs, joined by commas, on the next one that has room. Raises SandboxError."""
     address = _address(urls)
     first = next(_turn) % len(address.servers)
     reasons = []
@@ -102,7 +94,6 @@ def open_remote(urls: str, spec: SandboxSpec, run: str) -> GuestSandbox:
 
 
 def _check_image(address: Address, server: str, image: str) -> None:
-    """Raises SandboxError if a server has no such image, or does not answer."""
     headers, tls = _credentials(address)
     try:
         connection = http.client.HTTPConnection(urlsplit(server).netloc)
@@ -142,12 +133,7 @@ class _Gone(Exception):
 
 
 class RemoteChannel(GuestRpc):
-    """A session on a server. One thread uses it at a time; `close` may be called from any.
-
-    Raises:
-        NoRoom: the server gives no session.
-        SandboxError: it refuses the client.
-    """
+    """A session on a server. NoRoom if the server gives no session, another SandboxError if it refuses the client."""
 
     failures = (*GuestRpc.failures, Refused, _Gone)
 
@@ -173,7 +159,6 @@ class RemoteChannel(GuestRpc):
             raise NoRoom(f"{server} gives no sandbox: {_said(error)}: is `agentgym serve --sandbox` there?") from error
 
     def start(self, spec: Mapping[str, Any], run: str, timeout: float) -> Header:
-        """Start the sandbox; returns the server's description of it. Raises SandboxError."""
         self._ask("start", {"spec": spec, "run": run})
         return self.guarded("start", timeout, self._exchange)
 
@@ -229,7 +214,6 @@ class RemoteChannel(GuestRpc):
             self._drop()
 
     def _exchange(self, until: float) -> Header:
-        """The result of the request, over as many connections as it takes."""
         fruitless = 0
         while True:
             try:

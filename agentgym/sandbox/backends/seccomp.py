@@ -171,7 +171,6 @@ def program(machine: str | None = None) -> bytes | None:
 
 
 def _alternative(checks: list[tuple[int, int, int]]) -> list[bytes]:
-    """Allow where all checks hold, else go on behind."""
     steps: list[bytes] = []
     for left, (index, mask, value) in zip(range(len(checks) - 1, -1, -1), checks, strict=True):
         steps += [_step(_LOAD, _ARGUMENTS + 8 * index), _step(_AND, mask), _step(_EQUAL, value, 0, 3 * left + 1)]
@@ -179,7 +178,7 @@ def _alternative(checks: list[tuple[int, int, int]]) -> list[bytes]:
 
 
 def _ranges(column: int) -> Iterator[tuple[int, int]]:
-    """The allowed numbers, as first and last of each run of them."""
+    """First and last of each run of allowed numbers."""
     numbers = {number for each in allowed().values() if (number := each[column]) is not None}
     firsts = sorted(number for number in numbers if number - 1 not in numbers)
     lasts = sorted(number for number in numbers if number + 1 not in numbers)

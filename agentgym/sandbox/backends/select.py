@@ -47,12 +47,7 @@ _log = logging.getLogger("agentgym.sandbox")
 
 
 class Health:
-    """The health of one back end, asked by any thread.
-
-    Args:
-        open: makes a sandbox, and raises SandboxError where it cannot.
-        unbroken_since: whether the back end has run without a restart since a moment of `time.monotonic`.
-    """
+    """The health of one back end, asked by any thread. `unbroken_since`: it has run without a restart since then."""
 
     def __init__(self, open: Callable[[], Sandbox], unbroken_since: Callable[[float], bool]):
         self._open = open
@@ -137,7 +132,7 @@ def acquire(spec: SandboxSpec, backend: str | None = None, timeout: float = 110.
 
 
 def choose(backend: str | None = None, image: str = "python") -> Choice:
-    """The back end for an image. Tried once: a choice that succeeded is kept.
+    """The back end for an image; a choice that succeeded is kept.
 
     Raises:
         SandboxError: none can be used here; says what to install or to start.
@@ -162,11 +157,7 @@ def describe(backend: str | None = None, image: str = "python") -> str:
 
 
 def check_backend(name: str, what: str = "sandbox") -> str:
-    """The name of a back end; for "remote", and for servers, their URLs.
-
-    Raises:
-        ValueError: there is no such one; says the nearest valid name.
-    """
+    """The name of a back end; of servers, their URLs. ValueError: there is no such one; says the nearest valid name."""
     if name == "remote" or _is_url(name):
         from agentgym.sandbox.backends.remote import urls_of
 
@@ -181,7 +172,7 @@ def check_backend(name: str, what: str = "sandbox") -> str:
 
 
 def close_pools(timeout: float = 3.0) -> None:
-    """End all sandboxes of this process, and wait for at most `timeout` seconds. Called when the interpreter ends."""
+    """End all sandboxes of this process, and wait at most `timeout` seconds."""
     with _process.lock:
         places = _process.places
         _process.places = None
@@ -191,7 +182,6 @@ def close_pools(timeout: float = 3.0) -> None:
 
 
 def run_label() -> str:
-    """The label of this process's sandboxes: AGENTGYM_RUN, else its process id and the time."""
     return os.environ.get("AGENTGYM_RUN") or f"{os.getpid()}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
@@ -278,7 +268,6 @@ def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
 
 
 def opener(name: str) -> Callable[[SandboxSpec, str], GuestSandbox]:
-    """The function that opens a sandbox on a back end, from its settings and the run's label."""
     if _is_url(name):
         from agentgym.sandbox.backends.remote import open_remote
 
@@ -295,7 +284,6 @@ def _limit() -> int:
 
 
 def remove_dead() -> None:
-    """Remove the sandboxes that dead processes left behind."""
     from agentgym.sandbox.cleanup import cleanup
 
     try:

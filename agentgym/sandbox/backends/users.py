@@ -18,7 +18,6 @@ _dice = random.SystemRandom()  # the global one is the episodes', and a forked p
 
 
 def own_user(few: bool) -> int:
-    """A user id for a new sandbox. `few`: whether it is started in a user namespace of 65,536 ids."""
     return _dice.randint(*(SMALL if few else (FIRST, LAST)))
 
 

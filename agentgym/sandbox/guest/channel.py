@@ -24,9 +24,7 @@ Header = dict[str, Any]
 class GuestRpc:
     """Remote procedure calls to a guest, one at a time. A failure closes it: later bytes could answer the failed call.
 
-    Attributes:
-        name: of the sandbox, for errors.
-        alive: False once it is closed; calls then raise SandboxError.
+    `name` is the sandbox's, for errors. Calls after `close`, which any thread may call twice, raise SandboxError.
     """
 
     failures: tuple[type[Exception], ...] = (OSError, EOFError, ValueError)
@@ -36,28 +34,20 @@ class GuestRpc:
         self.alive = True
 
     def call(self, header: Header, payload: bytes = b"", *, timeout: float) -> tuple[Header, bytes]:
-        """Send one call and wait for its answer: its header and its bytes.
-
-        Raises:
-            SandboxError: the guest is gone, or has not answered within `timeout` seconds.
-        """
+        """Send a call and wait for its answer: header and bytes. SandboxError if the guest is gone or late."""
         self.send(header, payload, timeout=timeout)
         return self.answer(header["do"], timeout=timeout)
 
     def send(self, header: Header, payload: bytes = b"", *, timeout: float) -> None:
-        """Send a call, whose answer, or answers, `answer` returns."""
         raise NotImplementedError
 
     def answer(self, call: str, *, timeout: float) -> tuple[Header, bytes]:
-        """The next answer to `call`."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """May be called twice, and from another thread."""
         raise NotImplementedError
 
     def failed(self, what: str, error: Exception) -> SandboxError:
-        """The error that says what the back end knows about a lost guest."""
         return SandboxError(f"{what}: {error}")
 
     def guarded(self, call: str, timeout: float, act: Callable[[float], Any]) -> Any:
@@ -82,10 +72,7 @@ class GuestRpc:
 
 
 class SocketStream:
-    """Bytes to and from the guest over one end of a connected socket.
-
-    `close` may be called from another thread, and ends a `send` or `receive` that waits there.
-    """
+    """Bytes to and from the guest over a connected socket. `close` from another thread ends a waiting `send` or `receive`."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -99,13 +86,13 @@ class SocketStream:
             self._socket.sendall(data)
 
     def receive(self, until: float) -> bytes:
-        """At least one byte; none at the end of the stream. Raises as `send`."""
+        """At least one byte; none at the end. Raises as `send`."""
         with self._in_use:
             self._socket.settimeout(max(until - time.monotonic(), 0.001))
             return self._socket.recv(CHUNK)
 
     def close(self) -> None:
-        """End the stream, and with it the guest. In a forked child this only lets go: the sandbox is the parent's."""
+        """End the stream. In a forked child this only lets go: the sandbox is the parent's."""
         if os.getpid() != self._pid:  # the lock may be held for ever by a thread that is not here
             self._socket.close()
             return
@@ -122,7 +109,7 @@ class SocketStream:
 
 
 class Channel(GuestRpc):
-    """Calls over a stream. `reason` is asked, once the guest is gone, for what the back end knows about it."""
+    """Calls over a stream. `reason` says what the back end knows about a lost guest."""
 
     def __init__(self, stream: SocketStream, name: str, reason: Callable[[], str] = lambda: "") -> None:
         super().__init__(name)
@@ -131,7 +118,6 @@ class Channel(GuestRpc):
         self._received = bytearray()
 
     def begin(self, data: bytes, *, timeout: float) -> None:
-        """Send the guest its source, which comes before the first frame."""
         self.guarded("begin", timeout, lambda until: self._stream.send(data, until))
 
     def send(self, header: Header, payload: bytes = b"", *, timeout: float) -> None:

@@ -59,7 +59,7 @@ PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 
 
 class Unkillable(Exception):
-    """Something goes on that a killed program should not: the sandbox is of no use any more."""
+    """Something runs on after it was killed: the sandbox is useless."""
 
 
 class Guest:
@@ -115,7 +115,6 @@ class Guest:
             data = data[os.write(1, data) :]
 
     def serve(self) -> None:
-        """Answer calls for ever; a failure is an answer too."""
         while True:
             header, payload = self.call()
             try:
@@ -144,12 +143,7 @@ class Guest:
                 process.code = code if code >= 0 else 128 - code
 
     def start(self, argv: list[str], env: dict[str, str], cwd: str, stdin: bytes, form: str, tag: int) -> Process:
-        """Start a program; if there is no process for it, first kill everything that no session has started.
-
-        Raises:
-            OSError: it cannot be run; EAGAIN or ENOMEM: sessions have all processes.
-            Spoiled: no process is available, and no session holds too many.
-        """
+        """Start a program; if there is no process for it, first kill everything that no session has started."""
         self.ran = True
         until = time.monotonic() + FORK_PATIENCE
         while True:
@@ -231,7 +225,6 @@ class Guest:
     def report(
         self, process: Process, began: float, timed_out: bool, reply: bytes | None = None, ended: bool = True
     ) -> None:
-        """Answer with the outputs of a program and how it ended."""
         kills = self.oom_kills()
         parts = [bytes(part) for output in (process.out, process.err) for part in (output.head, output.tail)]
         header = {
@@ -330,7 +323,6 @@ class Guest:
         self.answer({})
 
     def do_write(self, data: bytes, path: str, mode: int, part: int, last: bool) -> None:
-        """Take one part of a file; the last one moves it into place."""
         if not part:
             self.drop_upload()
             self.upload = Upload(GuestPath(path, self.ran))
@@ -357,7 +349,6 @@ class Guest:
         self.answer({})
 
     def do_reset(self, _: bytes) -> None:
-        """Kill everything and empty the folders; the answer lists what could not be removed."""
         self.kill_all()
         self.drop_upload()
         with AsProgram():

@@ -23,11 +23,8 @@ HOSTS_OWN = (errno.ENAMETOOLONG, errno.EINVAL)  # the host chose a name that can
 class GuestPath:
     """A path that the host asks for, opened folder by folder so that no link is followed.
 
-    Attributes:
-        names: of the folders from `root`, one of `ROOTS`, down to it, and its own.
-        rights: whose rights hold there: under /private the guest's.
-        forced: whether programs may have changed what is there. Then obstacles are replaced: a file, a link or a folder in
-            the place of another kind, and modes that forbid it.
+    `forced`: programs may have changed what is there. Then obstacles are replaced: a file, a link or a folder in the place of
+    another kind, and modes that forbid it.
     """
 
     def __init__(self, path: str, ran: bool) -> None:
@@ -98,7 +95,6 @@ class Upload:
             raise self.place.failed(error) from error
 
     def finish(self, mode: int) -> None:
-        """Move it into place atomically, replacing what is there."""
         name, fresh = self.place.names[-1], f".{os.urandom(8).hex()}.part"
         try:
             with self.place.rights:
@@ -158,7 +154,6 @@ def enter_folder(name: str, fd: int) -> int:
 
 
 def is_folder(name: str, fd: int) -> bool:
-    """True if a name in a folder is a folder and not a link to one."""
     try:
         return stat.S_ISDIR(os.lstat(name, dir_fd=fd).st_mode)
     except FileNotFoundError:

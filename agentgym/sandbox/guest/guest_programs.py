@@ -81,15 +81,12 @@ def turn(loop: PollSelector, until: float) -> None:
 
 
 class Pipe:
-    """The guest's end of a program's pipe."""
-
     def __init__(self, loop: PollSelector, fd: int) -> None:
         self.loop = loop
         self.fd = fd
         os.set_blocking(fd, False)
 
     def ignore(self) -> None:
-        """Wait no longer for it to be ready."""
         with suppress(KeyError):
             self.loop.unregister(self.fd)
 
@@ -115,7 +112,6 @@ class Output(Pipe):
         self.left_out = 0
 
     def receive(self) -> bool:
-        """Take a chunk. False if there was nothing."""
         if self.fd < 0:
             return False
         try:
@@ -159,7 +155,7 @@ class Replies(Output):
         self.data += data[: max(REPLY_LIMIT + 8 - len(self.data), 0)]
 
     def take(self) -> bytes | None:
-        """The answer, None while it is not all there. ValueError if it is over the limit."""
+        """The answer, None while it is not all there."""
         if self.form == "zero":
             size, begin, most = self.data.find(0), 0, len(self.data)
         elif len(self.data) >= 4:
@@ -202,8 +198,6 @@ class Input(Pipe):
 
 
 class Process:
-    """A started program, its pipes, and its exit code, None while it runs."""
-
     def __init__(self, loop: PollSelector, pid: int, fds: list[int], limit: int, form: str) -> None:
         self.pid = pid
         self.input = Input(loop, fds[0], held=bool(form))
@@ -270,7 +264,6 @@ def await_start(pid: int, ready: int) -> str:
 
 
 def become(argv: list[str], env: dict[str, str], cwd: str, fds: list[int], tag: int, limits: dict) -> None:
-    """Turn this process, a child of the guest, into the program."""
     os.setsid()
     for target, fd in enumerate(fds):
         os.dup2(fd, target, inheritable=True)
@@ -313,10 +306,7 @@ def enter(folder: str) -> None:
 
 
 def default_signals() -> None:
-    """Set default dispositions and an empty mask, which all programs inherit: `nohup`, for one, makes the host ignore SIGINT.
-
-    Process 1 gets no signal of a default disposition from a program.
-    """
+    """Set defaults, which all programs inherit: `nohup`, for one, makes the host ignore SIGINT."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     for number in IGNORED:
@@ -335,9 +325,9 @@ def die_first() -> None:
 
 
 def proc_rules() -> int:
-    """Rules of Landlock by which nothing under /proc can be written, as a descriptor; -1 where the kernel has none.
+    """Rules of Landlock, as a descriptor, by which programs cannot write under /proc; -1 where the kernel has none.
 
-    So a program cannot change an `oom_score_adj`, its own included, which else only `CAP_SYS_RESOURCE` could make final.
+    Else a program could change an `oom_score_adj`, its own included: only `CAP_SYS_RESOURCE` could make that final.
     """
     import ctypes
 
@@ -360,7 +350,6 @@ def proc_rules() -> int:
 
 
 def keep_out_of_proc(rules: int) -> None:
-    """Bind this process and all that it starts by `proc_rules`."""
     if rules >= 0:
         import ctypes
 
@@ -376,10 +365,7 @@ def scores_are_final() -> bool:
 
 
 def tag_of(pid: str) -> int | None:
-    """The tag that a process has inherited; 0 if it has none, None if the process has ended.
-
-    A process whose first thread has ended looks like one that has ended, and lives while it has other threads.
-    """
+    """The tag that a process has inherited; 0 if it has none, None if the process has ended."""
     name, mark = ("status", b"\nGroups:\t") if TWO_USERS else ("limits", b"\nMax realtime timeout ")
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:
@@ -388,7 +374,8 @@ def tag_of(pid: str) -> int | None:
             fields = file.read().rpartition(b") ")[2].split()
     except OSError:
         return None
-    # The kernel's own count: a list of threads that each start the next and end is old when it is read.
+    # A process whose first thread has ended lives while it has other threads. The kernel's count is exact; a list of threads
+    # that each start the next and end is old when it is read.
     if fields[0] in (b"Z", b"X") and int(fields[THREADS]) <= 1:
         return None
     values = text.partition(mark)[2].partition(b"\n")[0].split()
@@ -397,7 +384,6 @@ def tag_of(pid: str) -> int | None:
 
 
 def programs() -> Iterator[tuple[int, int]]:
-    """Process id and tag of every program."""
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
             tag = tag_of(name)
@@ -421,7 +407,6 @@ def remove_shared_memory() -> None:
 
 
 def shared_memory() -> list[tuple[str, int]]:
-    """Kind and number of the System V segments, semaphores and queues of this namespace."""
     left = []
     for kind in ("shm", "sem", "msg"):
         with suppress(OSError), open(f"/proc/sysvipc/{kind}") as table:

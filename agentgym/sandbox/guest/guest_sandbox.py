@@ -36,7 +36,6 @@ def source(name: str) -> str:
 
 @cache
 def guest_source() -> bytes:
-    """The modules of the guest in one source, the last as the program."""
     return (
         "import sys, types\n"
         f"for name, text in {[(name, source(name)) for name in ('guest_programs', 'guest_files')]!r}:\n"
@@ -63,17 +62,13 @@ def greet(
     reason: Callable[[], str] = lambda: "",
     on_close: Callable[[], None] | None = None,
 ) -> GuestSandbox:
-    """Give a guest its program and settings.
+    """Give a guest its program and settings. SandboxError if it does not answer within `spec.start_timeout` seconds.
 
     Args:
-        path: where programs are looked for.
         limits: `nice`: how much less of the processor programs get than the guest; `more`: resource limits by name;
             `user`: the programs' user id; `group`: the file that puts them into their control group.
         reason: what the back end knows about a guest that is gone.
         on_close: ends what the back end started; called once, also if this raises.
-
-    Raises:
-        SandboxError: the guest does not answer within `spec.start_timeout` seconds.
     """
     channel = Channel(stream, id, reason)
     box = GuestSandbox(channel, spec, {}, on_close)
@@ -172,7 +167,6 @@ class GuestSandbox:
             raise SandboxSpoiled(f"sandbox {self.id} could not be emptied: {', '.join(left)}")
 
     def ping(self, timeout: float = 10.0) -> None:
-        """Ask the guest for a sign of life. SandboxError if it gives none."""
         self.call({"do": "ping"}, timeout=timeout)
 
     def close(self) -> None:
@@ -202,8 +196,6 @@ class GuestSandbox:
 
 
 class GuestSession:
-    """A process that the guest holds; see `Session`."""
-
     def __init__(self, sandbox: GuestSandbox, command: Command) -> None:
         self._sandbox = sandbox
         self._kind = command if isinstance(command, str) else ""

@@ -50,7 +50,6 @@ def run(text: str, name: str, space: dict) -> bool:
 
 
 def show(error: BaseException) -> None:
-    """The traceback, without the frames of this file."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == "<string>":
         trace = trace.tb_next

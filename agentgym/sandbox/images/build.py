@@ -43,12 +43,10 @@ class Recipe:
 
     @property
     def tag(self) -> str:
-        """The Docker image's name."""
         return f"agentgym/{self.name}:{self.digest}"
 
     @property
     def place(self) -> Path:
-        """The folder of the root folder and its record."""
         return cache_folder() / self.name / self.digest
 
     @property
@@ -94,17 +92,15 @@ def is_reference(image: str) -> bool:
 
 
 def docker_tag(image: str) -> str:
-    """The Docker image of a folder of `sandboxes/`, or the reference itself. ValueError if there is no such folder."""
+    """The Docker image of a folder of `sandboxes/`, or the reference itself."""
     return image if is_reference(image) else image_tag(image)
 
 
 def docker_command(image: str) -> str:
-    """The command that gives a Docker Engine an image."""
     return f"docker pull {image}" if is_reference(image) else f"agentgym sandbox build {image}"
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of an image. Raises ValueError if the name is unknown."""
     if name not in image_names():
         raise ValueError(f"there is no image {name!r}; there are {', '.join(image_names())}")
     folder = image_folder() / name
@@ -116,17 +112,15 @@ def recipe(name: str) -> Recipe:
 
 
 def image_tag(name: str) -> str:
-    """The Docker image's name, which changes with its folder. Raises ValueError if there is no such image."""
     return recipe(name).tag
 
 
 def rootfs(name: str) -> Path | None:
-    """The root folder of an image, or None where it was not built yet. Raises ValueError if there is no such image."""
+    """The root folder of an image, or None if it is not built. ValueError if there is no such image."""
     return _kept(recipe(name).place)[0]
 
 
 def cache_folder() -> Path:
-    """The folder of root file systems: `agentgym/sandboxes` in XDG_CACHE_HOME, or in ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "agentgym" / "sandboxes"
 
@@ -139,13 +133,12 @@ def build(
     force: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Built:
-    """Make an image, unless it is there. Two processes may try at once: the second waits for the first.
+    """Make an image, unless it is there. Of two processes the second waits for the first.
 
     Args:
         how: "registry", "packages", or "auto": the registry if it answers, else packages.
         docker: whether to make a Docker image too; None: if an engine answers.
         force: rebuild it. Sandboxes that run from its root folder lose their files.
-        say: receives progress, a line at a time.
 
     Raises:
         ValueError: there is no such image or way.
@@ -230,7 +223,7 @@ def _kept(place: Path) -> tuple[Path, str] | tuple[None, None]:
 
 @contextmanager
 def _work(place: Path) -> Iterator[Path]:
-    """A temporary folder on the same disk as `place`. Removes leftovers of killed builds first."""
+    """A temporary folder on the same disk as `place`."""
     work = place.parent / f"{place.name}.part"
     try:
         shutil.rmtree(work, ignore_errors=True)
@@ -243,7 +236,6 @@ def _work(place: Path) -> Iterator[Path]:
 
 
 def _publish(root: Path, place: Path, way: str) -> None:
-    """Put a finished root folder in its place, in one step."""
     if not any(os.path.lexists(root / folder / "python3") for folder in ("usr/bin", "usr/local/bin")):
         raise SandboxError("the image has no python3 in /usr/bin or /usr/local/bin, which every sandbox needs")
     if found := next(project_files(str(root)), None):

@@ -32,20 +32,11 @@ FILES = {
 
 
 def missing_tools() -> list[str]:
-    """The programs that `unpack` needs and this machine lacks."""
     return [tool for tool in ("apt-get", "dpkg-deb", "tar") if shutil.which(tool) is None]
 
 
 def unpack(packages: Sequence[str], requirements: Path | None, work: Path, say: Callable[[str], None]) -> Path:
-    """Make a root folder in `work` of packages and their dependencies, of the release that this machine runs.
-
-    Args:
-        requirements: Python packages with exact versions, for its Python; wheels only, without their dependencies.
-        say: receives progress, a line at a time.
-
-    Raises:
-        SandboxError: a tool is missing or failed; with its output.
-    """
+    """Make a root folder in `work` of packages and their dependencies, of the release that this machine runs, and Python wheels."""
     if missing := missing_tools():
         raise SandboxError(f"{', '.join(missing)}: not found. Packages can be unpacked on Debian and Ubuntu only")
     archives = _download(packages, work, say)
@@ -101,7 +92,6 @@ def _apt(arguments: Sequence[str], options: Mapping[str, object]) -> None:
 
 
 def run(command: Sequence[str], timeout: float, **env: str) -> None:
-    """Run a program to its end, quietly. If it fails, the SandboxError has its output."""
     settings = os.environ | env
     try:
         done = subprocess.run(
@@ -117,7 +107,6 @@ def run(command: Sequence[str], timeout: float, **env: str) -> None:
 
 
 def _extract(archive: Path, root: Path) -> None:
-    """One package's files. `tar` reads from `dpkg-deb`; both must succeed."""
     excluded = [f"--exclude=./usr/share/{name}" for name in LEFT_OUT] + ["--exclude=*/gconv"]
     options = ["--no-same-owner", "--keep-directory-symlink", *excluded]
     with subprocess.Popen(

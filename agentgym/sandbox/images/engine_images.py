@@ -24,7 +24,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def way_of(api: APIClient, tag: str) -> str | None:
-    """How the image of this tag was built; None where the engine has no such image."""
+    """How the image of this tag was built; None if the engine has no such image."""
     from docker.errors import ImageNotFound
 
     with engine.failures(f"looking for the image {tag}"):
@@ -36,7 +36,6 @@ def way_of(api: APIClient, tag: str) -> str | None:
 
 
 def base_of(dockerfile: Path) -> str:
-    """The image that a Dockerfile begins from."""
     for line in dockerfile.read_text().splitlines():
         words = line.split()
         if words and words[0].upper() == "FROM":
@@ -45,7 +44,7 @@ def base_of(dockerfile: Path) -> str:
 
 
 def unreachable(base: str) -> str | None:
-    """The reason why the engine cannot get an image, in one line; None if it can. Takes a few seconds."""
+    """The reason why the engine cannot get an image; None if it can."""
     try:
         probe = engine.client(engine.PROBE_TIMEOUT)
         if way_of(probe, base) is not None:
@@ -90,7 +89,6 @@ def _tar(*arguments: str, **pipes: Any) -> subprocess.Popen[bytes]:
 
 
 def load(api: APIClient, root: Path, tag: str, name: str, way: str) -> None:
-    """Make a Docker image of a root folder. All its files belong to root."""
     labels = f"LABEL {WAY_LABEL}={way} agentgym.image={name}"
     query = {"fromSrc": "-", "repo": tag, "changes": [labels, f"ENV PATH={SYSTEM_PATH}", "WORKDIR /workspace"]}
     owner = ("--owner=0", "--group=0", "--numeric-owner")
@@ -113,7 +111,6 @@ def load(api: APIClient, root: Path, tag: str, name: str, way: str) -> None:
 
 
 def export(api: APIClient, tag: str, work: Path) -> Path:
-    """Copy an image's files into a new folder in `work`; returns it."""
     root = work / "rootfs"
     root.mkdir()
     with engine.failures(f"copying the files of {tag}"):
