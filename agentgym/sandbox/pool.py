@@ -118,10 +118,7 @@ class SandboxPool:
         if os.getpid() != self._pid:
             raise SandboxError(f"{self.name}: the pool belongs to process {self._pid}, and this is a fork of it")
         waiter = _Waiter()
-        with self._changed:
-            self._check_open()
-            self._waiters.append(waiter)
-            self._look()
+        self._queue(waiter)
         while True:
             box = self._wait(waiter, timeout)
             try:
@@ -129,14 +126,21 @@ class SandboxPool:
                 return Lease(box, partial(self._give_back, box), partial(self._dropped.append, box), self._up_since)
             except SandboxError:  # it died while idle; the caller keeps its place in the queue
                 waiter = _Waiter(waiter.since)
-                with self._changed:
-                    self._check_open()
-                    self._take_back(box)
-                    self._waiters.appendleft(waiter)
-                    self._look()
+                self._queue(waiter, returned=box)
             except BaseException:  # Ctrl-C: the caller is gone
                 self._give_back(box)
                 raise
+
+    def _queue(self, waiter: _Waiter, returned: Pooled | None = None) -> None:
+        with self._changed:
+            if self._closed:
+                raise SandboxError(f"{self.name}: the pool was closed")
+            if returned is None:
+                self._waiters.append(waiter)
+            else:
+                self._take_back(returned)
+                self._waiters.appendleft(waiter)
+            self._look()
 
     def close(self, timeout: float = 3.0) -> None:
         """End all its sandboxes, lent ones too; wait at most `timeout` seconds. May be called twice."""
@@ -164,10 +168,6 @@ class SandboxPool:
         if waiter.box is None:
             raise SandboxError(f"{self.name}: the pool was closed")
         return waiter.box
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise SandboxError(f"{self.name}: the pool was closed")
 
     def _why_none(self) -> str:
         failures, places = self._failures, self._places

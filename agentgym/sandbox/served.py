@@ -14,15 +14,13 @@ from typing import Any
 from agentgym.sandbox.api import MEGABYTE, SandboxError, SandboxSpec
 from agentgym.sandbox.backends import bubblewrap, docker
 from agentgym.sandbox.backends import select as backends
-from agentgym.sandbox.guest.channel import Header
+from agentgym.sandbox.guest.channel import GuestRpc, Header
 from agentgym.sandbox.guest.guest_sandbox import FILE_TIMEOUT, GuestSandbox
 from agentgym.sandbox.images import build as images
 
 with contextlib.suppress(ImportError):  # here, so that workers share it
     import docker as _sdk  # noqa: F401
 
-_NUMBERS = ("cpus", "memory", "pids", "disk", "output", "idle_timeout", "start_timeout")
-_WHOLE = ("memory", "pids", "disk", "output")
 _sweeping = threading.Lock()
 
 
@@ -71,11 +69,12 @@ class ServedSandbox:
         if unknown:
             raise ValueError(f"a sandbox has no setting {min(unknown)!r:.50}")
         spec = SandboxSpec(**record)
-        for name in _NUMBERS:
+        for name, default in vars(SandboxSpec()).items():
             value = getattr(spec, name)
-            kinds = (int,) if name in _WHOLE else (int, float)
-            if isinstance(value, bool) or not isinstance(value, kinds) or not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name}={value!r:.50} cannot be")
+            if type(default) in (int, float):
+                numbers = (int,) if type(default) is int else (int, float)
+                if type(value) not in numbers or not (math.isfinite(value) and value > 0):
+                    raise ValueError(f"{name}={value!r:.50} cannot be")
         env = spec.env
         if not isinstance(env, dict) or not all(isinstance(word, str) for word in [*env, *env.values()]):
             raise ValueError("env holds texts")
@@ -95,20 +94,21 @@ class ServedSandbox:
         return {"sandbox": self.box.id, "backend": backend, "facts": self.box.facts}
 
     def ask(self, header: Header, data: bytes, seconds: float) -> tuple[Header, bytes]:
-        return self._here().channel.call(header, data, timeout=seconds)
+        return self._channel.call(header, data, timeout=seconds)
 
     def hear(self) -> tuple[Header, bytes]:
         """The next part of a file that the guest reads."""
-        return self._here().channel.answer("read", timeout=FILE_TIMEOUT)
+        return self._channel.answer("read", timeout=FILE_TIMEOUT)
+
+    @property
+    def _channel(self) -> GuestRpc:
+        if self.box is None:
+            raise SandboxError("there is no sandbox yet")
+        return self.box.channel
 
     def close(self) -> None:
         if self.box is not None:
             self.box.close()
-
-    def _here(self) -> GuestSandbox:
-        if self.box is None:
-            raise SandboxError("there is no sandbox yet")
-        return self.box
 
 
 def _let_go() -> None:
@@ -129,11 +129,9 @@ def chosen(backend: str | None, image: str) -> str:
 def built(backend: str | None) -> list[str]:
     found = []
     for name in images.image_names():
-        try:
+        with contextlib.suppress(SandboxError, ValueError):
             backends.choose(backend, name)
-        except (SandboxError, ValueError):
-            continue
-        found.append(name)
+            found.append(name)
     return found
 
 

@@ -152,9 +152,9 @@ def build(
         api = _engine(how, docker, say)
         root, way = _kept(place)
         tagged = engine_images.way_of(api, what.tag) if api else None
-        if force or how not in ("auto", way or how):
+        if force or how not in ("auto", way):
             root = None
-        if force or how not in ("auto", tagged or how):
+        if force or how not in ("auto", tagged):
             tagged = None
         fresh = root is None or (api is not None and tagged is None)
         if root is None and tagged is None:
