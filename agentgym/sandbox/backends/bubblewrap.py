@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.processes import cgroups
-from agentgym.processes.cgroups import Group
-from agentgym.sandbox.api import GROUP_ID, MEGABYTE, SandboxError, SandboxSpec
-from agentgym.sandbox.backends import seccomp, users
-from agentgym.sandbox.backends.file_limits import files_of, limit_files
+from agentgym.processes.cgroups import Group, GroupLimits
+from agentgym.sandbox.api import GROUP_ID, SandboxError, SandboxSpec
+from agentgym.sandbox.backends import limits, seccomp
+from agentgym.sandbox.backends.file_limits import limit_files
 from agentgym.sandbox.backends.host_root import cover, folder_option, host_python, host_root, same
 from agentgym.sandbox.discovery import Found, found, marks
 from agentgym.sandbox.guest.channel import SocketStream
@@ -35,9 +35,6 @@ from agentgym.sandbox.guest.project_files import project_files
 from agentgym.sandbox.images import build as images
 
 LOG = logging.getLogger(__name__)
-OWN_MEMORY = 24 * MEGABYTE  # for the guest and bubblewrap, besides the programs'
-OWN_PIDS = 2
-PROGRAM_NICENESS = 10  # so that the guest comes first when programs keep the processor busy
 END_PATIENCE = 10.0
 MEMORY_PLACE = "/sys/fs/cgroup/memory"  # of the programs' group, inside
 IN_MEMORY = {"/workspace": "1777", "/tmp": "1777", "/dev/shm": "1777", "/private": "0755"}  # folders and their modes
@@ -45,7 +42,7 @@ _HOST_SERVES = ("python", "sql")  # images that this machine's own programs can 
 _dead_removed = False  # what other processes have left, by this one
 _ENTER = 'for group in $0; do echo $$ > "$group/cgroup.procs" || exit 70; done; exec "$@"'
 # Private pseudo-terminals of the sandbox, limited in number.
-_TERMINALS = f'mount -t devpts -o {users.PTY_OPTIONS} devpts /dev/pts || exit 71; exec "$@"'
+_TERMINALS = f'mount -t devpts -o {limits.PTY_OPTIONS} devpts /dev/pts || exit 71; exec "$@"'
 _OWN_MOUNTS = ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _TERMINALS, "sh"]
 _NETWORK_ETC = ("resolv.conf", "hosts", "nsswitch.conf", "services", "protocols", "ssl", "ca-certificates", "pki")
 _OWN = ("proc", "dev", "sys", "tmp", "workspace", "private")
@@ -98,24 +95,23 @@ class Embedded:
         self.rootfs = rootfs
         self.group: Group | None = None
         self.process: subprocess.Popen[bytes] | None = None
-        self.owner = os.getpid()
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the sandbox
         self.record = records() / f"{self.id}.json"
 
     def open(self) -> GuestSandbox:
         spec = self.spec
-        most = cgroups.GroupLimits(spec.memory, spec.pids + OWN_PIDS, spec.cpus, spare=OWN_MEMORY)
+        pids, spare = spec.pids + limits.GUEST_PROCESSES, limits.GUEST_MEMORY
         try:
-            self.group = cgroups.create(self.id, most, self._keep)
-            limits: dict[str, Any] = {"nice": PROGRAM_NICENESS, "group": f"{MEMORY_PLACE}/cgroup.procs"}
+            self.group = cgroups.create(self.id, GroupLimits(spec.memory, pids, spec.cpus, spare), self._keep)
+            own: dict[str, Any] = {"nice": limits.PROGRAM_NICENESS, "group": f"{MEMORY_PLACE}/cgroup.procs"}
         except OSError as error:
-            limits = {"more": {"AS": spec.memory, "NPROC": spec.pids}}
+            own = {"more": {"AS": spec.memory, "NPROC": spec.pids}}
             _warn_once(
                 f"no control groups ({error}): each process may take {spec.memory} bytes of memory instead of all together, "
                 "the processor time is not limited"
             )
         if os.getuid() == 0:
-            limits["user"] = users.own_user(users.few_users())
+            own["user"] = limits.own_user(limits.few_users())
         else:
             _warn_once("not root: programs are one user with the guest and can write to /private")
         ours, theirs = socket.socketpair()
@@ -129,9 +125,9 @@ class Embedded:
         finally:
             theirs.close()
         path = SYSTEM_PATH if self.rootfs is not None else f"{host_python().parent}:{SYSTEM_PATH}"
-        box = greet(SocketStream(ours), spec, self.id, path=path, limits=limits, reason=self.reason, on_close=self.end)
+        box = greet(SocketStream(ours), spec, self.id, path=path, limits=own, reason=self.reason, on_close=self.end)
         guests = _children(process.pid)
-        why_not = limit_files(guests[0], tuple(IN_MEMORY), files_of(spec.disk)) if guests else ""
+        why_not = limit_files(guests[0], tuple(IN_MEMORY), limits.files_of(spec.disk)) if guests else ""
         if why_not:
             _warn_once(f"the number of files in a sandbox is not limited: {why_not}")
         box.facts["files_unlimited"] = why_not
@@ -185,9 +181,7 @@ class Embedded:
         return ", ".join(known)
 
     def end(self) -> None:
-        """Kill all of it and remove what it was made of. Does nothing in a forked child: the sandbox is the parent's."""
-        if os.getpid() != self.owner:
-            return
+        """Kill all of it and remove what it was made of."""
         if self.process is not None:
             _kill_tree(self.process.pid)
             try:

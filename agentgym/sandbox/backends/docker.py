@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -16,9 +15,16 @@ from contextlib import closing
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from agentgym.sandbox.api import GROUP_ID, MEGABYTE, PRIVATE, WORKSPACE, SandboxError, SandboxSpec
-from agentgym.sandbox.backends import engine, seccomp, users
-from agentgym.sandbox.backends.file_limits import files_of
+from agentgym.sandbox.api import GROUP_ID, PRIVATE, WORKSPACE, SandboxError, SandboxSpec
+from agentgym.sandbox.backends import engine, seccomp
+from agentgym.sandbox.backends.limits import (
+    GUEST_MEMORY,
+    GUEST_PROCESSES,
+    PROGRAM_NICENESS,
+    PTY_OPTIONS,
+    files_of,
+    own_user,
+)
 from agentgym.sandbox.discovery import Found, found, marks
 from agentgym.sandbox.guest.channel import SocketStream
 from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH, GuestSandbox, greet, guest_command, source
@@ -28,9 +34,6 @@ from agentgym.sandbox.images import engine_images
 if TYPE_CHECKING:
     from docker import APIClient
 
-GUEST_MEMORY = 24 * MEGABYTE  # what the guest may take besides the programs
-GUEST_PROCESSES = 2  # the guest, and a program that it is just starting
-PROGRAM_NICENESS = 10  # so that the guest comes first when programs keep the processor busy
 SEARCH_SECONDS = 120.0  # in which a foreign image must be searched
 GONE_SECONDS = 10.0  # in which a container that is being removed must have gone
 # For the guest: to become the programs' user, and so to start and to kill them.
@@ -71,7 +74,7 @@ def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandb
     name = f"agentgym-{secrets.token_hex(6)}"
     try:
         path = _path(api, image) if images.is_reference(spec.image) else SYSTEM_PATH
-        user = users.own_user(_few_users(api))
+        user = own_user(_few_users(api))
         stream = _started(api, name, image, spec, run, user, masked)
     except BaseException as error:
         _remove_quietly(name)
@@ -83,7 +86,6 @@ def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandb
         if isinstance(error, SandboxError) and "python3" in str(error):
             raise SandboxError(f"the image {image} has no python3, which sandboxes require: {error}") from error
         raise
-    owner = os.getpid()
     return greet(
         stream,
         spec,
@@ -91,7 +93,7 @@ def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandb
         path=path,
         limits={"nice": PROGRAM_NICENESS, "user": user},
         reason=lambda: _reason(name, stream),
-        on_close=lambda: _remove_quietly(name) if os.getpid() == owner else None,
+        on_close=lambda: _remove_quietly(name),
     )
 
 
@@ -181,7 +183,7 @@ def _host_config(
 
     mount = f"size={spec.disk},nr_inodes={files_of(spec.disk)},nosuid,nodev,exec"
     own = f"uid={user},gid={GROUP_ID}"
-    devpts = DriverConfig("local", {"type": "devpts", "device": "devpts", "o": f"{users.PTY_OPTIONS},gid=5"})
+    devpts = DriverConfig("local", {"type": "devpts", "device": "devpts", "o": f"{PTY_OPTIONS},gid=5"})
     config: dict[str, Any] = api.create_host_config(
         auto_remove=True,
         mounts=[Mount(wish, None, driver_config=devpts, labels=OWNED) for wish in wishes if wish == TERMINALS],

@@ -14,15 +14,10 @@ import sys
 import threading
 from collections.abc import Sequence
 
-BLOCK = 4096  # bytes of disk for each file that may exist
 NS_GET_USERNS = 0xB701
 CLONE_FS, CLONE_NEWNS, CLONE_NEWUSER = 0x200, 0x20000, 0x10000000
 MS_NOSUID, MS_NODEV, MS_REMOUNT = 2, 4, 32
 PATIENCE = 20.0  # seconds
-
-
-def files_of(disk: int) -> int:
-    return disk // BLOCK + 1024
 
 
 def limit_files(pid: int, folders: Sequence[str], files: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import stat
@@ -99,6 +100,7 @@ class GuestSandbox:
         self.facts = facts
         self.channel = channel
         self._on_close = on_close
+        self._owner = os.getpid()
 
     @property
     def alive(self) -> bool:
@@ -172,7 +174,7 @@ class GuestSandbox:
     def close(self) -> None:
         self.channel.close()
         on_close, self._on_close = self._on_close, None
-        if on_close is not None:
+        if on_close is not None and os.getpid() == self._owner:  # in a forked child the sandbox is the parent's
             on_close()
 
     def call(
