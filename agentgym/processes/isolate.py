@@ -55,10 +55,10 @@ class WorkerDied(RuntimeError):
 
 
 def call_isolated(function: str | Callable[..., Any], *args: Any, timeout: float) -> Any:
-    """The result of `function(*args)`, computed in a worker process.
+    """The result of `function(*args)`, computed in a worker process. May be called from any thread.
 
-    At most `MOST_WORKERS` workers are reused, so the state that a function leaves in its modules stays for the next call.
-    The result makes a round trip through JSON: tuples become lists, keys become strings. May be called from any thread.
+    Workers are reused: the state that a function leaves in its modules stays for the next call. The result makes a round trip
+    through JSON: tuples become lists, keys become strings.
 
     Args:
         function: "module:name", or a function that can be imported by its module and name.

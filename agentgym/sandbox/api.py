@@ -28,10 +28,7 @@ class BackendDown(SandboxError):
 
 
 class SandboxSpoiled(SandboxError):
-    """The programs of a sandbox made it unusable: they cannot be killed, a file cannot be written, no process can start.
-
-    Environments score this as the agent's failure; reset or close the sandbox.
-    """
+    """The programs of a sandbox made it unusable; reset or close it. Environments score this as the agent's failure."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +90,8 @@ class ExecResult:
 class Session(Protocol):
     """A process that lives over many steps: Python, a shell, or a custom program.
 
-    A custom program reads requests from its standard input and answers each on file descriptor 3. Both are frames: the
-    length in bytes as 4 bytes, big endian, then that many bytes of UTF-8.
+    A custom program reads requests from its standard input and answers each on file descriptor 3. Both are frames: the length
+    as 4 bytes, big endian, then UTF-8.
     """
 
     @property
@@ -143,10 +140,10 @@ class Sandbox(Protocol):
         """
 
     def session(self, command: Command = "python") -> Session:
-        """Start a session: "python", "shell", or a custom program with its arguments; see `Session`.
+        """Start a session: "python", "shell", or a custom program with its arguments.
 
         Raises:
-            FileNotFoundError, PermissionError: the program does not exist or cannot be run, as for a local one.
+            FileNotFoundError, PermissionError: the program does not exist or cannot be run.
             SandboxSpoiled: other sessions use all processes (`pids`) or all memory. Closing them, or `reset`, frees both.
             ValueError: unknown kind.
         """
@@ -172,14 +169,10 @@ class Sandbox(Protocol):
         """
 
     def upload(self, source: Path, path: str = WORKSPACE) -> None:
-        """Copy a local file or folder to `path` (as it is named there). Links are refused."""
+        """Copy a local file or folder into `path`. Links are refused."""
 
     def reset(self) -> None:
-        """Kill every program and empty all writable folders, so that nothing of the last episode is left.
-
-        Raises:
-            SandboxSpoiled: something cannot be removed; the sandbox is then closed.
-        """
+        """Kill every program and empty all writable folders. SandboxSpoiled if something stays; the sandbox is then closed."""
 
     def close(self) -> None:
         """End the sandbox; a pooled one is returned to its pool. May be called twice; never raises."""

@@ -38,14 +38,11 @@ def remove_sandbox(found: Found) -> None:
 
 
 def cleanup(*, everything: bool = False, run: str | None = None, survey: Survey | None = None) -> list[Found]:
-    """Remove the sandboxes whose process has ended on this host since it started; returns them.
+    """Remove the sandboxes whose process has ended on this host; returns them. SandboxError if one stays.
 
     Args:
         everything: also those whose process lives, or is on another host.
         run: only those of this run, including those whose process lives.
-
-    Raises:
-        SandboxError: one stays; the others are removed.
     """
     survey = survey or sandboxes()
     removed, errors = [], []

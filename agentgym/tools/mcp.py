@@ -162,7 +162,7 @@ class McpTools:
 
 @dataclass
 class Ending:
-    """How a server process ended, for the error message. `reason` is empty while the connection works."""
+    """How a server process ended. `reason` is empty while the connection works."""
 
     reason: str = ""
     stderr: str = ""
@@ -313,7 +313,7 @@ async def _http(url: str, headers: dict[str, str]) -> AsyncIterator[tuple[Any, A
 async def server_process(
     command: Sequence[str], ending: Ending, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Start a server and yield the streams that `mcp.Client` reads from and writes to. OSError if it cannot be started."""
+    """Start a server and yield the streams for `mcp.Client`. OSError if it cannot be started."""
     import anyio
     from mcp.client.stdio import get_default_environment
 

@@ -129,10 +129,7 @@ def problem_of_names(arguments: Any, parameters: Mapping[str, Any]) -> str | Non
 
 
 def typed(texts: Mapping[str, str], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that were written as text, parsed as JSON if their schema does not take a text.
-
-    Text that is no JSON stays, to be refused as text. The name "" stands for the one argument of `sole_argument`.
-    """
+    """Arguments that were written as text, parsed as JSON if their schema takes no text. "" is the `sole_argument`."""
     properties = parameters.get("properties", {})
     read: dict[str, Any] = {}
     for written, text in texts.items():
@@ -143,7 +140,7 @@ def typed(texts: Mapping[str, str], parameters: Mapping[str, Any]) -> dict[str, 
 
 
 def sole_argument(parameters: Mapping[str, Any]) -> str | None:
-    """The name of the only text argument that a call needs: the only required one, or the only one; else None."""
+    """The only text argument that a call needs: the only required one, or the only one; else None."""
     properties = parameters.get("properties", {})
     names = list(parameters.get("required") or properties)
     return names[0] if len(names) == 1 and _takes_text(properties.get(names[0], {}), "") else None

@@ -73,8 +73,8 @@ class Tool:
 def tool(function: Callable[..., Any]) -> Tool:
     """Make a tool of a typed function with a docstring. Use it as a decorator, or on a bound method.
 
-    Arguments may be `str`, `int`, `float`, `bool`, `list`, `list[T]`, `dict`, `dict[str, T]`, `Literal[...]`, `Any`, unions
-    of these and `None`. The docstring's first part describes the tool, its "Args" section the arguments.
+    Arguments are `str`, `int`, `float`, `bool`, `list`, `list[T]`, `dict`, `dict[str, T]`, `Literal[...]`, `Any`, `None` and
+    unions. The docstring's first part describes the tool, its "Args" section the arguments.
 
     Raises:
         TypeError: no docstring, an argument without a type or with another one, `*args`, an `async def`, or a documented
@@ -90,8 +90,7 @@ class ToolSet:
 
     Args:
         tools: tools, or functions to make tools of.
-        fenced: the tool that a fenced block of a language calls, with the block's text as its one argument:
-            `{"python": "python", "py": "python"}`. Default: fenced blocks call nothing.
+        fenced: the tool that a fenced block of a language calls with the block's text: `{"py": "python"}`. Default: none.
         seconds: once the calls of a message took so long, its other calls are answered with an error. Default: all run.
 
     Raises:
@@ -131,11 +130,7 @@ class ToolSet:
         return [item.schema for item in self]
 
     def calls_of(self, message: Message) -> list[ToolCall] | str:
-        """The calls that an assistant message makes, in order, or the problem with one. Never raises.
-
-        Native `tool_calls` are read; without them, the text after the last `</think>` in the forms of
-        `agentgym.tools.text_forms`. Names and arguments are checked only when the call is made.
-        """
+        """The calls that an assistant message makes, in order, or the problem with one. They are not yet checked."""
         calls = []
         for call in self._read(message):
             if isinstance(call, str):

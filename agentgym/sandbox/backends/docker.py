@@ -252,25 +252,22 @@ def _remove_quietly(name: str) -> None:
 
 
 def remove(id: str) -> None:
-    """Remove a container and all in it; one that is gone already is no error. Raises SandboxError if it stays."""
+    """Remove a container and all in it, if it is not gone already. Raises SandboxError if it stays."""
     from docker.errors import APIError, NotFound
 
     with engine.failures(f"removing the sandbox {id}"):
-        api = engine.client()
         try:
-            api.remove_container(id, force=True, v=True)
+            engine.client().remove_container(id, force=True, v=True)
         except NotFound:
             return
         except APIError as error:
             if error.status_code != 409:  # 409: it is being removed already
                 raise
-        until = time.monotonic() + GONE_SECONDS
-        while time.monotonic() < until:
-            try:
-                api.inspect_container(id)
-            except NotFound:
-                return
-            time.sleep(0.02)
+    until = time.monotonic() + GONE_SECONDS
+    while time.monotonic() < until:
+        if _is_gone(id):
+            return
+        time.sleep(0.02)
     raise SandboxError(f"the sandbox {id} is still there {GONE_SECONDS:g} s after it was removed")
 
 
