@@ -117,9 +117,6 @@ class Channel(GuestRpc):
         self._reason = reason
         self._received = bytearray()
 
-    def begin(self, data: bytes, *, timeout: float) -> None:
-        self.guarded("begin", timeout, lambda until: self._stream.send(data, until))
-
     def send(self, header: Header, payload: bytes = b"", *, timeout: float) -> None:
         text = json.dumps(header).encode()
         frame = struct.pack(">II", len(text), len(payload)) + text + payload

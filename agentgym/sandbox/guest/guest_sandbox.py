@@ -81,7 +81,7 @@ def greet(
         "limits": {"nice": 0, "file": spec.disk + MEGABYTE, **(limits or {})},
     }
     try:
-        channel.begin(guest_source(), timeout=spec.start_timeout)
+        channel.guarded("begin", spec.start_timeout, lambda until: stream.send(guest_source(), until))
         box.facts = box.call(hello, timeout=spec.start_timeout)[0]
     except BaseException:
         box.close()
