@@ -167,9 +167,8 @@ class Worker:
             code = self._process.wait(5.0)
         except subprocess.TimeoutExpired:
             return "the worker process closed its output"
-        return (
-            f"the worker process {f'exited with {code}' if code >= 0 else f'was ended by {signal.Signals(-code).name}'}"
-        )
+        how = f"exited with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+        return f"the worker process {how}"
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

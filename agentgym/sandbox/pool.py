@@ -135,11 +135,9 @@ class SandboxPool:
         with self._changed:
             if self._closed:
                 raise SandboxError(f"{self.name}: the pool was closed")
-            if returned is None:
-                self._waiters.append(waiter)
-            else:
+            if returned is not None:
                 self._take_back(returned)
-                self._waiters.appendleft(waiter)
+            self._waiters.insert(0 if returned is not None else len(self._waiters), waiter)
             self._look()
 
     def close(self, timeout: float = 3.0) -> None:

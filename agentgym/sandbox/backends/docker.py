@@ -199,7 +199,7 @@ def _host_config(
         },
         mem_limit=spec.memory + GUEST_MEMORY,
         memswap_limit=spec.memory + GUEST_MEMORY,  # memory and swap together: no swap
-        nano_cpus=int(min(spec.cpus, _cores(api)) * 1e9),
+        nano_cpus=int(min(spec.cpus, _info(api)["NCPU"]) * 1e9),  # the engine refuses to give more
         pids_limit=spec.pids + GUEST_PROCESSES,
         cap_drop=["ALL"],
         cap_add=[*CAPABILITIES, *(wish for wish in wishes if wish == RESOURCE)],
@@ -211,14 +211,13 @@ def _host_config(
 
 
 @cache
-def _cores(api: APIClient) -> float:
-    """The engine's processors; it refuses to give more."""
-    return float(api.info()["NCPU"])
+def _info(api: APIClient) -> dict[str, Any]:
+    info: dict[str, Any] = api.info()
+    return info
 
 
-@cache
 def _few_users(api: APIClient) -> bool:
-    options = api.info().get("SecurityOptions") or []
+    options = _info(api).get("SecurityOptions") or []
     return any(name in option for option in options for name in ("name=userns", "name=rootless"))
 
 
