@@ -7,7 +7,7 @@ import math
 import resource
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +65,11 @@ class ServedSandbox:
 
     def spec_of(self, record: Mapping[str, Any], longest_start: float) -> SandboxSpec:
         """The `SandboxSpec` that a client asks for. ValueError: it is none, or more than this server gives."""
-        unknown = record.keys() - {field.name for field in fields(SandboxSpec)}
-        if unknown:
+        defaults = vars(SandboxSpec())
+        if unknown := record.keys() - defaults.keys():
             raise ValueError(f"a sandbox has no setting {min(unknown)!r:.50}")
         spec = SandboxSpec(**record)
-        for name, default in vars(SandboxSpec()).items():
+        for name, default in defaults.items():
             value = getattr(spec, name)
             if type(default) in (int, float):
                 numbers = (int,) if type(default) is int else (int, float)
