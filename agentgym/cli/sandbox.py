@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Add `agentgym sandbox` and its commands."""
     parser = commands.add_parser("sandbox", help="manage sandboxes and their images")
     commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND", parser_class=type(parser))
-
     build = commands.add_parser("build", help="build the images that sandboxes start from")
     build.add_argument("names", nargs="*", metavar="IMAGE", help="image names (default: all)")
     build.add_argument(
@@ -40,11 +38,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     build.add_argument("--force", action="store_true", help="rebuild existing images; no sandbox should be running")
     build.add_argument("--json", action="store_true", help="print the built images as JSON")
     build.set_defaults(run=_build)
-
     listing = commands.add_parser("list", help="list sandboxes and the processes that hold them")
     listing.add_argument("--json", action="store_true", help="as JSON")
     listing.set_defaults(run=_list)
-
     cleanup = commands.add_parser("cleanup", help="remove sandboxes whose process has ended")
     which = cleanup.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="also remove those in use, and those of other hosts")
@@ -61,10 +57,10 @@ def _build(args: argparse.Namespace) -> int:
     if unknown := [name for name in names if name not in image_names()]:
         raise UsageError(f"no image {unknown[0]!r}{instead(unknown[0], image_names())}")
     records: list[dict[str, Any]] = []
-    say = _say_aside if args.json else _say
     for name in names:
+        say = partial(print, f"{name}:", file=sys.stderr if args.json else sys.stdout, flush=True)
         try:
-            built = build(name, args.how, docker=args.docker, force=args.force, say=partial(say, name))
+            built = build(name, args.how, docker=args.docker, force=args.force, say=say)
         except ValueError as error:
             raise UsageError(str(error)) from error
         except SandboxError as error:
@@ -74,37 +70,30 @@ def _build(args: argparse.Namespace) -> int:
         records.append({**asdict(built), "rootfs": str(built.rootfs), "error": None})
         places = f"{built.tag} and {built.rootfs}" if built.tag else f"{built.rootfs}"
         state = f"made in {built.seconds:.1f} s" if built.fresh else "already there"
-        say(name, f"{state}, {built.bytes / 1e6:.0f} MB: {places}")
+        say(f"{state}, {built.bytes / 1e6:.0f} MB: {places}")
     if args.json:
         print_json(records)
     return 1 if any(record["error"] for record in records) else 0
 
 
-def _say(name: str, text: str) -> None:
-    print(f"{name}: {text}", flush=True)
-
-
-def _say_aside(name: str, text: str) -> None:
-    print(f"{name}: {text}", file=sys.stderr, flush=True)
-
-
-def _list(args: argparse.Namespace) -> int:
+def _survey() -> Survey:
     from agentgym.sandbox.cleanup import sandboxes
 
     survey = sandboxes()
+    for backend, reason in survey.unasked.items():
+        print(f"agentgym sandbox: {backend} was not asked: {reason}", file=sys.stderr)
+    return survey
+
+
+def _list(args: argparse.Namespace) -> int:
+    survey = _survey()
     if args.json:
         print_json([asdict(f) for f in survey.found])
     elif survey.found:
         print_table(_table(survey.found))
     else:
         print("no sandboxes")
-    _tell_unasked(survey)
     return 0
-
-
-def _tell_unasked(survey: Survey) -> None:
-    for backend, reason in survey.unasked.items():
-        print(f"agentgym sandbox: {backend} was not asked: {reason}", file=sys.stderr)
 
 
 def _table(found: list[Found]) -> Table:
@@ -123,12 +112,10 @@ def _table(found: list[Found]) -> Table:
 
 def _cleanup(args: argparse.Namespace) -> int:
     from agentgym.sandbox.api import SandboxError
-    from agentgym.sandbox.cleanup import cleanup, sandboxes
+    from agentgym.sandbox.cleanup import cleanup
 
-    survey = sandboxes()
-    _tell_unasked(survey)
     try:
-        removed = cleanup(everything=args.all, run=args.of_run, survey=survey)
+        removed = cleanup(everything=args.all, run=args.of_run, survey=_survey())
     except SandboxError as error:
         print(f"agentgym sandbox: {error}", file=sys.stderr)
         return 1

@@ -1,8 +1,7 @@
-"""Control groups, version 1 or 2: one for each bubblewrap sandbox, with limits of memory, processes and processor time.
+"""Control groups, version 1 or 2, with limits of memory, processes and processor time.
 
-They are direct children of this process's own group if it can have children. Its limits then hold for the sandboxes too, and
-each sandbox gets as much of a busy processor as one process does. In version 2, a group that holds processes cannot have
-children with limits unless it is the root; the nearest group above that can is used then.
+They are children of this process's own group if it can have any, so its limits hold for them too. In version 2, a group that
+holds processes cannot have children with limits unless it is the root; then the nearest group above that can is used.
 """
 
 from __future__ import annotations
@@ -11,17 +10,15 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
-_PROGRAMS, _GUEST = "programs", "guest"
 SESSION = "agentgym-session-"  # prefix of the groups of `agentgym serve`; sandboxes are in other groups
-SOCKET_MEMORY = (
-    32 << 20
-)  # bytes in TCP and UDP sockets, which version 1 counts separately; version 2 counts them as memory
+SOCKET_MEMORY = 32 << 20  # bytes in TCP and UDP sockets, which version 1 counts apart from memory
 PERIOD = 100_000  # microseconds over which processor time is counted
 
 
@@ -37,16 +34,10 @@ class GroupLimits:
 
 @dataclass(frozen=True)
 class Group:
-    """A sandbox's folders.
+    """A sandbox's folders: those of the guest, one for each controller in version 1, memory first; one in version 2.
 
-    `programs` limits the memory of the programs without the guest. When they use it up, the guest still has some, and the kernel
-    does not kill the guest.
-
-    Attributes:
-        folders: of the guest: one for each controller in version 1, memory first; one in version 2.
-        version: 1 or 2.
-        programs: in version 1 inside the memory folder, in version 2 beside the guest's folder.
-        whole: in version 2, the parent folder of both.
+    `programs` limits the programs' memory without the guest: when they use it up, the kernel does not kill the guest. It is inside
+    the memory folder in version 1, and beside the guest's in version 2, where `whole` is the parent of both.
     """
 
     folders: tuple[Path, ...]
@@ -60,93 +51,71 @@ class Group:
         return tuple(f for f in (self.programs, *self.folders, self.whole) if f is not None)
 
     def processes(self) -> list[int]:
-        """The ids of its processes."""
         found: set[int] = set()
         for folder in self.every:
-            try:
-                found.update(int(line) for line in (folder / "cgroup.procs").read_text().split())
-            except OSError:  # it is gone
-                continue
+            with suppress(OSError):  # it is gone
+                found.update(map(int, (folder / "cgroup.procs").read_text().split()))
         return sorted(found)
 
 
-def create(name: str, limits: GroupLimits, keep: Callable[[Group], None] = lambda group: None) -> Group:
-    """Make a group.
+def version() -> int:
+    return 2 if (ROOT / "cgroup.controllers").exists() else 1
 
-    Args:
-        keep: called with the group before its folders are made, so that they are on record if this process is killed.
+
+def create(name: str, limits: GroupLimits, keep: Callable[[Group], None] = lambda group: None) -> Group:
+    """Make a group. `keep` is called before its folders are made, so that they are on record if this process is killed.
 
     Raises:
         OSError: groups cannot be made here, for lack of rights or of controllers.
     """
-    return _create_2(name, limits, keep) if (ROOT / "cgroup.controllers").exists() else _create_1(name, limits, keep)
+    if version() == 2:
+        whole = _delegating(_below(ROOT, _own().get("", ""))) / name
+        group = Group((whole / "guest",), 2, whole / "programs", whole)
+        limited = {whole: CONTROLLERS, whole / "guest": ()}
+    else:
+        limited = {parent / name: controllers for parent, controllers in _parents().items()}
+        group = Group(tuple(limited), 1, next(iter(limited)) / "programs")
+    keep(group)
+    with _making(group.version) as make:
+        for folder, controllers in limited.items():
+            make(folder, limits, controllers)
+        if group.whole is not None:
+            _delegate(group.whole, ("memory",))
+        make(group.every[0], replace(limits, spare=0), ("memory",))
+    return group
 
 
 def create_plain(name: str, memory: int, pids: int) -> Group:
-    """Make a group without parts, for processes and all that they start.
-
-    Args:
-        name: of its folder.
-        memory: bytes, including shared memory and swap; 0: no limit.
-        pids: processes and threads; 0: no limit.
-
-    Raises:
-        OSError: groups cannot be made here.
-    """
+    """Make a group without parts, limited to `memory` bytes, swap included, and `pids` threads; 0: no limit. May raise OSError."""
     wanted = tuple(controller for controller, most in (("memory", memory), ("pids", pids)) if most)
-    version = 2 if (ROOT / "cgroup.controllers").exists() else 1
-    if version == 2:
-        parents = {_delegating(_below(ROOT, _own().get("", "")), wanted): wanted}
-    else:
-        parents = _parents(wanted)
-    made: list[Path] = []
-    try:
+    parents = _parents(wanted) if version() == 1 else {_delegating(_below(ROOT, _own().get("", "")), wanted): wanted}
+    with _making(version()) as make:
         for parent, controllers in parents.items():
-            (parent / name).mkdir()
-            made.append(parent / name)
-            _limit(parent / name, GroupLimits(memory, pids, cpus=1.0), version, controllers)
+            make(parent / name, GroupLimits(memory, pids, cpus=1.0), controllers)
+    return Group(tuple(parent / name for parent in parents), version())
+
+
+@contextmanager
+def _making(version: int) -> Iterator[Callable[[Path, GroupLimits, Sequence[str]], None]]:
+    """A function that makes a folder and sets its limits. On failure, the folders that it made are removed."""
+    made: list[Path] = []
+
+    def make(folder: Path, limits: GroupLimits, controllers: Sequence[str]) -> None:
+        folder.mkdir()
+        made.insert(0, folder)
+        for name, value in settings(limits, version).items():
+            optional = any(part in name for part in ("swap", "memsw", "kmem"))  # not every kernel counts these
+            if name.split(".")[0] in controllers and (not optional or (folder / name).exists()):
+                (folder / name).write_text(value)
+
+    try:
+        yield make
     except OSError:
         remove(Group(tuple(made), version), patience=0.0)
         raise
-    return Group(tuple(made), version)
-
-
-def _create_1(name: str, limits: GroupLimits, keep: Callable[[Group], None]) -> Group:
-    folders = {parent / name: controllers for parent, controllers in _parents().items()}
-    programs = next(iter(folders)) / _PROGRAMS
-    group = Group(tuple(folders), 1, programs)
-    keep(group)
-    try:
-        for folder, controllers in folders.items():
-            folder.mkdir()
-            _limit(folder, limits, 1, controllers)
-        programs.mkdir()
-        _limit(programs, replace(limits, spare=0), 1, ("memory",))
-    except OSError:
-        remove(group, patience=0.0)
-        raise
-    return group
-
-
-def _create_2(name: str, limits: GroupLimits, keep: Callable[[Group], None]) -> Group:
-    whole = _delegating(_below(ROOT, _own().get("", ""))) / name
-    group = Group((whole / _GUEST,), 2, whole / _PROGRAMS, whole)
-    keep(group)
-    try:
-        whole.mkdir()
-        _limit(whole, limits, 2, CONTROLLERS)
-        _delegate(whole, ("memory",))
-        for folder in (whole / _GUEST, whole / _PROGRAMS):
-            folder.mkdir()
-        _limit(whole / _PROGRAMS, replace(limits, spare=0), 2, ("memory",))
-    except OSError:
-        remove(group, patience=0.0)
-        raise
-    return group
 
 
 def settings(limits: GroupLimits, version: int) -> dict[str, str]:
-    """The text to write into each file."""
     quota = max(1000, int(limits.cpus * PERIOD))
     memory = str(limits.memory + limits.spare)
     if version == 2:
@@ -167,14 +136,12 @@ def settings(limits: GroupLimits, version: int) -> dict[str, str]:
 
 
 def remove(group: Group, patience: float = 10.0) -> bool:
-    """Kill a group's processes and remove it. Returns False if a process remains after `patience` seconds."""
+    """Kill a group's processes and remove it. False if a process remains after `patience` seconds."""
     until = time.monotonic() + patience
     while True:
         for pid in group.processes():
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         left = [folder for folder in group.every if not _gone(folder)]
         if not left:
             return True
@@ -184,26 +151,18 @@ def remove(group: Group, patience: float = 10.0) -> bool:
 
 
 def oom_kills(group: Group) -> int:
-    """How many of its processes the kernel has killed because the group was out of memory."""
     name = "memory.events" if group.version == 2 else "memory.oom_control"
     kills = 0
-    for folder in (group.programs, *group.folders):
-        try:
-            fields = (folder / name).read_text().split() if folder is not None else []
-        except OSError:
-            continue
-        kills += int(fields[fields.index("oom_kill") + 1]) if "oom_kill" in fields else 0
+    for folder in filter(None, (group.programs, *group.folders)):
+        with suppress(OSError, ValueError):  # gone, or a kernel without the count
+            fields = (folder / name).read_text().split()
+            kills += int(fields[fields.index("oom_kill") + 1])
     return kills
 
 
 def _own() -> dict[str, str]:
-    """This process's groups by controller; in version 2 the controller is empty."""
-    own = {}
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, names, path = line.split(":", 2)
-        for name in names.split(","):
-            own[name] = path.lstrip("/")
-    return own
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    return {name: path.lstrip("/") for _, names, path in lines for name in names.split(",")}
 
 
 def _parents(controllers: Sequence[str] = CONTROLLERS) -> dict[Path, tuple[str, ...]]:
@@ -232,27 +191,17 @@ def _delegating(folder: Path, controllers: Sequence[str] = CONTROLLERS) -> Path:
             return folder
         except OSError as error:  # EBUSY: it holds processes; ENOENT: it has not got them itself; or no rights
             if folder == ROOT and error.errno == errno.EBUSY:  # that of a container
-                raise OSError(
-                    errno.EBUSY, f"move the processes that are in {ROOT} itself into a group below it"
-                ) from error
+                why = f"move the processes that are in {ROOT} itself into a group below it"
+                raise OSError(errno.EBUSY, why) from error
             if folder == ROOT:
                 raise
             folder = folder.parent
 
 
 def _delegate(folder: Path, controllers: Sequence[str]) -> None:
-    """Let the children of a version 2 group have the controllers."""
     file = folder / "cgroup.subtree_control"
     if not set(controllers) <= set(file.read_text().split()):
         file.write_text(" ".join(f"+{name}" for name in controllers))
-
-
-def _limit(folder: Path, limits: GroupLimits, version: int, controllers: Sequence[str]) -> None:
-    for name, value in settings(limits, version).items():
-        file = folder / name
-        optional = any(part in name for part in ("swap", "memsw", "kmem"))  # not every kernel counts these
-        if name.split(".")[0] in controllers and (file.exists() or not optional):
-            file.write_text(value)
 
 
 def _gone(folder: Path) -> bool:

@@ -1,9 +1,8 @@
 """Child processes: start them with default signals, tie them to their parent, find and end everything that they started.
 
-A process inherits ignored and blocked signals: `nohup`, a shell's `&` and many service managers ignore SIGINT or SIGHUP, and Ray
-blocks SIGINT in its workers. A child of such a process could be neither interrupted nor stopped as documented.
-
-This file is also the program that the command lines below run. It imports only the standard library, so it starts quickly.
+Ignored and blocked signals are inherited: `nohup`, a shell's `&` and service managers ignore SIGINT or SIGHUP, Ray's workers
+block SIGINT. A child could then be neither interrupted nor stopped. This file is also the program that the command lines
+below run; it imports only the standard library, so it starts quickly.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import glob
 import os
 import resource
 import signal
@@ -27,9 +27,6 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-# ---- starting
-
-
 def with_default_signals(command: Sequence[str]) -> list[str]:
     """The command line that runs a command with default handling of every signal."""
     return [sys.executable, "-I", "-S", __file__, "exec", *command]
@@ -38,16 +35,15 @@ def with_default_signals(command: Sequence[str]) -> list[str]:
 def supervised(command: Sequence[str]) -> list[str]:
     """The command line that runs a command until this process ends, with default handling of every signal.
 
-    A small supervisor process starts the command in a new session. When the command ends, when this process ends (even by
-    SIGKILL), or when the supervisor gets SIGTERM, it ends the command and all its descendants: SIGTERM, then SIGKILL after
-    `STOP_SECONDS`. It then ends as the command did, with the same exit code or signal. If the supervisor itself is killed,
-    the kernel kills the command (Linux only).
+    A supervisor process starts it in a new session. When the command or this process ends, or the supervisor gets SIGTERM,
+    the command and its descendants get SIGTERM, and SIGKILL after `STOP_SECONDS`. The supervisor ends as the command did, with
+    the same exit code or signal. If it is killed itself, the kernel kills the command (Linux only).
     """
     return [sys.executable, "-I", "-S", __file__, "supervise", str(os.getpid()), *command]
 
 
 def restore_default_signals() -> None:
-    """Unblock every signal and restore Python's default handling of ignored ones. Call it first in a process's main thread."""
+    """Unblock all signals and restore Python's handling of ignored ones. Call it first in a process's main thread."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *_IGNORED_BY_PYTHON}:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -55,7 +51,6 @@ def restore_default_signals() -> None:
 
 
 def _exec(command: Sequence[str]) -> None:
-    """Replace this process by a command. The program is looked up in PATH."""
     restore_default_signals()
     for number in _IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
@@ -63,7 +58,6 @@ def _exec(command: Sequence[str]) -> None:
 
 
 def _supervise(parent: int, command: Sequence[str]) -> int:
-    """Run a command until it or the parent ends; returns its exit code, negative for a signal."""
     restore_default_signals()
     adopt_orphans()
     stopped: list[int] = []
@@ -89,9 +83,6 @@ def _signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-# ---- ties between parent and child; the kernel features are Linux's
-
-
 def die_with(parent: int, by: int = signal.SIGKILL) -> None:
     """The kernel sends this process a signal when its parent ends, even if it has just ended.
 
@@ -112,9 +103,6 @@ def _prctl(option: int, value: int) -> None:
         _libc.prctl(option, value, 0, 0, 0)
 
 
-# ---- finding and ending
-
-
 def children() -> set[int]:
     """The children of this process, including those that ended and were not waited for."""
     found: set[int] = set()
@@ -123,22 +111,16 @@ def children() -> set[int]:
             with open(f"/proc/self/task/{task}/children", "rb", buffering=0) as listed:
                 found.update(map(int, listed.readall().split()))
     except OSError:  # a kernel without these lists, or a thread that has just ended
-        return _children_of_all()
-    return found
-
-
-def _children_of_all() -> set[int]:
-    found, own = set(), os.getpid()
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as stat:
+        own = os.getpid()
+        for name in glob.glob("/proc/[0-9]*/stat"):
+            with contextlib.suppress(OSError), open(name) as stat:
                 if int(stat.read().rpartition(")")[2].split()[1]) == own:
-                    found.add(int(name))
+                    found.add(int(name.split("/")[2]))
     return found
 
 
 def kill(pids: set[int]) -> None:
-    """Kill children. Their ids cannot have been reused, because this process has not waited for them."""
+    """Kill children. Their ids cannot have been reused: this process has not waited for them."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
@@ -156,9 +138,6 @@ def end_children(seconds: float = GONE_SECONDS) -> bool:
             return True
         time.sleep(0.005)
     return False
-
-
-# ---- the program
 
 
 def _main(how: str, *rest: str) -> None:

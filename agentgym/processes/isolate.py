@@ -1,13 +1,10 @@
 """Run a function in another process, under a timeout that holds whatever the function does.
 
-Symbolic mathematics and other code that is handed a model's text can compute for ever, in C and with the interpreter
-lock held, where neither a thread nor a signal handler stops it. `call_isolated` runs such a function in a worker process,
-kept for the next call, and kills the process when the time is up.
+Code that is handed a model's text can compute for ever, in C and with the interpreter lock held, where neither a thread
+nor a signal handler stops it. The function is trusted, its arguments are not; its result comes back as JSON, so this process
+runs nothing that a worker sends.
 
     call_isolated("math:factorial", 5, timeout=1.0)    # 120
-
-The function is named, so that the worker can import it; it is trusted, its arguments are not. Its result comes back as
-JSON, so this process runs nothing that a worker sends.
 """
 
 from __future__ import annotations
@@ -17,9 +14,11 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import math
 import os
 import pickle
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -30,12 +29,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from agentgym.processes.child_process import restore_default_signals
-from agentgym.processes.messages import receive_message, send_message
 
 START_SECONDS = 60.0  # for a worker to start and to import the function's module
 WAIT_SECONDS = 300.0  # for a worker to become free; the calls before this one have timeouts too
 MOST_WORKERS = min(8, os.cpu_count() or 1)
 MEMORY = 4 << 30  # bytes of address space of one worker
+_LONGEST_ANSWER = 256 << 20  # bytes
 _GRACE = 1.0  # seconds after its timeout at which a worker ends itself, if its caller is no longer there to kill it
 
 
@@ -56,19 +55,15 @@ class WorkerDied(RuntimeError):
 
 
 def call_isolated(function: str | Callable[..., Any], *args: Any, timeout: float) -> Any:
-    """The result of `function(*args)`, computed in a worker process.
+    """The result of `function(*args)`, computed in a worker process. May be called from any thread.
 
-    Workers start on demand, at most `MOST_WORKERS`. They are reused, so the state that a function leaves in its modules stays
-    for the next call, and end with this process. May be called from any thread.
+    Workers are reused: the state that a function leaves in its modules stays for the next call. The result makes a round trip
+    through JSON: tuples become lists, keys become strings.
 
     Args:
         function: "module:name", or a function that can be imported by its module and name.
         args: picklable values.
-        timeout: seconds for the call alone. Starting a worker and importing the module may take `START_SECONDS` more, waiting
-            for a free worker `WAIT_SECONDS`.
-
-    Returns:
-        The result after a round trip through JSON: tuples become lists, keys become strings.
+        timeout: seconds for the call alone, without waiting for a worker (`WAIT_SECONDS`) and starting it (`START_SECONDS`).
 
     Raises:
         TimeoutError: the timeout expired; the worker was killed.
@@ -80,20 +75,15 @@ def call_isolated(function: str | Callable[..., Any], *args: Any, timeout: float
     if not timeout > 0:
         raise ValueError(f"timeout must be positive, not {timeout!r}")
     name = function if isinstance(function, str) else reference(function)
-    try:
-        with _worker() as worker:
-            return worker.call(name, *args, timeout=timeout)
-    except _DiedEarly:  # perhaps killed from outside since its last call; nothing has run, so another may try
-        with _worker() as worker:
-            return worker.call(name, *args, timeout=timeout)
+    with contextlib.suppress(_DiedEarly), _worker() as worker:
+        return worker.call(name, *args, timeout=timeout)
+    # It may have been killed from outside since its last call. Nothing has run, so another may try.
+    with _worker() as worker:
+        return worker.call(name, *args, timeout=timeout)
 
 
 def reference(function: Callable[..., Any]) -> str:
-    """The name by which a worker imports a function: "module:name", or "file.py:name" for one of the main script.
-
-    Raises:
-        ValueError: it is not a function of a module, but a lambda, a local function or a bound method.
-    """
+    """The name by which a worker imports a function of a module, "module:name" or "file.py:name"; ValueError for others."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<lambda>")
     found: Any = sys.modules.get(str(module))
     for part in name.split("."):
@@ -110,17 +100,8 @@ def reference(function: Callable[..., Any]) -> str:
     return f"{os.path.abspath(file)}:{name}"
 
 
-# ---- the side of the caller
-
-
 class Worker:
-    """A process that runs one call at a time. As a context manager, it is killed at the end.
-
-    Args:
-        environ: its environment variables; None: those of this process.
-        memory: bytes of address space; None: no limit.
-        stderr: as for `subprocess.Popen`; what the functions print goes there too.
-    """
+    """A process that runs one call at a time, in `memory` bytes of address space. A context manager that kills it at the end."""
 
     def __init__(
         self, environ: Mapping[str, str] | None = None, memory: int | None = MEMORY, stderr: int | None = None
@@ -137,11 +118,10 @@ class Worker:
             env=environ,
             start_new_session=True,
         )
-        if self._process.stdin is None or self._process.stdout is None:
-            raise RuntimeError("a worker was started without its pipes")
-        self._to, self._from = self._process.stdin, self._process.stdout
-        os.set_blocking(self._to.fileno(), False)
-        os.set_blocking(self._from.fileno(), False)
+        pipes: Any = self._process.stdin, self._process.stdout
+        self._to, self._from = pipes
+        for pipe in pipes:
+            os.set_blocking(pipe.fileno(), False)
 
     def __enter__(self) -> Worker:
         return self
@@ -151,14 +131,13 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """True if the process runs."""
         return self._process.poll() is None
 
     def call(self, name: str, *args: Any, timeout: float) -> Any:
         """The result of a function, named as `reference` does. Raises as `call_isolated` does."""
         started = time.monotonic()
         try:
-            send_message(self._to.fileno(), pickle.dumps((name, args, timeout)), started + START_SECONDS)
+            _send(self._to.fileno(), pickle.dumps((name, args, timeout)), started + START_SECONDS)
             loaded = self._receive(started + START_SECONDS)
         except TimeoutError:
             raise NoWorker(f"{name}: a worker was not ready within {START_SECONDS:g} s") from None
@@ -177,7 +156,7 @@ class Worker:
 
     def _receive(self, until: float) -> Any:
         try:
-            return json.loads(receive_message(self._from.fileno(), until))
+            return json.loads(_receive(self._from.fileno(), _LONGEST_ANSWER, until))
         except EOFError:
             raise WorkerDied(self._death()) from None
         except ValueError as error:
@@ -188,12 +167,10 @@ class Worker:
             code = self._process.wait(5.0)
         except subprocess.TimeoutExpired:
             return "the worker process closed its output"
-        if code >= 0:
-            return f"the worker process exited with {code}"
-        return f"the worker process was ended by {signal.Signals(-code).name}"
+        how = f"exited with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+        return f"the worker process {how}"
 
     def kill(self) -> None:
-        """End the process and all that it started in its group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._to.close()
@@ -201,7 +178,7 @@ class Worker:
         self._process.wait()
 
     def forget(self) -> None:
-        """Let go of a process that belongs to the parent of this one."""
+        """In a forked child: let go of the parent's process."""
         self._to.close()
         self._from.close()
         self._process.returncode = 0  # else Popen would wait for what is no child of this process
@@ -215,9 +192,9 @@ _workers: set[Worker] = set()
 @contextlib.contextmanager
 def _worker() -> Iterator[Worker]:
     """A worker for one call. It is kept for the next call unless this one failed in a way that may have harmed it."""
-    if not _free.acquire(timeout=WAIT_SECONDS):
-        raise NoWorker(f"no worker process was free within {WAIT_SECONDS:g} s")
     free = _free
+    if not free.acquire(timeout=WAIT_SECONDS):
+        raise NoWorker(f"no worker process was free within {WAIT_SECONDS:g} s")
     try:
         worker = _idle_worker() or Worker()
         _workers.add(worker)
@@ -236,7 +213,6 @@ def _worker() -> Iterator[Worker]:
 
 
 def _idle_worker() -> Worker | None:
-    """An idle worker that is still alive: one may have been killed from outside since its last call."""
     with contextlib.suppress(IndexError):
         while True:
             worker = _idle.pop()
@@ -248,7 +224,7 @@ def _idle_worker() -> Worker | None:
 
 
 def close_workers() -> None:
-    """Kill all workers. A call that is still running in another thread raises `WorkerDied`."""
+    """Kill all workers. Running calls in other threads raise `WorkerDied`."""
     _idle.clear()
     for worker in tuple(_workers):
         with contextlib.suppress(OSError):
@@ -257,7 +233,6 @@ def close_workers() -> None:
 
 
 def _begin_anew() -> None:
-    """In a forked child: the workers belong to the parent."""
     global _free  # noqa: PLW0603 - a thread that is not here may hold the parent's
     for worker in _workers:
         with contextlib.suppress(OSError):
@@ -271,11 +246,7 @@ os.register_at_fork(after_in_child=_begin_anew)
 atexit.register(close_workers)
 
 
-# ---- the side of the worker
-
-
 def _serve(memory: int | None) -> None:
-    """Answer requests until the caller's end of the pipe is closed."""
     restore_default_signals()
     requests, answers = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -285,29 +256,27 @@ def _serve(memory: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while True:
         try:
-            request = receive_message(requests, longest=sys.maxsize)
+            request = _receive(requests)
         except EOFError:
             return
         try:
             name, args, timeout = pickle.loads(request)
             function = _load(name)
-            send_message(answers, b"null")
-            # The signal's default action ends the process even where Python's handlers would not run, and when the caller is
-            # no longer there to kill it.
+            _send(answers, b"null")
+            # The signal's default action ends the process even if Python's handlers would not run and the caller is gone.
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, timeout + _GRACE)
             answer = json.dumps(["value", function(*args)])
+        except (KeyboardInterrupt, SystemExit):
+            raise
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
             answer = json.dumps(["error", _error_text(error)])
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        send_message(answers, answer.encode())
+        _send(answers, answer.encode())
 
 
 def _load(name: str) -> Callable[..., Any]:
-    """The function of a reference."""
     place, _, path = name.rpartition(":")
     found: Any = _module_of_file(place) if place.endswith(".py") else importlib.import_module(place)
     for part in path.split("."):
@@ -338,3 +307,40 @@ def _error_text(error: BaseException) -> str:
         return f"{type(error).__name__}, which raised {type(second).__name__} when it was written"
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{text:.2000}{where}"
+
+
+# A message is eight bytes of length, big endian, and the content. Deadlines hold if the descriptor is non-blocking. A closed
+# other side raises BrokenPipeError or EOFError.
+
+
+def _send(fd: int, content: bytes, until: float = math.inf) -> None:
+    rest = memoryview(len(content).to_bytes(8, "big") + content)
+    while rest:
+        _wait(fd, select.POLLOUT, until)
+        rest = rest[os.write(fd, rest) :]
+
+
+def _receive(fd: int, longest: int = sys.maxsize, until: float = math.inf) -> bytes:
+    size = int.from_bytes(_read(fd, 8, until), "big")
+    if size > longest:
+        raise ValueError(f"a message of {size} bytes was announced; {longest} is the limit")
+    return _read(fd, size, until)
+
+
+def _read(fd: int, size: int, until: float) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        _wait(fd, select.POLLIN, until)
+        chunk = os.read(fd, min(size - len(data), 1 << 20))
+        if not chunk:
+            raise EOFError
+        data += chunk
+    return bytes(data)
+
+
+def _wait(fd: int, event: int, until: float) -> None:
+    left = until - time.monotonic()
+    poll = select.poll()
+    poll.register(fd, event)
+    if left <= 0 or not poll.poll(None if left == math.inf else left * 1000):
+        raise TimeoutError

@@ -15,11 +15,7 @@ class SubprocessQueryError(RuntimeError):
 
 
 def subprocess_query(ask: Callable[[], Any]) -> Any:
-    """Run `ask` in a forked process and return its result, which must be JSON. This process must have no threads yet.
-
-    Raises:
-        SubprocessQueryError: `ask` raised, or its process died.
-    """
+    """Run `ask` in a forked process and return its result, which must be JSON. This process must have no threads yet."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -36,7 +32,6 @@ def subprocess_query(ask: Callable[[], Any]) -> Any:
 
 
 def _answer(ask: Callable[[], Any], writing: int) -> None:
-    """The child's part; does not return."""
     code = 1
     try:
         answer = json.dumps(ask())

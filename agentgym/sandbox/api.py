@@ -1,10 +1,7 @@
-"""The contract of a sandbox: settings, methods, results of commands, errors.
+"""The contract of a sandbox: settings, methods, results of commands, errors. All back ends pass the same tests.
 
-The back ends `docker` and `bubblewrap` implement this contract and pass the same tests. The first process in a sandbox is the
-guest (`guest.py`). It starts programs, ends them at their timeout, and talks to the host over its standard input and output.
-Programs run as an unprivileged user, by default without network, and can write only to `/workspace` and `/tmp`. A failed back
-end raises `SandboxError`; programs that make their sandbox unusable raise `SandboxSpoiled`; a failed program is an
-`ExecResult`.
+The first process in a sandbox, the guest (`guest.py`), starts programs and ends them at their timeout. Programs run as an
+unprivileged user, by default without network, and can write only to `/workspace` and `/tmp`.
 """
 
 from __future__ import annotations
@@ -23,22 +20,15 @@ Command = Sequence[str] | str
 
 
 class SandboxError(RuntimeError):
-    """The sandbox itself failed: no daemon, no image, no answer.
-
-    The current step has no result. It is repeated on a fresh sandbox if that is safe. Otherwise its episode ends: as the agent's
-    failure if its programs had run and the back end is up, else as an error; see `agentgym.core.agent_failure`.
-    """
+    """The sandbox itself failed: no daemon, no image, no answer. See `agentgym.core.agent_failure` for how an episode ends."""
 
 
 class BackendDown(SandboxError):
-    """The back end is known to be down, or to have been since the sandbox was made. Never the agent's failure."""
+    """The back end is down, or was since the sandbox was made. Never the agent's failure."""
 
 
 class SandboxSpoiled(SandboxError):
-    """The programs of a sandbox made it unusable: they cannot be killed, a file cannot be written, no process can start.
-
-    The back end works. Environments score this as the agent's failure; reset or close the sandbox.
-    """
+    """The programs of a sandbox made it unusable; reset or close it. Environments score this as the agent's failure."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +40,9 @@ class SandboxSpec:
         cpus: processor time per second, in cores.
         memory: bytes of all its programs and files together.
         pids: processes and threads.
-        disk: bytes that `/workspace` may hold; `/tmp` as much again. Both are in memory and count towards `memory`.
+        disk: bytes of `/workspace`, and of `/tmp`. Both are in memory and count towards `memory`.
         output: bytes kept of each of a command's stdout and stderr: the first half and the last.
-        network: whether programs reach the network.
-        env: environment variables of its programs, over PATH, HOME, LANG, TMPDIR, USER and LOGNAME.
+        env: environment variables, over PATH, HOME, LANG, TMPDIR, USER and LOGNAME.
         idle_timeout: seconds without a call from the host after which the sandbox ends.
         start_timeout: seconds that starting one may take.
     """
@@ -76,13 +65,10 @@ class ExecResult:
 
     Attributes:
         exit_code: 0 to 255; 128 + the signal's number if a signal ended it; None if it still runs (a session's step).
-        stdout: UTF-8 with undecodable bytes replaced. Beyond the limit the middle is cut, and a line gives the number of
-            cut bytes.
-        stderr: likewise.
+        stdout, stderr: UTF-8 with undecodable bytes replaced. Beyond the limit a line replaces the middle (`truncated`).
         timed_out: the timeout passed; the command and all its children were killed.
         oom_killed: the command or a child was killed because memory ran out.
         seconds: wall time.
-        truncated: stdout or stderr was cut.
         reply: the reply of a session's process; see `Session`.
     """
 
@@ -104,33 +90,28 @@ class ExecResult:
 class Session(Protocol):
     """A process that lives over many steps: Python, a shell, or a custom program.
 
-    A custom program reads requests from its standard input and answers each on file descriptor 3. Both are
-    frames: the length in bytes as 4 bytes, big endian, then that many bytes of UTF-8. Its stdout and stderr are captured as
-    those of a command.
+    A custom program reads requests from its standard input and answers each on file descriptor 3. Both are frames: the length
+    as 4 bytes, big endian, then UTF-8.
     """
 
     @property
     def alive(self) -> bool:
         """False once the process has ended: its state is lost, and `run` raises ValueError."""
-        ...
 
     def run(self, text: str, timeout: float = 10.0) -> ExecResult:
         """One step: code for "python", a command for "shell", a request for a custom program.
 
-        `exit_code` is the command's for "shell"; for "python" 0, or 1 after an exception, whose traceback is in stderr; for
-        a custom program None. If the process ends instead, `exit_code` is that of the process, and `alive` is False. At the
-        timeout the step is interrupted by SIGINT, which keeps the state if the process answers within a second; else the
-        process is killed.
+        `exit_code` is the command's for "shell"; 0 for "python", or 1 after an exception; None for a custom program. If the
+        process ends instead, it is that of the process, and `alive` is False. At the timeout the step is interrupted by
+        SIGINT, which keeps the state if the process answers within a second; else the process is killed.
 
         Raises:
             SandboxError: the sandbox failed.
             ValueError: the session has ended.
         """
-        ...
 
     def close(self) -> None:
         """Kill the process and all its children. May be called twice."""
-        ...
 
 
 class Sandbox(Protocol):
@@ -142,7 +123,6 @@ class Sandbox(Protocol):
     @property
     def alive(self) -> bool:
         """False once the sandbox is closed or has failed; every call then raises SandboxError."""
-        ...
 
     def exec(
         self,
@@ -155,21 +135,18 @@ class Sandbox(Protocol):
     ) -> ExecResult:
         """Run a command to its end: a list is a program and its arguments, a string is run by `bash -c`.
 
-        When it ends or times out, all its children are killed too, also those that left its process group.
-        The exit code is 127 for a missing program and 126 for one that cannot be run; stderr gives the reason. It is 126 also
-        if programs of sessions use all processes (`pids`).
+        When it ends or times out, all its children are killed too. The exit code is 127 for a missing program, and 126 for one
+        that cannot be run, or if programs of sessions use all processes (`pids`); stderr gives the reason.
         """
-        ...
 
-    def session(self, command: Sequence[str] | str = "python") -> Session:
-        """Start a session: "python", "shell", or a custom program with its arguments; see `Session`.
+    def session(self, command: Command = "python") -> Session:
+        """Start a session: "python", "shell", or a custom program with its arguments.
 
         Raises:
-            FileNotFoundError, PermissionError: the program does not exist or cannot be run, as for a local one.
+            FileNotFoundError, PermissionError: the program does not exist or cannot be run.
             SandboxSpoiled: other sessions use all processes (`pids`) or all memory. Closing them, or `reset`, frees both.
             ValueError: unknown kind.
         """
-        ...
 
     def read(self, path: str, limit: int = 16 * MEGABYTE) -> bytes:
         """A file's content; relative paths begin at `/workspace`. Read with the programs' own rights.
@@ -178,34 +155,24 @@ class Sandbox(Protocol):
             FileNotFoundError, IsADirectoryError, PermissionError, another OSError: as for a local file.
             ValueError: the file is longer than `limit`, is not a regular file, or a program holds a lease on it.
         """
-        ...
 
     def write(self, path: str, data: bytes | str, mode: int = 0o644) -> None:
         """Write a file and create its parent folders; under `/private` programs can only read it.
 
-        Once programs have run since the last reset, obstacles are replaced: a folder at `path` with all its content, a file or
-        a link in place of a parent folder, and modes that forbid writing. A link above `path` is followed if it leads to a
-        folder that programs can write to.
+        Once programs have run since the last reset, obstacles are replaced: a folder at `path`, a file or a link in place of
+        a parent folder, and modes that forbid writing. A link to a folder that programs can write to is followed.
 
         Raises:
             ValueError: not under `/workspace`, `/tmp` or `/private`.
             OSError: it cannot be written, and no program has run (ENOSPC: the disk is full; EISDIR ...).
             SandboxSpoiled: programs that have run filled the disk, or keep changing the folder.
         """
-        ...
 
     def upload(self, source: Path, path: str = WORKSPACE) -> None:
-        """Copy a local file or folder to `path` (as it is named there). Links are refused."""
-        ...
+        """Copy a local file or folder into `path`. Links are refused."""
 
     def reset(self) -> None:
-        """Kill every program and empty all writable folders, so that nothing of the last episode is left.
-
-        Raises:
-            SandboxSpoiled: something cannot be removed; the sandbox is then closed.
-        """
-        ...
+        """Kill every program and empty all writable folders. SandboxSpoiled if something stays; the sandbox is then closed."""
 
     def close(self) -> None:
         """End the sandbox; a pooled one is returned to its pool. May be called twice; never raises."""
-        ...

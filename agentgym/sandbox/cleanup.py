@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from agentgym.sandbox.api import SandboxError
+from agentgym.sandbox.backends import bubblewrap, docker
 from agentgym.sandbox.discovery import Found
 
 
@@ -21,12 +22,9 @@ class Survey:
 
 
 def sandboxes() -> Survey:
-    """All sandboxes, oldest first. A back end that is not here is no error: it is in `unasked`."""
-    from agentgym.sandbox.backends.bubblewrap import bubblewrap_sandboxes
-    from agentgym.sandbox.backends.docker import docker_sandboxes
-
+    """All sandboxes, oldest first. A missing back end is no error: it is in `unasked`."""
     survey = Survey()
-    for backend, ask in (("docker", docker_sandboxes), ("bubblewrap", bubblewrap_sandboxes)):
+    for backend, ask in (("docker", docker.docker_sandboxes), ("bubblewrap", bubblewrap.bubblewrap_sandboxes)):
         try:
             survey.found.extend(ask())
         except SandboxError as error:
@@ -36,32 +34,18 @@ def sandboxes() -> Survey:
 
 
 def remove_sandbox(found: Found) -> None:
-    """End a sandbox of any process. If it is gone already, do nothing. Raises SandboxError if it stays."""
-    if found.backend == "docker":
-        from agentgym.sandbox.backends.docker import remove
-    else:
-        from agentgym.sandbox.backends.bubblewrap import remove
-    remove(found)
+    (docker if found.backend == "docker" else bubblewrap).remove(found.id)
 
 
 def cleanup(*, everything: bool = False, run: str | None = None, survey: Survey | None = None) -> list[Found]:
-    """Remove the sandboxes whose process has ended on this host since it started.
+    """Remove the sandboxes whose process has ended on this host; returns them. SandboxError if one stays.
 
     Args:
         everything: also those whose process lives, or is on another host.
-        run: only those of this run, and these also where their process lives.
-        survey: what there is; None: it is looked for now.
-
-    Returns:
-        The removed sandboxes, including those that another process removes at the same time.
-
-    Raises:
-        SandboxError: one stays; the others are removed.
+        run: only those of this run, including those whose process lives.
     """
-    from agentgym.sandbox.backends.docker import remove_volumes
-
-    removed, errors = [], []
     survey = survey or sandboxes()
+    removed, errors = [], []
     for found in survey.found:
         if (found.run == run) if run is not None else (everything or not found.alive):
             try:
@@ -71,7 +55,7 @@ def cleanup(*, everything: bool = False, run: str | None = None, survey: Survey 
                 errors.append(str(error))
     if "docker" not in survey.unasked:
         try:
-            remove_volumes()
+            docker.remove_volumes()
         except SandboxError as error:
             errors.append(str(error))
     if errors:

@@ -1,7 +1,6 @@
 """All sandboxes on this machine, and whether the process that made each still runs.
 
-A back end keeps the `marks` of this process with whatever it makes, and reads them back with `found`. A host is identified by
-its name, its boot and its process namespace, and a process by its id and its birth, so marks are never confused.
+A back end keeps the `marks` of this process with each sandbox, and reads them back with `found`.
 """
 
 from __future__ import annotations
@@ -17,16 +16,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Found:
-    """A sandbox that exists.
+    """A sandbox. `run` is the label of its run, `started` seconds since 1970, `pid` the process on `host` that made it.
 
-    Attributes:
-        id: what its back end calls it.
-        backend: "docker" or "bubblewrap".
-        run: the run that it was made for.
-        pid: of the process that made it.
-        host: where that process runs; see `this_host`.
-        started: when it was made, in seconds since 1970.
-        alive: whether that process is still there; also True where that cannot be known, on another host.
+    `alive`: whether that process runs; also True on another host, where that cannot be known.
     """
 
     id: str
@@ -39,19 +31,13 @@ class Found:
 
 
 def marks(run: str) -> dict[str, str]:
-    """The record of a sandbox that this process makes now: run, pid, born, host, started."""
+    """The record of a sandbox that this process makes now."""
     pid = os.getpid()
-    return {
-        "run": run,
-        "pid": str(pid),
-        "born": str(_birth(pid)),
-        "host": this_host(),
-        "started": f"{time.time():.3f}",
-    }
+    return {"run": run, "pid": str(pid), "born": str(_birth(pid)), "host": this_host(), "started": f"{time.time():.3f}"}
 
 
 def found(id: str, backend: str, kept: Mapping[str, str]) -> Found:
-    """A sandbox and its marks, read back. Missing or unreadable marks make it one of another host."""
+    """A sandbox and its marks, read back. Without readable marks it is one of another host."""
     try:
         pid, born, started = int(kept["pid"]), int(kept["born"]), float(kept["started"])
         host = kept["host"]
@@ -63,7 +49,7 @@ def found(id: str, backend: str, kept: Mapping[str, str]) -> Found:
 
 @cache
 def this_host() -> str:
-    """This machine since its last start, and the namespace that its process ids belong to."""
+    """This machine since its last start, and the namespace of its process ids."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink("/proc/self/ns/pid")

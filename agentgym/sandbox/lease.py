@@ -1,7 +1,6 @@
 """A lease of a pooled sandbox: it acts as the sandbox, and `close` returns it to the pool.
 
-Once a program has run in it, errors are marked as possibly caused by that program; see
-`agentgym.core.agent_failure`.
+Once a program has run in it, errors are marked as possibly caused by that program; see `agentgym.core.agent_failure`.
 """
 
 from __future__ import annotations
@@ -9,10 +8,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from agentgym.core.agent_failure import SANDBOX_LOST, SANDBOX_SPOILED, blame
 from agentgym.sandbox.api import (
@@ -32,7 +32,7 @@ _begun: dict[int, tuple[float, Up]] = {}  # by thread: when it last began a prog
 
 
 def program_since(thread: int | None, then: float) -> Up | None:
-    """The health question for the back end in which this thread began a program since `then`; None if it began none."""
+    """Asks for the health of the back end in which this thread began a program since `then`; None if it began none."""
     begun, up = _begun.get(thread or 0, (0.0, None))
     return up if up is not None and begun >= then else None
 
@@ -41,11 +41,8 @@ class Lease:
     """A sandbox lent by `SandboxPool.acquire`. After `close` every call raises SandboxError.
 
     Args:
-        box: the sandbox.
-        give_back: called once, by `close`.
-        drop: called instead if the lease is garbage-collected unclosed; it must take no lock, since garbage is collected
-            at any moment.
-        up_since: whether the back end is up, and was never down since a moment of `time.monotonic`; may take seconds.
+        drop: called instead of `give_back` if the lease is garbage-collected unclosed; it must take no lock.
+        up_since: whether the back end is up, and was since a moment of `time.monotonic`; may take seconds.
     """
 
     def __init__(
@@ -67,50 +64,34 @@ class Lease:
 
     @property
     def alive(self) -> bool:
-        """False once it was given back or has failed."""
         return self._box is not None and os.getpid() == self._pid and self._box.alive
 
-    def exec(
-        self,
-        command: Command,
-        *,
-        stdin: bytes | str = b"",
-        timeout: float = 10.0,
-        cwd: str = WORKSPACE,
-        env: Mapping[str, str] | None = None,
-    ) -> ExecResult:
-        """See `Sandbox.exec`."""
+    def exec(self, command: Command, **options: Any) -> ExecResult:
         with self._told_apart(program=True, values=True) as box:
-            return box.exec(command, stdin=stdin, timeout=timeout, cwd=cwd, env=env)
+            return box.exec(command, **options)
 
-    def session(self, command: Sequence[str] | str = "python") -> Session:
-        """See `Sandbox.session`."""
+    def session(self, command: Command = "python") -> Session:
         with self._told_apart() as box:
             return _LentSession(self, box.session(command))
 
     def read(self, path: str, limit: int = 16 * MEGABYTE) -> bytes:
-        """See `Sandbox.read`."""
         with self._told_apart(values=True) as box:
             return box.read(path, limit)
 
     def write(self, path: str, data: bytes | str, mode: int = 0o644) -> None:
-        """See `Sandbox.write`."""
         with self._told_apart() as box:
             box.write(path, data, mode)
 
     def upload(self, source: Path, path: str = WORKSPACE) -> None:
-        """See `Sandbox.upload`."""
         with self._told_apart() as box:
             box.upload(source, path)
 
     def reset(self) -> None:
-        """See `Sandbox.reset`."""
         with self._told_apart() as box:
             box.reset()
         self._used = False
 
     def close(self) -> None:
-        """Give it back; the pool resets it. May be called twice."""
         box, self._box = self._box, None
         if box is not None and os.getpid() == self._pid:
             self._give_back()
@@ -124,11 +105,15 @@ class Lease:
     def _told_apart(self, program: bool = False, values: bool = False) -> Iterator[Sandbox]:
         """The sandbox, for one call, whose errors are marked.
 
-        Args:
-            program: whether the call runs one.
-            values: whether a ValueError is about what a program left, and not about what the host asks for.
+        `program`: the call runs one. `values`: a ValueError is about a program's traces, and not about the host's request.
         """
-        box = self._here()
+        box = self._box
+        if box is None:
+            raise SandboxError(f"sandbox {self.id} was returned to its pool: acquire another")
+        if os.getpid() != self._pid:
+            raise SandboxError(
+                f"sandbox {self.id} belongs to process {self._pid}, and this process is a fork of it: acquire one here"
+            )
         alive = box.alive or self._lost  # one that the host closed was not lost by a program
         if program:
             self._used = True
@@ -146,18 +131,9 @@ class Lease:
                 blame(error, lambda: SANDBOX_SPOILED)
             raise
 
-    def _here(self) -> Sandbox:
-        if self._box is None:
-            raise SandboxError(f"sandbox {self.id} was returned to its pool: acquire another")
-        if os.getpid() != self._pid:
-            raise SandboxError(
-                f"sandbox {self.id} belongs to process {self._pid}, and this process is a fork of it: acquire one here"
-            )
-        return self._box
-
 
 class _LentSession:
-    """A session that ends with the loan: what it said later would come in between the next borrower's calls."""
+    """A session that ends with the lease: later answers would come in between the next borrower's calls."""
 
     def __init__(self, loan: Lease, session: Session):
         self._loan = loan
@@ -165,15 +141,12 @@ class _LentSession:
 
     @property
     def alive(self) -> bool:
-        """See `Session.alive`."""
         return self._loan.alive and self._session.alive
 
     def run(self, text: str, timeout: float = 10.0) -> ExecResult:
-        """See `Session.run`."""
         with self._loan._told_apart(program=True, values=True):
             return self._session.run(text, timeout)
 
     def close(self) -> None:
-        """See `Session.close`."""
         if self.alive:
             self._session.close()

@@ -1,9 +1,8 @@
 """Warm sandboxes, lent one at a time: `acquire`, use, `close`.
 
-A pool makes a sandbox when a caller waits for one, resets it in the background when it is returned, and lends it
-again. Sandboxes that died or cannot be reset are replaced. Creation is bounded: a few at a time, and after a failure one at a time
-with a growing pause, as long as a caller waits. Threads do the work; they start on demand and end when
-idle.
+A pool makes a sandbox when a caller waits for one, resets it in the background when it is returned, and lends it again, or
+replaces it if it died or cannot be reset. A few are made at a time; after a failure one at a time, with a growing pause, as
+long as a caller waits. Threads do the work; they start on demand and end when idle.
 """
 
 from __future__ import annotations
@@ -29,21 +28,12 @@ _log = logging.getLogger("agentgym.sandbox")
 
 
 class Pooled(Sandbox, Protocol):
-    """A sandbox in a pool. It can be asked whether it still answers."""
-
     def ping(self, timeout: float = 10.0) -> None:
         """Wait for a sign of life. Raises SandboxError if none comes."""
-        ...
 
 
 class Places:
-    """The limit on sandboxes that exist at a time, over all pools that share it.
-
-    A pool that needs a place while an idle sandbox of another holds one has that one closed.
-
-    Raises:
-        ValueError: the limit is less than 1.
-    """
+    """The limit on sandboxes that exist at a time, over all pools that share it: a pool may close an idle one of another."""
 
     def __init__(self, limit: int):
         if limit < 1:
@@ -55,7 +45,7 @@ class Places:
         self.pools: list[SandboxPool] = []
 
     def close(self, timeout: float = 3.0) -> None:
-        """Close all pools; wait at most `timeout` seconds. Remaining sandboxes end with this process."""
+        """Close all pools; wait at most `timeout` seconds."""
         with self.changed:
             boxes = [box for pool in [*self.pools] for box in pool.retire()]
         close_all(boxes, timeout)
@@ -70,14 +60,11 @@ class _Waiter:
 
 @dataclass
 class _Failures:
-    """Attempts that failed since the last that did not."""
-
     count: int = 0
     reason: str = ""
     retry_at: float = 0.0
 
     def add(self, error: Exception) -> None:
-        """After a failure: how long to pause."""
         self.count += 1
         self.reason = str(error) or type(error).__name__
         self.retry_at = time.monotonic() + min(FIRST_PAUSE * 2 ** (self.count - 1), LONGEST_PAUSE)
@@ -88,11 +75,9 @@ class SandboxPool:
 
     Args:
         open: makes one sandbox; may take long, and may raise SandboxError. Called by several threads at once.
-        places: how many there may be; shared with other pools or not.
-        name: what it is called in errors.
-        at_once: how many may be in the making at a time.
+        at_once: how many are made at a time.
         idle_seconds: after which an unused sandbox is closed.
-        up_since: whether the back end is up, and was never down since a moment of `time.monotonic`; see `Lease`.
+        up_since: see `Lease`.
     """
 
     def __init__(
@@ -129,18 +114,11 @@ class SandboxPool:
             places.pools.append(self)
 
     def acquire(self, timeout: float = 110.0) -> Lease:
-        """A clean sandbox, in the order of asking; its `close` gives it back.
-
-        Raises:
-            SandboxError: none within `timeout` seconds: the message says what failed, or that all are in use.
-        """
+        """A clean sandbox, in the order of asking. SandboxError: none within `timeout` seconds, and why."""
         if os.getpid() != self._pid:
             raise SandboxError(f"{self.name}: the pool belongs to process {self._pid}, and this is a fork of it")
         waiter = _Waiter()
-        with self._changed:
-            self._check_open()
-            self._waiters.append(waiter)
-            self._look()
+        self._queue(waiter)
         while True:
             box = self._wait(waiter, timeout)
             try:
@@ -148,17 +126,22 @@ class SandboxPool:
                 return Lease(box, partial(self._give_back, box), partial(self._dropped.append, box), self._up_since)
             except SandboxError:  # it died while idle; the caller keeps its place in the queue
                 waiter = _Waiter(waiter.since)
-                with self._changed:
-                    self._check_open()
-                    self._take_back(box)
-                    self._waiters.appendleft(waiter)
-                    self._look()
+                self._queue(waiter, returned=box)
             except BaseException:  # Ctrl-C: the caller is gone
                 self._give_back(box)
                 raise
 
+    def _queue(self, waiter: _Waiter, returned: Pooled | None = None) -> None:
+        with self._changed:
+            if self._closed:
+                raise SandboxError(f"{self.name}: the pool was closed")
+            if returned is not None:
+                self._take_back(returned)
+            self._waiters.insert(0 if returned is not None else len(self._waiters), waiter)
+            self._look()
+
     def close(self, timeout: float = 3.0) -> None:
-        """End all its sandboxes, lent ones too, and wait for that for at most `timeout` seconds. May be called twice."""
+        """End all its sandboxes, lent ones too; wait at most `timeout` seconds. May be called twice."""
         if os.getpid() == self._pid:
             with self._changed:
                 boxes = self.retire()
@@ -184,10 +167,6 @@ class SandboxPool:
             raise SandboxError(f"{self.name}: the pool was closed")
         return waiter.box
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise SandboxError(f"{self.name}: the pool was closed")
-
     def _why_none(self) -> str:
         failures, places = self._failures, self._places
         if failures.count:
@@ -200,13 +179,14 @@ class SandboxPool:
         with self._changed:
             self._take_back(box)
 
-    # What follows, up to the threads' own, is called with the lock held.
+    # The methods from here to `_work` are called with the lock held.
 
     def retire(self) -> list[Pooled]:
         """Stop lending and refuse the callers that wait. Returns the sandboxes, which the caller closes."""
         boxes = [*(box for box, _ in self._idle), *self._dirty, *self._lent.values()]
-        for held in (self._idle, self._dirty, self._lent):
-            held.clear()  # type: ignore[attr-defined]
+        self._idle.clear()
+        self._dirty.clear()
+        self._lent.clear()
         self._closed = True
         self._places.taken -= len(boxes)
         if self in self._places.pools:
@@ -224,7 +204,6 @@ class SandboxPool:
             self._staff()
 
     def _look(self) -> None:
-        """Hand out, make and close what the current state allows."""
         while self._dropped:
             self._take_back(self._dropped.popleft())
         self._serve()
@@ -238,13 +217,14 @@ class SandboxPool:
             waiter.served.set()
 
     def _missing(self) -> int:
-        """The number of sandboxes to make, beyond those on their way."""
         coming = self._creating + self._resetting + len(self._dirty)
         return max(len(self._waiters) + self._owed - coming, 0)
 
-    def _may_create(self) -> int:
-        """The number of sandboxes that may be started now. After a failure, one at a time."""
-        return (1 if self._failures.count else self._at_once) - self._creating
+    def _creations(self) -> int:
+        """The number of sandboxes to start now, if there are places. After a failure, one at a time."""
+        if self._failures.retry_at > time.monotonic():
+            return 0
+        return max(min(self._missing(), (1 if self._failures.count else self._at_once) - self._creating), 0)
 
     def _next_job(self) -> Callable[[], None] | None:
         now = time.monotonic()
@@ -253,10 +233,11 @@ class SandboxPool:
         if self._dirty:
             self._resetting += 1
             box = self._dirty.popleft()
-            keep = not self._claimed_by_others()
-            self._places.ending += not keep
+            places = self._places  # a sandbox of another pool may need this one's place
+            keep = places.taken < places.limit or self._claims_before() <= places.ending
+            places.ending += not keep
             return lambda: self._clean(box, keep)
-        if self._missing() and self._may_create() > 0 and now >= self._failures.retry_at:
+        if self._creations():
             free = self._places.limit - self._places.taken
             if free > self._claims_before():
                 self._places.taken += 1
@@ -274,21 +255,11 @@ class SandboxPool:
         self._places.ending += 1
         return lambda: self._end(box)
 
-    def _claims(self) -> int:
-        """The number of places that this pool would take now if there were no limit."""
-        if self._failures.retry_at > time.monotonic():
-            return 0
-        return max(min(self._missing(), self._may_create()), 0)
-
     def _claims_before(self) -> int:
         """The number of places that belong to other pools: those where a caller has waited longer than any caller here."""
         mine = self._waiters[0].since if self._waiters else time.monotonic()
         others = [p for p in self._places.pools if p is not self and p._waiters and p._waiters[0].since < mine]
-        return sum(pool._claims() for pool in others)
-
-    def _claimed_by_others(self) -> bool:
-        """True if a sandbox must make room for one of another pool."""
-        return self._places.taken >= self._places.limit and self._claims_before() > self._places.ending
+        return sum(pool._creations() for pool in others)
 
     def _pause(self) -> float | None:
         """Seconds until time alone makes a job; None: only an event does."""
@@ -301,17 +272,15 @@ class SandboxPool:
 
     def _staff(self) -> None:
         """Have as many threads as there are jobs, and one to wait where time alone will make one."""
-        places, creations = self._places, 0
-        if self._failures.retry_at <= time.monotonic():
-            room = places.limit - places.taken + sum(len(pool._idle) for pool in places.pools if pool is not self)
-            creations = max(min(self._missing(), self._may_create(), room), 0)
-        jobs = len(self._dirty) + creations
+        places = self._places
+        room = places.limit - places.taken + sum(len(pool._idle) for pool in places.pools if pool is not self)
+        jobs = len(self._dirty) + max(min(self._creations(), room), 0)
         wanted = max(min(self._busy + jobs, 2 * self._at_once), int(self._pause() is not None))
         while self._workers < wanted and not self._closed:
             self._workers += 1
             try:
                 threading.Thread(target=self._work, name=f"{self.name} pool", daemon=True).start()
-            except RuntimeError:  # no thread can be had: those that there are, and the next call, go on
+            except RuntimeError:  # no more threads can start: the others, and the next call, go on
                 self._workers -= 1
                 break
         self._changed.notify_all()
@@ -320,7 +289,7 @@ class SandboxPool:
         for pool in self._places.pools:
             pool._staff()
 
-    # What follows is run by the threads, without the lock.
+    # The methods from here on are run by the threads, without the lock.
 
     def _work(self) -> None:
         while True:
@@ -381,7 +350,6 @@ class SandboxPool:
         self._end(box)
 
     def _keep(self, box: Pooled) -> bool:
-        """With the lock: put it where it can be lent; False after the pool's close."""
         if self._closed:
             return False
         self._idle.append((box, time.monotonic()))

@@ -1,4 +1,4 @@
-"""Sandboxes for clients on other machines: what a server gives them, which images it has, and the one that a session holds."""
+"""Sandboxes for clients on other machines: their limits, the images of a server, and the sandbox of a session."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ import math
 import resource
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from agentgym.sandbox.api import MEGABYTE, SandboxError, SandboxSpec
 from agentgym.sandbox.backends import bubblewrap, docker
 from agentgym.sandbox.backends import select as backends
-from agentgym.sandbox.guest.channel import Header
+from agentgym.sandbox.guest.channel import GuestRpc, Header
 from agentgym.sandbox.guest.guest_sandbox import FILE_TIMEOUT, GuestSandbox
 from agentgym.sandbox.images import build as images
 
-with contextlib.suppress(ImportError):  # here, so that workers share it; its absence is told to who asks for docker
+with contextlib.suppress(ImportError):  # here, so that workers share it
     import docker as _sdk  # noqa: F401
 
-_NUMBERS = ("cpus", "memory", "pids", "disk", "output", "idle_timeout", "start_timeout")
-_WHOLE = ("memory", "pids", "disk", "output")
 _sweeping = threading.Lock()
 
 
@@ -40,7 +38,7 @@ class Most:
 
 @dataclass(frozen=True)
 class Total:
-    """The limits of all sandboxes of a server together: processors, bytes of memory, count. 0: no limit."""
+    """The limits of all sandboxes of a server together. 0: no limit."""
 
     cpus: float = 0.0
     memory: int = 0
@@ -52,16 +50,7 @@ class Total:
 
 
 class ServedSandbox:
-    """The sandbox of one session.
-
-    Args:
-        backend: "docker", "bubblewrap", "auto", or None for what AGENTGYM_SANDBOX says there.
-        most: what it may be given; no more than `total`.
-        total: what all of the server may have together.
-
-    Attributes:
-        box: None before `start`.
-    """
+    """The sandbox of one session; `box` is None before `start`. `most` limits it, `total` all of the server together."""
 
     def __init__(self, backend: str | None, most: Most, total: Total = Total()):
         self.backend = backend
@@ -72,24 +61,20 @@ class ServedSandbox:
 
     @classmethod
     def of_settings(cls, kwargs: Mapping[str, Any]) -> ServedSandbox:
-        """From {"backend": name, "most": `Most` by field, "total": `Total` by field}."""
         return cls(kwargs.get("backend"), Most(**kwargs.get("most", {})), Total(**kwargs.get("total", {})))
 
     def spec_of(self, record: Mapping[str, Any], longest_start: float) -> SandboxSpec:
-        """The `SandboxSpec` that a client asks for.
-
-        Raises:
-            ValueError: it is no `SandboxSpec`, or more than this server gives.
-        """
-        unknown = record.keys() - {field.name for field in fields(SandboxSpec)}
-        if unknown:
+        """The `SandboxSpec` that a client asks for. ValueError: it is none, or more than this server gives."""
+        defaults = vars(SandboxSpec())
+        if unknown := record.keys() - defaults.keys():
             raise ValueError(f"a sandbox has no setting {min(unknown)!r:.50}")
         spec = SandboxSpec(**record)
-        for name in _NUMBERS:
+        for name, default in defaults.items():
             value = getattr(spec, name)
-            kinds = (int,) if name in _WHOLE else (int, float)
-            if isinstance(value, bool) or not isinstance(value, kinds) or not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name}={value!r:.50} cannot be")
+            if type(default) in (int, float):
+                numbers = (int,) if type(default) is int else (int, float)
+                if type(value) not in numbers or not (math.isfinite(value) and value > 0):
+                    raise ValueError(f"{name}={value!r:.50} cannot be")
         env = spec.env
         if not isinstance(env, dict) or not all(isinstance(word, str) for word in [*env, *env.values()]):
             raise ValueError("env holds texts")
@@ -101,7 +86,6 @@ class ServedSandbox:
         return replace(spec, start_timeout=min(spec.start_timeout, longest_start))
 
     def start(self, spec: SandboxSpec, run: str) -> dict[str, Any]:
-        """Start it; what a client is told of it. Raises SandboxError."""
         _let_go()
         backend = chosen(self.backend, spec.image)
         name = "".join(letter for letter in run if letter.isprintable())[:100] or backends.run_label()
@@ -110,28 +94,25 @@ class ServedSandbox:
         return {"sandbox": self.box.id, "backend": backend, "facts": self.box.facts}
 
     def ask(self, header: Header, data: bytes, seconds: float) -> tuple[Header, bytes]:
-        """Pass a call to the guest, and return its answer as it is. Raises SandboxError."""
-        channel = self._here().channel
-        channel.send(header, data, timeout=seconds)
-        return channel.answer(header["do"], timeout=seconds)
+        return self._channel.call(header, data, timeout=seconds)
 
     def hear(self) -> tuple[Header, bytes]:
-        """The next part of a file that the guest reads. Raises SandboxError."""
-        return self._here().channel.answer("read", timeout=FILE_TIMEOUT)
+        """The next part of a file that the guest reads."""
+        return self._channel.answer("read", timeout=FILE_TIMEOUT)
+
+    @property
+    def _channel(self) -> GuestRpc:
+        if self.box is None:
+            raise SandboxError("there is no sandbox yet")
+        return self.box.channel
 
     def close(self) -> None:
-        """End it."""
         if self.box is not None:
             self.box.close()
 
-    def _here(self) -> GuestSandbox:
-        if self.box is None:
-            raise SandboxError("there is no sandbox yet")
-        return self.box
-
 
 def _let_go() -> None:
-    """Lift the worker's own limits, which bubblewrap's guest would inherit: it has others, and its programs are killed first."""
+    """Lift the worker's limits, which bubblewrap's guest would inherit: it has its own, and programs are killed first."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("0")
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -139,11 +120,6 @@ def _let_go() -> None:
 
 
 def chosen(backend: str | None, image: str) -> str:
-    """The back end that has an image here.
-
-    Raises:
-        SandboxError: none has; names those that are built.
-    """
     try:
         return backends.choose(backend, image).name
     except (SandboxError, ValueError) as error:
@@ -151,25 +127,16 @@ def chosen(backend: str | None, image: str) -> str:
 
 
 def built(backend: str | None) -> list[str]:
-    """The images of `sandboxes/` that a sandbox can be started from here."""
     found = []
     for name in images.image_names():
-        try:
+        with contextlib.suppress(SandboxError, ValueError):
             backends.choose(backend, name)
-        except (SandboxError, ValueError):
-            continue
-        found.append(name)
+            found.append(name)
     return found
 
 
 def told(settings: Mapping[str, Any], image: str | None) -> dict[str, Any]:
-    """What `GET /sandboxes` answers; with `image`, the back end that has it.
-
-    What killed processes left here is removed on the way.
-
-    Raises:
-        ValueError: no back end has this image.
-    """
+    """The answer to `GET /sandboxes`; with `image`, the back end that has it, or ValueError. Sweeps the sandboxes of killed processes."""
     held = ServedSandbox.of_settings(settings)
     if _sweeping.acquire(blocking=False):
         threading.Thread(target=_sweep, name="sandbox cleanup", daemon=True).start()

@@ -3,8 +3,7 @@
     with McpTools(["python", "server.py"]) as server:          # or McpTools(url="http://127.0.0.1:8000/mcp")
         tools = ToolSet([*server, my_own_tool])
 
-Needs `agentgym-toolkit[mcp]`. The server is started, or connected to, when its tools are first listed. Calls block the calling
-thread, as environments with `def` methods may; one thread speaks the protocol for all servers.
+Needs `agentgym-toolkit[mcp]`. Calls block the calling thread; one more thread speaks the protocol for all servers.
 """
 
 from __future__ import annotations
@@ -13,14 +12,17 @@ import asyncio
 import concurrent.futures
 import contextlib
 import json
+import logging
 import os
+import signal
 import threading
 import weakref
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentgym.tools.mcp_stdio import Ending, server_process
+from agentgym.processes.child_process import with_default_signals
 from agentgym.tools.schemas import problem_of_names
 from agentgym.tools.toolset import Tool, ToolError, shortened
 
@@ -29,6 +31,12 @@ T = TypeVar("T")
 PROBE_SECONDS = 5.0  # for a server to list its tools after a call timed out; otherwise it counts as dead
 CLOSE_SECONDS = 10.0
 MOST_TOOLS = 1000
+LONGEST_LINE = 16 << 20  # bytes of one message
+MOST_INVALID_LINES = 100  # lines that are not messages, such as a careless server's prints
+KEPT_STDERR = 2000  # bytes
+GRACE = 1.0  # seconds for the server to exit once its input is closed
+
+_log = logging.getLogger(__name__)
 
 
 class McpServerError(RuntimeError):
@@ -36,10 +44,10 @@ class McpServerError(RuntimeError):
 
 
 class McpTools:
-    """The tools of one MCP server. Iterate over it to get them; close it, or use it in a `with` statement.
+    """The tools of one MCP server. Iterate over it to get them, which starts it; close it, or use it in a `with` statement.
 
-    A call whose result is an error is answered with "Error: ..." and the tool's text. So is a call that takes longer than
-    `timeout` while the server still answers other requests. If the server no longer answers, the call raises `McpServerError`.
+    A call that fails, or takes longer than `timeout` while the server still answers, is answered with "Error: ..." and the
+    tool's text. If the server no longer answers, the call raises `McpServerError`.
 
     Args:
         command: program and arguments of a server that speaks over its standard input and output. It inherits few environment
@@ -81,19 +89,16 @@ class McpTools:
         self._finalizer: weakref.finalize[..., McpTools] | None = None
 
     @property
-    def name(self) -> str:
-        """The server's URL or command, as error messages show it."""
-        return self.url or " ".join(self.command or [])
-
-    @property
     def tools(self) -> list[Tool]:
-        """The server's tools, as it listed them when the connection was made.
+        """The server's tools, as it listed them when the connection was made."""
 
-        Raises:
-            McpServerError: the server cannot be used.
-            ModuleNotFoundError: the package `mcp` is not installed.
-        """
-        return [self._tool(listed) for listed in self._open().listed]
+        def run_as(name: str) -> Callable[..., str]:
+            return lambda **arguments: self.call(name, arguments)
+
+        return [
+            Tool(listed.name, listed.description or "", listed.input_schema, run_as(listed.name), problem_of_names)
+            for listed in self._open().listed
+        ]
 
     def __iter__(self) -> Iterator[Tool]:
         return iter(self.tools)
@@ -120,7 +125,7 @@ class McpTools:
         return text
 
     def close(self) -> None:
-        """End the connection, and the server process if there is one. The next use connects again."""
+        """End the connection and the server process. The next use connects again."""
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is not None:
@@ -132,19 +137,13 @@ class McpTools:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _tool(self, listed: Any) -> Tool:
-        def run(**arguments: Any) -> str:
-            return self.call(listed.name, arguments)
-
-        return Tool(listed.name, listed.description or "", listed.input_schema, run, problem_of_names)
-
     def _open(self) -> _Connection:
         with self._lock:
             known = self._connection
             if known is not None and known.alive:
                 return known
             if known is not None and known.used and not self.stateless and known.owner == os.getpid():
-                raise McpServerError(f"the MCP server {self.name} is gone, and its state with it: {known.ending}")
+                raise McpServerError(f"the MCP server {known.name} is gone, and its state with it: {known.ending}")
             if known is not None:
                 known.stop()
             self._connection = _Connection(self)
@@ -161,15 +160,28 @@ class McpTools:
             return self._connection
 
 
+@dataclass
+class Ending:
+    """How a server process ended. `reason` is empty while the connection works."""
+
+    reason: str = ""
+    stderr: str = ""
+
+    def __str__(self) -> str:
+        last = self.stderr.strip()[-500:]
+        return (self.reason or "the connection was closed") + (f"; it last wrote to stderr: {last}" if last else "")
+
+
 class _CallProblem(Exception):
     """A problem with a call that the agent is told about."""
 
 
 class _Connection:
-    """One connection, from start to end. Its task runs in the event loop's thread; other threads wait for it."""
+    """One connection. Its task runs in the event loop's thread; other threads wait for it."""
 
     def __init__(self, tools: McpTools):
-        self.name, self.command, self.url = tools.name, tools.command, tools.url
+        self.name = tools.url or " ".join(tools.command or [])  # as error messages show it
+        self.command, self.url = tools.command, tools.url
         self.env, self.cwd, self.headers = tools.env, tools.cwd, dict(tools.headers or {})
         self.ending = Ending()
         self.listed: list[Any] = []
@@ -197,7 +209,7 @@ class _Connection:
             ) from None
 
     def wait(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        """The result of work in the event loop. The timeout here is for a loop that is stuck."""
+        """The result of work in the event loop. The timeout is for a stuck loop."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout + PROBE_SECONDS)
@@ -215,7 +227,6 @@ class _Connection:
             self._task.result(CLOSE_SECONDS)
 
     async def _live(self) -> None:
-        """Hold the connection until it is stopped; `ending` records an earlier end."""
         try:
             async with contextlib.AsyncExitStack() as stack:
                 self._client = await self._connect(stack)
@@ -226,10 +237,8 @@ class _Connection:
             self._ready.set_exception(error)
         except BaseException as error:
             self.ending.reason = self.ending.reason or _error_text(error)
-            if self._ready.done():
-                return
-            problem = McpServerError(f"cannot use the MCP server {self.name}: {self.ending}")
-            self._ready.set_exception(problem)
+            if not self._ready.done():
+                self._ready.set_exception(McpServerError(f"cannot use the MCP server {self.name}: {self.ending}"))
 
     async def _connect(self, stack: contextlib.AsyncExitStack) -> Any:
         try:
@@ -238,24 +247,21 @@ class _Connection:
             raise ModuleNotFoundError(
                 "MCP servers need the package mcp: pip install 'agentgym-toolkit[mcp]'"
             ) from error
-
         if self.command is not None:
-            transport: Any = server_process(self.command, self.ending, self.env, self.cwd)
-        else:
-            transport = _http(str(self.url), self.headers)
-        return await stack.enter_async_context(Client(transport))
+            return await stack.enter_async_context(
+                Client(server_process(self.command, self.ending, self.env, self.cwd))
+            )
+        return await stack.enter_async_context(Client(_http(str(self.url), self.headers)))
 
     async def _list(self) -> list[Any]:
-        listed: list[Any] = []
-        cursor = None
-        while True:
-            page = await self._client.list_tools(cursor=cursor, cache_mode="refresh")
-            listed += page.tools
-            cursor = page.next_cursor
-            if not cursor:
-                return listed
+        page = await self._client.list_tools(cursor=None, cache_mode="refresh")
+        listed = list(page.tools)
+        while page.next_cursor:
             if len(listed) > MOST_TOOLS:
                 raise McpServerError(f"the MCP server {self.name} lists more than {MOST_TOOLS} tools")
+            page = await self._client.list_tools(cursor=page.next_cursor, cache_mode="refresh")
+            listed += page.tools
+        return listed
 
     async def call(self, name: str, arguments: dict[str, Any], timeout: float) -> Any:
         from mcp import MCPError
@@ -283,8 +289,7 @@ class _Connection:
         raise _CallProblem(problem)
 
     def _failed(self, error: Exception, what: str = "") -> McpServerError:
-        if not self.ending.reason:
-            self.ending.reason = what or _error_text(error)
+        self.ending.reason = self.ending.reason or what or _error_text(error)
         return McpServerError(f"the MCP server {self.name} failed: {self.ending}")
 
 
@@ -300,11 +305,129 @@ async def _http(url: str, headers: dict[str, str]) -> AsyncIterator[tuple[Any, A
         yield streams
 
 
-# ---- the event loop
+# A transport in place of the package's own `stdio_client`, which bounds neither the length of a message nor the number of
+# invalid lines, and reports neither the exit code nor the end of stderr of a server that died.
+
+
+@contextlib.asynccontextmanager
+async def server_process(
+    command: Sequence[str], ending: Ending, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
+) -> AsyncIterator[tuple[Any, Any]]:
+    """Start a server and yield the streams for `mcp.Client`. OSError if it cannot be started."""
+    import anyio
+    from mcp.client.stdio import get_default_environment
+
+    process = await asyncio.create_subprocess_exec(
+        *with_default_signals(command),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=get_default_environment() | dict(env or {}),
+        cwd=cwd,
+        start_new_session=True,
+        limit=LONGEST_LINE,
+    )
+    received, read = anyio.create_memory_object_stream[Any](0)
+    write, outgoing = anyio.create_memory_object_stream[Any](0)
+    tasks = [
+        asyncio.create_task(_receive(process, received, ending)),
+        asyncio.create_task(_send(process, outgoing, received, ending)),
+        asyncio.create_task(_keep_stderr(process, ending)),
+    ]
+    try:
+        yield read, write
+    finally:
+        for task in tasks[:2]:
+            task.cancel()
+        await asyncio.shield(_end(process))
+        tasks[2].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for stream in (received, read, write, outgoing):
+            stream.close()
+
+
+async def _receive(process: asyncio.subprocess.Process, received: Any, ending: Ending) -> None:
+    import anyio
+    from mcp.shared.message import SessionMessage
+    from mcp_types import jsonrpc_message_adapter
+
+    stdout: Any = process.stdout
+    invalid = 0
+    async with received:
+        while True:
+            try:
+                line = await stdout.readline()
+            except ValueError:
+                ending.reason = f"it wrote a line of more than {LONGEST_LINE} bytes to stdout"
+                return
+            if not line:
+                ending.reason = ending.reason or await _death(process)
+                return
+            try:
+                message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+            except ValueError:
+                invalid += bool(line.strip())
+                if invalid <= MOST_INVALID_LINES:
+                    continue
+                ending.reason = (
+                    f"it wrote more than {MOST_INVALID_LINES} lines to stdout that are no messages: {line!r:.100}"
+                )
+                return
+            with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await received.send(SessionMessage(message))
+
+
+async def _send(process: asyncio.subprocess.Process, outgoing: Any, received: Any, ending: Ending) -> None:
+    stdin: Any = process.stdin
+    async with outgoing:
+        async for item in outgoing:
+            try:
+                stdin.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                await stdin.drain()
+            except OSError:
+                ending.reason = ending.reason or await _death(process)
+                await received.aclose()
+                return
+
+
+async def _keep_stderr(process: asyncio.subprocess.Process, ending: Ending) -> None:
+    stderr: Any = process.stderr
+    kept = b""
+    while chunk := await stderr.read(1 << 16):
+        kept = (kept + chunk)[-KEPT_STDERR:]
+        ending.stderr = kept.decode("utf-8", "replace")
+
+
+async def _death(process: asyncio.subprocess.Process) -> str:
+    code = await _exit_code(process, GRACE)
+    if code is None:
+        return "it closed its stdout"
+    return f"it ended with exit code {code}" if code >= 0 else f"it was ended by {signal.Signals(-code).name}"
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    stdin: Any = process.stdin
+    stdin.close()
+    await _exit_code(process, GRACE)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if await _exit_code(process, GRACE) is None:
+        _log.warning("the MCP server process %d does not end", process.pid)
+    transport = getattr(process, "_transport", None)  # a surviving descendant must not keep the pipes open here
+    if transport is not None:
+        transport.close()
+
+
+async def _exit_code(process: asyncio.subprocess.Process, seconds: float) -> int | None:
+    """The exit code, or None if it still runs. `wait()` would also wait for other processes that hold its pipes."""
+    until = asyncio.get_running_loop().time() + seconds
+    while process.returncode is None and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return process.returncode
 
 
 class _LoopThread:
-    """An event loop in a thread, started on first use, and started again in a forked process."""
+    """An event loop in a thread, started on first use, and again in a forked process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -327,11 +450,7 @@ _thread = _LoopThread()
 os.register_at_fork(after_in_child=_thread.forget)
 
 
-# ---- results
-
-
 def _text_of(result: Any) -> str:
-    """A result's content as text, or its structured form if it has no other content."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(_block_text(block) for block in result.content)
@@ -349,7 +468,6 @@ def _block_text(block: Any) -> str:
 
 
 def _error_text(error: BaseException) -> str:
-    """The type and message of an exception; of a group, those of its first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

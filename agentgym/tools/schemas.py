@@ -18,41 +18,27 @@ _OPEN_ENDED = ("additionalProperties", "patternProperties", "anyOf", "oneOf", "a
 _ARGUMENT = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
 
 
-# ---- a schema from a function
-
-
 def describe(function: Callable[..., Any]) -> tuple[str, dict[str, Any]]:
-    """A function's description for an agent, and the JSON schema of its arguments.
-
-    Raises:
-        TypeError: see `agentgym.tool`.
-    """
-    name = function.__name__
+    """A function's description for an agent, and the JSON schema of its arguments. TypeError: see `agentgym.tool`."""
+    where = f"tool {function.__name__!r}"
     description, documented = _read_docstring(inspect.getdoc(function) or "")
     if not description:
-        raise TypeError(f"tool {name!r} has no docstring: it is what the agent reads about the tool")
+        raise TypeError(f"{where} has no docstring: it is what the agent reads about the tool")
     parameters = inspect.signature(function).parameters
-    stray = sorted(set(documented) - set(parameters))
-    if stray:
-        raise TypeError(f"tool {name!r}: the docstring describes {stray[0]!r}, which is no argument of the function")
-    hints = _hints_of(function)
-    properties = {p.name: _property(name, p, hints, documented.get(p.name, "")) for p in parameters.values()}
-    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    if stray := sorted(documented.keys() - parameters.keys()):
+        raise TypeError(f"{where}: the docstring describes {stray[0]!r}, which is no argument of the function")
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError as error:
+        raise TypeError(f"{where}: a type is not known at module level: {error}") from error
+    properties = {p.name: _property(where, p, hints, documented.get(p.name, "")) for p in parameters.values()}
     required = [p.name for p in parameters.values() if p.default is p.empty]
-    if required:
-        schema["required"] = required
+    schema = {"type": "object", "properties": properties} | ({"required": required} if required else {})
     return description, {**schema, "additionalProperties": False}
 
 
-def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function)
-    except NameError as error:
-        raise TypeError(f"tool {function.__name__!r}: a type is not known at module level: {error}") from error
-
-
-def _property(tool_name: str, parameter: inspect.Parameter, hints: Mapping[str, Any], text: str) -> dict[str, Any]:
-    where = f"tool {tool_name!r}: argument {parameter.name!r}"
+def _property(where: str, parameter: inspect.Parameter, hints: Mapping[str, Any], text: str) -> dict[str, Any]:
+    where = f"{where}: argument {parameter.name!r}"
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         raise TypeError(
             f"{where}: an agent gives arguments by name, so *args, **kwargs and positional-only ones cannot be"
@@ -71,7 +57,6 @@ def _property(tool_name: str, parameter: inspect.Parameter, hints: Mapping[str, 
 
 
 def _schema_of(hint: Any, where: str) -> dict[str, Any]:
-    """The JSON schema of a type."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return {}
@@ -92,16 +77,14 @@ def _schema_of(hint: Any, where: str) -> dict[str, Any]:
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """A docstring's description, and its arguments' descriptions by name."""
     lines = text.splitlines()
     starts = [i for i, line in enumerate(lines) if _SECTION.fullmatch(line)]
     description = " ".join("\n".join(lines[: starts[0] if starts else len(lines)]).split())
     arguments: dict[str, str] = {}
     for start in starts:
-        if not lines[start].startswith(("Args", "Arguments", "Parameters")):
-            continue
-        end = next((i for i in starts if i > start), len(lines))
-        arguments |= _read_arguments(lines[start + 1 : end])
+        if lines[start].startswith(("Args", "Arguments", "Parameters")):
+            end = next((i for i in starts if i > start), len(lines))
+            arguments |= _read_arguments(lines[start + 1 : end])
     return description, arguments
 
 
@@ -121,46 +104,32 @@ def _read_arguments(lines: list[str]) -> dict[str, str]:
     return found
 
 
-# ---- arguments against a schema
-
-
 def problem_of_arguments(arguments: Any, parameters: Mapping[str, Any]) -> str | None:
     """The problem with the arguments of a call, or None. `parameters` is a schema from `describe`."""
-    problem = problem_of_names(arguments, parameters)
-    if problem:
+    if problem := problem_of_names(arguments, parameters):
         return problem
     for name, value in arguments.items():
-        problem = _problem_of_value(value, parameters["properties"][name])
-        if problem:
+        if problem := _problem_of_value(value, parameters["properties"][name]):
             return f"argument {_quoted(name)} {problem}"
     return None
 
 
 def problem_of_names(arguments: Any, parameters: Mapping[str, Any]) -> str | None:
-    """The problem with the names of a call's arguments, or None, by any JSON schema of an object.
-
-    An argument that the schema does not name is wrong unless the schema says that there may be others.
-    """
+    """The problem with the names of a call's arguments, or None, by any JSON schema of an object."""
     if not isinstance(arguments, Mapping):
         return f"arguments must be an object, not {_kind(arguments)}"
     properties = parameters.get("properties", {})
     takes = ", ".join(properties) or "none"
-    if not any(parameters.get(word) for word in _OPEN_ENDED):
-        for name in arguments:
-            if name not in properties:
-                return f"there is no argument {_quoted(name)}; the arguments are: {takes}"
-    for name in parameters.get("required", ()):
-        if name not in arguments:
-            return f"the argument {_quoted(name)} is missing; the arguments are: {takes}"
+    unknown = [name for name in arguments if name not in properties]
+    if unknown and not any(parameters.get(word) for word in _OPEN_ENDED):
+        return f"there is no argument {_quoted(unknown[0])}; the arguments are: {takes}"
+    if missing := [name for name in parameters.get("required", ()) if name not in arguments]:
+        return f"the argument {_quoted(missing[0])} is missing; the arguments are: {takes}"
     return None
 
 
 def typed(texts: Mapping[str, str], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that were written as text, each parsed as its schema says.
-
-    Where a text will do it stays one; else it is read as JSON, and stays a text if it is none, to be refused as such. The
-    name "" stands for the one argument of `sole_argument`.
-    """
+    """Arguments that were written as text, parsed as JSON if their schema takes no text. "" is the `sole_argument`."""
     properties = parameters.get("properties", {})
     read: dict[str, Any] = {}
     for written, text in texts.items():
@@ -171,7 +140,7 @@ def typed(texts: Mapping[str, str], parameters: Mapping[str, Any]) -> dict[str, 
 
 
 def sole_argument(parameters: Mapping[str, Any]) -> str | None:
-    """The name of the only text argument that a call needs: the only required one, or the only one; else None."""
+    """The only text argument that a call needs: the only required one, or the only one; else None."""
     properties = parameters.get("properties", {})
     names = list(parameters.get("required") or properties)
     return names[0] if len(names) == 1 and _takes_text(properties.get(names[0], {}), "") else None
@@ -188,24 +157,18 @@ def _takes_text(schema: Mapping[str, Any], text: str) -> bool:
 
 def _problem_of_value(value: Any, schema: Mapping[str, Any]) -> str | None:
     """The problem with a value, worded to follow its name, or None. Knows the schemas that `tool` writes."""
-    if "anyOf" in schema:
-        if any(_problem_of_value(value, option) is None for option in schema["anyOf"]):
-            return None
-        return f"must be {' or '.join(_wanted(option) for option in schema['anyOf'])}, not {_kind(value)}"
-    if "enum" in schema:
-        # JSON tells true from 1, Python's `in` does not.
-        if any(type(value) is type(option) and value == option for option in schema["enum"]):
-            return None
-        return f"must be {_wanted(schema)}, not {_quoted(value)}"
+    if options := schema.get("anyOf"):
+        fits = any(_problem_of_value(value, option) is None for option in options)
+        return None if fits else f"must be {' or '.join(map(_wanted, options))}, not {_kind(value)}"
+    if "enum" in schema:  # JSON tells true from 1, Python's `in` does not
+        fits = any(type(value) is type(option) and value == option for option in schema["enum"])
+        return None if fits else f"must be {_wanted(schema)}, not {_quoted(value)}"
     wanted = schema.get("type")
-    if wanted is None:
-        return None
-    if _kind(value) != wanted and not (wanted == "number" and _kind(value) == "integer"):
+    if wanted not in (None, _kind(value)) and not (wanted == "number" and _kind(value) == "integer"):
         return f"must be {wanted}, not {_kind(value)}"
     inner = schema.get("items") if wanted == "array" else schema.get("additionalProperties")
     for key, item in enumerate(value) if wanted == "array" else value.items() if wanted == "object" else ():
-        problem = _problem_of_value(item, inner or {})
-        if problem:
+        if problem := _problem_of_value(item, inner or {}):
             return f"at {_quoted(key)} {problem}"
     return None
 
@@ -217,13 +180,9 @@ def _wanted(schema: Mapping[str, Any]) -> str:
 
 
 def _kind(value: Any) -> str:
-    """The JSON name of a value's type."""
     if value is None:
         return "null"
-    kinds = {bool: "boolean", int: "integer", float: "number", str: "string"}
-    if type(value) in kinds:
-        return kinds[type(value)]
-    return "array" if isinstance(value, list) else "object" if isinstance(value, Mapping) else type(value).__name__
+    return "object" if isinstance(value, Mapping) else _PLAIN.get(type(value), type(value).__name__)
 
 
 def _quoted(value: Any) -> str:

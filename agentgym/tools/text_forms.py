@@ -8,9 +8,8 @@ Calls:
     print(2)                                                                                   environment says which
     ```                                                                                        tool its language calls
 
-Answers: `<answer>x</answer>` and `\boxed{x}`, the last of several. What is thought and not said (`spoken`) is neither. Calls of
-all forms are read in the order of the text; an environment that finds a call does not look for an answer beside it. No text
-raises, and reading takes time in proportion to the text's length.
+Answers: `<answer>x</answer>` and `\boxed{x}`, the last of several. Thoughts (see `spoken`) hold neither. No text raises, and
+reading takes time in proportion to the text's length.
 """
 
 from __future__ import annotations
@@ -34,14 +33,12 @@ _END_PARAMETER, _END_FUNCTION = "</parameter>", "</function>"
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call that an assistant message makes.
+    """One call that an assistant message makes; name and arguments are not yet checked.
 
     Attributes:
-        name: the tool; not yet checked.
-        arguments: by name; not yet checked.
-        id: the call's id in `tool_calls`; None where the call was written in the text.
-        raw: the arguments are texts as they were written, to be read by their types. A key of "" is the one argument of a
-            fenced block, whose name only the tool knows.
+        id: the call's id in `tool_calls`; None for a call in the text.
+        raw: the arguments are texts, to be parsed by their types. The key "" is the one argument of a fenced block, whose
+            name only the tool knows.
     """
 
     name: str
@@ -52,12 +49,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class FinalAnswer:
-    """The answer that a text states, or the problem with its form.
-
-    Attributes:
-        text: the answer, stripped; "" where there is a problem.
-        problem: what to change, to be shown to the model; "" where there is none.
-    """
+    """The answer that a text states, stripped, or the problem with its form, to be shown to the model."""
 
     text: str
     problem: str = ""
@@ -69,22 +61,17 @@ def spoken(text: str) -> str:
     return "" if said.lstrip().startswith("<think>") else said
 
 
-# ---- calls
-
-
 def call_text(name: str, **arguments: Any) -> str:
-    """A call in the first of these forms."""
     return f"{OPEN}{json.dumps({'name': name, 'arguments': arguments})}{CLOSE}"
 
 
 def calls_in(text: str, fenced: Mapping[str, str] = {}) -> Iterator[ToolCall | str]:
     """The calls that a text makes, in order; the first malformed one is last, as its problem.
 
-    Args:
-        text: what the model wrote.
-        fenced: by language, in small letters, the tool that a fenced block of it calls. Other blocks are no calls.
+    `fenced` is the tool that a fenced block calls, by its language in small letters. Other blocks are no calls.
     """
-    text, position, outer = spoken(text), 0, 0
+    text, position = spoken(text), 0
+    outer = 0  # ticks of the fence of an open block that calls no tool
     while token := _TOKEN.search(text, position):
         position = token.end()
         if token[0] == CLOSE:
@@ -97,19 +84,15 @@ def calls_in(text: str, fenced: Mapping[str, str] = {}) -> Iterator[ToolCall | s
         else:
             ticks, language = len(token["fence"]), token["info"].strip().lower()
             if outer or language not in fenced:
-                outer = _outer_block(outer, ticks, language)
+                if not outer:
+                    outer = ticks
+                elif ticks >= outer and not language:
+                    outer = 0
                 continue
             call, position = _read_block(text, position, ticks, language, fenced[language])
         yield call
         if isinstance(call, str):
             return
-
-
-def _outer_block(outer: int, ticks: int, info: str) -> int:
-    """The fence of the block, not of a tool, that the text is in after one more fence; 0 for none."""
-    if not outer:
-        return ticks
-    return 0 if ticks >= outer and not info else outer
 
 
 def _read_block(text: str, start: int, ticks: int, language: str, tool: str) -> tuple[ToolCall | str, int]:
@@ -128,16 +111,14 @@ def _read_tagged(text: str, start: int) -> tuple[ToolCall | str, int]:
     """The call that begins after `<tool_call>` at `start`, and where it ends."""
     start = _skip(text, start)
     call, end = _read_function(text, start) if text.startswith("<function", start) else _read_object(text, start)
-    if isinstance(call, str):
-        if text.find(CLOSE, start) < 0:
-            return f"{OPEN} without {CLOSE} after it: write {TEXT_FORM}", end
-        return call, end
-    end = _skip(text, end)
-    if not text.startswith(CLOSE, end):
-        if text.find(CLOSE, end) < 0:
-            return f"{OPEN} without {CLOSE} after it: write {TEXT_FORM}", end
-        return f"between {OPEN} and {CLOSE} there must be one call and nothing else: {TEXT_FORM}", end
-    return call, end + len(CLOSE)
+    if not isinstance(call, str):
+        start = end = _skip(text, end)
+        if text.startswith(CLOSE, end):
+            return call, end + len(CLOSE)
+        call = f"between {OPEN} and {CLOSE} there must be one call and nothing else: {TEXT_FORM}"
+    if text.find(CLOSE, start) < 0:
+        call = f"{OPEN} without {CLOSE} after it: write {TEXT_FORM}"
+    return call, end
 
 
 def _read_object(text: str, start: int) -> tuple[ToolCall | str, int]:
@@ -167,16 +148,12 @@ def _read_function(text: str, start: int) -> tuple[ToolCall | str, int]:
             return f"<parameter={name}> without {_END_PARAMETER} after it: write {XML_FORM}", position
         if name in arguments:
             return f"the parameter {name!r:.100} is given twice", position
-        arguments[name] = _unwrapped(text[parameter.end() : end])
+        # The line breaks between a value and its tags do not belong to it.
+        arguments[name] = text[parameter.end() : end].removeprefix("\n").removesuffix("\n")
         position = _skip(text, end + len(_END_PARAMETER))
     if not text.startswith(_END_FUNCTION, position):
         return f"after <function={function[1]}> there must be parameters and then {_END_FUNCTION}: {XML_FORM}", position
     return ToolCall(function[1].strip(), arguments, raw=True), position + len(_END_FUNCTION)
-
-
-def _unwrapped(value: str) -> str:
-    """A value without the line breaks that stand between it and its tags."""
-    return value.removeprefix("\n").removesuffix("\n")
 
 
 def _skip(text: str, start: int) -> int:
@@ -184,16 +161,8 @@ def _skip(text: str, start: int) -> int:
     return found.end() if found else start
 
 
-# ---- answers
-
-
 def answer_in(text: str, form: Literal["answer", "boxed"] = "answer") -> FinalAnswer | None:
-    r"""The last answer that a text states in one form, or None where it states none.
-
-    Args:
-        text: what the model wrote.
-        form: "answer" for `<answer>x</answer>`, "boxed" for `\boxed{x}`.
-    """
+    r"""The last answer that a text states as `<answer>x</answer>` or `\boxed{x}`, or None if it states none."""
     said = spoken(text)
     return _tagged_answer(said) if form == "answer" else _boxed_answer(said)
 
@@ -233,9 +202,6 @@ def _boxed_answer(text: str) -> FinalAnswer | None:
     return FinalAnswer("", "the braces of \\boxed{...} are not closed")
 
 
-# ---- JSON
-
-
 class NotJson(ValueError):
     """A text that `parse_json` could not parse. Not None, which is JSON too."""
 
@@ -263,7 +229,6 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _shown(error: Exception, text: str) -> str:
-    """A parse error for the model: the problem and the text around it, since a model cannot count positions."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at {json.dumps(text[error.pos : error.pos + 30])}"
     return "it is nested too deep" if isinstance(error, RecursionError) else f"{error!s:.100}"

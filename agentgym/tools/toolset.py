@@ -1,21 +1,17 @@
 """Tools: typed functions that an agent may call.
 
-`@tool` reads a function's signature and docstring into an OpenAI function schema. A `ToolSet` finds the calls in an
-assistant message, checks their arguments against the schema and runs them. A call that is wrong gets a text that says what
-to change; it never becomes an exception of the environment.
+@tool
+def add(a: int, b: int = 1) -> int:
+    '''Add two whole numbers.
 
-    @tool
-    def add(a: int, b: int = 1) -> int:
-        '''Add two whole numbers.
+    Args:
+        a: the first.
+        b: the second.
+    '''
+    return a + b
 
-        Args:
-            a: the first.
-            b: the second.
-        '''
-        return a + b
-
-    tools = ToolSet([add])
-    tools.call("add", {"a": 2, "b": "x"})    # 'Error: add: argument "b" must be integer, not string'
+tools = ToolSet([add])
+tools.call("add", {"a": 2, "b": "x"})    # 'Error: add: argument "b" must be integer, not string'
 """
 
 from __future__ import annotations
@@ -44,10 +40,7 @@ class Tool:
     """A function that an agent may call.
 
     Attributes:
-        name: what the agent calls it.
-        description: what the agent reads about it.
         parameters: JSON schema of the arguments, an object.
-        function: what runs.
         check: given arguments and `parameters`, says what is wrong with the arguments, or None.
     """
 
@@ -59,7 +52,6 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The tool as an OpenAI function schema."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
@@ -68,12 +60,8 @@ class Tool:
         return self.function(*args, **kwargs)
 
     def run(self, arguments: Mapping[str, Any]) -> str:
-        """Check the arguments and run the function: its result as text (JSON unless it is text), or the problem.
-
-        The text begins with "Error: " where the arguments do not fit or the function raised `ToolError`.
-        """
-        problem = self.check(arguments, self.parameters)
-        if problem:
+        """The function's result as text (JSON unless it is text), or "Error: " and what is wrong."""
+        if problem := self.check(arguments, self.parameters):
             return _error(f"{self.name}: {problem}")
         try:
             result = self.function(**arguments)
@@ -85,8 +73,8 @@ class Tool:
 def tool(function: Callable[..., Any]) -> Tool:
     """Make a tool of a typed function with a docstring. Use it as a decorator, or on a bound method.
 
-    Arguments may be `str`, `int`, `float`, `bool`, `list`, `list[T]`, `dict`, `dict[str, T]`, `Literal[...]`, `Any`, unions
-    of these and `None`. The docstring's first part describes the tool, its "Args" section the arguments.
+    Arguments are `str`, `int`, `float`, `bool`, `list`, `list[T]`, `dict`, `dict[str, T]`, `Literal[...]`, `Any`, `None` and
+    unions. The docstring's first part describes the tool, its "Args" section the arguments.
 
     Raises:
         TypeError: no docstring, an argument without a type or with another one, `*args`, an `async def`, or a documented
@@ -94,23 +82,20 @@ def tool(function: Callable[..., Any]) -> Tool:
     """
     if inspect.iscoroutinefunction(function):
         raise TypeError(f"tool {function.__name__!r} is async: a tool is a plain `def`")
-    description, parameters = describe(function)
-    return Tool(function.__name__, description, parameters, function)
+    return Tool(function.__name__, *describe(function), function)
 
 
 class ToolSet:
     """The tools of one environment.
 
     Args:
-        tools: tools, or functions of which `tool` makes some.
-        fenced: the tool that a fenced block of a language calls, with the block's text as its one argument:
-            `{"python": "python", "py": "python"}`. Default: fenced blocks call nothing.
-        seconds: calls that come when the earlier ones of their message took so long are not run, and are answered so. What a
-            step may take is bounded by this and one more call. Default: all are run.
+        tools: tools, or functions to make tools of.
+        fenced: the tool that a fenced block of a language calls with the block's text: `{"py": "python"}`. Default: none.
+        seconds: once the calls of a message took so long, its other calls are answered with an error. Default: all run.
 
     Raises:
-        ValueError: two tools of one name; `fenced` names a tool that is not there, or one that does not take one text.
-        TypeError: a function that makes no tool.
+        ValueError: two tools have one name; `fenced` names an unknown tool, or one that does not take one text.
+        TypeError: a function makes no tool.
     """
 
     def __init__(
@@ -142,22 +127,15 @@ class ToolSet:
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """OpenAI function schemas, for an environment's `tools`."""
         return [item.schema for item in self]
 
     def calls_of(self, message: Message) -> list[ToolCall] | str:
-        """The calls that an assistant message makes, in order, or the problem with one.
-
-        Native `tool_calls` are read; where there are none, the text that follows the last `</think>`, in the forms of
-        `agentgym.tools.text_forms`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, the same with `<function=...>`, and
-        the fenced blocks that `fenced` lists. Names and arguments are checked only when the call is made. Never raises,
-        whatever a model writes.
-        """
+        """The calls that an assistant message makes, in order, or the problem with one. They are not yet checked."""
         calls = []
-        for read in self._read(message):
-            if isinstance(read, str):
-                return read
-            calls.append(read)
+        for call in self._read(message):
+            if isinstance(call, str):
+                return call
+            calls.append(call)
         return calls
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -167,27 +145,22 @@ class ToolSet:
         return self._tools[name].run(arguments)
 
     def answer(self, message: Message) -> list[Message]:
-        """Run every call of an assistant message: the messages that answer it, [] where it makes no call.
+        """Run every call of an assistant message: the messages that answer it, [] if it makes no call.
 
-        A native call is answered by a `tool` message with its id, also if it is malformed, since chat endpoints insist on
-        one per call. Calls written in the text are answered by one `user` message with a `<tool_response>` for each;
-        where one of them is malformed none is run.
+        A native call is answered by a `tool` message with its id, also if it is malformed, as chat endpoints insist. Calls in the
+        text are answered by one `user` message with a `<tool_response>` for each; if one of them is malformed, none is run.
         """
         until = time.monotonic() + self._seconds
 
         def in_time(call: ToolCall) -> str:
-            if time.monotonic() >= until:
-                return _error(
-                    f"not run: the calls before it took {self._seconds:g} seconds. Call again in the next reply"
-                )
-            return self.call(call.name, call.arguments)
+            if time.monotonic() < until:
+                return self.call(call.name, call.arguments)
+            return _error(f"not run: the calls before it took {self._seconds:g} seconds. Call again in the next reply")
 
-        native = message.get("tool_calls")
-        if native:
-            read = zip(_native_items(native), self._read(message), strict=True)
+        if native := _native_calls(message):
             return [
                 tool_result(_id_of(raw, place), _error(call) if isinstance(call, str) else in_time(call))
-                for place, (raw, call) in enumerate(read)
+                for place, (raw, call) in enumerate(zip(native, self._read(message), strict=True))
             ]
         calls = self.calls_of(message)
         if isinstance(calls, str):
@@ -196,14 +169,11 @@ class ToolSet:
         return [user("\n".join(results))] if results else []
 
     def _read(self, message: Message) -> list[ToolCall | str]:
-        """Every call of a message, or its problem in its place."""
-        native = message.get("tool_calls")
-        if native:
-            return [_read_native(raw, place) for place, raw in enumerate(_native_items(native))]
+        if native := _native_calls(message):
+            return [_read_native(raw, place) for place, raw in enumerate(native)]
         return [self._typed(read) for read in calls_in(text_of(message), self._fenced)]
 
     def _typed(self, read: ToolCall | str) -> ToolCall | str:
-        """A call whose text arguments are parsed to values; unknown tools are reported later."""
         if isinstance(read, str) or not read.raw:
             return read
         parameters = self._tools[read.name].parameters if read.name in self._tools else {}
@@ -218,10 +188,8 @@ def shortened(text: str, most: int) -> str:
     return f"{head}\n[... {len(text) - most} characters left out ...]\n{tail}"
 
 
-# ---- calls in a message
-
-
-def _native_items(native: Any) -> list[Any]:
+def _native_calls(message: Message) -> list[Any]:
+    native = message.get("tool_calls") or []
     return native if isinstance(native, list) else [native]
 
 
@@ -237,8 +205,7 @@ def _read_native(raw: Any, place: int) -> ToolCall | str:
         return "a tool call needs a function with a name and arguments"
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        # Endpoints send "" for a call without arguments.
-        arguments = parse_json(arguments) if arguments.strip() else {}
+        arguments = parse_json(arguments) if arguments.strip() else {}  # endpoints send "" for a call without arguments
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):

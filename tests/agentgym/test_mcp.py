@@ -23,8 +23,7 @@ from agentgym.core.messages import assistant
 from agentgym.core.tasks import Task
 from agentgym.policies.base import ScriptedPolicy
 from agentgym.rollout.episode import run_episode
-from agentgym.tools.mcp import McpServerError, McpTools, _Connection, _thread
-from agentgym.tools.mcp_stdio import LONGEST_LINE
+from agentgym.tools.mcp import LONGEST_LINE, McpServerError, McpTools, _Connection, _thread
 from agentgym.tools.toolset import ToolSet, tool
 
 pytest.importorskip("mcp")

@@ -1,7 +1,7 @@
 """The embedded back end: a sandbox of Linux namespaces made by bubblewrap, with limits by control groups. No daemon.
 
-As root the guest is root inside, with the few capabilities that it needs to control programs. Without root there is
-one user, and limits are resource limits of each process, which are weaker; a log message says so.
+As root the guest is root inside, with the few capabilities that it needs to control programs. Without root there is one user,
+and limits are resource limits of each process, which are weaker; a log message says so.
 """
 
 from __future__ import annotations
@@ -23,35 +23,36 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.processes import cgroups
-from agentgym.processes.cgroups import Group
-from agentgym.sandbox.api import GROUP_ID, MEGABYTE, SandboxError, SandboxSpec
-from agentgym.sandbox.backends import seccomp, users
-from agentgym.sandbox.backends.file_limits import files_of, limit_files
+from agentgym.processes.cgroups import Group, GroupLimits
+from agentgym.sandbox.api import GROUP_ID, SandboxError, SandboxSpec
+from agentgym.sandbox.backends import limits, seccomp
+from agentgym.sandbox.backends.file_limits import limit_files
 from agentgym.sandbox.backends.host_root import cover, folder_option, host_python, host_root, same
 from agentgym.sandbox.discovery import Found, found, marks
 from agentgym.sandbox.guest.channel import SocketStream
-from agentgym.sandbox.guest.guest_sandbox import GuestSandbox, guest_command
+from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH, GuestSandbox, greet, guest_command
 from agentgym.sandbox.guest.project_files import project_files
+from agentgym.sandbox.images import build as images
 
 LOG = logging.getLogger(__name__)
-OWN_MEMORY = 24 * MEGABYTE  # what the guest and bubblewrap may take besides the programs
-OWN_PIDS = 2
-PROGRAM_NICENESS = 10  # so that the guest comes first when programs keep the processor busy
 END_PATIENCE = 10.0
-_HOST_SERVES = ("python", "sql")  # the images in whose place this machine's own programs do
+MEMORY_PLACE = "/sys/fs/cgroup/memory"  # of the programs' group, inside
+IN_MEMORY = {"/workspace": "1777", "/tmp": "1777", "/dev/shm": "1777", "/private": "0755"}  # folders and their modes
+_HOST_SERVES = ("python", "sql")  # images that this machine's own programs can replace
 _dead_removed = False  # what other processes have left, by this one
 _ENTER = 'for group in $0; do echo $$ > "$group/cgroup.procs" || exit 70; done; exec "$@"'
 # Private pseudo-terminals of the sandbox, limited in number.
-_TERMINALS = f'mount -t devpts -o {users.PTY_OPTIONS} devpts /dev/pts || exit 71; exec "$@"'
+_TERMINALS = f'mount -t devpts -o {limits.PTY_OPTIONS} devpts /dev/pts || exit 71; exec "$@"'
 _OWN_MOUNTS = ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _TERMINALS, "sh"]
+_NETWORK_ETC = ("resolv.conf", "hosts", "nsswitch.conf", "services", "protocols", "ssl", "ca-certificates", "pki")
+_OWN = ("proc", "dev", "sys", "tmp", "workspace", "private")
+_HIDDEN = ("kcore", "keys", "kallsyms", "timer_list", "sched_debug", "cmdline", "config.gz", "modules", "partitions")
+_PASSWD = b"root:x:0:0:root:/:/bin/false\nnobody:x:65534:65534:nobody:/workspace:/bin/bash\n"
+_GROUP = b"root:x:0:\nnogroup:x:65534:\n"
 
 
 def open_bubblewrap(spec: SandboxSpec, run: str, rootfs: Path | None = None) -> GuestSandbox:
-    """Start a sandbox.
-
-    Args:
-        run: whose it is; `bubblewrap_sandboxes` tells it.
-        rootfs: the folder to take as its root. None: the image's, if it was built, else this machine's `/usr` and Python.
+    """Start a sandbox from `rootfs`, else the image's root folder if it was built, else this machine's `/usr` and Python.
 
     Raises:
         SandboxError: it could not be started; says why.
@@ -61,9 +62,7 @@ def open_bubblewrap(spec: SandboxSpec, run: str, rootfs: Path | None = None) -> 
             "no bwrap on the PATH: install bubblewrap (apt install bubblewrap), or use the docker back end"
         )
     _remove_dead()
-    id = f"agentgym-{uuid.uuid4().hex[:12]}"
-    embedded = Embedded(id, run, spec, rootfs if rootfs is not None else image_root(spec.image))
-    return embedded.open()
+    return Embedded(run, spec, rootfs if rootfs is not None else image_root(spec.image)).open()
 
 
 def usable() -> str:
@@ -76,9 +75,7 @@ def usable() -> str:
 
 
 def image_root(name: str) -> Path | None:
-    """The folder that a sandbox of an image starts from; None: this machine's own programs do. SandboxError: not built."""
-    from agentgym.sandbox.images import build as images
-
+    """The root folder of an image; None: this machine's own programs serve. SandboxError: not built."""
     try:
         rootfs = images.rootfs(name)
     except ValueError as error:
@@ -91,37 +88,35 @@ def image_root(name: str) -> Path | None:
 class Embedded:
     """The processes, control group and record of one sandbox."""
 
-    def __init__(self, id: str, run: str, spec: SandboxSpec, rootfs: Path | None) -> None:
-        self.id = id
+    def __init__(self, run: str, spec: SandboxSpec, rootfs: Path | None) -> None:
+        self.id = f"agentgym-{uuid.uuid4().hex[:12]}"
         self.run = run
         self.spec = spec
         self.rootfs = rootfs
-        self.group: cgroups.Group | None = None
+        self.group: Group | None = None
         self.process: subprocess.Popen[bytes] | None = None
-        self.owner = os.getpid()
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the sandbox
-        self.record = records() / f"{id}.json"
+        self.record = records() / f"{self.id}.json"
 
     def open(self) -> GuestSandbox:
-        """Start it. SandboxError if it does not come up; what was made until then is removed."""
-        limits: dict[str, Any] = {}
+        spec = self.spec
+        pids, spare = spec.pids + limits.GUEST_PROCESSES, limits.GUEST_MEMORY
         try:
-            self.group = cgroups.create(self.id, self._limits(), self._keep)
-            limits = {"nice": PROGRAM_NICENESS, "group": f"{MEMORY_PLACE}/cgroup.procs"}
+            self.group = cgroups.create(self.id, GroupLimits(spec.memory, pids, spec.cpus, spare), self._keep)
+            own: dict[str, Any] = {"nice": limits.PROGRAM_NICENESS, "group": f"{MEMORY_PLACE}/cgroup.procs"}
         except OSError as error:
-            limits["more"] = {"AS": self.spec.memory}
-            limits["more"]["NPROC"] = self.spec.pids
+            own = {"more": {"AS": spec.memory, "NPROC": spec.pids}}
             _warn_once(
-                f"no control groups ({error}): each process may take {self.spec.memory} bytes of memory instead of all together, "
+                f"no control groups ({error}): each process may take {spec.memory} bytes of memory instead of all together, "
                 "the processor time is not limited"
             )
-        if os.getuid() != 0:
-            _warn_once("not root: programs are one user with the guest and can write to /private")
+        if os.getuid() == 0:
+            own["user"] = limits.own_user(limits.few_users())
         else:
-            limits["user"] = users.own_user(users.few_users())
+            _warn_once("not root: programs are one user with the guest and can write to /private")
         ours, theirs = socket.socketpair()
         try:
-            self._start(theirs)
+            process = self._start(theirs)
             self._keep(self.group)
         except BaseException:
             ours.close()
@@ -130,49 +125,40 @@ class Embedded:
         finally:
             theirs.close()
         path = SYSTEM_PATH if self.rootfs is not None else f"{host_python().parent}:{SYSTEM_PATH}"
-        box = GuestSandbox(
-            SocketStream(ours), self.spec, self.id, path=path, limits=limits, reason=self.reason, on_close=self.end
-        )
-        box.facts["files_unlimited"] = self._limit_files()
-        return box
-
-    def _limit_files(self) -> str:
-        """Limit the number of files. Why that cannot be; empty if it is done."""
-        guests = _children(self.process.pid) if self.process is not None else []
-        why_not = limit_files(guests[0], tuple(IN_MEMORY), files_of(self.spec.disk)) if guests else ""
+        box = greet(SocketStream(ours), spec, self.id, path=path, limits=own, reason=self.reason, on_close=self.end)
+        guests = _children(process.pid)
+        why_not = limit_files(guests[0], tuple(IN_MEMORY), limits.files_of(spec.disk)) if guests else ""
         if why_not:
             _warn_once(f"the number of files in a sandbox is not limited: {why_not}")
-        return why_not
+        box.facts["files_unlimited"] = why_not
+        return box
 
-    def _limits(self) -> cgroups.GroupLimits:
-        return cgroups.GroupLimits(self.spec.memory, self.spec.pids + OWN_PIDS, self.spec.cpus, spare=OWN_MEMORY)
-
-    def _start(self, end: socket.socket) -> None:
+    def _start(self, end: socket.socket) -> subprocess.Popen[bytes]:
+        command = guest_command("python3" if self.rootfs is not None else str(host_python()))
         terminals = _own_terminals()
-        options, data = arguments(self.spec, self.rootfs, self.group, terminals)
-        files = []
+        options, files = [], []
         try:
-            for before, place, content in data:
-                fd = os.memfd_create("agentgym")
-                files.append(fd)
-                os.write(fd, content)
-                os.lseek(fd, 0, os.SEEK_SET)
-                options += [*before, str(fd), *([place] if place else [])]
-            guest = guest_command("python3" if self.rootfs is not None else str(host_python()))
-            command = [*(_OWN_MOUNTS if terminals else []), "bwrap", *options, "--remount-ro", "/", "--", *guest]
+            for word in arguments(self.spec, self.rootfs, self.group, terminals):
+                if isinstance(word, bytes):
+                    files.append(os.memfd_create("agentgym"))
+                    os.write(files[-1], word)
+                    os.lseek(files[-1], 0, os.SEEK_SET)
+                options.append(str(files[-1]) if isinstance(word, bytes) else word)
+            command = [*(_OWN_MOUNTS if terminals else []), "bwrap", *options, "--remount-ro", "/", "--", *command]
             if self.group is not None:
                 command = ["sh", "-c", _ENTER, " ".join(map(str, self.group.folders)), *command]
             self.process = subprocess.Popen(
                 command, stdin=end.fileno(), stdout=end.fileno(), stderr=self.errors, pass_fds=files, cwd="/"
             )
+            return self.process
         except OSError as error:
             raise SandboxError(f"bubblewrap could not be started: {error}") from error
         finally:
             for fd in files:
                 os.close(fd)
 
-    def _keep(self, group: cgroups.Group | None) -> None:
-        """Write down what `remove` needs, for the case that this process cannot."""
+    def _keep(self, group: Group | None) -> None:
+        """Write down what `remove` needs, in case this process cannot clean up."""
         folders = [str(folder) for folder in group.every] if group is not None else []
         version = group.version if group is not None else 0
         bwrap = self.process.pid if self.process is not None else 0
@@ -181,7 +167,6 @@ class Embedded:
         fresh.replace(self.record)
 
     def reason(self) -> str:
-        """The reason why a sandbox has ended, if known."""
         known = []
         if self.process is not None:
             try:
@@ -196,9 +181,7 @@ class Embedded:
         return ", ".join(known)
 
     def end(self) -> None:
-        """Kill all of it and remove what it was made of. Does nothing in a forked child: the sandbox is the parent's."""
-        if os.getpid() != self.owner:
-            return
+        """Kill all of it and remove what it was made of."""
         if self.process is not None:
             _kill_tree(self.process.pid)
             try:
@@ -215,10 +198,8 @@ class Embedded:
 def _kill_tree(pid: int) -> None:
     """Kill bwrap's child, which is process 1 of the sandbox, so that all in it ends; then bwrap."""
     for each in (*_children(pid), pid):
-        try:
+        with suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 def _children(pid: int) -> list[int]:
@@ -230,7 +211,6 @@ def _children(pid: int) -> list[int]:
 
 @cache
 def _own_terminals() -> bool:
-    """True if each sandbox can have its own limited set of pseudo-terminals here."""
     if os.getuid() != 0:
         return False
     try:
@@ -249,7 +229,6 @@ def _warn_once(text: str) -> None:
 
 
 def records() -> Path:
-    """The folder of records of this user's running sandboxes."""
     folder = Path(tempfile.gettempdir(), f"agentgym-bubblewrap-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
@@ -259,15 +238,11 @@ def records() -> Path:
 
 
 def bubblewrap_sandboxes() -> list[Found]:
-    """All sandboxes of this user on this machine."""
     return [found(id, "bubblewrap", {key: str(value) for key, value in kept.items()}) for id, kept in _kept()]
 
 
 def _remove_dead() -> None:
-    """Remove what dead processes have left, once a process: control groups and records outlive a killed owner.
-
-    Their guests may be ending still. What does not go in time is left to the next start.
-    """
+    """Remove what dead processes have left, once a process. The next start removes guests that do not end in time."""
     global _dead_removed  # noqa: PLW0603 - module state: what this process has done
     if _dead_removed:
         return
@@ -275,7 +250,7 @@ def _remove_dead() -> None:
     for each in bubblewrap_sandboxes():
         if not each.alive:
             try:
-                remove(each, max(0.1, until - time.monotonic()))
+                remove(each.id, max(0.1, until - time.monotonic()))
             except SandboxError as error:
                 LOG.warning("%s", error)
                 return
@@ -286,18 +261,18 @@ def _remove_dead() -> None:
     _dead_removed = True
 
 
-def remove(which: Found, patience: float = END_PATIENCE) -> None:
-    """End a sandbox that another process made, and remove what is left of it. SandboxError if something stays."""
-    for id, kept in _kept():
-        if id != which.id:
-            continue
-        group = cgroups.Group(tuple(Path(folder) for folder in kept["folders"]), kept["version"])
-        if group.folders:
-            if not cgroups.remove(group, patience):
-                raise SandboxError(f"sandbox {id} could not be removed: processes {group.processes()} do not end")
-        elif _is_bwrap(kept["bwrap"]):
-            _kill_tree(kept["bwrap"])
-        (records() / f"{id}.json").unlink(missing_ok=True)
+def remove(id: str, patience: float = END_PATIENCE) -> None:
+    """End a sandbox of any process. SandboxError if something stays."""
+    kept = dict(_kept()).get(id)
+    if kept is None:
+        return
+    group = Group(tuple(Path(folder) for folder in kept["folders"]), kept["version"])
+    if group.folders:
+        if not cgroups.remove(group, patience):
+            raise SandboxError(f"sandbox {id} could not be removed: processes {group.processes()} do not end")
+    elif _is_bwrap(kept["bwrap"]):
+        _kill_tree(kept["bwrap"])
+    (records() / f"{id}.json").unlink(missing_ok=True)
 
 
 def _is_bwrap(pid: int) -> bool:
@@ -309,82 +284,54 @@ def _is_bwrap(pid: int) -> bool:
 
 def _kept() -> Iterator[tuple[str, dict[str, Any]]]:
     for file in sorted(records().glob("*.json")):
-        try:
+        with suppress(FileNotFoundError, json.JSONDecodeError):  # removed, or being written, meanwhile
             yield file.stem, json.loads(file.read_text())
-        except (FileNotFoundError, json.JSONDecodeError):  # removed, or being written, meanwhile
-            continue
 
 
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-MEMORY_PLACE = "/sys/fs/cgroup/memory"  # of the programs' group, inside
-IN_MEMORY = {"/workspace": "1777", "/tmp": "1777", "/dev/shm": "1777", "/private": "0755"}  # folders and their modes
-_NETWORK_ETC = ("resolv.conf", "hosts", "nsswitch.conf", "services", "protocols", "ssl", "ca-certificates", "pki")
-_OWN = ("proc", "dev", "sys", "tmp", "workspace", "private")
-_HIDDEN = ("kcore", "keys", "kallsyms", "timer_list", "sched_debug", "cmdline", "config.gz", "modules", "partitions")
-_PASSWD = b"root:x:0:0:root:/:/bin/false\nnobody:x:65534:65534:nobody:/workspace:/bin/bash\n"
-_GROUP = b"root:x:0:\nnogroup:x:65534:\n"
-
-# Options before the descriptor of some bytes, the path after it, and the bytes.
-Data = tuple[tuple[str, ...], str, bytes]
-
-
-def arguments(
-    spec: SandboxSpec, rootfs: Path | None, group: Group | None, terminals: bool
-) -> tuple[list[str], list[Data]]:
-    """The arguments, and those that need a descriptor of some bytes.
+def arguments(spec: SandboxSpec, rootfs: Path | None, group: Group | None, terminals: bool) -> list[str | bytes]:
+    """The arguments of bwrap. Bytes stand for a descriptor from which it reads them.
 
     Args:
-        rootfs: an image's root folder; None: this machine's programs and Python.
         group: the control group whose memory counters the guest reads, and where it puts the programs.
         terminals: whether bwrap is started where `/dev/pts` is the sandbox's own.
     """
-    options = _namespaces(spec.network)
+    options: list[str | bytes] = ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--as-pid-1", "--new-session"]
+    options += ["--hostname", "sandbox", "--clearenv", "--setenv", "PATH", SYSTEM_PATH, "--cap-drop", "ALL"]
+    options += [] if spec.network else ["--unshare-net"]
+    one_user = ["--unshare-user", "--uid", str(GROUP_ID), "--gid", str(GROUP_ID)]
+    options += one_user if os.getuid() else ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     if group is None or group.version == 1:
         # In version 2 the programs' group is a sibling of the guest's, outside such a namespace.
         options += ["--unshare-cgroup-try"]
-    options += host_root() if rootfs is None else _image_root(rootfs, spec.network)
-    data: list[Data] = []
     if rootfs is None:
+        options += host_root()
         for name, content in (("passwd", _PASSWD), ("group", _GROUP)):
-            data.append((("--perms", "0644", "--ro-bind-data"), f"/etc/{name}", content))
-    if spec.network:
-        for name in _NETWORK_ETC:
-            options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+            options += ["--perms", "0644", "--ro-bind-data", content, f"/etc/{name}"]
+    else:
+        options += _image_root(rootfs, spec.network)
+    for name in _NETWORK_ETC if spec.network else ():
+        options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     options += ["--proc", "/proc", "--dev", "/dev"]
-    if terminals:
-        options += ["--dev-bind", "/dev/pts", "/dev/pts"]
-    for name in _HIDDEN:
-        if Path("/proc", name).exists():
-            options += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+    options += ["--dev-bind", "/dev/pts", "/dev/pts"] if terminals else []
+    for path in (Path("/proc", name) for name in _HIDDEN):
+        options += ["--ro-bind", "/dev/null", str(path)] if path.exists() else []
     for folder, mode in IN_MEMORY.items():
         options += ["--perms", mode, "--size", str(spec.disk), "--tmpfs", folder]
     options += ["--remount-ro", "/dev"]  # without root it is the programs' own
     if group is not None:  # /sys is the guest's alone
-        members = (
-            f"{MEMORY_PLACE}/cgroup.procs"  # alone can be written: where the guest is no other user, programs reach it
-        )
         options += ["--perms", "0700", "--dir", "/sys", "--ro-bind", str(group.programs), MEMORY_PLACE]
-        options += ["--bind", f"{group.programs}/cgroup.procs", members]
+        # The one file there that can be written: where the guest is no other user, programs reach it.
+        options += ["--bind", f"{group.programs}/cgroup.procs", f"{MEMORY_PLACE}/cgroup.procs"]
     if (filter := seccomp.program()) is not None:
-        data.append((("--seccomp",), "", filter))
-    return options, data
-
-
-def _namespaces(network: bool) -> list[str]:
-    options = ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--as-pid-1", "--new-session"]
-    options += ["--hostname", "sandbox", "--clearenv", "--setenv", "PATH", SYSTEM_PATH, "--cap-drop", "ALL"]
-    if not network:
-        options += ["--unshare-net"]
-    if os.getuid() == 0:
-        return [*options, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    return [*options, "--unshare-user", "--uid", str(GROUP_ID), "--gid", str(GROUP_ID)]
+        options += ["--seccomp", filter]
+    return options
 
 
 def _image_root(rootfs: Path, network: bool) -> list[str]:
     """Mounts of an image's folders, one by one, so that mount points can be made beside them."""
     options = []
     for entry in sorted(rootfs.iterdir()):
-        if network and entry.name == "etc":  # there this machine's own files are to be put beside them
+        if network and entry.name == "etc":  # this machine's own files are put beside them
             options += folder_option("/etc")
             for below in sorted(entry.iterdir()):
                 options += [] if below.name in _NETWORK_ETC else same(below, "/etc")
@@ -395,7 +342,6 @@ def _image_root(rootfs: Path, network: bool) -> list[str]:
 
 @cache
 def _project(rootfs: Path) -> list[str]:
-    """Arguments that cover this project's files, where an image holds them."""
     return [
         option
         for path in project_files(str(rootfs))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -16,21 +15,25 @@ from contextlib import closing
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from agentgym.sandbox.api import GROUP_ID, MEGABYTE, PRIVATE, WORKSPACE, SandboxError, SandboxSpec
-from agentgym.sandbox.backends import engine, seccomp, users
-from agentgym.sandbox.backends.file_limits import files_of
+from agentgym.sandbox.api import GROUP_ID, PRIVATE, WORKSPACE, SandboxError, SandboxSpec
+from agentgym.sandbox.backends import engine, seccomp
+from agentgym.sandbox.backends.limits import (
+    GUEST_MEMORY,
+    GUEST_PROCESSES,
+    PROGRAM_NICENESS,
+    PTY_OPTIONS,
+    files_of,
+    own_user,
+)
 from agentgym.sandbox.discovery import Found, found, marks
 from agentgym.sandbox.guest.channel import SocketStream
-from agentgym.sandbox.guest.guest_sandbox import GuestSandbox, guest_command, source
+from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH, GuestSandbox, greet, guest_command, source
 from agentgym.sandbox.images import build as images
 from agentgym.sandbox.images import engine_images
 
 if TYPE_CHECKING:
     from docker import APIClient
 
-GUEST_MEMORY = 24 * MEGABYTE  # what the guest may take besides the programs
-GUEST_PROCESSES = 2  # the guest, and a program that it is just starting
-PROGRAM_NICENESS = 10  # so that the guest comes first when programs keep the processor busy
 SEARCH_SECONDS = 120.0  # in which a foreign image must be searched
 GONE_SECONDS = 10.0  # in which a container that is being removed must have gone
 # For the guest: to become the programs' user, and so to start and to kill them.
@@ -41,8 +44,10 @@ RESOURCE = "SYS_RESOURCE"
 FORCED = "kernel.shm_rmid_forced"
 # A volume that is no place on a disk, but pseudo-terminals of the sandbox's own, and not more of them than it may have.
 TERMINALS = "/dev/pts"
-# They are done without where the engine's refusal says this: it may lack the right that it is to pass on.
+# An engine whose refusal says one of these lacks the right to pass on: sandboxes do without it.
 WISHES = {RESOURCE: "apply caps", FORCED: FORCED, TERMINALS: "volume"}
+STDERR = 2  # of the engine's stream
+KEPT = 2000  # bytes of stderr
 LABEL = "agentgym."
 OWNED = {f"{LABEL}terminals": "1"}  # of volumes
 
@@ -53,12 +58,7 @@ _refused: set[tuple[str, str]] = set()  # addresses of engines, and which of the
 
 
 def open_docker(spec: SandboxSpec, run: str) -> GuestSandbox:
-    """Start a container and its guest. An image that is not our own is searched for this project first, once a process.
-
-    Args:
-        spec: its image must be built (`agentgym sandbox build NAME`), or be a Docker reference that the engine has and
-            that has `python3`.
-        run: the run that it is for, a label of the container.
+    """Start a container and its guest. A foreign image is searched for this project first, once a process.
 
     Raises:
         SandboxError: the engine does not answer or refuses, the image is missing, or the guest does not come up.
@@ -68,39 +68,37 @@ def open_docker(spec: SandboxSpec, run: str) -> GuestSandbox:
 
 
 def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandbox:
-    custom = images.is_reference(spec.image)
-    image = spec.image if custom else images.image_tag(spec.image)
+    image = images.docker_tag(spec.image)
     api = engine.client()
     engine.hold()
     name = f"agentgym-{secrets.token_hex(6)}"
     try:
-        path = _path(api, image) if custom else None
-        user = users.own_user(_few_users(api))
+        path = _path(api, image) if images.is_reference(spec.image) else SYSTEM_PATH
+        user = own_user(_few_users(api))
         stream = _started(api, name, image, spec, run, user, masked)
     except BaseException as error:
         _remove_quietly(name)
         from docker.errors import ImageNotFound
 
         if isinstance(error.__cause__, ImageNotFound):
-            todo = f"docker pull {image}" if custom else f"agentgym sandbox build {spec.image}"
-            raise SandboxError(f"the Docker Engine at {engine.address()} has no image {image}: run `{todo}`") from error
+            todo = f"run `{images.docker_command(spec.image)}`"
+            raise SandboxError(f"the Docker Engine at {engine.address()} has no image {image}: {todo}") from error
         if isinstance(error, SandboxError) and "python3" in str(error):
             raise SandboxError(f"the image {image} has no python3, which sandboxes require: {error}") from error
         raise
-    owner = os.getpid()
-    return GuestSandbox(
+    return greet(
         stream,
         spec,
         name,
-        path=path or engine_images.PATH,
+        path=path,
         limits={"nice": PROGRAM_NICENESS, "user": user},
         reason=lambda: _reason(name, stream),
-        on_close=lambda: _remove_quietly(name) if os.getpid() == owner else None,
+        on_close=lambda: _remove_quietly(name),
     )
 
 
 def _masked(image: str, run: str) -> Sequence[str]:
-    """The paths to cover in a foreign image, so that programs see no file of this project: its tasks hold answers."""
+    """The paths to cover in a foreign image, so that programs see no file of this project, whose tasks hold answers."""
     if not images.is_reference(image):
         return ()
     api = engine.client()
@@ -136,7 +134,7 @@ def _started(
             refused = next((wish for wish in wishes if WISHES[wish] in said), None)
             if refused is None:
                 raise
-        _remove(name)
+        remove(name)
         if (where, refused) not in _refused:
             _log.info("the Docker Engine at %s cannot give %s: it is done without", where, refused)
         _refused.add((where, refused))
@@ -185,7 +183,7 @@ def _host_config(
 
     mount = f"size={spec.disk},nr_inodes={files_of(spec.disk)},nosuid,nodev,exec"
     own = f"uid={user},gid={GROUP_ID}"
-    devpts = DriverConfig("local", {"type": "devpts", "device": "devpts", "o": f"{users.PTY_OPTIONS},gid=5"})
+    devpts = DriverConfig("local", {"type": "devpts", "device": "devpts", "o": f"{PTY_OPTIONS},gid=5"})
     config: dict[str, Any] = api.create_host_config(
         auto_remove=True,
         mounts=[Mount(wish, None, driver_config=devpts, labels=OWNED) for wish in wishes if wish == TERMINALS],
@@ -201,7 +199,7 @@ def _host_config(
         },
         mem_limit=spec.memory + GUEST_MEMORY,
         memswap_limit=spec.memory + GUEST_MEMORY,  # memory and swap together: no swap
-        nano_cpus=int(min(spec.cpus, _cores(api)) * 1e9),
+        nano_cpus=int(min(spec.cpus, _info(api)["NCPU"]) * 1e9),  # the engine refuses to give more
         pids_limit=spec.pids + GUEST_PROCESSES,
         cap_drop=["ALL"],
         cap_add=[*CAPABILITIES, *(wish for wish in wishes if wish == RESOURCE)],
@@ -213,28 +211,24 @@ def _host_config(
 
 
 @cache
-def _cores(api: APIClient) -> float:
-    """The engine's processors; it refuses to give more."""
-    return float(api.info()["NCPU"])
+def _info(api: APIClient) -> dict[str, Any]:
+    info: dict[str, Any] = api.info()
+    return info
 
 
-@cache
 def _few_users(api: APIClient) -> bool:
-    """True if the engine's containers are in a user namespace, which has fewer user ids."""
-    options = api.info().get("SecurityOptions") or []
+    options = _info(api).get("SecurityOptions") or []
     return any(name in option for option in options for name in ("name=userns", "name=rootless"))
 
 
-def _path(api: APIClient, image: str) -> str | None:
+def _path(api: APIClient, image: str) -> str:
     with engine.failures(f"looking for the image {image}"):
         settings = (api.inspect_image(image)["Config"] or {}).get("Env") or []
-    return next((text.removeprefix("PATH=") for text in settings if text.startswith("PATH=")), None)
+    return next((text.removeprefix("PATH=") for text in settings if text.startswith("PATH=")), SYSTEM_PATH)
 
 
 def _reason(name: str, stream: AttachedStream) -> str:
-    """The reason why a guest has ended, if known."""
-    said = stream.demultiplexer.stderr.decode(errors="replace").strip()
-    if said:
+    if said := stream.demultiplexer.stderr.decode(errors="replace").strip():
         return f"it wrote: {said}"
     if (no_engine := engine.unavailable()) is not None:
         return no_engine
@@ -250,48 +244,43 @@ def _reason(name: str, stream: AttachedStream) -> str:
 
 
 def _remove_quietly(name: str) -> None:
-    """Remove an unused container; if that fails, its guest ends because its input is closed."""
     try:
-        _remove(name)
+        remove(name)
     except SandboxError as error:
         _log.warning("sandbox %s was not removed: %s", name, error)
 
 
-def _remove(id: str) -> None:
+def remove(id: str) -> None:
+    """Remove a container and all in it, if it is not gone already. Raises SandboxError if it stays."""
     from docker.errors import APIError, NotFound
 
     with engine.failures(f"removing the sandbox {id}"):
-        api = engine.client()
         try:
-            api.remove_container(id, force=True, v=True)
+            engine.client().remove_container(id, force=True, v=True)
         except NotFound:
             return
         except APIError as error:
             if error.status_code != 409:  # 409: it is being removed already
                 raise
-        until = time.monotonic() + GONE_SECONDS
-        while time.monotonic() < until:
-            try:
-                api.inspect_container(id)
-            except NotFound:
-                return
-            time.sleep(0.02)
+    until = time.monotonic() + GONE_SECONDS
+    while time.monotonic() < until:
+        if _is_gone(id):
+            return
+        time.sleep(0.02)
     raise SandboxError(f"the sandbox {id} is still there {GONE_SECONDS:g} s after it was removed")
 
 
 def docker_sandboxes() -> list[Found]:
-    """All containers that are sandboxes, of any process. SandboxError if the engine does not answer."""
     api = engine.client(engine.PROBE_TIMEOUT)
     with engine.failures("listing sandboxes"):
         containers = api.containers(all=True, filters={"label": f"{LABEL}run"})
     sandboxes = []
     for container in containers:
-        labels = {key.removeprefix(LABEL): value for key, value in container["Labels"].items() if key.startswith(LABEL)}
+        labels = {key.removeprefix(LABEL): value for key, value in container["Labels"].items()}
         # One that a killed engine was removing comes back without its name, or is in its list and nowhere else.
-        if not container["Names"] and _is_gone(container["Id"]):
-            continue
-        name = (container["Names"] or [container["Id"]])[0].lstrip("/")
-        sandboxes.append(found(name, "docker", labels))
+        if container["Names"] or not _is_gone(container["Id"]):
+            name = (container["Names"] or [container["Id"]])[0].lstrip("/")
+            sandboxes.append(found(name, "docker", labels))
     return sandboxes
 
 
@@ -306,13 +295,8 @@ def _is_gone(id: str) -> bool:
     return False
 
 
-def remove(which: Found) -> None:
-    """Remove a container and all in it; one that is gone already is no error. Raises SandboxError if it stays."""
-    _remove(which.id)
-
-
 def remove_volumes() -> None:
-    """Remove the pseudo-terminals of sandboxes that are gone: an engine that was killed forgets them. SandboxError if it fails."""
+    """Remove the pseudo-terminals of ended sandboxes, which a killed engine forgets."""
     from docker.errors import APIError
 
     with engine.failures("removing what sandboxes left"):
@@ -325,73 +309,47 @@ def remove_volumes() -> None:
                     raise
 
 
-STDERR = 2
-HEADER = 8  # bytes before each piece: which stream, three zeros, its length big endian
-KEPT = 2000  # bytes of stderr
-
-
 class Demultiplexer:
-    """Demultiplexes the Docker Engine's stream: pieces of stdout and stderr with headers, split anywhere.
+    """Demultiplexes the Docker Engine's stream, split anywhere. `stderr` is the end of the standard error.
 
-    Attributes:
-        stderr: the end of what came on stderr.
+    A frame is which stream, three zeros, its length in four bytes, big endian, and the content.
     """
 
     def __init__(self) -> None:
         self.stderr = b""
-        self._header = b""
-        self._stream = 0
-        self._left = 0
+        self._received = bytearray()
 
     def feed(self, data: bytes) -> bytes:
-        """Take frames of the stream; returns their bytes of stdout."""
-        out, position = [], 0
-        while position < len(data):
-            if self._left == 0:
-                part = data[position : position + HEADER - len(self._header)]
-                self._header += part
-                position += len(part)
-                if len(self._header) == HEADER:
-                    self._stream = self._header[0]
-                    self._left = int.from_bytes(self._header[4:], "big")
-                    self._header = b""
-                continue
-            piece = data[position : position + self._left]
-            position += len(piece)
-            self._left -= len(piece)
-            if self._stream == STDERR:
-                self.stderr = (self.stderr + piece)[-KEPT:]
+        self._received += data
+        out = []
+        while (end := 8 + int.from_bytes(self._received[4:8], "big")) <= len(self._received):
+            content = bytes(self._received[8:end])
+            if self._received[0] == STDERR:
+                self.stderr = (self.stderr + content)[-KEPT:]
             else:
-                out.append(piece)
+                out.append(content)
+            del self._received[:end]
         return b"".join(out)
 
 
-class AttachedStream:
-    """A `Stream` over what the SDK's `attach_socket` returned: bytes sent are the container's stdin, received its stdout."""
+class AttachedStream(SocketStream):
+    """A stream over the result of the SDK's `attach_socket`: the container's stdin and stdout."""
 
     def __init__(self, attached: Any) -> None:
+        # Over a Unix socket and plain TCP it is a file object around the socket, else the socket itself.
+        super().__init__(getattr(attached, "_sock", attached))
         self.demultiplexer = Demultiplexer()
         self._attached = attached
-        # Over a Unix socket and plain TCP it is a file object around the socket, else the socket itself.
-        self._stream = SocketStream(getattr(attached, "_sock", attached))
 
-    def send(self, data: bytes, timeout: float) -> None:
-        """Send all; TimeoutError after `timeout` seconds, OSError if the engine is gone."""
-        self._stream.send(data, timeout)
-
-    def receive(self, timeout: float) -> bytes:
-        """At least one byte of stdout; none at the end."""
-        until = time.monotonic() + timeout
-        while True:
-            data = self._stream.receive(until - time.monotonic())
-            out = self.demultiplexer.feed(data)
-            if out or not data:
+    def receive(self, until: float) -> bytes:
+        while data := super().receive(until):
+            if out := self.demultiplexer.feed(data):
                 return out
+        return b""
 
     def close(self) -> None:
-        """End the container's stdin. In a forked child it only lets go, as the sandbox is the parent's."""
         try:
-            self._stream.close()
+            super().close()
         finally:
             # The SDK hangs the response on the file object; each holds the connection open.
             getattr(self._attached, "_response", self._attached).close()

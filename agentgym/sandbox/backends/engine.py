@@ -1,7 +1,7 @@
-"""The Docker Engine: where it is, one client for the process, and its failures as `SandboxError`.
+"""The Docker Engine: one client for the process, by the SDK `docker`, and its failures as `SandboxError`.
 
 The address is DOCKER_HOST (with DOCKER_TLS_VERIFY and DOCKER_CERT_PATH), else that of the Docker context in use, else the
-usual socket. The client is the `docker` SDK's low-level one; nothing else of Docker needs to be installed here.
+usual socket.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ CALL_TIMEOUT = 60  # seconds in which the engine must answer a call; many contai
 PROBE_TIMEOUT = 5  # the same where nothing depends on the answer
 CONNECTIONS = 64  # kept open at a time
 
-_lock = threading.Lock()
 _clients: dict[tuple[int, str, float], APIClient] = {}
 
 
@@ -44,30 +43,22 @@ def _settings() -> dict[str, Any]:
 
 
 def address() -> str:
-    """The URL of the engine, by DOCKER_HOST or the default socket."""
     return _settings().get("base_url") or "unix:///var/run/docker.sock"
 
 
 def client(timeout: float = CALL_TIMEOUT) -> APIClient:
-    """The process's client for the engine at `address()`, whose calls may take `timeout` seconds; threads share it.
-
-    Raises:
-        SandboxError: no engine answers there, or the `docker` package is missing.
-    """
+    """The process's client for the engine at `address()`. SandboxError: no engine answers, or no package `docker`."""
     settings = _settings()
     key = (os.getpid(), address(), timeout)
-    with _lock:
-        found = _clients.get(key)
-    if found is None:
+    if key not in _clients:
         from docker import APIClient
 
         if key[1].startswith("ssh://") and find_spec("paramiko") is None:
             raise SandboxError(f"reaching the Docker Engine at {key[1]} needs paramiko: pip install paramiko")
         with failures("connecting"):
             made = APIClient(version="auto", timeout=timeout, max_pool_size=CONNECTIONS, **settings)
-        with _lock:
-            found = _clients.setdefault(key, made)
-    return found
+        _clients.setdefault(key, made)
+    return _clients[key]
 
 
 def unavailable() -> str | None:
@@ -95,7 +86,7 @@ _held: _Held | None = None
 
 
 def hold() -> None:
-    """Keep a connection to the engine, by whose end a restart is known; quick where there is one. It may fail silently."""
+    """Keep a connection to the engine, whose end tells of a restart. It may fail silently."""
     global _held  # noqa: PLW0603 - one for the process
     key = (os.getpid(), address())
     with _holding:
@@ -126,29 +117,24 @@ def unbroken_since(then: float) -> bool:
 
 @contextmanager
 def failures(what: str) -> Iterator[None]:
-    """Whatever goes wrong with the engine inside, as a SandboxError that says what was tried, where, and why it failed."""
+    """Raises failures of the engine as a SandboxError that says what was tried, where, and why it failed."""
     from docker.errors import APIError, DockerException
     from requests.exceptions import RequestException, Timeout
     from urllib3.exceptions import HTTPError
 
     try:
         yield
-    except APIError as error:
-        raise _failed(what, f"refuses: {error.explanation or error}", error) from error
-    except Timeout as error:
-        raise _failed(what, "does not answer in time", error) from error
     except (DockerException, RequestException, HTTPError, OSError) as error:
-        raise _failed(what, f"does not answer: {_root(error)}", error) from error
-
-
-def _failed(what: str, how: str, error: BaseException) -> SandboxError:
-    # The layers below the SDK's error say the same again, in pages of traceback.
-    error.__cause__, error.__context__ = None, None
-    return SandboxError(f"{what}: the Docker Engine at {address()} {how}")
+        if isinstance(error, APIError):
+            how = f"refuses: {error.explanation or error}"
+        else:
+            how = "does not answer in time" if isinstance(error, Timeout) else f"does not answer: {_root(error)}"
+        # The layers below the SDK's error say the same again, in pages of traceback.
+        error.__cause__, error.__context__ = None, None
+        raise SandboxError(f"{what}: the Docker Engine at {address()} {how}") from error
 
 
 def _root(error: BaseException) -> str:
-    """The first cause of an error, without the text that each library adds."""
     seen: BaseException = error
     while (below := seen.__cause__ or seen.__context__) is not None:
         seen = below

@@ -1,7 +1,7 @@
 """Limits the number of files in the tmpfs folders of a bubblewrap sandbox, which bwrap limits only in bytes.
 
-The limit is set from outside: a thread, or without root a process, enters the sandbox's mount namespace and remounts the
-folders, so the sandbox needs no right to mount. Run as a program, this file is that process. It uses only the standard library.
+A thread, or without root a process, enters the sandbox's mount namespace and remounts the folders, so the sandbox needs no
+right to mount. This file is also the program of that process. It uses only the standard library.
 """
 
 from __future__ import annotations
@@ -14,16 +14,10 @@ import sys
 import threading
 from collections.abc import Sequence
 
-BLOCK = 4096  # bytes of disk for each file that may exist
 NS_GET_USERNS = 0xB701
 CLONE_FS, CLONE_NEWNS, CLONE_NEWUSER = 0x200, 0x20000, 0x10000000
 MS_NOSUID, MS_NODEV, MS_REMOUNT = 2, 4, 32
 PATIENCE = 20.0  # seconds
-
-
-def files_of(disk: int) -> int:
-    """The number of files that a folder of `disk` bytes may hold."""
-    return disk // BLOCK + 1024
 
 
 def limit_files(pid: int, folders: Sequence[str], files: int) -> str:

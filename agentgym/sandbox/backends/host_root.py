@@ -1,14 +1,14 @@
 """The root of a bubblewrap sandbox without a built image: programs and Python of this machine.
 
-Only Python's standard library is mounted, since installed packages, above all this project's, hold hidden tests and answers.
-Project files in mounted folders are hidden, and so are known data and cache folders.
+Of Python only the standard library is mounted: installed packages, above all this project's, hold hidden tests and answers.
+Files of the project, its data and its caches are covered in mounted folders.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -19,17 +19,12 @@ _ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime"
 
 
 def host_python() -> Path:
-    """The Python that runs this, outside of its virtual environment."""
     return Path(sys.base_prefix, "bin", "python3")
 
 
 def host_root() -> list[str]:
-    """The mounts and what covers parts of them, as arguments of bwrap."""
+    """Arguments of bwrap: the mounts and their covers."""
     shown = [*_system(), *_python()]
-    return _mounts(shown) + _covers([entry for entry in shown if entry.is_dir() and not entry.is_symlink()])
-
-
-def _mounts(shown: Iterable[Path]) -> list[str]:
     options = folder_option("/etc")
     for name in _ETC:
         options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
@@ -41,31 +36,30 @@ def _mounts(shown: Iterable[Path]) -> list[str]:
                 options += folder_option(str(parent))
         is_system_s = entry.parent in (Path("/"), Path("/usr"))
         options += same(entry, str(entry.parent)) if is_system_s else ["--ro-bind", str(entry), str(entry)]
+    for folder in shown:
+        if folder.is_dir() and not folder.is_symlink():
+            options += _covers(folder)
     return options
 
 
-def _covers(shown: Iterable[Path]) -> list[str]:
-    """Options that cover, of these folders, installed packages, the project, its data and its caches."""
+def _covers(folder: Path) -> list[str]:
     options: list[str] = []
-    for folder in shown:
-        secrets = [str(path) for path in _secrets() if path.is_relative_to(folder)]
-        last = ""
-        for path in sorted({*_installed(folder), *secrets}, key=lambda path: Path(path).parts):
-            if not last or not Path(path).is_relative_to(last):  # else it is covered with the folder that it is in
-                options += cover(path, os.path.isdir(path))
-                last = path
+    secrets = [str(path) for path in _secrets() if path.is_relative_to(folder)]
+    last = ""
+    for path in sorted({*_installed(folder), *secrets}, key=lambda path: Path(path).parts):
+        if not last or not Path(path).is_relative_to(last):  # else it is covered with the folder that it is in
+            options += cover(path, os.path.isdir(path))
+            last = path
     return options
 
 
 def cover(path: str, is_folder: bool) -> list[str]:
-    """Options that put an empty folder or file over another."""
     if is_folder:
         return ["--perms", "0555", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
     return ["--ro-bind", "/dev/null", path]
 
 
 def same(entry: Path, folder: str) -> list[str]:
-    """A folder, file or link of another root, in `folder` of this one."""
     place = str(Path(folder, entry.name))
     if entry.is_symlink():
         return ["--symlink", os.readlink(entry), place]
@@ -78,17 +72,13 @@ def folder_option(path: str) -> list[str]:
 
 
 def _system() -> Iterator[Path]:
-    """Programs and libraries that the system has installed."""
-    for entry in sorted(Path("/").iterdir()):
-        if entry.is_dir() and (entry.name in ("bin", "sbin") or entry.name.startswith("lib")):
-            yield entry
-    for entry in sorted(Path("/usr").iterdir()):
-        if entry.is_dir() and (entry.name in _USR or entry.name.startswith("lib")):
-            yield entry
+    for parent, names in (("/", ("bin", "sbin")), ("/usr", _USR)):
+        for entry in sorted(Path(parent).iterdir()):
+            if entry.is_dir() and (entry.name in names or entry.name.startswith("lib")):
+                yield entry
 
 
 def _python() -> Iterator[Path]:
-    """The interpreter, its standard library and the shared libraries beside it, where they are not the system's."""
     prefix = Path(sys.base_prefix)
     if prefix == Path("/usr"):
         return
@@ -101,12 +91,11 @@ def _python() -> Iterator[Path]:
 
 @cache
 def _installed(folder: Path) -> list[str]:
-    """Looked for once a process: it takes a second or so, and what is installed later goes into folders that were found."""
+    """Asked once a process, as it takes a second: later packages go into folders that were found."""
     return list(project_files(str(folder), installed=True))
 
 
 def _secrets() -> tuple[Path, ...]:
-    """The paths of this project, its data and its downloads on this machine."""
     home = os.path.expanduser("~")
     cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     places = [os.path.join(cache_home, name) for name in ("agentgym", "huggingface")]

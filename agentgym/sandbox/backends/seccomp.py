@@ -1,13 +1,12 @@
 """The system calls that programs in a sandbox may make: one profile, as a filter for bubblewrap and as JSON for Docker.
 
 It is an allow list. All other calls fail with EPERM: those that reach outside the sandbox's namespaces, inspect other
-processes, use keys shared by all users of one id, or need often exploited parts of the kernel. Sockets are of families UNIX, INET and INET6, and have no filters: what the kernel keeps for netlink and for filters
-counts for no sandbox. `clone` makes no namespaces.
+processes, use keys shared by all users of one id, or need often exploited parts of the kernel. Sockets are UNIX, INET and INET6
+and have no filters: no sandbox is charged for the kernel's memory of netlink and filters. `clone` makes no namespaces.
 
-What fills kernel memory that outlives its program answers what programs are prepared for: attributes of files as if
-the file system had none (ENOTSUP), System V queues and semaphores as if the kernel had none (ENOSYS). So does `clone3`, since its flags lie
-where a filter cannot look, and the C library falls back to `clone`; and any call newer than this list. A call of another
-architecture's numbering ends the program.
+Calls that fill kernel memory beyond their program's life answer as programs expect: attributes of files ENOTSUP, System V
+queues and semaphores ENOSYS. So do newer calls than this list, and `clone3`: a filter cannot see its flags, and the C library
+falls back to `clone`. A call of another architecture's numbering ends the program.
 """
 
 from __future__ import annotations
@@ -87,10 +86,7 @@ def _blocks(*without: int, first: int = 0, size: int = 128) -> Iterator[tuple[in
 _CHECKED: dict[str, tuple[tuple[int, int], list[list[tuple[int, int, int]]]]] = {
     "clone": ((56, 220), [[(0, _NAMESPACES, 0)]]),
     "personality": ((135, 92), [[(0, _INT, value)] for value in (0, 0x8, 0x20000, 0x20008, _INT)]),
-    "socket": (
-        (41, 198),
-        [[(0, _INT, family)] for family in (_UNIX, _INET, _INET6)],
-    ),
+    "socket": ((41, 198), [[(0, _INT, family)] for family in (_UNIX, _INET, _INET6)]),
     # Another level than that of the socket itself, or one of its options that is no filter: each alternative is a block of
     # numbers with the same upper bits.
     "setsockopt": (
@@ -126,12 +122,12 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 @cache
 def allowed() -> dict[str, tuple[int | None, int | None]]:
     """The calls that are allowed with any arguments, with their numbers on x86_64 and aarch64 (None: not there)."""
-    found = {}
-    for entry in _ALLOWED.split():
-        name, *numbers = entry.split(":")
-        x86_64, aarch64 = (None if number == "-" else int(number) for number in numbers)
-        found[name] = (x86_64, aarch64)
-    return found
+    entries = (entry.split(":") for entry in _ALLOWED.split())
+    return {name: (_number(x86_64), _number(aarch64)) for name, x86_64, aarch64 in entries}
+
+
+def _number(text: str) -> int | None:
+    return None if text == "-" else int(text)
 
 
 @cache
@@ -170,16 +166,11 @@ def program(machine: str | None = None) -> bytes | None:
         steps += [_step(_EQUAL, numbers[column], 0, 1), _step(_RETURN, _ERRNO | answer)]
     for first, last in _ranges(column):
         steps += [_step(_AT_LEAST, first, 0, 2), _step(_ABOVE, last, 1, 0), _step(_RETURN, _ALLOW)]
-    steps += [
-        _step(_ABOVE, LAST, 0, 1),
-        _step(_RETURN, _ERRNO | errno.ENOSYS),
-        _step(_RETURN, _ERRNO | errno.EPERM),
-    ]
+    steps += [_step(_ABOVE, LAST, 0, 1), _step(_RETURN, _ERRNO | errno.ENOSYS), _step(_RETURN, _ERRNO | errno.EPERM)]
     return b"".join(steps)
 
 
 def _alternative(checks: list[tuple[int, int, int]]) -> list[bytes]:
-    """Allow where all checks hold, else go on behind."""
     steps: list[bytes] = []
     for left, (index, mask, value) in zip(range(len(checks) - 1, -1, -1), checks, strict=True):
         steps += [_step(_LOAD, _ARGUMENTS + 8 * index), _step(_AND, mask), _step(_EQUAL, value, 0, 3 * left + 1)]
@@ -187,15 +178,11 @@ def _alternative(checks: list[tuple[int, int, int]]) -> list[bytes]:
 
 
 def _ranges(column: int) -> Iterator[tuple[int, int]]:
-    """The allowed numbers, as first and last of each run of them."""
-    numbers = sorted(number for each in allowed().values() if (number := each[column]) is not None)
-    first = last = numbers[0]
-    for number in numbers[1:]:
-        if number > last + 1:
-            yield first, last
-            first = number
-        last = number
-    yield first, last
+    """First and last of each run of allowed numbers."""
+    numbers = {number for each in allowed().values() if (number := each[column]) is not None}
+    firsts = sorted(number for number in numbers if number - 1 not in numbers)
+    lasts = sorted(number for number in numbers if number + 1 not in numbers)
+    yield from zip(firsts, lasts, strict=True)
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

@@ -1,7 +1,7 @@
 """`acquire`: the choice of a back end, and the pools that all environments of a process share.
 
-`acquire` is what environments call. "auto" takes docker if an engine answers and has the image, else bubblewrap if it
-works. The choice is made once per image and process, and logged with its reason.
+"auto" takes docker if an engine answers and has the image, else bubblewrap if it works. The choice is made once per image and
+process, and logged with its reason.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.core.extensions import ExtensionPoint
 from agentgym.sandbox.api import Sandbox, SandboxError, SandboxSpec
+from agentgym.sandbox.backends import bubblewrap, engine
+from agentgym.sandbox.images import build as images
+from agentgym.sandbox.images import engine_images
 from agentgym.sandbox.pool import Places, SandboxPool
 
 if TYPE_CHECKING:
@@ -44,14 +47,9 @@ _log = logging.getLogger("agentgym.sandbox")
 
 
 class Health:
-    """The health of one back end, asked by any thread.
+    """The health of one back end, asked by any thread. `unbroken_since`: it has run without a restart since then."""
 
-    Args:
-        open: makes a sandbox, and raises SandboxError where it cannot.
-        unbroken_since: whether the back end has run without a restart since a moment of `time.monotonic`.
-    """
-
-    def __init__(self, open: Callable[[], Sandbox], unbroken_since: Callable[[float], bool] = lambda then: True):
+    def __init__(self, open: Callable[[], Sandbox], unbroken_since: Callable[[float], bool]):
         self._open = open
         self._unbroken_since = unbroken_since
         self._asking = threading.Lock()
@@ -89,7 +87,7 @@ class Health:
 
 @dataclass(frozen=True)
 class Choice:
-    """A back end, and why it was taken, to follow "because". For sandboxes of servers its name is their URLs."""
+    """A back end (for sandboxes of servers, their URLs), and why it was taken, to follow "because"."""
 
     name: str
     reason: str
@@ -118,25 +116,23 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 def acquire(spec: SandboxSpec, backend: str | None = None, timeout: float = 110.0) -> Sandbox:
-    """A clean sandbox from the process's pool; `close` gives it back.
+    """A clean sandbox from the process's pool of equal specs; `close` gives it back.
 
     Args:
-        spec: what it is made of. Sandboxes of equal specs share a pool.
         backend: "docker", "bubblewrap", "auto", the URL of a server of sandboxes or several joined by commas, "remote" for
-            what AGENTGYM_SANDBOX_URL says, or None for what AGENTGYM_SANDBOX says, else "auto".
-        timeout: seconds to wait for one while all are in use, or while none can be made. The default is just under what
-            `Limits` gives `init`, so that this error, which says why, comes first.
+            those of AGENTGYM_SANDBOX_URL, or None for AGENTGYM_SANDBOX, else "auto".
+        timeout: seconds to wait for one. The default is just under what `Limits` gives `init`, so that this error, which
+            says why, comes first.
 
     Raises:
         SandboxError: no back end can be used here, or there was no sandbox in time; says what failed.
         ValueError: there is no such back end or image.
     """
-    choice = choose(backend, spec.image)
-    return _pool(choice.name, spec).acquire(timeout)
+    return _pool(choose(backend, spec.image).name, spec).acquire(timeout)
 
 
 def choose(backend: str | None = None, image: str = "python") -> Choice:
-    """The back end for an image. Tried once: a choice that succeeded is kept.
+    """The back end for an image; a choice that succeeded is kept.
 
     Raises:
         SandboxError: none can be used here; says what to install or to start.
@@ -161,11 +157,7 @@ def describe(backend: str | None = None, image: str = "python") -> str:
 
 
 def check_backend(name: str, what: str = "sandbox") -> str:
-    """The name of a back end; for "remote", and for servers, their URLs.
-
-    Raises:
-        ValueError: there is no such one; says the nearest valid name.
-    """
+    """The name of a back end; of servers, their URLs. ValueError: there is no such one; says the nearest valid name."""
     if name == "remote" or _is_url(name):
         from agentgym.sandbox.backends.remote import urls_of
 
@@ -180,7 +172,7 @@ def check_backend(name: str, what: str = "sandbox") -> str:
 
 
 def close_pools(timeout: float = 3.0) -> None:
-    """End all sandboxes of this process, and wait for at most `timeout` seconds. Called when the interpreter ends."""
+    """End all sandboxes of this process, and wait at most `timeout` seconds."""
     with _process.lock:
         places = _process.places
         _process.places = None
@@ -190,20 +182,19 @@ def close_pools(timeout: float = 3.0) -> None:
 
 
 def run_label() -> str:
-    """The label of this process's sandboxes: AGENTGYM_RUN, else its process id and the time."""
     return os.environ.get("AGENTGYM_RUN") or f"{os.getpid()}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _try_all(image: str) -> Choice:
     no_docker = _why_not_docker(image)
     if no_docker is None:
-        return Choice("docker", _docker_reason(image))
+        return Choice(
+            "docker", f"the engine at {engine.address()} answers and has the image {images.docker_tag(image)}"
+        )
     no_bubblewrap = _why_not_bubblewrap(image)
     if no_bubblewrap is None:
         return Choice("bubblewrap", f"it works here and docker does not: {no_docker}")
-    from agentgym.sandbox.images import build as images
-
-    todo = f"start a Docker Engine and run `{_docker_todo(image)}`"
+    todo = f"start a Docker Engine and run `{images.docker_command(image)}`"
     if not images.is_reference(image):
         todo = f"install bubblewrap (apt install bubblewrap), or {todo}"
     raise SandboxError(f"no sandbox for programs: {todo}. docker: {no_docker}; bubblewrap: {no_bubblewrap}")
@@ -227,44 +218,16 @@ def _try_one(name: str, image: str, source: str) -> Choice:
 
 
 def _why_not_docker(image: str) -> str | None:
-    from agentgym.sandbox.backends import engine
-    from agentgym.sandbox.images import engine_images
-
-    tag = _docker_tag(image)
+    tag = images.docker_tag(image)
     try:
         there = engine_images.way_of(engine.client(ENGINE_SECONDS), tag) is not None
     except SandboxError as error:
         return str(error)
-    return None if there else f"the engine at {engine.address()} has no image {tag}: run `{_docker_todo(image)}`"
-
-
-def _docker_reason(image: str) -> str:
-    from agentgym.sandbox.backends import engine
-
-    return f"the engine at {engine.address()} answers and has the image {_docker_tag(image)}"
-
-
-def _docker_tag(image: str) -> str:
-    from agentgym.sandbox.images import build as images
-
-    return image if images.is_reference(image) else images.image_tag(image)
-
-
-def _docker_todo(image: str) -> str:
-    """The command that gives an engine an image."""
-    from agentgym.sandbox.images import build as images
-
-    return f"docker pull {image}" if images.is_reference(image) else f"agentgym sandbox build {image}"
-
-
-def _is_url(name: str) -> bool:
-    return name.startswith(("http://", "https://"))
+    todo = f"the engine at {engine.address()} has no image {tag}: run `{images.docker_command(image)}`"
+    return None if there else todo
 
 
 def _why_not_bubblewrap(image: str) -> str | None:
-    from agentgym.sandbox.backends import bubblewrap
-    from agentgym.sandbox.images import build as images
-
     if images.is_reference(image):
         return f"it has no Docker images such as {image}"
     images.recipe(image)
@@ -279,6 +242,10 @@ def _why_not_bubblewrap(image: str) -> str | None:
     return None
 
 
+def _is_url(name: str) -> bool:
+    return name.startswith(("http://", "https://"))
+
+
 def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
     key = (name, *((k, tuple(sorted(v.items())) if k == "env" else v) for k, v in vars(spec).items()))
     with _process.lock:
@@ -289,32 +256,24 @@ def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
         if key not in _process.pools:
             open_one, run = opener(name), run_label()
             probe = replace(spec, start_timeout=PROBE_SECONDS)
+            unbroken_since = engine.unbroken_since if name == "docker" else lambda then: True
             _process.pools[key] = SandboxPool(
                 lambda: open_one(spec, run),
                 _process.places,
                 name=f"{name} {spec.image!r}",
                 idle_seconds=REMOTE_IDLE_SECONDS if _is_url(name) else IDLE_SECONDS,
-                up_since=_health(name, lambda: open_one(probe, run)).up_since,
+                up_since=Health(lambda: open_one(probe, run), unbroken_since).up_since,
             )
         return _process.pools[key]
 
 
 def opener(name: str) -> Callable[[SandboxSpec, str], GuestSandbox]:
-    """The function that opens a sandbox on a back end, from its settings and the run's label."""
     if _is_url(name):
         from agentgym.sandbox.backends.remote import open_remote
 
         return partial(open_remote, name)
     opens: Callable[[SandboxSpec, str], GuestSandbox] = BACKENDS.load(name)
     return opens
-
-
-def _health(name: str, open: Callable[[], GuestSandbox]) -> Health:
-    if name != "docker":
-        return Health(open)
-    from agentgym.sandbox.backends import engine
-
-    return Health(open, engine.unbroken_since)
 
 
 def _limit() -> int:
@@ -325,7 +284,6 @@ def _limit() -> int:
 
 
 def remove_dead() -> None:
-    """Remove what processes that have died left behind."""
     from agentgym.sandbox.cleanup import cleanup
 
     try:

@@ -1,4 +1,4 @@
-"""Calls to the guest of a sandbox: frames over any stream, each with a deadline."""
+"""Calls to the guest of a sandbox: frames over a socket, each with a deadline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from agentgym.sandbox.api import SandboxError
 
@@ -21,69 +21,78 @@ LARGEST_FRAME = 64 << 20  # bytes; a guest that claims more is not ours any more
 Header = dict[str, Any]
 
 
-class Stream(Protocol):
-    """Bytes to and from the guest's standard input and output.
+class GuestRpc:
+    """Remote procedure calls to a guest, one at a time. A failure closes it: later bytes could answer the failed call.
 
-    `close` may be called from another thread, and ends a `send` or `receive` that waits there.
+    `name` is the sandbox's, for errors. Calls after `close`, which any thread may call twice, raise SandboxError.
     """
 
-    def send(self, data: bytes, timeout: float) -> None:
-        """Send all of `data`. TimeoutError after `timeout` seconds, OSError if the other side is gone."""
-        ...
+    failures: tuple[type[Exception], ...] = (OSError, EOFError, ValueError)
 
-    def receive(self, timeout: float) -> bytes:
-        """At least one byte; none at the end of the stream. TimeoutError after `timeout` seconds, OSError as above."""
-        ...
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive = True
 
-    def close(self) -> None:
-        """End the stream: the guest sees the end of its standard input. May be called twice."""
-        ...
-
-
-class GuestRpc(Protocol):
-    """Remote procedure calls to a guest: one at a time, each with its answers. A failure closes the channel."""
-
-    alive: bool
+    def call(self, header: Header, payload: bytes = b"", *, timeout: float) -> tuple[Header, bytes]:
+        """Send a call and wait for its answer: header and bytes. SandboxError if the guest is gone or late."""
+        self.send(header, payload, timeout=timeout)
+        return self.answer(header["do"], timeout=timeout)
 
     def send(self, header: Header, payload: bytes = b"", *, timeout: float) -> None:
-        """Send a call, whose answer, or answers, `answer` returns."""
-        ...
+        raise NotImplementedError
 
     def answer(self, call: str, *, timeout: float) -> tuple[Header, bytes]:
-        """The next answer to `call`: its header and its bytes.
-
-        Raises:
-            SandboxError: the guest is gone, or has not answered within `timeout` seconds.
-        """
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
-        """End it; calls then raise SandboxError. May be called twice, and from another thread."""
-        ...
+        raise NotImplementedError
+
+    def failed(self, what: str, error: Exception) -> SandboxError:
+        return SandboxError(f"{what}: {error}")
+
+    def guarded(self, call: str, timeout: float, act: Callable[[float], Any]) -> Any:
+        """Run a part of a call, given its deadline by `time.monotonic`."""
+        if not self.alive:
+            raise SandboxError(f"sandbox {self.name} is closed: cannot call {call!r}")
+        try:
+            return act(time.monotonic() + timeout)
+        except TimeoutError:
+            self.close()
+            raise SandboxError(f"sandbox {self.name} did not answer {call!r} within {timeout:.1f} s") from None
+        except SandboxError:
+            raise
+        except self.failures as error:
+            if not self.alive:
+                raise SandboxError(f"sandbox {self.name} was closed during {call!r}") from error
+            self.close()
+            raise self.failed(f"sandbox {self.name} failed in {call!r}", error) from error
+        except BaseException:  # interrupted half way
+            self.close()
+            raise
 
 
 class SocketStream:
-    """A stream over one end of a connected socket."""
+    """Bytes to and from the guest over a connected socket. `close` from another thread ends a waiting `send` or `receive`."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._pid = os.getpid()
         self._in_use = threading.RLock()  # while a thread waits in the kernel for this socket
 
-    def send(self, data: bytes, timeout: float) -> None:
-        """See `Stream.send`."""
+    def send(self, data: bytes, until: float) -> None:
+        """Send all of `data`. TimeoutError after `until`, OSError if the other side is gone."""
         with self._in_use:
-            self._socket.settimeout(max(timeout, 0.001))
+            self._socket.settimeout(max(until - time.monotonic(), 0.001))
             self._socket.sendall(data)
 
-    def receive(self, timeout: float) -> bytes:
-        """See `Stream.receive`."""
+    def receive(self, until: float) -> bytes:
+        """At least one byte; none at the end. Raises as `send`."""
         with self._in_use:
-            self._socket.settimeout(max(timeout, 0.001))
+            self._socket.settimeout(max(until - time.monotonic(), 0.001))
             return self._socket.recv(CHUNK)
 
     def close(self) -> None:
-        """End it. In a forked child this only lets go: the sandbox is the parent's."""
+        """End the stream. In a forked child this only lets go: the sandbox is the parent's."""
         if os.getpid() != self._pid:  # the lock may be held for ever by a thread that is not here
             self._socket.close()
             return
@@ -99,44 +108,30 @@ class SocketStream:
                 self._in_use.release()
 
 
-class Channel:
-    """One call at a time over a stream. After a failure it is closed: what comes next could belong to the last call."""
+class Channel(GuestRpc):
+    """Calls over a stream. `reason` says what the back end knows about a lost guest."""
 
-    def __init__(self, stream: Stream, name: str, reason: Callable[[], str] | None = None) -> None:
-        """`name` says whose it is; `reason` is asked, once the guest is gone, for what the back end knows about it."""
-        self.name = name
-        self.alive = True
+    def __init__(self, stream: SocketStream, name: str, reason: Callable[[], str] = lambda: "") -> None:
+        super().__init__(name)
         self._stream = stream
         self._reason = reason
         self._received = bytearray()
 
-    def begin(self, data: bytes, *, timeout: float) -> None:
-        """Send the guest what comes before the first frame."""
-        self._guarded("begin", timeout, lambda until: self._stream.send(data, until - time.monotonic()))
-
-    def call(self, header: Header, payload: bytes = b"", *, timeout: float) -> tuple[Header, bytes]:
-        """Send one call and wait for its answer: its header and its bytes.
-
-        Raises:
-            SandboxError: the guest is gone, or has not answered within `timeout` seconds.
-        """
-        self.send(header, payload, timeout=timeout)
-        return self.answer(header["do"], timeout=timeout)
-
     def send(self, header: Header, payload: bytes = b"", *, timeout: float) -> None:
-        """Send a call, whose answer, or answers, `answer` returns."""
         text = json.dumps(header).encode()
         frame = struct.pack(">II", len(text), len(payload)) + text + payload
-        self._guarded(header["do"], timeout, lambda until: self._stream.send(frame, until - time.monotonic()))
+        self.guarded(header["do"], timeout, lambda until: self._stream.send(frame, until))
 
     def answer(self, call: str, *, timeout: float) -> tuple[Header, bytes]:
-        """The next answer to `call`."""
-        return self._guarded(call, timeout, self._frame)
+        return self.guarded(call, timeout, self._frame)
 
     def close(self) -> None:
-        """End the stream; calls then raise SandboxError. May be called twice."""
         self.alive = False
         self._stream.close()
+
+    def failed(self, what: str, error: Exception) -> SandboxError:
+        known = self._reason()
+        return SandboxError(f"{what}: {error}{known and '; ' + known}")
 
     def _frame(self, until: float) -> tuple[Header, bytes]:
         head, body = struct.unpack(">II", self._take(8, until))
@@ -147,28 +142,10 @@ class Channel:
 
     def _take(self, size: int, until: float) -> bytes:
         while len(self._received) < size:
-            data = self._stream.receive(until - time.monotonic())
+            data = self._stream.receive(until)
             if not data:
                 raise EOFError("its guest has ended")
             self._received += data
         data = bytes(self._received[:size])
         del self._received[:size]
         return data
-
-    def _guarded(self, call: str, timeout: float, act: Callable[[float], Any]) -> Any:
-        if not self.alive:
-            raise SandboxError(f"sandbox {self.name} is closed: cannot call {call!r}")
-        try:
-            return act(time.monotonic() + timeout)
-        except TimeoutError:
-            self.close()
-            raise SandboxError(f"sandbox {self.name} did not answer {call!r} within {timeout:.1f} s") from None
-        except (OSError, EOFError, ValueError) as error:
-            if not self.alive:
-                raise SandboxError(f"sandbox {self.name} was closed during {call!r}") from error
-            self.close()
-            known = self._reason() if self._reason is not None else ""
-            raise SandboxError(f"sandbox {self.name} failed in {call!r}: {error}{known and '; ' + known}") from error
-        except BaseException:  # interrupted half way: the rest of the answer would be taken for the next call's
-            self.close()
-            raise

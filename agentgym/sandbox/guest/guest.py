@@ -1,16 +1,14 @@
 """The first process of every sandbox: it starts programs, feeds and watches them, and ends them when their time is up.
 
-The host sends it as the source of `python3 -I -S -c`, so it uses the standard library only and imports little. It must be
-process 1 of its own process namespace: `kill(-1)` is how it ends everything else, and its own end is the sandbox's end.
-It ends when its standard input does, or when `idle_timeout` seconds pass without a call.
+The host sends it as source, so it uses the standard library only and imports little. It must be process 1 of its process
+namespace: `kill(-1)` ends everything else, and its own end is the sandbox's. It ends when its standard input does, or after
+`idle_timeout` seconds without a call.
 
-A frame on its standard input or output is two lengths (4 bytes each, big endian), a JSON header, and raw bytes. The host
-sends one call and waits for its answer. Programs run with a user id that the host chose, and so does every file access
-except the writing of `/private`; where the sandbox has one user id only, everything runs with that.
+A frame is two lengths (4 bytes each, big endian), a JSON header, and raw bytes. Programs and all file accesses, except writes
+to `/private`, have a user id that the host chose; with one user id only, everything has that.
 
-A session carries a tag that it cannot shed and that all its descendants inherit: a supplementary group, or, with one user
-id, a hard limit on real-time processor time, which no program here can use. So it is known what to kill when one session
-of several ends, or when a command ends beside a session.
+A session has a tag that all its descendants inherit and cannot shed: a supplementary group, or, with one user id, a hard limit
+on real-time processor time, which no program here can use. It tells what to kill when a session or a command ends.
 """
 
 from __future__ import annotations
@@ -18,13 +16,14 @@ from __future__ import annotations
 import errno
 import json
 import os
-import select
 import signal
 import stat
 import struct
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from selectors import EVENT_READ, PollSelector
 
 from agentgym.sandbox.guest.guest_files import GuestPath, Upload, content, empty, restore
 from agentgym.sandbox.guest.guest_programs import (
@@ -32,9 +31,6 @@ from agentgym.sandbox.guest.guest_programs import (
     FIRST_TAG,
     TWO_USERS,
     AsProgram,
-    Input,
-    Loop,
-    Output,
     Process,
     Replies,
     Spoiled,
@@ -47,6 +43,7 @@ from agentgym.sandbox.guest.guest_programs import (
     send_signal,
     shared_memory,
     start,
+    turn,
 )
 
 GRACE = 1.0  # seconds that a session has to answer an interrupt
@@ -62,14 +59,14 @@ PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 
 
 class Unkillable(Exception):
-    """Something goes on that a killed program should not: the sandbox is of no use any more."""
+    """Something runs on after it was killed: the sandbox is useless."""
 
 
 class Guest:
     """Answers the host's calls, one after another. A call `x` is the method `do_x`."""
 
     def __init__(self) -> None:
-        self.loop = Loop()
+        self.loop = PollSelector()
         self.received = bytearray()
         self.mains: dict[int, Process] = {}  # by process id, those that a caller waits for
         self.sessions: dict[int, Process] = {}  # by tag
@@ -83,25 +80,21 @@ class Guest:
         self.ran = False  # whether a program has run since the last reset
         self.upload: Upload | None = None  # a file of which parts are missing
         self.folders = {folder: stat.S_IMODE(os.stat(folder).st_mode) for folder in EMPTIED if os.path.isdir(folder)}
-        self.loop.add(0, select.POLLIN, self.receive)
+        self.loop.register(0, EVENT_READ, self.receive)
         wake, waker = os.pipe()
         os.set_blocking(wake, False)
         os.set_blocking(waker, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        self.loop.add(wake, select.POLLIN, lambda: (os.read(wake, 512), self.reap()))
-
-    # frames
+        self.loop.register(wake, EVENT_READ, lambda: (os.read(wake, 512), self.reap()))
 
     def receive(self) -> None:
-        """Take what the host has sent. The end of it is the end of the guest."""
         data = os.read(0, CHUNK)
         if not data:
             os._exit(0)
         self.received += data
 
     def call(self) -> tuple[dict, bytes]:
-        """The host's next call: its header and its bytes."""
         until = time.monotonic() + self.idle_timeout
         while True:
             if len(self.received) >= 8:
@@ -113,17 +106,15 @@ class Guest:
                     return header, payload
             if time.monotonic() > until:
                 os._exit(0)
-            self.loop.turn(until)
+            turn(self.loop, until)
 
     def answer(self, header: dict, *payload: bytes) -> None:
-        """Send the host a frame."""
         text = json.dumps(header).encode()
         data = memoryview(b"".join((struct.pack(">II", len(text), sum(map(len, payload))), text, *payload)))
         while data:
             data = data[os.write(1, data) :]
 
     def serve(self) -> None:
-        """Answer calls for ever; a failure is an answer too."""
         while True:
             header, payload = self.call()
             try:
@@ -136,8 +127,6 @@ class Guest:
                 self.answer({"spoiled": str(error)})
             except Unkillable as error:
                 self.answer({"broken": str(error)})
-
-    # processes
 
     def reap(self) -> bool:
         """Collect what has ended. False if no process but the guest is left."""
@@ -154,12 +143,7 @@ class Guest:
                 process.code = code if code >= 0 else 128 - code
 
     def start(self, argv: list[str], env: dict[str, str], cwd: str, stdin: bytes, form: str, tag: int) -> Process:
-        """Start a program. Where no process can be had for it, what no session has started is killed first.
-
-        Raises:
-            OSError: it cannot be run; EAGAIN or ENOMEM: sessions have all processes.
-            Spoiled: no process is available, and no session holds too many.
-        """
+        """Start a program; if there is no process for it, first kill everything that no session has started."""
         self.ran = True
         until = time.monotonic() + FORK_PATIENCE
         while True:
@@ -169,14 +153,13 @@ class Guest:
                 if error.errno not in NO_PROCESS:
                     raise
                 self.kill_leftovers()
-                if time.monotonic() > until and self.sessions:
-                    raise
                 if time.monotonic() > until:
+                    if self.sessions:
+                        raise
                     raise Spoiled(error.strerror) from error
-            self.loop.turn(time.monotonic() + 0.02)
+            turn(self.loop, time.monotonic() + 0.02)
 
     def launch(self, argv: list[str], env: dict[str, str], cwd: str, stdin: bytes, form: str, tag: int) -> Process:
-        """Start a program with its own pipes."""
         made = pipes(4 if form else 3)
         ours = [write if not number else read for number, (read, write) in enumerate(made)]
         theirs = [read if not number else write for number, (read, write) in enumerate(made)]
@@ -189,14 +172,7 @@ class Guest:
         finally:
             for fd in theirs:
                 os.close(fd)
-        process = Process(
-            pid,
-            tag,
-            Input(self.loop, ours[0], held=bool(form)),
-            Output(self.loop, ours[1], self.limit),
-            Output(self.loop, ours[2], self.limit),
-            Replies(self.loop, ours[3], form) if form else None,
-        )
+        process = Process(self.loop, pid, ours, self.limit, form)
         self.mains[pid] = process
         process.input.feed(stdin)
         return process
@@ -226,26 +202,21 @@ class Guest:
             session.close()
         self.sessions.clear()
         while True:
-            try:
-                with AsProgram():
-                    os.kill(-1, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            send_signal(-1, signal.SIGKILL)
             if not self.reap():
                 return
             if time.monotonic() > until:
                 raise Unkillable("some programs cannot be killed")
-            self.loop.turn(time.monotonic() + 0.02)
+            turn(self.loop, time.monotonic() + 0.02)
 
     def kill_leftovers(self) -> None:
-        """Kill what no session has started."""
+        """Kill everything that no session has started."""
         if self.sessions:
             self.kill(lambda tag: tag not in self.sessions)
         elif self.reap():
             self.kill_all()
 
     def oom_kills(self) -> int:
-        """The number of programs that the kernel killed for lack of memory."""
         if not self.counter:
             return 0
         with open(self.counter, "rb") as file:
@@ -254,7 +225,6 @@ class Guest:
     def report(
         self, process: Process, began: float, timed_out: bool, reply: bytes | None = None, ended: bool = True
     ) -> None:
-        """Answer with what a program has left behind."""
         kills = self.oom_kills()
         parts = [bytes(part) for output in (process.out, process.err) for part in (output.head, output.tail)]
         header = {
@@ -269,10 +239,7 @@ class Guest:
         self.killed = kills
         self.answer(header, *parts, reply or b"")
 
-    # calls
-
     def do_hello(self, _: bytes, env: dict[str, str], output: int, idle_timeout: float, limits: dict) -> None:
-        """Take the settings."""
         rules = proc_rules()
         self.env, self.limit, self.idle_timeout, self.limits = env, output, idle_timeout, {**limits, "rules": rules}
         if TWO_USERS:
@@ -281,15 +248,13 @@ class Guest:
         self.answer({**facts, "firm_scores": rules >= 0 or scores_are_final()})
 
     def do_ping(self, _: bytes) -> None:
-        """Give a sign of life."""
         self.answer({})
 
     def do_exec(self, stdin: bytes, argv: list[str], env: dict[str, str], cwd: str, timeout: float) -> None:
-        """Run a program to its end, and kill what it leaves."""
         began = time.monotonic()
         process = self.start(argv, env, cwd, stdin, "", 0)
         while process.code is None and time.monotonic() < began + timeout:
-            self.loop.turn(began + timeout)
+            turn(self.loop, began + timeout)
         timed_out = process.code is None
         self.kill_leftovers()
         process.drain()
@@ -297,7 +262,6 @@ class Guest:
         self.report(process, began, timed_out)
 
     def do_open(self, _: bytes, argv: list[str], env: dict[str, str], form: str) -> None:
-        """Start a session."""
         self.tag += 1
         try:
             self.sessions[self.tag] = self.start(argv, env, ".", b"", form, self.tag)
@@ -308,7 +272,6 @@ class Guest:
         self.answer({"session": self.tag})
 
     def do_step(self, request: bytes, session: int, timeout: float) -> None:
-        """Hand a session a request, and wait for its reply."""
         began = time.monotonic()
         process = self.sessions.get(session)
         if process is None or process.replies is None:
@@ -319,7 +282,8 @@ class Guest:
         reply = self.await_reply(process, process.replies, began + timeout)
         timed_out = reply is None and process.code is None and time.monotonic() >= began + timeout
         if timed_out:
-            self.interrupt(process)
+            with suppress(ProcessLookupError), AsProgram():
+                os.killpg(process.pid, signal.SIGINT)  # as Control-C does in a terminal
             reply = self.await_reply(process, process.replies, time.monotonic() + GRACE)
         if reply is None:
             self.sessions.pop(session)
@@ -331,14 +295,6 @@ class Guest:
         if reply is None:
             process.close()
 
-    def interrupt(self, process: Process) -> None:
-        """Interrupt the program, as Control-C does in a terminal."""
-        try:
-            with AsProgram():
-                os.killpg(process.pid, signal.SIGINT)
-        except ProcessLookupError:
-            return
-
     def await_reply(self, process: Process, replies: Replies, until: float) -> bytes | None:
         """The session's answer; None if it ended instead, or the time is up."""
         try:
@@ -349,13 +305,12 @@ class Guest:
                 reply = replies.take()
                 if reply is not None or ended or time.monotonic() >= until:
                     return reply
-                self.loop.turn(until)
+                turn(self.loop, until)
         except ValueError as error:
             process.err.add(f"{error}\n".encode())
             return None
 
     def do_drop(self, _: bytes, session: int) -> None:
-        """Kill a session."""
         process = self.sessions.pop(session, None)
         if process is not None:
             self.kill(lambda tag: tag == session)
@@ -363,13 +318,11 @@ class Guest:
         self.answer({})
 
     def do_read(self, _: bytes, path: str, limit: int) -> None:
-        """Answer with a file, in parts."""
         for data in content(path, limit):
             self.answer({"more": True}, data)
         self.answer({})
 
     def do_write(self, data: bytes, path: str, mode: int, part: int, last: bool) -> None:
-        """Take one part of a file; with the last it gets its place."""
         if not part:
             self.drop_upload()
             self.upload = Upload(GuestPath(path, self.ran))
@@ -387,31 +340,27 @@ class Guest:
         self.answer({})
 
     def drop_upload(self) -> None:
-        """Forget a file that is not whole."""
         if self.upload is not None:
             self.upload.close()
             self.upload = None
 
     def do_folder(self, _: bytes, path: str) -> None:
-        """Make a folder and those above it."""
         GuestPath(path, self.ran).make()
         self.answer({})
 
     def do_reset(self, _: bytes) -> None:
-        """Kill everything and empty the folders; says what could not be removed."""
         self.kill_all()
         self.drop_upload()
         with AsProgram():
             remove_shared_memory()
         for folder, mode in self.folders.items():
-            if folder == "/private":
-                empty(folder)
-                continue
-            with AsProgram():
-                restore(folder, mode)
+            with AsProgram(folder != "/private"):
+                if folder != "/private":
+                    restore(folder, mode)
                 empty(folder)
         self.killed = self.oom_kills()
-        left = [f"{folder}/{name}" for folder in self.folders for name in os.listdir(folder)] + shared_memory()
+        left = [f"{folder}/{name}" for folder in self.folders for name in os.listdir(folder)]
+        left += [f"{kind} {number}" for kind, number in shared_memory()]
         self.ran = bool(left)
         self.answer({"left": left[:10]})
 
@@ -426,23 +375,15 @@ def harden() -> None:
             raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
-def drop_unused_segments() -> None:
-    """Free System V segments with the last program that uses them; without that right, `reset` removes them."""
-    try:
-        with open("/proc/sys/kernel/shm_rmid_forced", "w") as file:
-            file.write("1")
-    except OSError:
-        return
-
-
 def main() -> None:
-    """Serve the host on standard input and output."""
     if os.getpid() != 1:
         sys.exit("the guest must be process 1 of a process namespace of its own")
     os.umask(0o022)
     default_signals()
     harden()
-    drop_unused_segments()
+    # System V segments go with the last program that uses them; without this right, `reset` removes them.
+    with suppress(OSError), open("/proc/sys/kernel/shm_rmid_forced", "w") as file:
+        file.write("1")
     reserved = os.open("/dev/null", os.O_RDONLY)  # descriptor 3 is a session's: no pipe of ours may take it
     if reserved != 3:
         os.dup2(reserved, 3, inheritable=False)

@@ -10,6 +10,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 from agentgym.sandbox.guest.guest_programs import CHUNK, TWO_USERS, AsProgram, Spoiled
 
@@ -22,13 +23,8 @@ HOSTS_OWN = (errno.ENAMETOOLONG, errno.EINVAL)  # the host chose a name that can
 class GuestPath:
     """A path that the host asks for, opened folder by folder so that no link is followed.
 
-    Attributes:
-        path: the whole path.
-        root: the folder of `ROOTS` that it is in.
-        names: of the folders from there down to it, and its own.
-        rights: whose rights hold there: under /private the guest's.
-        forced: whether programs may have changed what is there. Then what lies in the way is replaced: a file, a link or a
-            folder in the place of another kind, and modes that forbid it.
+    `forced`: programs may have changed what is there. Then obstacles are replaced: a file, a link or a folder in the place of
+    another kind, and modes that forbid it.
     """
 
     def __init__(self, path: str, ran: bool) -> None:
@@ -41,7 +37,6 @@ class GuestPath:
         self.forced = ran and (self.root != "/private" or not TWO_USERS)
 
     def failed(self, error: OSError) -> Exception:
-        """The exception to raise for an error: `Spoiled` once programs have run."""
         if not self.forced or error.errno in HOSTS_OWN:
             return error
         return Spoiled(f"{self.path} cannot be written where programs have run: {error.strerror or error}")
@@ -68,7 +63,6 @@ class GuestPath:
         return fd
 
     def make(self) -> None:
-        """Make the folder."""
         try:
             with self.rights:
                 os.close(self.folder(self.names))
@@ -77,7 +71,7 @@ class GuestPath:
 
 
 class Upload:
-    """A file that arrives in parts. It has no name, and so is nothing that a program can find, until it is whole."""
+    """A file that arrives in parts. It has no name, so no program can find it, until it is whole."""
 
     def __init__(self, place: GuestPath) -> None:
         self.place = place
@@ -93,7 +87,6 @@ class Upload:
             raise place.failed(error) from error
 
     def add(self, data: bytes) -> None:
-        """Write the next part."""
         view = memoryview(data)
         try:
             while view:
@@ -102,7 +95,6 @@ class Upload:
             raise self.place.failed(error) from error
 
     def finish(self, mode: int) -> None:
-        """Move it into place atomically, replacing what is there."""
         name, fresh = self.place.names[-1], f".{os.urandom(8).hex()}.part"
         try:
             with self.place.rights:
@@ -119,7 +111,6 @@ class Upload:
             raise self.place.failed(error) from error
 
     def close(self) -> None:
-        """Let go of it; what has no name by then is gone."""
         for fd in (self.file, self.folder):
             if fd >= 0:
                 os.close(fd)
@@ -127,7 +118,7 @@ class Upload:
 
 
 def content(path: str, limit: int) -> Iterator[bytes]:
-    """A file's content in chunks, read with the programs' rights. ValueError if it is not a regular file, or over the limit."""
+    """A file's content in chunks, read with the programs' rights."""
     with AsProgram():
         try:
             fd = os.open(os.path.join("/workspace", path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -153,21 +144,16 @@ def content(path: str, limit: int) -> Iterator[bytes]:
 
 def enter_folder(name: str, fd: int) -> int:
     """A descriptor of the folder `name` in another; anything else of that name is replaced by a folder."""
-    try:
-        found = os.lstat(name, dir_fd=fd)
-    except FileNotFoundError:
-        os.mkdir(name, 0o755, dir_fd=fd)
-    else:
-        if not stat.S_ISDIR(found.st_mode):
+    if not is_folder(name, fd):
+        with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=fd)
-            os.mkdir(name, 0o755, dir_fd=fd)
-        elif found.st_mode & 0o700 != 0o700:
-            os.chmod(name, stat.S_IMODE(found.st_mode) | 0o700, dir_fd=fd)
+        os.mkdir(name, 0o755, dir_fd=fd)
+    elif (mode := os.lstat(name, dir_fd=fd).st_mode) & 0o700 != 0o700:
+        os.chmod(name, stat.S_IMODE(mode) | 0o700, dir_fd=fd)
     return os.open(name, FOLDER, dir_fd=fd)
 
 
 def is_folder(name: str, fd: int) -> bool:
-    """True if a name in a folder is a folder and not a link to one."""
     try:
         return stat.S_ISDIR(os.lstat(name, dir_fd=fd).st_mode)
     except FileNotFoundError:
@@ -190,7 +176,6 @@ def restore(folder: str, mode: int) -> None:
 
 
 def remove_folder(name: str, fd: int) -> None:
-    """Remove a folder of another with all in it."""
     os.chmod(name, 0o700, dir_fd=fd)
     empty(name, fd)
     os.rmdir(name, dir_fd=fd)
@@ -223,7 +208,7 @@ def empty(folder: str, dir_fd: int | None = None) -> None:
 
 
 def remove_entries(fd: int, until: float) -> list[str]:
-    """Remove the files and the empty folders of a folder; the names of its other folders."""
+    """Remove a folder's files and empty folders; returns the names of its other folders."""
     left = []
     with os.scandir(fd) as entries:
         for entry in entries:

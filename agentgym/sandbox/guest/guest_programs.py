@@ -14,7 +14,9 @@ import struct
 import sys
 import time
 import warnings  # noqa: F401 - os.execvpe would import it in every child
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
+from selectors import EVENT_READ, EVENT_WRITE, PollSelector
 
 GROUP_ID = 65534
 TWO_USERS = os.getuid() == 0  # else guest and programs are one user, and files have the same owner
@@ -24,25 +26,19 @@ PIPE_CHUNKS = 4  # what a pipe can hold at most: a program may enlarge it to thi
 REPLY_LIMIT = 16 << 20
 IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)  # by the guest, which gets an error instead
 START_PATIENCE = 10.0  # seconds in which a program must have started
-THREADS = (
-    17  # in /proc/PID/stat, counted from the state on: how many threads it has, with one that is not yet collected
-)
-# The numbers of its calls are the same on all machines.
+THREADS = 17  # in /proc/PID/stat, counted from the state on: the number of threads, with one that is not yet collected
+# Landlock's calls have the same numbers on all machines.
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 LANDLOCK_WRITE_FILE, LANDLOCK_REFER = 1 << 1, 1 << 13
 CAP_SYS_RESOURCE = 24
 
 
 class Spoiled(Exception):
-    """Programs have brought the sandbox into a state in which a call cannot be done; `reset` ends that state."""
+    """Programs brought the sandbox into a state in which a call cannot be done; `reset` ends that state."""
 
 
 class AsProgram:
-    """For a while, the rights of the programs; `wanted` is False where it is not to be so after all.
-
-    Attributes:
-        user: the programs' user id, of this sandbox alone where the host said one.
-    """
+    """For a while, the rights of the programs, if `wanted`. `user` is their user id, this sandbox's own if the host chose one."""
 
     user = GROUP_ID if TWO_USERS else os.getuid()
 
@@ -61,7 +57,7 @@ class AsProgram:
 
 
 def pipes(number: int) -> list[tuple[int, int]]:
-    """Pipes that count for the programs' user, whose real user id the kernel looks at: programs may enlarge them."""
+    """Pipes that are charged to the programs' user, by the real user id: programs may enlarge them."""
     made: list[tuple[int, int]] = []
     try:
         if TWO_USERS:
@@ -77,44 +73,26 @@ def pipes(number: int) -> list[tuple[int, int]]:
     return made
 
 
-class Loop:
-    """An event loop: functions that are called when their descriptor is ready."""
-
-    def __init__(self) -> None:
-        self.poll = select.poll()
-        self.ready: dict[int, Callable[[], object]] = {}
-
-    def add(self, fd: int, events: int, call: Callable[[], object]) -> None:
-        """Call when one of `events` is there."""
-        self.poll.register(fd, events)
-        self.ready[fd] = call
-
-    def drop(self, fd: int) -> None:
-        """Forget a descriptor, if it is known."""
-        if self.ready.pop(fd, None) is not None:
-            self.poll.unregister(fd)
-
-    def turn(self, until: float) -> None:
-        """Wait for something to happen, at most to `until`, and handle it."""
-        wait = min(max(0.0, until - time.monotonic()), 3600.0)
-        for fd, _ in self.poll.poll(int(wait * 1000) + 1):
-            call = self.ready.get(fd)
-            if call is not None:
-                call()
+def turn(loop: PollSelector, until: float) -> None:
+    """Wait for a descriptor to be ready, at most to `until`, and call the functions of all that are."""
+    for key, _ in loop.select(min(max(0.001, until - time.monotonic()), 3600.0)):
+        if loop.get_map().get(key.fd) is key:  # else one before it has closed it
+            key.data()
 
 
 class Pipe:
-    """The guest's end of a program's pipe."""
-
-    def __init__(self, loop: Loop, fd: int) -> None:
+    def __init__(self, loop: PollSelector, fd: int) -> None:
         self.loop = loop
         self.fd = fd
         os.set_blocking(fd, False)
 
+    def ignore(self) -> None:
+        with suppress(KeyError):
+            self.loop.unregister(self.fd)
+
     def close(self) -> None:
-        """Close it, once."""
         if self.fd >= 0:
-            self.loop.drop(self.fd)
+            self.ignore()
             os.close(self.fd)
             self.fd = -1
 
@@ -122,20 +100,18 @@ class Pipe:
 class Output(Pipe):
     """The output of a program: its first and last bytes, `limit` in all, so that an endless stream takes no memory."""
 
-    def __init__(self, loop: Loop, fd: int, limit: int) -> None:
+    def __init__(self, loop: PollSelector, fd: int, limit: int) -> None:
         super().__init__(loop, fd)
         self.limit = limit
         self.clear()
-        loop.add(fd, select.POLLIN, self.receive)
+        loop.register(fd, EVENT_READ, self.receive)
 
     def clear(self) -> None:
-        """Begin anew."""
         self.head = bytearray()
         self.tail = bytearray()
         self.left_out = 0
 
     def receive(self) -> bool:
-        """Take what is there, at most a chunk. False if there was nothing."""
         if self.fd < 0:
             return False
         try:
@@ -149,7 +125,6 @@ class Output(Pipe):
         return bool(data)
 
     def add(self, data: bytes) -> None:
-        """Keep of `data` what there is room for."""
         room = max(0, self.limit // 2 - len(self.head))
         self.head += data[:room]
         self.tail += data[room:]
@@ -168,12 +143,11 @@ class Output(Pipe):
 class Replies(Output):
     """The answers of a session on descriptor 3: a length and as many bytes ("frame"), or bytes and a zero byte ("zero")."""
 
-    def __init__(self, loop: Loop, fd: int, form: str) -> None:
+    def __init__(self, loop: PollSelector, fd: int, form: str) -> None:
         self.form = form
         super().__init__(loop, fd, 0)
 
     def clear(self) -> None:
-        """Begin anew."""
         self.data = bytearray()
 
     def add(self, data: bytes) -> None:
@@ -181,42 +155,36 @@ class Replies(Output):
         self.data += data[: max(REPLY_LIMIT + 8 - len(self.data), 0)]
 
     def take(self) -> bytes | None:
-        """The answer, None while it is not all there. ValueError if it is over the limit."""
+        """The answer, None while it is not all there."""
         if self.form == "zero":
-            size, begin = self.data.find(0), 0
-            self.check(len(self.data))
+            size, begin, most = self.data.find(0), 0, len(self.data)
         elif len(self.data) >= 4:
             size, begin = int.from_bytes(self.data[:4], "big"), 4
-            self.check(size)
+            most = size
         else:
             return None
+        if most > REPLY_LIMIT:
+            raise ValueError(f"a reply of {most} bytes: at most {REPLY_LIMIT}")
         return bytes(self.data[begin : begin + size]) if 0 <= size <= len(self.data) - begin else None
-
-    def check(self, size: int) -> None:
-        """ValueError if a reply is longer than any may be."""
-        if size > REPLY_LIMIT:
-            raise ValueError(f"a reply of {size} bytes: at most {REPLY_LIMIT}")
 
 
 class Input(Pipe):
     """A program's standard input, written as fast as the program takes it, and closed then unless it is held."""
 
-    def __init__(self, loop: Loop, fd: int, held: bool) -> None:
+    def __init__(self, loop: PollSelector, fd: int, held: bool) -> None:
         super().__init__(loop, fd)
         self.held = held
         self.unsent = memoryview(b"")
 
     def feed(self, data: bytes) -> None:
-        """Write `data`, now and as the program takes it."""
         if self.fd < 0:
             return
-        if self.fd not in self.loop.ready:
-            self.loop.add(self.fd, select.POLLOUT, self.send)
+        if self.fd not in self.loop.get_map():
+            self.loop.register(self.fd, EVENT_WRITE, self.send)
         self.unsent = memoryview(data)
         self.send()
 
     def send(self) -> None:
-        """Write what fits."""
         try:
             self.unsent = self.unsent[os.write(self.fd, self.unsent[:CHUNK]) :]
         except BlockingIOError:
@@ -224,30 +192,25 @@ class Input(Pipe):
         except OSError:  # the program has closed it
             self.unsent = memoryview(b"")
         if not self.unsent:
-            self.loop.drop(self.fd)
+            self.ignore()
             if not self.held:
                 self.close()
 
 
 class Process:
-    """A started program, its pipes, and how it ended: None while it has not."""
-
-    def __init__(self, pid: int, tag: int, stdin: Input, out: Output, err: Output, replies: Replies | None) -> None:
+    def __init__(self, loop: PollSelector, pid: int, fds: list[int], limit: int, form: str) -> None:
         self.pid = pid
-        self.tag = tag
-        self.input = stdin
-        self.out = out
-        self.err = err
-        self.replies = replies
+        self.input = Input(loop, fds[0], held=bool(form))
+        self.out = Output(loop, fds[1], limit)
+        self.err = Output(loop, fds[2], limit)
+        self.replies = Replies(loop, fds[3], form) if form else None
         self.code: int | None = None
 
     def drain(self) -> None:
-        """Take what is left in both outputs."""
         self.out.drain()
         self.err.drain()
 
     def close(self) -> None:
-        """Close the pipes."""
         for pipe in (self.input, self.out, self.err, self.replies):
             if pipe is not None:
                 pipe.close()
@@ -256,9 +219,11 @@ class Process:
 def start(argv: list[str], env: dict[str, str], cwd: str, fds: list[int], tag: int, limits: dict) -> int:
     """Start a program with `fds` as its descriptors 0, 1, 2 ... Its process id; OSError if it could not be started."""
     ready, status = os.pipe()
-    pid = 0
     try:
-        pid = fork()
+        try:
+            pid = os.fork()
+        except BlockingIOError as error:
+            raise OSError(error.errno, "not started: the limit of running programs is reached") from error
         if not pid:
             report = "0"
             try:
@@ -284,16 +249,8 @@ def start(argv: list[str], env: dict[str, str], cwd: str, fds: list[int], tag: i
     return pid
 
 
-def fork() -> int:
-    """As `os.fork`; where there are as many processes as there may be, the error says so."""
-    try:
-        return os.fork()
-    except BlockingIOError as error:
-        raise OSError(error.errno, "not started: the limit of running programs is reached") from error
-
-
 def await_start(pid: int, ready: int) -> str:
-    """Wait until the program has begun; why it has not, or nothing. Another program may stop it before that: it goes on."""
+    """Wait until the program has begun; returns why it has not, or "". It goes on if another program stops it before that."""
     waiting = select.poll()
     waiting.register(ready, select.POLLIN)
     until = time.monotonic() + START_PATIENCE
@@ -307,7 +264,6 @@ def await_start(pid: int, ready: int) -> str:
 
 
 def become(argv: list[str], env: dict[str, str], cwd: str, fds: list[int], tag: int, limits: dict) -> None:
-    """Turn this process, a child of the guest, into the program. Returns only by raising."""
     os.setsid()
     for target, fd in enumerate(fds):
         os.dup2(fd, target, inheritable=True)
@@ -337,7 +293,7 @@ def become(argv: list[str], env: dict[str, str], cwd: str, fds: list[int], tag: 
 
 
 def enter(folder: str) -> None:
-    """Go to a folder, from /workspace on. OSError, never ENOENT, which is for the program that is not there."""
+    """Go to a folder, from /workspace on. OSError, never ENOENT, which means a missing program."""
     try:
         try:
             os.chdir("/workspace")
@@ -350,11 +306,7 @@ def enter(folder: str) -> None:
 
 
 def default_signals() -> None:
-    """Begin with default dispositions and an empty mask, which all programs inherit, whatever the host was started with.
-
-    Under `nohup` SIGINT would be ignored here too, and no shell could be interrupted. Process 1 gets no signal of a default
-    disposition from a program.
-    """
+    """Set defaults, which all programs inherit: `nohup`, for one, makes the host ignore SIGINT."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     for number in IGNORED:
@@ -373,16 +325,14 @@ def die_first() -> None:
 
 
 def proc_rules() -> int:
-    """Rules of Landlock by which nothing under /proc can be written, as a descriptor; -1 where the kernel has none.
+    """Rules of Landlock, as a descriptor, by which programs cannot write under /proc; -1 where the kernel has none.
 
-    So a program cannot take back its `oom_score_adj`, which only `CAP_SYS_RESOURCE` could make final, nor set another's.
+    Else a program could change an `oom_score_adj`, its own included: only `CAP_SYS_RESOURCE` could make that final.
     """
     import ctypes
 
     libc = ctypes.CDLL(None)
-    handled = (
-        LANDLOCK_WRITE_FILE | LANDLOCK_REFER
-    )  # without the second, files could not be moved between folders at all
+    handled = LANDLOCK_WRITE_FILE | LANDLOCK_REFER  # without the second, files could not be moved between folders
     if libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1) < 2:  # version 1 has no such right
         return -1
     rules = libc.syscall(LANDLOCK_CREATE, handled.to_bytes(8, sys.byteorder), ctypes.c_size_t(8), 0)
@@ -400,7 +350,6 @@ def proc_rules() -> int:
 
 
 def keep_out_of_proc(rules: int) -> None:
-    """Bind this process and all that it starts by `proc_rules`."""
     if rules >= 0:
         import ctypes
 
@@ -416,10 +365,7 @@ def scores_are_final() -> bool:
 
 
 def tag_of(pid: str) -> int | None:
-    """The tag that a process has inherited; 0 if it has none, None if the process has ended.
-
-    A process whose first thread has ended looks like one that has ended, and lives while it has other threads.
-    """
+    """The tag that a process has inherited; 0 if it has none, None if the process has ended."""
     name, mark = ("status", b"\nGroups:\t") if TWO_USERS else ("limits", b"\nMax realtime timeout ")
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:
@@ -428,7 +374,8 @@ def tag_of(pid: str) -> int | None:
             fields = file.read().rpartition(b") ")[2].split()
     except OSError:
         return None
-    # The kernel's own count: a list of threads that each start the next and end is old when it is read.
+    # A process whose first thread has ended lives while it has other threads. The kernel's count is exact; a list of threads
+    # that each start the next and end is old when it is read.
     if fields[0] in (b"Z", b"X") and int(fields[THREADS]) <= 1:
         return None
     values = text.partition(mark)[2].partition(b"\n")[0].split()
@@ -437,7 +384,6 @@ def tag_of(pid: str) -> int | None:
 
 
 def programs() -> Iterator[tuple[int, int]]:
-    """Process id and tag of every program."""
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
             tag = tag_of(name)
@@ -446,36 +392,23 @@ def programs() -> Iterator[tuple[int, int]]:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Send a signal to a program; one that has ended needs none, and one that is not a program yet takes none."""
-    try:
-        with AsProgram():
-            os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        return
+    """Send a signal to a program, if it has not ended; one that is not a program yet takes none."""
+    with suppress(ProcessLookupError, PermissionError), AsProgram():
+        os.kill(pid, number)
 
 
 def remove_shared_memory() -> None:
     """Remove System V segments, semaphores and queues, which outlive the programs that made them."""
-    for kind in ("shm", "sem", "msg"):
-        try:
-            with open(f"/proc/sysvipc/{kind}") as table:
-                numbers = [int(row.split()[1]) for row in table.readlines()[1:]]
-        except OSError:
-            continue
-        for number in numbers:
-            import ctypes
+    for kind, number in shared_memory():
+        import ctypes
 
-            arguments = (number, 0, 0) if kind == "sem" else (number, 0)  # IPC_RMID is 0
-            getattr(ctypes.CDLL(None), kind + "ctl")(*arguments, None)
+        arguments = (number, 0, 0) if kind == "sem" else (number, 0)  # IPC_RMID is 0
+        getattr(ctypes.CDLL(None), kind + "ctl")(*arguments, None)
 
 
-def shared_memory() -> list[str]:
-    """The System V shared memory, semaphores and queues of this namespace."""
+def shared_memory() -> list[tuple[str, int]]:
     left = []
     for kind in ("shm", "sem", "msg"):
-        try:
-            with open(f"/proc/sysvipc/{kind}") as table:
-                left += [f"{kind} {row.split()[1]}" for row in table.readlines()[1:]]
-        except OSError:
-            continue
+        with suppress(OSError), open(f"/proc/sysvipc/{kind}") as table:
+            left += [(kind, int(row.split()[1])) for row in table.readlines()[1:]]
     return left

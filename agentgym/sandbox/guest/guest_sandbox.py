@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agentgym.sandbox.api import MEGABYTE, WORKSPACE, Command, ExecResult, SandboxSpec, SandboxSpoiled
-from agentgym.sandbox.guest.channel import Channel, GuestRpc, Header, Stream
+from agentgym.sandbox.guest.channel import Channel, GuestRpc, Header, SocketStream
 
 GRACE = 30.0  # seconds that the guest has beyond a step's own time: to interrupt, to kill, to answer on a busy machine
 FILE_TIMEOUT = 60.0  # seconds for one part of a file
 RESET_TIMEOUT = 60.0
 START_SESSION = 30.0
 PART = MEGABYTE  # bytes of a file in one frame
-USER_NAME = "sandbox"  # for programs that ask their environment; the user ids have no names in /etc/passwd
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# USER and LOGNAME are for programs that ask their environment: the user ids have no names in /etc/passwd.
+ENVIRONMENT = {"HOME": WORKSPACE, "LANG": "C.UTF-8", "TMPDIR": "/tmp", "USER": "sandbox", "LOGNAME": "sandbox"}
 
 # An interactive bash returns to its prompt after an interrupt, as a person's does; nothing of it is shown.
 _SHELL = ("bash", "--noprofile", "--norc", "--noediting", "-i")
@@ -34,7 +37,6 @@ def source(name: str) -> str:
 
 @cache
 def guest_source() -> bytes:
-    """The modules of the guest in one source, the last as the program."""
     return (
         "import sys, types\n"
         f"for name, text in {[(name, source(name)) for name in ('guest_programs', 'guest_files')]!r}:\n"
@@ -45,81 +47,64 @@ def guest_source() -> bytes:
 
 
 def guest_command(python: str = "python3") -> list[str]:
-    """The first process of a sandbox. It reads what it is to do, `guest_source`, from its standard input."""
+    """The first process of a sandbox. It reads its program, `guest_source`, from its standard input."""
     size = len(guest_source())
     text = f"import os\ns = b''\nwhile len(s) < {size}: s += os.read(0, {size} - len(s)) or os._exit(1)\nexec(s)"
     return [python, "-I", "-S", "-c", text]
 
 
+def greet(
+    stream: SocketStream,
+    spec: SandboxSpec,
+    id: str,
+    *,
+    path: str = SYSTEM_PATH,
+    limits: Mapping[str, Any] | None = None,
+    reason: Callable[[], str] = lambda: "",
+    on_close: Callable[[], None] | None = None,
+) -> GuestSandbox:
+    """Give a guest its program and settings. SandboxError if it does not answer within `spec.start_timeout` seconds.
+
+    Args:
+        limits: `nice`: how much less of the processor programs get than the guest; `more`: resource limits by name;
+            `user`: the programs' user id; `group`: the file that puts them into their control group.
+        reason: what the back end knows about a guest that is gone.
+        on_close: ends what the back end started; called once, also if this raises.
+    """
+    channel = Channel(stream, id, reason)
+    box = GuestSandbox(channel, spec, {}, on_close)
+    hello = {
+        "do": "hello",
+        "env": {"PATH": path, **ENVIRONMENT, **spec.env},
+        "output": spec.output,
+        "idle_timeout": spec.idle_timeout,
+        "limits": {"nice": 0, "file": spec.disk + MEGABYTE, **(limits or {})},
+    }
+    try:
+        channel.guarded("begin", spec.start_timeout, lambda until: stream.send(guest_source(), until))
+        box.facts = box.call(hello, timeout=spec.start_timeout)[0]
+    except BaseException:
+        box.close()
+        raise
+    return box
+
+
 class GuestSandbox:
-    """A sandbox whose guest answers on `stream`."""
+    """A `Sandbox` whose guest has its settings. `facts` is the guest's answer to them."""
 
     def __init__(
-        self,
-        stream: Stream,
-        spec: SandboxSpec,
-        id: str,
-        *,
-        path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        limits: Mapping[str, Any] | None = None,
-        reason: Callable[[], str] | None = None,
-        on_close: Callable[[], None] | None = None,
+        self, channel: GuestRpc, spec: SandboxSpec, facts: Header, on_close: Callable[[], None] | None = None
     ) -> None:
-        """Greet the guest. `on_close` ends what the back end started; it is called once, also if this raises.
-
-        Args:
-            path: where programs are looked for.
-            limits: `nice`: how much less of the processor programs get than the guest; `more`: resource limits by name;
-                `user`: the programs' user id.
-            reason: says what the back end knows about a guest that is gone.
-
-        Raises:
-            SandboxError: the guest does not answer within `spec.start_timeout` seconds.
-        """
-        self.id = id
+        self.id = channel.name
         self.spec = spec
+        self.facts = facts
+        self.channel = channel
         self._on_close = on_close
-        channel = Channel(stream, id, reason)
-        self._channel: GuestRpc = channel
-        environment = {
-            "PATH": path,
-            "HOME": WORKSPACE,
-            "LANG": "C.UTF-8",
-            "TMPDIR": "/tmp",
-            "USER": USER_NAME,
-            "LOGNAME": USER_NAME,
-        }
-        hello = {
-            "do": "hello",
-            "env": environment | dict(spec.env),
-            "output": spec.output,
-            "idle_timeout": spec.idle_timeout,
-            "limits": {"nice": 0, "file": spec.disk + MEGABYTE, **(limits or {})},
-        }
-        try:
-            channel.begin(guest_source(), timeout=spec.start_timeout)
-            self.facts = self._call(hello, timeout=spec.start_timeout)[0]
-        except BaseException:
-            self.close()
-            raise
-
-    @classmethod
-    def greeted(cls, channel: GuestRpc, spec: SandboxSpec, id: str, facts: Header) -> GuestSandbox:
-        """A sandbox whose guest already has its settings. `facts` is the guest's answer to them."""
-        made = cls.__new__(cls)
-        made.id, made.spec, made.facts = id, spec, facts
-        made._channel, made._on_close = channel, None
-        return made
-
-    @property
-    def channel(self) -> GuestRpc:
-        """The channel to the guest."""
-        return self._channel
+        self._owner = os.getpid()
 
     @property
     def alive(self) -> bool:
-        """See `Sandbox.alive`."""
-        return self._channel.alive
+        return self.channel.alive
 
     def exec(
         self,
@@ -130,71 +115,53 @@ class GuestSandbox:
         cwd: str = WORKSPACE,
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
-        """See `Sandbox.exec`."""
         argv = ["bash", "-c", command] if isinstance(command, str) else list(command)
         data = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
         call = {"do": "exec", "argv": argv, "env": dict(env or {}), "cwd": cwd, "timeout": timeout}
         try:
-            header, payload = self._call(call, data, timeout=timeout + GRACE)
+            return result_of(*self.call(call, data, timeout=timeout + GRACE))[0]
         except OSError as error:
             code = 127 if isinstance(error, FileNotFoundError) else 126
             return ExecResult(code, "", f"{argv[0] if argv else ''}: {error.strerror}\n")
-        return result_of(header, payload)[0]
 
-    def session(self, command: Sequence[str] | str = "python") -> GuestSession:
-        """See `Sandbox.session`."""
+    def session(self, command: Command = "python") -> GuestSession:
         return GuestSession(self, command)
 
     def read(self, path: str, limit: int = 16 * MEGABYTE) -> bytes:
-        """See `Sandbox.read`."""
-        call = {"do": "read", "path": path, "limit": limit}
-        self._channel.send(call, timeout=FILE_TIMEOUT)
+        self.channel.send({"do": "read", "path": path, "limit": limit}, timeout=FILE_TIMEOUT)
         parts: list[bytes] = []
         while True:
-            header, data = self._answer("read", FILE_TIMEOUT, path)
+            header, data = self._checked("read", *self.channel.answer("read", timeout=FILE_TIMEOUT), path)
             if not header.get("more"):
                 return b"".join(parts)
             parts.append(data)
 
     def write(self, path: str, data: bytes | str, mode: int = 0o644) -> None:
-        """See `Sandbox.write`."""
         content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
         for begin in range(0, max(len(content), 1), PART):
-            part = content[begin : begin + PART]
             last = begin + PART >= len(content)
             call = {"do": "write", "path": path, "mode": mode, "part": begin, "last": last}
-            self._call(call, part, timeout=FILE_TIMEOUT, path=path)
+            self.call(call, content[begin : begin + PART], timeout=FILE_TIMEOUT, path=path)
 
     def upload(self, source: Path, path: str = WORKSPACE) -> None:
-        """See `Sandbox.upload`."""
         source = Path(source)
-        if source.is_symlink():
-            raise ValueError(f"{source} is a link: only files and folders are uploaded")
-        if source.is_file():
-            self._upload_file(source, str(PurePosixPath(path) / source.name))
-            return
-        if not source.is_dir():
+        if not source.exists() and not source.is_symlink():
             raise FileNotFoundError(f"nothing to upload at {source}")
         base = PurePosixPath(path) / source.name
-        self._call({"do": "folder", "path": str(base)}, timeout=FILE_TIMEOUT, path=str(base))
-        for found in sorted(source.rglob("*")):
+        for found in (source, *sorted(source.rglob("*"))):
+            place = str(base / found.relative_to(source).as_posix())
             if found.is_symlink():
                 raise ValueError(f"{found} is a link: only files and folders are uploaded")
-            place = str(base / found.relative_to(source).as_posix())
             if found.is_dir():
-                self._call({"do": "folder", "path": place}, timeout=FILE_TIMEOUT, path=place)
+                self.call({"do": "folder", "path": place}, timeout=FILE_TIMEOUT, path=place)
             elif found.is_file():
-                self._upload_file(found, place)
+                self.write(place, found.read_bytes(), stat.S_IMODE(found.stat().st_mode) & 0o755)
             else:
                 raise ValueError(f"{found} is neither a file nor a folder")
 
-    def _upload_file(self, source: Path, path: str) -> None:
-        self.write(path, source.read_bytes(), stat.S_IMODE(source.stat().st_mode) & 0o755)
-
     def reset(self) -> None:
-        """See `Sandbox.reset`."""
         try:
-            left = self._call({"do": "reset"}, timeout=RESET_TIMEOUT)[0]["left"]
+            left = self.call({"do": "reset"}, timeout=RESET_TIMEOUT)[0]["left"]
         except OSError as error:
             left = [str(error)]
         if left:
@@ -202,57 +169,54 @@ class GuestSandbox:
             raise SandboxSpoiled(f"sandbox {self.id} could not be emptied: {', '.join(left)}")
 
     def ping(self, timeout: float = 10.0) -> None:
-        """Ask the guest for a sign of life. SandboxError if it gives none."""
-        self._call({"do": "ping"}, timeout=timeout)
+        self.call({"do": "ping"}, timeout=timeout)
 
     def close(self) -> None:
-        """See `Sandbox.close`."""
-        self._channel.close()
+        self.channel.close()
         on_close, self._on_close = self._on_close, None
-        if on_close is not None:
+        if on_close is not None and os.getpid() == self._owner:  # in a forked child the sandbox is the parent's
             on_close()
 
-    def _call(
+    def call(
         self, header: Header, payload: bytes = b"", *, timeout: float, path: str | None = None
     ) -> tuple[Header, bytes]:
-        self._channel.send(header, payload, timeout=timeout)
-        return self._answer(header["do"], timeout, path)
+        """The guest's answer to a call; its failure is raised, with the path that the call was about."""
+        return self._checked(header["do"], *self.channel.call(header, payload, timeout=timeout), path)
 
-    def _answer(self, call: str, timeout: float, path: str | None = None) -> tuple[Header, bytes]:
-        header, payload = self._channel.answer(call, timeout=timeout)
-        if "broken" in header:
-            self.close()
-            raise SandboxSpoiled(f"sandbox {self.id} failed in {call!r}: {header['broken']}")
-        if "spoiled" in header:
-            raise SandboxSpoiled(f"sandbox {self.id} is spoiled, no {call!r}: {header['spoiled']}")
-        if "errno" in header:
-            raise OSError(header["errno"], header["message"], path)
-        if "value" in header:
-            raise ValueError(header["value"] if path is None else f"{path}: {header['value']}")
+    def _checked(self, call: str, header: Header, payload: bytes, path: str | None) -> tuple[Header, bytes]:
+        match header:
+            case {"broken": why}:
+                self.close()
+                raise SandboxSpoiled(f"sandbox {self.id} failed in {call!r}: {why}")
+            case {"spoiled": why}:
+                raise SandboxSpoiled(f"sandbox {self.id} is spoiled, no {call!r}: {why}")
+            case {"errno": number, "message": message}:
+                raise OSError(number, message, path)
+            case {"value": why}:
+                raise ValueError(why if path is None else f"{path}: {why}")
         return header, payload
 
 
 class GuestSession:
-    """A process that the guest holds."""
-
-    def __init__(self, sandbox: GuestSandbox, command: Sequence[str] | str) -> None:
+    def __init__(self, sandbox: GuestSandbox, command: Command) -> None:
         self._sandbox = sandbox
         self._kind = command if isinstance(command, str) else ""
-        if self._kind not in ("", "python", "shell"):
-            raise ValueError(
-                f'unknown session kind {command!r}: "python", "shell", or a list of a program and its arguments'
-            )
-        argv = list(command)
-        if self._kind:
-            argv = ["python3", "-c", source("python_driver")] if self._kind == "python" else list(_SHELL)
-        shell = self._kind == "shell"
-        # A file of history that programs laid down would be read, or waited for, as the shell starts.
-        env = {"HISTFILE": ""} if shell else {}
-        call = {"do": "open", "argv": argv, "env": env, "form": "zero" if shell else "frame"}
         self._ended = False
         self._last = 0
-        self._number = sandbox._call(call, timeout=START_SESSION, path=argv[0] if argv else "")[0]["session"]
-        if shell:
+        argv, env, form = list(command), {}, "frame"
+        match self._kind:
+            case "python":
+                argv = ["python3", "-c", source("python_driver")]
+            case "shell":
+                # A file of history that programs laid down would be read, or waited for, as the shell starts.
+                argv, env, form = list(_SHELL), {"HISTFILE": ""}, "zero"
+            case kind if kind:
+                raise ValueError(
+                    f'unknown session kind {command!r}: "python", "shell", or a list of a program and its arguments'
+                )
+        call = {"do": "open", "argv": argv, "env": env, "form": form}
+        self._number = sandbox.call(call, timeout=START_SESSION, path=argv[0] if argv else "")[0]["session"]
+        if self._kind == "shell":
             begun = self._step(f"{_SHELL_BEGIN}\nprintf '0\\0' >&3\n".encode(), START_SESSION)[0]
             if self._ended:
                 said = begun.stderr.strip()[-200:] or f"exit code {begun.exit_code}"
@@ -260,11 +224,9 @@ class GuestSession:
 
     @property
     def alive(self) -> bool:
-        """See `Session.alive`."""
         return not self._ended and self._sandbox.alive
 
     def run(self, text: str, timeout: float = 10.0) -> ExecResult:
-        """See `Session.run`."""
         if self._ended and self._sandbox.alive:
             raise ValueError("the session has ended")
         if self._kind == "shell":
@@ -290,7 +252,7 @@ class GuestSession:
     def _step(self, data: bytes, timeout: float) -> tuple[ExecResult, bytes]:
         call = {"do": "step", "session": self._number, "timeout": timeout}
         try:
-            header, payload = self._sandbox._call(call, data, timeout=timeout + GRACE)
+            header, payload = self._sandbox.call(call, data, timeout=timeout + GRACE)
         except ValueError:
             self._ended = True
             raise
@@ -298,9 +260,8 @@ class GuestSession:
         return result_of(header, payload)
 
     def close(self) -> None:
-        """See `Session.close`."""
         if self.alive:
-            self._sandbox._call({"do": "drop", "session": self._number}, timeout=GRACE)
+            self._sandbox.call({"do": "drop", "session": self._number}, timeout=GRACE)
         self._ended = True
 
 
@@ -310,10 +271,7 @@ def result_of(header: Header, payload: bytes) -> tuple[ExecResult, bytes]:
     for size in header["sizes"]:
         parts.append(payload[begin : begin + size])
         begin += size
-    (stdout, cut_out), (stderr, cut_err) = (
-        joined(head, tail, left_out)
-        for head, tail, left_out in zip(parts[0::2], parts[1::2], header["left_out"], strict=True)
-    )
+    (stdout, cut_out), (stderr, cut_err) = map(joined, parts[0::2], parts[1::2], header["left_out"])
     result = ExecResult(
         header["code"],
         stdout,

@@ -16,11 +16,7 @@ _KERNEL = ("/proc", "/sys", "/dev")
 
 
 def project_files(root: str, installed: bool = False) -> Iterator[str]:
-    """The folders and files of the project below `root`, and checkouts of it whole. Links are not followed.
-
-    Args:
-        installed: also every folder of installed Python packages.
-    """
+    """The project's folders, files and whole checkouts below `root`; with `installed`, also folders of installed packages."""
     for folder, folders, files in os.walk(root):
         if folder in _KERNEL:
             folders.clear()

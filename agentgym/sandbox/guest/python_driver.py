@@ -19,13 +19,12 @@ PARSE_ONLY: int = ast.PyCF_ONLY_AST
 
 
 def receive(requests: BinaryIO) -> str | None:
-    """The next cell; None at the end."""
     head = requests.read(4)
     return requests.read(int.from_bytes(head, "big")).decode("utf-8", "surrogatepass") if len(head) == 4 else None
 
 
 def run(text: str, name: str, space: dict) -> bool:
-    """Run a cell; the value of an expression at its end is shown. True if no exception came out of it."""
+    """Run a cell and show the value of an expression at its end. True if it raised nothing."""
     try:
         linecache.cache[name] = (len(text), None, text.splitlines(True), name)
         # Without `dont_inherit` this file's own `from __future__` would hold in cells too.
@@ -51,7 +50,6 @@ def run(text: str, name: str, space: dict) -> bool:
 
 
 def show(error: BaseException) -> None:
-    """The traceback, without the frames of this file."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == "<string>":
         trace = trace.tb_next
@@ -61,7 +59,6 @@ def show(error: BaseException) -> None:
 
 
 def flush() -> None:
-    """Write out what a cell has printed."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -70,7 +67,6 @@ def flush() -> None:
 
 
 def main() -> None:
-    """Answer cells until there are no more."""
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.dup(3)
     null = os.open(os.devnull, os.O_RDONLY)

@@ -1,9 +1,8 @@
-"""Builds images, the root file systems of sandboxes. Each is a folder of `sandboxes/`.
+"""Builds images, the root file systems of sandboxes, from the folders of `sandboxes/`.
 
-A folder holds a `Dockerfile`, `packages.txt` (Debian packages, one a line) and, if needed, `requirements.txt`
-(Python packages with exact versions). `build` makes a Docker image for the docker back end and a root folder for the bubblewrap
-back end. There are two ways: "registry" runs the Dockerfile, "packages" unpacks Debian
-packages (`debian.py`) where no registry can be reached. Both give the same programs.
+A folder holds a `Dockerfile`, `packages.txt` (Debian packages, one a line) and, if needed, `requirements.txt` (Python packages
+with exact versions). `build` makes a Docker image and a root folder for bubblewrap, in one of two ways with the same programs:
+"registry" runs the Dockerfile, "packages" unpacks Debian packages (`debian.py`) where no registry can be reached.
 """
 
 from __future__ import annotations
@@ -36,13 +35,7 @@ LOCK_TIMEOUT = 1800.0  # seconds to wait for another process that builds
 
 @dataclass(frozen=True)
 class Recipe:
-    """A folder of `sandboxes/`.
-
-    Attributes:
-        name: the folder's.
-        folder: where it is.
-        digest: of all its files and of this machine's kind; a change gives another image.
-    """
+    """A folder of `sandboxes/`. `digest` is of all its files and of this machine's kind; a change gives another image."""
 
     name: str
     folder: Path
@@ -50,18 +43,19 @@ class Recipe:
 
     @property
     def tag(self) -> str:
-        """The Docker image's name."""
         return f"agentgym/{self.name}:{self.digest}"
 
     @property
+    def place(self) -> Path:
+        return cache_folder() / self.name / self.digest
+
+    @property
     def packages(self) -> list[str]:
-        """The Debian packages."""
         lines = (self.folder / "packages.txt").read_text().splitlines()
         return [line for line in (line.split("#", 1)[0].strip() for line in lines) if line]
 
     @property
     def requirements(self) -> Path | None:
-        """The Python packages, if there are any."""
         path = self.folder / "requirements.txt"
         return path if path.exists() else None
 
@@ -89,7 +83,6 @@ def image_folder() -> Path:
 
 
 def image_names() -> list[str]:
-    """The names of all images, sorted."""
     return sorted(p.name for p in image_folder().iterdir() if (p / "packages.txt").is_file())
 
 
@@ -98,12 +91,16 @@ def is_reference(image: str) -> bool:
     return "/" in image or ":" in image
 
 
-def recipe(name: str) -> Recipe:
-    """The recipe of an image.
+def docker_tag(image: str) -> str:
+    """The Docker image of a folder of `sandboxes/`, or the reference itself."""
+    return image if is_reference(image) else image_tag(image)
 
-    Raises:
-        ValueError: the name is unknown.
-    """
+
+def docker_command(image: str) -> str:
+    return f"docker pull {image}" if is_reference(image) else f"agentgym sandbox build {image}"
+
+
+def recipe(name: str) -> Recipe:
     if name not in image_names():
         raise ValueError(f"there is no image {name!r}; there are {', '.join(image_names())}")
     folder = image_folder() / name
@@ -115,18 +112,15 @@ def recipe(name: str) -> Recipe:
 
 
 def image_tag(name: str) -> str:
-    """The Docker image's name, which changes when its folder does. Raises ValueError if there is no such image."""
     return recipe(name).tag
 
 
 def rootfs(name: str) -> Path | None:
-    """The root folder of an image, or None where it was not built yet. Raises ValueError if there is no such image."""
-    folder = _place(recipe(name))
-    return folder / "rootfs" if (folder / "image.json").is_file() else None
+    """The root folder of an image, or None if it is not built. ValueError if there is no such image."""
+    return _kept(recipe(name).place)[0]
 
 
 def cache_folder() -> Path:
-    """The folder of root file systems: `agentgym/sandboxes` in XDG_CACHE_HOME, or in ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "agentgym" / "sandboxes"
 
@@ -139,39 +133,37 @@ def build(
     force: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Built:
-    """Make an image, unless it is there. Two processes may try at once: the second waits for the first.
+    """Make an image, unless it is there. Of two processes the second waits for the first.
 
     Args:
-        name: of a folder of `sandboxes/`.
         how: "registry", "packages", or "auto": the registry if it answers, else packages.
-        docker: whether a Docker image is made besides the root folder; None: if an engine answers.
-        force: make it anew. Sandboxes that run from its root folder lose their files.
-        say: receives progress, a line at a time.
+        docker: whether to make a Docker image too; None: if an engine answers.
+        force: rebuild it. Sandboxes that run from its root folder lose their files.
 
     Raises:
         ValueError: there is no such image or way.
-        SandboxError: it cannot be built, or no Docker Engine answers that has to. Nothing half-made is left.
+        SandboxError: it cannot be built, or a Docker Engine is needed and does not answer. Nothing half-made is left.
     """
     if how not in WAYS:
         raise ValueError(f"unknown build method {how!r}: choose {', '.join(WAYS)}")
     what, started = recipe(name), time.monotonic()
-    place = _place(what)
+    place = what.place
     with _locked(say):
         api = _engine(how, docker, say)
         root, way = _kept(place)
         tagged = engine_images.way_of(api, what.tag) if api else None
-        if force or how not in ("auto", way or how):
+        if force or how not in ("auto", way):
             root = None
-        if force or how not in ("auto", tagged or how):
+        if force or how not in ("auto", tagged):
             tagged = None
         fresh = root is None or (api is not None and tagged is None)
         if root is None and tagged is None:
-            tagged = _make(what, how, api, place, say)
+            tagged = _make(what, how, api, say)
         if root is None and tagged is not None and api is not None:
             with _work(place) as work:
                 say("copying the image's files out of Docker")
                 exported = engine_images.export(api, what.tag, work)
-                if _holds_project(exported):
+                if next(project_files(str(exported)), None):
                     api.remove_image(what.tag, force=True)
                 _publish(exported, place, tagged)
         root, way = _kept(place)
@@ -184,15 +176,15 @@ def build(
     return Built(name, way, root, what.tag if api else None, size, time.monotonic() - started, fresh)
 
 
-def _make(what: Recipe, how: str, api: APIClient | None, place: Path, say: Callable[[str], None]) -> str | None:
-    """Make it one way: by the registry, and the Docker image is there; by packages, and the root folder is."""
+def _make(what: Recipe, how: str, api: APIClient | None, say: Callable[[str], None]) -> str | None:
+    """Make a Docker image from the registry and return its way, or a root folder from packages."""
     way, why = _choose(what, how, api)
     say(f"from {'the registry' if way == 'registry' else 'Debian packages'}: {why}")
     if way == "registry" and api is not None:
         engine_images.build(api, what.folder, what.tag, what.name, say)
         return way
-    with _work(place) as work:
-        _publish(debian.unpack(what.packages, what.requirements, work, say), place, way)
+    with _work(what.place) as work:
+        _publish(debian.unpack(what.packages, what.requirements, work, say), what.place, way)
     return None
 
 
@@ -214,20 +206,14 @@ def _choose(what: Recipe, how: str, api: APIClient | None) -> tuple[str, str]:
 
 
 def _engine(how: str, docker: bool | None, say: Callable[[str], None]) -> APIClient | None:
-    if docker or (docker is None and how == "registry"):
-        return engine.client()
     if docker is False:
         if how == "registry":
             raise ValueError("from the registry, an image is built by Docker: without it, build from packages")
         return None
-    if reason := engine.unavailable():
+    if docker is None and how != "registry" and (reason := engine.unavailable()):
         say(f"no Docker image is made: {reason}")
         return None
     return engine.client()
-
-
-def _place(what: Recipe) -> Path:
-    return cache_folder() / what.name / what.digest
 
 
 def _kept(place: Path) -> tuple[Path, str] | tuple[None, None]:
@@ -237,7 +223,7 @@ def _kept(place: Path) -> tuple[Path, str] | tuple[None, None]:
 
 @contextmanager
 def _work(place: Path) -> Iterator[Path]:
-    """A temporary folder on the same disk as `place`. Removes leftovers of killed builds first."""
+    """A temporary folder on the same disk as `place`."""
     work = place.parent / f"{place.name}.part"
     try:
         shutil.rmtree(work, ignore_errors=True)
@@ -250,10 +236,9 @@ def _work(place: Path) -> Iterator[Path]:
 
 
 def _publish(root: Path, place: Path, way: str) -> None:
-    """Put a finished root folder in its place, in one step."""
     if not any(os.path.lexists(root / folder / "python3") for folder in ("usr/bin", "usr/local/bin")):
         raise SandboxError("the image has no python3 in /usr/bin or /usr/local/bin, which every sandbox needs")
-    if found := _holds_project(root):
+    if found := next(project_files(str(root)), None):
         raise SandboxError(
             f"the image holds files of agentgym, such as /{Path(found).relative_to(root)}, where programs would see hidden tests: "
             "leave it out of packages.txt, requirements.txt and the Dockerfile"
@@ -268,13 +253,8 @@ def _publish(root: Path, place: Path, way: str) -> None:
     finished.rename(place)
 
 
-def _holds_project(root: Path) -> str | None:
-    return next(project_files(str(root)), None)
-
-
 @contextmanager
 def _locked(say: Callable[[str], None]) -> Iterator[None]:
-    """One builder at a time on this machine."""
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,7 @@
 """Builds a root folder from Debian packages in a few seconds, without registry, Docker or root.
 
-`apt-get` resolves the packages against an empty list of installed ones, so it adds all dependencies, and
-checks their signatures; `dpkg-deb` unpacks them. Installation scripts are not run; this module makes what programs need of
-their results (`sh`, `awk`, `cc`, users, certificates).
+`apt-get` resolves the packages against an empty list of installed ones, and checks their signatures; `dpkg-deb` unpacks them.
+Installation scripts are not run; this module makes the results that programs need (`sh`, `awk`, `cc`, users, certificates).
 """
 
 from __future__ import annotations
@@ -33,25 +32,11 @@ FILES = {
 
 
 def missing_tools() -> list[str]:
-    """The programs of a Debian machine that `unpack` needs and that are not here."""
     return [tool for tool in ("apt-get", "dpkg-deb", "tar") if shutil.which(tool) is None]
 
 
 def unpack(packages: Sequence[str], requirements: Path | None, work: Path, say: Callable[[str], None]) -> Path:
-    """Make a root folder of packages and all that they need.
-
-    Args:
-        packages: names of Debian packages, of the release that this machine runs.
-        requirements: Python packages with exact versions, for its Python; wheels only, without their dependencies.
-        work: an empty folder to work in, which will hold the result.
-        say: receives progress, a line at a time.
-
-    Returns:
-        The root folder.
-
-    Raises:
-        SandboxError: a tool is missing, or one failed; with what it said.
-    """
+    """Make a root folder in `work` of packages and their dependencies, of the release that this machine runs, and Python wheels."""
     if missing := missing_tools():
         raise SandboxError(f"{', '.join(missing)}: not found. Packages can be unpacked on Debian and Ubuntu only")
     archives = _download(packages, work, say)
@@ -103,20 +88,14 @@ def _download(packages: Sequence[str], work: Path, say: Callable[[str], None]) -
 
 def _apt(arguments: Sequence[str], options: Mapping[str, object]) -> None:
     settings = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
-    run(["apt-get", "-qq", "-y", *settings, *arguments], DOWNLOAD_TIMEOUT, "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C")
+    run(["apt-get", "-qq", "-y", *settings, *arguments], DOWNLOAD_TIMEOUT, DEBIAN_FRONTEND="noninteractive", LC_ALL="C")
 
 
-def run(command: Sequence[str], timeout: float, *env: str) -> None:
-    """Run a program to its end, quietly; what it said is in the SandboxError if it fails."""
-    settings = dict(pair.split("=", 1) for pair in env)
+def run(command: Sequence[str], timeout: float, **env: str) -> None:
+    settings = os.environ | env
     try:
         done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout,
-            env=os.environ | settings,
-            check=False,
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, env=settings, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise SandboxError(f"{command[0]} did not end within {timeout:g} s") from error
@@ -128,19 +107,15 @@ def run(command: Sequence[str], timeout: float, *env: str) -> None:
 
 
 def _extract(archive: Path, root: Path) -> None:
-    """One package's files. `tar` reads from `dpkg-deb`; both must succeed."""
     excluded = [f"--exclude=./usr/share/{name}" for name in LEFT_OUT] + ["--exclude=*/gconv"]
     options = ["--no-same-owner", "--keep-directory-symlink", *excluded]
     with subprocess.Popen(
         ["dpkg-deb", "--fsys-tarfile", str(archive)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as source:
         try:
+            command = ["tar", "-x", "-C", str(root), *options]
             done = subprocess.run(
-                ["tar", "-x", "-C", str(root), *options],
-                stdin=source.stdout,
-                capture_output=True,
-                timeout=UNPACK_TIMEOUT,
-                check=False,
+                command, stdin=source.stdout, capture_output=True, timeout=UNPACK_TIMEOUT, check=False
             )
         except subprocess.TimeoutExpired as error:
             source.kill()
@@ -201,14 +176,14 @@ def _compile(root: Path, say: Callable[[str], None]) -> None:
     loaders = [*root.glob("usr/lib64/ld-linux-*.so.*"), *root.glob("usr/lib/ld-linux-*.so.*")]
     libraries = ":".join(str(p) for p in root.glob("usr/lib/*-linux-gnu*"))
     python = root / f"usr/bin/python{version}"
-    folders = [f for f in (root / f"usr/lib/python{version}", root / f"usr/local/lib/python{version}") if f.is_dir()]
-    folders += [f for f in [root / "usr/lib/python3/dist-packages"] if f.is_dir()]
+    names = (f"lib/python{version}", f"local/lib/python{version}", "lib/python3/dist-packages")
+    folders = [str(root / "usr" / name) for name in names if (root / "usr" / name).is_dir()]
     options = ["-q", "--invalidation-mode", "unchecked-hash", "-s", str(root), "-p", "/"]
     if not loaders:
         raise SandboxError("the packages contain no dynamic loader (libc6)")
     command = [str(loaders[0]), "--library-path", libraries, str(python), "-S", "-m", "compileall", *options]
     try:
-        run([*command, *map(str, folders)], UNPACK_TIMEOUT, f"PYTHONHOME={root / 'usr'}")
+        run([*command, *folders], UNPACK_TIMEOUT, PYTHONHOME=str(root / "usr"))
     except SandboxError as error:
         # A package may carry a file for another Python; the rest is compiled.
         say(f"some Python files were not compiled: {error}")

@@ -5,24 +5,26 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym.sandbox.api import SandboxError
 from agentgym.sandbox.backends import engine
+from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH
 
 if TYPE_CHECKING:
     from docker import APIClient
 
-BUILD_TIMEOUT = 900  # seconds without a word from the engine
+BUILD_TIMEOUT = 900  # seconds without an answer from the engine
 WAY_LABEL = "agentgym.way"  # of an image: how it was built
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def way_of(api: APIClient, tag: str) -> str | None:
-    """The record of how the image of this tag was built; None where the engine has no such image."""
+    """How the image of this tag was built; None if the engine has no such image."""
     from docker.errors import ImageNotFound
 
     with engine.failures(f"looking for the image {tag}"):
@@ -34,7 +36,6 @@ def way_of(api: APIClient, tag: str) -> str | None:
 
 
 def base_of(dockerfile: Path) -> str:
-    """The image that a Dockerfile begins from."""
     for line in dockerfile.read_text().splitlines():
         words = line.split()
         if words and words[0].upper() == "FROM":
@@ -43,7 +44,7 @@ def base_of(dockerfile: Path) -> str:
 
 
 def unreachable(base: str) -> str | None:
-    """The reason why the engine cannot get an image, in one line; None if it can. Takes a few seconds."""
+    """The reason why the engine cannot get an image; None if it can."""
     try:
         probe = engine.client(engine.PROBE_TIMEOUT)
         if way_of(probe, base) is not None:
@@ -81,23 +82,23 @@ def build(api: APIClient, folder: Path, tag: str, name: str, say: Callable[[str]
                     last = [*last[-2:], text.strip()]
 
 
-def _tar(*arguments: str) -> list[str]:
+def _tar(*arguments: str, **pipes: Any) -> subprocess.Popen[bytes]:
     if shutil.which("tar") is None:
         raise SandboxError("no tar on the PATH: install it, since it copies files into and out of Docker")
-    return ["tar", *arguments]
+    return subprocess.Popen(["tar", *arguments], stderr=subprocess.PIPE, **pipes)
 
 
 def load(api: APIClient, root: Path, tag: str, name: str, way: str) -> None:
-    """Make a Docker image of a root folder. All its files belong to root."""
     labels = f"LABEL {WAY_LABEL}={way} agentgym.image={name}"
-    query = {"fromSrc": "-", "repo": tag, "changes": [labels, f"ENV PATH={PATH}", "WORKDIR /workspace"]}
-    command = _tar("-c", "-C", str(root), "--owner=0", "--group=0", "--numeric-owner", ".")
+    query = {"fromSrc": "-", "repo": tag, "changes": [labels, f"ENV PATH={SYSTEM_PATH}", "WORKDIR /workspace"]}
+    owner = ("--owner=0", "--group=0", "--numeric-owner")
     url = f"{api.base_url}/v{api.api_version}/images/create"
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tar:
+    with _tar("-c", "-C", str(root), *owner, ".", stdout=subprocess.PIPE) as tar:
+        blocks = iter(partial(tar.stdout.read, 1 << 20), b"")  # type: ignore[union-attr]
         try:
             with engine.failures(f"importing {tag}"):
                 # Not the SDK's own import_image: it waits without end.
-                answer = api.post(url, params=query, data=_blocks(tar.stdout), timeout=BUILD_TIMEOUT)
+                answer = api.post(url, params=query, data=blocks, timeout=BUILD_TIMEOUT)
                 answer.raise_for_status()
         except SandboxError:
             tar.kill()
@@ -109,29 +110,19 @@ def load(api: APIClient, root: Path, tag: str, name: str, way: str) -> None:
         raise SandboxError(f"importing {tag} failed: {answer.text.strip()[-300:]}")
 
 
-def _blocks(pipe: Any) -> Iterator[bytes]:
-    while block := pipe.read(1 << 20):
-        yield block
-
-
 def export(api: APIClient, tag: str, work: Path) -> Path:
-    """Copy an image's files into a new folder in `work`; returns it."""
     root = work / "rootfs"
-    command = _tar("-x", "-C", str(root), "--no-same-owner", "--exclude=dev/*")
     root.mkdir()
     with engine.failures(f"copying the files of {tag}"):
         container = api.create_container(tag, command=["true"], labels={"agentgym.copy": tag})["Id"]
         try:
-            with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as tar:
-                if tar.stdin is None or tar.stderr is None:
-                    raise SandboxError("tar has no standard input")
-                try:
+            with _tar("-x", "-C", str(root), "--no-same-owner", "--exclude=dev/*", stdin=subprocess.PIPE) as tar:
+                stdin: Any = tar.stdin
+                with suppress(BrokenPipeError):  # tar has failed, and says below why
                     for block in api.export(container):
-                        tar.stdin.write(block)
-                    tar.stdin.close()
-                except BrokenPipeError:
-                    pass  # tar has failed, and says below why
-                said = tar.stderr.read().decode(errors="replace")
+                        stdin.write(block)
+                    stdin.close()
+                said = tar.stderr.read().decode(errors="replace") if tar.stderr else ""
         finally:
             api.remove_container(container, force=True)
     if tar.returncode:

@@ -145,8 +145,8 @@ box.exec("while :; do :; done", timeout=1000)
         wait_until(lambda: not any("12345" in line for line in command_lines()))
         (after,) = [found for found in bubblewrap_sandboxes() if found.id == id]
         assert not after.alive
-        remove(after)
-        remove(after)
+        remove(after.id)
+        remove(after.id)
         assert leftovers(id) == []
 
     @pytest.mark.parametrize("guest", ["ends", "hangs"])
@@ -192,7 +192,7 @@ box.exec("while :; do :; done", timeout=1000)
     def test_one_of_a_living_process_can_be_removed_too(self, start):
         box = start()
         (found,) = [found for found in bubblewrap_sandboxes() if found.id == box.id]
-        remove(found)
+        remove(found.id)
         with pytest.raises(SandboxError):
             box.exec("true")
         assert leftovers(box.id) == []

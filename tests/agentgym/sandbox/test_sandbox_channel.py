@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agentgym.sandbox import SandboxError, SandboxSpec
 from agentgym.sandbox.guest.channel import LARGEST_FRAME, Channel, SocketStream
 from agentgym.sandbox.guest.guest_programs import REPLY_LIMIT
-from agentgym.sandbox.guest.guest_sandbox import GuestSandbox, guest_command, guest_source, joined
+from agentgym.sandbox.guest.guest_sandbox import greet, guest_command, guest_source, joined
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ class TestCalls:
                 order.append("closed")
 
         stream = SocketStream(Slow())
-        waiting = threading.Thread(target=stream.receive, args=(20.0,))
+        waiting = threading.Thread(target=stream.receive, args=(time.monotonic() + 20.0,))
         waiting.start()
         time.sleep(0.1)
         stream.close()
@@ -152,7 +152,7 @@ class TestCalls:
         stream, _ = ends
         channel = Channel(stream, "box")
 
-        def interrupt(timeout):
+        def interrupt(until):
             raise KeyboardInterrupt
 
         monkeypatch.setattr(stream, "receive", interrupt)
@@ -165,7 +165,7 @@ class TestGreeting:
     def test_a_guest_that_does_not_come_up_is_ended(self, ends):
         ended = []
         with pytest.raises(SandboxError, match="did not answer 'hello' within 0"):
-            GuestSandbox(ends[0], SandboxSpec(start_timeout=0.3), "box", on_close=lambda: ended.append(1))
+            greet(ends[0], SandboxSpec(start_timeout=0.3), "box", on_close=lambda: ended.append(1))
         assert ended == [1]
 
 

@@ -160,7 +160,7 @@ class TestContainer:
 
     def test_a_removed_container_is_an_error_that_says_so(self, open_box):
         box = open_box()
-        remove(of_run(RUN)[0])
+        remove(of_run(RUN)[0].id)
         with pytest.raises(SandboxError, match="container is gone"):
             box.exec("true")
         assert not box.alive
@@ -169,7 +169,7 @@ class TestContainer:
         box = open_box()
         (found,) = of_run(RUN)
         box.close()
-        remove(found)
+        remove(found.id)
 
     def test_a_missing_image_says_what_to_run(self):
         with pytest.raises(SandboxError, match="docker pull agentgym/nothing:1"):
@@ -268,7 +268,7 @@ class TestOwner:
             assert of_run(f"{RUN}-left") == []
         finally:
             for found in of_run(f"{RUN}-left"):
-                remove(found)
+                remove(found.id)
 
 
 @pytest.mark.docker

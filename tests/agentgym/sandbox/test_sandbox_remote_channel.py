@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agentgym.sandbox import SandboxError
-from agentgym.sandbox.backends.remote_channel import NoRoom, RemoteChannel
+from agentgym.sandbox.backends.remote import NoRoom, RemoteChannel
 from agentgym.service.client.address import Address
 from agentgym.service.client.blocking_websocket import HandshakeRefused
 
@@ -21,7 +21,7 @@ def test_a_server_that_fails_is_passed_over_and_one_that_refuses_is_not(monkeypa
     def refused(*_):
         raise HandshakeRefused(status, "no", None)
 
-    monkeypatch.setattr("agentgym.sandbox.backends.remote_channel.BlockingWebSocket", refused)
+    monkeypatch.setattr("agentgym.sandbox.backends.remote.BlockingWebSocket", refused)
     with pytest.raises(SandboxError, match=str(status)) as caught:
         RemoteChannel(ADDRESS, SERVER)
     assert isinstance(caught.value, NoRoom) == passed_over
@@ -50,7 +50,7 @@ def test_one_that_is_closed_while_it_comes_back_leaves_no_connection(monkeypatch
         def close(self, *, in_order=True):
             self.open = False
 
-    monkeypatch.setattr("agentgym.sandbox.backends.remote_channel.BlockingWebSocket", Connection)
+    monkeypatch.setattr("agentgym.sandbox.backends.remote.BlockingWebSocket", Connection)
     channel = RemoteChannel(ADDRESS, SERVER)
     with pytest.raises(SandboxError, match="closed"):
         channel.start({}, "mine", 30.0)
