@@ -17,7 +17,6 @@ DEFOG = ("restaurants", "scholar", "academic", "advising", "atis", "geography", 
 
 
 def data_sets() -> list[DataSet]:
-    """All data sets of this package."""
     return [*_math(), *_code(), *_search(), *_by_hand()]
 
 

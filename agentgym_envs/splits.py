@@ -27,7 +27,6 @@ def split_of(content: str) -> str:
 
 
 def never(level: str) -> bool:
-    """Accept every level: none is taken."""
     return False
 
 
@@ -49,9 +48,6 @@ def draw(
         accept: the expensive check, called last.
         is_taken: says if the split already has this level. If `MAX_REPEATS` draws or all `MAX_TRIES` find no new level,
             a taken one is returned: a split may have more tasks than there are small levels.
-
-    Raises:
-        ValueError: `MAX_TRIES` proposals contain no such level.
     """
     rng = random.Random(seed)
     repeats, again = 0, None
@@ -76,21 +72,11 @@ def draw(
 
 
 def check_split(name: str, split: str, splits: Iterable[str] = SEEDS) -> None:
-    """Raise if an environment does not have this split.
-
-    Raises:
-        ValueError: no such split.
-    """
     if split not in splits:
         raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}")
 
 
 def seeds_of(split: str, game: str) -> range:
-    """The seeds of a split.
-
-    Raises:
-        ValueError: no such split.
-    """
     check_split(game, split)
     return SEEDS[split]
 
@@ -112,9 +98,6 @@ def generated_tasks(
         make_level: makes the level of a seed, given `is_taken` (see `draw`).
         identity: maps equal levels (for example mirrored ones) to the same text.
         rate: computes `metadata["difficulty"]` from a level; default: no difficulty.
-
-    Raises:
-        ValueError: no such split.
     """
     seeds = seeds_of(split, game)
     made = without_repeats(seeds, make_level, identity) if split == "test" else lambda seed: make_level(seed, never)
@@ -149,11 +132,6 @@ def without_repeats(
 
 
 def level_of(task: Task, game: str) -> str:
-    """The level of a task.
-
-    Raises:
-        ValueError: the task carries none.
-    """
     level = task.metadata.get("level")
     if not isinstance(level, str) or not level:
         raise ValueError(f'{game}: task {task.id!r} has no level: give metadata={{"level": "..."}} as text')

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 
 def register_adapters() -> None:
-    """Register the prefix of each adapter, importing neither adapters nor packages."""
     from agentgym.core.registration import Adapter, register_adapter
 
     here = "agentgym_envs.adapters"

@@ -80,22 +80,13 @@ class GymnasiumEnv(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", name: str = "") -> TaskSet:
-        """100,000 train and 1,000 test seeds. Two seeds may pose the same problem; that depends on the environment.
-
-        Raises:
-            ValueError: no such split.
-        """
+        """100,000 train and 1,000 test seeds. Two seeds may pose the same problem; that depends on the environment."""
         seeds = seeds_of(split, f"gymnasium:{name}")
         return TaskSet.generate(lambda seed: Task(f"{name}-{seed}", seed=seed), seeds, name=f"{name}/{split}")
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Reset the environment with the task's seed, or with `seed` if the task has none.
-
-        Raises:
-            TypeError: its observations or actions cannot be text.
-        """
         super().reset(seed=seed, options=options)
         inner = self._opened()
         task_seed = self.task.seed if self.task is not None else None
@@ -131,12 +122,10 @@ class GymnasiumEnv(Env):
         return shown, reward, terminated, truncated, info
 
     def random_action(self, rng: random.Random) -> str:
-        """A random action, among the valid ones if the environment masks actions."""
         value = self._sampled(rng)
         return value if isinstance(value, str) else written(value)
 
     def close(self) -> None:
-        """Close the environment."""
         super().close()
         if self._inner is not None:
             self._inner.close()

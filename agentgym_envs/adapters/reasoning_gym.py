@@ -73,12 +73,6 @@ class ReasoningGymEnv(Env):
         seed: int = 0,
         size: int = 1_000,
     ) -> TaskSet:
-        """The data set's entries with this seed, size and settings, generated on access.
-
-        Raises:
-            ValueError: no such split, or the data set refuses the settings.
-            ImportError, UnknownEnvError: see `ReasoningGymEnv`.
-        """
         check_split(f"reasoning_gym:{name}", split)
         _check(name)
         start = seed if split == "train" else seed + APART
@@ -87,11 +81,6 @@ class ReasoningGymEnv(Env):
         return TaskSet(functools.partial(_task, where, split), name=f"{name}/{split}", source="generated", size=size)
 
     def init(self, task: Task) -> None:
-        """Regenerate the task's entry, which scoring needs.
-
-        Raises:
-            ValueError: the task is from another data set, or regenerating it gives a different puzzle.
-        """
         where, index = task.metadata.get("dataset"), task.metadata.get("index")
         if not isinstance(where, Mapping) or not isinstance(index, int):
             raise ValueError(f"task {task.id!r} is not from a reasoning_gym data set: take tasks from default_tasks")
@@ -109,7 +98,6 @@ class ReasoningGymEnv(Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Pose the puzzle."""
         super().reset(seed=seed, options=options)
         return [user(f"{self._entry['question']}\n\n{INSTRUCTION}")], {}
 
@@ -132,7 +120,6 @@ class ReasoningGymEnv(Env):
         return f"<answer>{self._entry['answer']}</answer>"
 
     def random_action(self, rng: random.Random) -> str:
-        """A well-formed answer that is almost surely wrong."""
         return f"<answer>{rng.randint(-1000, 1000)}</answer>"
 
 

@@ -57,11 +57,7 @@ class SkyRLGymEnv(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", name: str = "", data: str | None = None) -> TaskSet:
-        """The tasks of `data`; for gsm8k, agentgym's word problems in SkyRL's form.
-
-        Raises:
-            ValueError: no such split, or the environment needs `data`.
-        """
+        """The tasks of `data`; for gsm8k, agentgym's word problems in SkyRL's form."""
         if data is not None:
             path = Path(data.replace("{split}", split))
             if path == Path(data) and split != "train":
@@ -83,7 +79,6 @@ class SkyRLGymEnv(Env):
 
     @property
     def tasks(self) -> TaskSet:
-        """The tasks that `reset()` draws from."""
         if self._tasks is None:
             self._tasks = self.default_tasks("train", self.name, self._data)
         return self._tasks
@@ -91,11 +86,6 @@ class SkyRLGymEnv(Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Make the environment for the task and return its prompt.
-
-        Raises:
-            ValueError: SkyRL-Gym refuses the task.
-        """
         super().reset(seed=seed, options=options)
         self._shut()
         task = self.current_task
@@ -111,7 +101,6 @@ class SkyRLGymEnv(Env):
         return [dict(message) for message in prompt], plain_info(info or {})
 
     def step(self, action: Action) -> Step:
-        """Pass the reply's text to the environment."""
         text = self.read(action)
         answer = self._inner.step(text)
         info = plain_info(answer.get("metadata") or {})
@@ -124,17 +113,11 @@ class SkyRLGymEnv(Env):
         return (*self.outcome(said, float(answer["reward"]), terminated=done)[:4], info)
 
     def expert_action(self) -> str:
-        """For gsm8k the answer, after "####".
-
-        Raises:
-            NotImplementedError: for any other environment.
-        """
         if self.name not in GSM8K_NAMES or self.task is None:
             raise NotImplementedError(f"skyrl_gym:{self.name} has no expert")
         return f"#### {self.task.answer}"
 
     def close(self) -> None:
-        """Close the environment."""
         super().close()
         self._shut()
 
@@ -145,11 +128,6 @@ class SkyRLGymEnv(Env):
 
 
 def task_of_row(row: Mapping[str, Any], id: str) -> Task:
-    """A task from a row of SkyRL's data.
-
-    Raises:
-        ValueError: it has no prompt.
-    """
     prompt = row.get("prompt")
     messages = (user(prompt),) if isinstance(prompt, str) else tuple(dict(m) for m in prompt or ())
     if not messages:

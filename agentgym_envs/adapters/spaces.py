@@ -29,21 +29,11 @@ def numbers_in(space: Space[Any]) -> int:
 
 
 def check_observations(space: Space[Any], of: str) -> None:
-    """Raise if observations cannot be shown as text.
-
-    Raises:
-        TypeError: they have too many numbers, as images do.
-    """
     if numbers_in(space) > MOST_NUMBERS:
         raise TypeError(f"{of}: observations of {numbers_in(space)} numbers ({space}) cannot be shown as text")
 
 
 def check_actions(space: Space[Any], of: str) -> None:
-    """Raise if actions cannot be written as text.
-
-    Raises:
-        TypeError: the kind of space is not supported, or it has too many numbers.
-    """
     parts: Sequence[Space[Any]] = ()
     if isinstance(space, spaces.Tuple):
         parts = space.spaces
@@ -71,7 +61,6 @@ def _rounded(value: Any) -> Any:
 
 
 def form_of(space: Space[Any], names: Sequence[str] = ()) -> str:
-    """Describes an action to the agent."""
     if isinstance(space, spaces.Discrete):
         low, high = int(space.start), int(space.start + space.n - 1)
         if names:
@@ -110,11 +99,6 @@ def said_action(text: str) -> str:
 
 
 def action_of(space: Space[Any], text: str, names: Sequence[str] = ()) -> Any:
-    """The action of a reply.
-
-    Raises:
-        Unreadable: the reply is not a valid action.
-    """
     said = said_action(text)
     if isinstance(space, spaces.Discrete) and names:
         folded = [name.casefold() for name in names]
@@ -140,7 +124,6 @@ def _refuse(constant: str) -> None:
 
 
 def _value(space: Space[Any], given: Any) -> Any:
-    """A value of the space from JSON; raises ValueError or TypeError if it is not one."""
     if isinstance(space, spaces.Tuple):
         if not isinstance(given, list) or len(given) != len(space.spaces):
             raise ValueError(f"a list of {len(space.spaces)} is needed")

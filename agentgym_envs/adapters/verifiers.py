@@ -52,11 +52,7 @@ class VerifiersEnv(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", name: str = "", settings: Mapping[str, Any] | None = None) -> TaskSet:
-        """The rows of the environment's `dataset` (train) or `eval_dataset` (test).
-
-        Raises:
-            ValueError: the environment has no such data set.
-        """
+        """The rows of the environment's `dataset` (train) or `eval_dataset` (test)."""
         rows = host_of(name, settings or {}).rows(split)
         return TaskSet(
             lambda i: task_of_row(rows[i], f"{name}-{split}-{i}"),
@@ -67,29 +63,21 @@ class VerifiersEnv(Env):
 
     @property
     def tasks(self) -> TaskSet:
-        """The tasks that `reset()` draws from."""
         if self._tasks is None:
             self._tasks = self.default_tasks("train", self.name, self._settings)
         return self._tasks
 
     @property
     def tools(self) -> list[dict[str, Any]]:  # type: ignore[override]  # a class variable where they are always the same
-        """OpenAI schemas of this episode's tools."""
         return self._offered
 
     def init(self, task: Task) -> None:
-        """Bind a task, and load the environment if this process has not done so."""
         super().init(task)
         self._host  # noqa: B018 - loading takes its time here, not in the first reset
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start a rollout of the task.
-
-        Raises:
-            RuntimeError: it failed, or ended before its first request.
-        """
         super().reset(seed=seed, options=options)
         self._stop()
         self._shown = []
@@ -102,7 +90,6 @@ class VerifiersEnv(Env):
         return self._seen(event), {}
 
     def step(self, action: Action) -> Step:
-        """Answer the rollout's request."""
         self.read(action)
         if self._rollout is None:
             raise RuntimeError("VerifiersEnv: no episode is running; call reset() before step()")
@@ -122,7 +109,6 @@ class VerifiersEnv(Env):
         return messages, reward, terminated, truncated or cut, info
 
     def close(self) -> None:
-        """Cancel a running rollout."""
         super().close()
         self._stop()
 
@@ -131,11 +117,6 @@ class VerifiersEnv(Env):
         return host_of(self.name, self._settings)
 
     def _next(self) -> Ask | Ended:
-        """The rollout's next request, or its end.
-
-        Raises:
-            RuntimeError: it failed; the message names the environment and the task.
-        """
         task_id = self.task.id if self.task is not None else ""
         if self._rollout is None:
             raise RuntimeError("VerifiersEnv: no rollout is running")
@@ -155,11 +136,6 @@ class VerifiersEnv(Env):
         return event
 
     def _seen(self, ask: Ask) -> Observation:
-        """The new messages of a request.
-
-        Raises:
-            RuntimeError: the rollout has rewritten earlier messages, which is not supported.
-        """
         before = len(self._shown)
         same = len(ask.messages) >= before and all(
             _same(theirs, ours) for theirs, ours in zip(ask.messages, self._shown, strict=False)
@@ -186,7 +162,6 @@ def _same(theirs: Message, ours: Message) -> bool:
 
 
 def task_of_row(row: Mapping[str, Any], id: str) -> Task:
-    """A task from a row of a data set of verifiers."""
     prompt = row["prompt"]
     rest = {key: plain(value) for key, value in row.items() if key not in ("prompt", "answer") and value is not None}
     messages = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else tuple(map(_message, prompt))
@@ -194,7 +169,6 @@ def task_of_row(row: Mapping[str, Any], id: str) -> Task:
 
 
 def row_of_task(task: Task) -> dict[str, Any]:
-    """The row that a rollout starts with."""
     row = {"prompt": [dict(message) for message in task.messages], "example_id": 0}
     answer = {} if task.answer is None else {"answer": task.answer}
     return {**row, **answer, **dict(task.metadata.get("row") or {})}

@@ -46,8 +46,6 @@ class Ended:
 
 
 class Rollout:
-    """One rollout, as the episode's thread sees it."""
-
     def __init__(self, host: Host, row: dict[str, Any]):
         self._loop = host.loop
         self._events: queue.SimpleQueue[Ask | Ended | Exception] = queue.SimpleQueue()
@@ -55,19 +53,13 @@ class Rollout:
         self._running = asyncio.run_coroutine_threadsafe(self._run(host, row), self._loop)
 
     def next(self) -> Ask | Ended | Exception:
-        """The next request, the end, or the exception that ended the rollout.
-
-        Raises:
-            queue.Empty: nothing came for `WAIT_SECONDS`.
-        """
+        """The next request, the end, or the exception that ended the rollout."""
         return self._events.get(timeout=WAIT_SECONDS)
 
     def answer(self, reply: Message) -> None:
-        """Answer the last request."""
         self._loop.call_soon_threadsafe(self._take, reply)
 
     def cancel(self) -> None:
-        """Cancel the rollout; its own handlers clean up."""
         self._running.cancel()
 
     async def ask(self, messages: list[Message], tools: list[dict[str, Any]]) -> Message:
@@ -88,8 +80,6 @@ class Rollout:
 
 
 class Host:
-    """A loaded environment and its event loop."""
-
     def __init__(self, name: str, settings: Mapping[str, Any]):
         self.env = _loaded(name, settings)
         self.name = name
@@ -102,11 +92,6 @@ class Host:
         return int(getattr(self.env, "max_turns", -1))
 
     def rows(self, split: str) -> Any:
-        """The data set of a split.
-
-        Raises:
-            ValueError: no such split.
-        """
         build = {"train": self.env.build_dataset, "test": self.env.build_eval_dataset}.get(split)
         rows = None if build is None else build()
         if rows is None:
@@ -116,7 +101,6 @@ class Host:
         return rows
 
     def begin(self, row: dict[str, Any]) -> Rollout:
-        """Start a rollout of a row of a data set."""
         return Rollout(self, row)
 
 
@@ -132,11 +116,6 @@ def _host(name: str, key: str, pid: int) -> Host:
 
 
 def _loaded(name: str, settings: Mapping[str, Any]) -> Any:
-    """The environment that `load_environment` makes.
-
-    Raises:
-        ImportError: verifiers is missing or incompatible, or the environment's package is not installed.
-    """
     verifiers = imported("verifiers")
     if not hasattr(verifiers, "load_environment") or not hasattr(verifiers, "Client"):
         version = getattr(verifiers, "__version__", "?")
@@ -166,7 +145,6 @@ def _leave_signals(environment: type) -> None:
 
 
 def _client(rollout: Rollout) -> Any:
-    """A verifiers client that gets its answers from the agent."""
     kinds: Any = imported("verifiers", "verifiers.types")
     chat: Any = imported("verifiers", "verifiers.clients").OpenAIChatCompletionsClient
 
@@ -204,11 +182,6 @@ def _text(arguments: Any) -> str:
 
 
 def _ended(output: Mapping[str, Any]) -> Ended:
-    """The end of a rollout, from its record.
-
-    Raises:
-        RuntimeError: it ended with an error, so it has no reward.
-    """
     if output.get("error") is not None:
         raise RuntimeError(f"{output['error']}")
     said = [_without_nothing(message) for message in output.get("completion") or []]
@@ -222,5 +195,4 @@ def _ended(output: Mapping[str, Any]) -> Ended:
 
 
 def _without_nothing(message: Mapping[str, Any]) -> Message:
-    """A message without its empty fields."""
     return {key: value for key, value in dict(message).items() if value is not None or key == "content"}

@@ -43,17 +43,7 @@ def tools_for(take: Callable[[str, str], str]) -> ToolSet:
 
 
 class Attempt:
-    """An agent's attempts at one problem.
-
-    Args:
-        problem: what to solve.
-        grade: `grade(problem, code, tests)`.
-
-    Attributes:
-        code: the code run or submitted last; None before the first.
-        report: on the submission; None before it.
-        last: True on the agent's last reply; `run` then submits.
-    """
+    """An agent's attempts at one problem."""
 
     def __init__(self, problem: Problem, grade: Callable[[Problem, str, tuple[str, ...]], Report]):
         self.problem = problem
@@ -65,11 +55,6 @@ class Attempt:
         self._tools = tools_for(self.take)
 
     def take(self, verb: str, code: str) -> str:
-        """Run or submit code and describe the result.
-
-        Raises:
-            ToolError: the reply has made another call already.
-        """
         if self._busy:
             raise ToolError("not done: one call in a reply, please")
         self._busy = True
@@ -81,12 +66,6 @@ class Attempt:
         return _told(self._grade(self.problem, code, public or ("pass",)), bool(public))
 
     def answer(self, message: Message, last: bool) -> Observation:
-        """Process a reply.
-
-        Args:
-            message: the assistant's message.
-            last: True for the last reply: the latest code is then submitted.
-        """
         self.last, self._busy = last, False
         observation = self._tools.answer(message) if message.get("tool_calls") else [user(self._answer_text(message))]
         if last and self.report is None and self.code is not None:
@@ -127,7 +106,6 @@ def judged(report: Report) -> str:
 
 
 def _told(report: Report, has_public: bool) -> str:
-    """The result of running code against the public tests, as text."""
     if report.error:
         parts = [f"The code does not run.\n{report.error}" if report.verdict != "ended" else report.error]
     elif has_public:

@@ -59,29 +59,19 @@ class CodeEnv(Env):
         self._attempt: Attempt | None = None
 
     def init(self, task: Task) -> None:
-        """Bind a problem. A sandbox is acquired only when code runs.
-
-        Raises:
-            ValueError: the task's answer is not a problem.
-        """
         problem_of(task)
         super().init(task)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Pose the problem; see `agentgym.Env.reset`."""
         super().reset(seed=seed, options=options)
         self._attempt = Attempt(problem_of(self.current_task), self._grade)
         turns = "one reply" if self.max_turns == 1 else f"{self.max_turns} replies"
         return instructed(self.current_task.messages, INSTRUCTION.replace("{turns}", turns)), {}
 
     def step(self, action: Action) -> Step:
-        """Run or judge code. `info`: `success`; at the end also `verdict`, and assertions `passed` of `total`.
-
-        Raises:
-            agentgym.sandbox.SandboxError: two sandboxes failed in a row and their back end is down.
-        """
+        """Run or judge code. `info`: `success`; at the end also `verdict`, and assertions `passed` of `total`."""
         self.read(action)
         attempt = self._attempt
         if attempt is None:
@@ -106,18 +96,12 @@ class CodeEnv(Env):
         return grading.grade(problem, code, tests, backend=self.sandbox, limits=self.limits)
 
     def expert_action(self) -> str:
-        """Submits the gold solution.
-
-        Raises:
-            ValueError: the task has none.
-        """
         solution = problem_of(self.current_task).solution
         if not solution:
             raise ValueError(f"task {self.current_task.id!r} has no solution")
         return f"{fenced(solution)}\n{SUBMIT}"
 
     def random_action(self, rng: random.Random) -> str:
-        """Functions that return a random constant; submitted half of the time."""
         names = problem_of(self.current_task).names
         code = "\n\n".join(f"def {name}(*args, **kwargs):\n    return {rng.randint(10**6, 10**9)}" for name in names)
         return fenced(code) + (f"\n{SUBMIT}" if rng.random() < 0.5 else "")

@@ -56,7 +56,6 @@ class Report:
 
     @property
     def success(self) -> bool:
-        """True if every assertion held."""
         return self.verdict == "passed"
 
 
@@ -93,9 +92,6 @@ def grade(
         tests: statements, from `problem.public` or `problem.tests`.
         backend: see `agentgym.sandbox.acquire`.
         limits: time limits.
-
-    Raises:
-        SandboxError: two sandboxes failed in a row, or none was available.
     """
     if len(code) > LONGEST_CODE:
         return Report("error", total=len(tests), error=f"The code is longer than {LONGEST_CODE:,} characters.")

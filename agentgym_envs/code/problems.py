@@ -36,16 +36,10 @@ class Problem:
     solution: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The problem as a task's answer, without empty fields."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items() if v}
 
 
 def problem_of(task: Task) -> Problem:
-    """The problem of a task.
-
-    Raises:
-        ValueError: the task has no messages, or its answer is not a problem.
-    """
     if not task.messages:
         raise ValueError(f"task {task.id!r} has no messages: the problem's text is missing")
     answer = task.answer
@@ -75,11 +69,7 @@ def _check_python(text: str, field: str, task_id: str) -> None:
 
 
 def names_between(solution: str, tests: Iterable[str]) -> tuple[str, ...]:
-    """The top-level names of a solution that the tests use, last defined first.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """The top-level names of a solution that the tests use, last defined first."""
     defined: list[str] = []
     for node in program(solution).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -133,24 +123,9 @@ def _example(call: str, result: str) -> str:
 
 
 def check_data(data: str) -> None:
-    """Raise for an unknown choice of data.
-
-    Raises:
-        ValueError: it is neither "auto" nor "own".
-    """
     if data not in ("auto", "own"):
         raise ValueError(f'data must be "auto" or "own", not {data!r}')
 
 
 def own_problems(env_id: str, split: str, make: Callable[[dict[str, Any], str], Task]) -> TaskSet:
-    """The shipped tasks, 28 train and 12 test.
-
-    Args:
-        env_id: the environment.
-        split: "train" or "test".
-        make: makes a task from a record (`name`, `head`, `text`, `public`, `tests`, `solution`, `split`) and an id.
-
-    Raises:
-        ValueError: no such split.
-    """
     return own_tasks("agentgym_envs.code", "tasks.jsonl", split, make, name=env_id, source=OWN_SOURCE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 
 def register_games() -> None:
-    """Register all games without importing them."""
     from agentgym.core.registration import register
 
     games = "agentgym_envs.games"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 
 def register_math() -> None:
-    """Register all environments of this package without importing them."""
     from agentgym.core.registration import register
 
     math = "agentgym_envs.math"

@@ -44,13 +44,11 @@ def is_expression(node: Node) -> bool:
 
 
 def symbols(node: Node) -> frozenset[str]:
-    """The variables of an expression."""
     own = frozenset((node.name,)) if node.op == "symbol" else frozenset()
     return own.union(*map(symbols, node.args))
 
 
 def equal(one: Node, other: Node) -> bool:
-    """True if two expressions are equal."""
     exact = exact_value(one), exact_value(other)
     if None not in exact:
         return exact[0] == exact[1]
@@ -75,12 +73,10 @@ def ratio_at_points(one: Node, other: Node, agree: Callable[[Any, Any], bool]) -
 
 
 def close(a: Any, b: Any) -> bool:
-    """True if two values are equal to 70 digits."""
     return bool(abs(a - b) <= TOLERANCE * max(1, abs(a), abs(b)))
 
 
 def has_i(node: Node) -> bool:
-    """True if it contains the imaginary unit."""
     return (
         (node.op == "constant" and node.name == "i")
         or (node.op == "call" and node.name == "cis")
@@ -167,16 +163,7 @@ _EXACT: dict[str, Callable[..., Fraction]] = {
 
 
 def value(node: Node, point: dict[str, Any], imaginary: bool = False) -> Any:
-    """The value of an expression at mpmath's current precision.
-
-    Args:
-        node: the expression.
-        point: values of the variables.
-        imaginary: allow complex roots and logarithms.
-
-    Raises:
-        Undefined: it has no value.
-    """
+    """The value of an expression at mpmath's current precision."""
     found = _value(node, point, imaginary)
     if mp.isnan(found) or mp.isinf(found):
         raise Undefined

@@ -114,11 +114,6 @@ def _character(c: str) -> str:
 
 
 def tokens(text: str) -> list[Token]:
-    """The tokens of an answer, with an "end" token.
-
-    Raises:
-        Unreadable: a number is too long, or a character is not mathematics.
-    """
     text = _spaced(characters(text))
     found: list[Token] = []
     place, spaced = 0, False
@@ -240,7 +235,6 @@ def _read_letters(text: str, match: re.Match[str], spaced: bool, found: list[Tok
 
 
 def _read_variable(text: str, place: int, name: str, spaced: bool, found: list[Token]) -> int:
-    """Append a variable with its subscript."""
     if subscript := _SUBSCRIPT.match(text, place):
         name += "_" + re.sub(r"\s", "", subscript[1] or subscript[2] or "")
         place = subscript.end()

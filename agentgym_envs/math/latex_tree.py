@@ -55,11 +55,6 @@ NO_UNIT = frozenset(_TEXT_NO_UNIT.split())
 
 
 def tree(text: str) -> Node:
-    """The tree of an answer.
-
-    Raises:
-        Unreadable: it cannot be parsed.
-    """
     reader = _Reader(tokens(text))
     found = reader.listed()
     if not reader.at("end"):
@@ -128,7 +123,6 @@ class _Reader:
     # ---- sums and products
 
     def measured(self) -> Node:
-        """A sum and its unit."""
         found = self.sum()
         words: list[str] = []
         while self.now.kind == "words" and not self.joint():
@@ -204,7 +198,6 @@ class _Reader:
         )
 
     def signed(self) -> Node:
-        """A factor with an optional minus."""
         if self.at("-"):
             self.place += 1
             return Node("negative", (self.factor(),))
@@ -244,7 +237,6 @@ class _Reader:
         return False
 
     def _raised(self) -> Node:
-        """The exponent after ^."""
         self.need("^")
         if self.at("-"):
             self.place += 1

@@ -11,11 +11,7 @@ from agentgym_envs.math.word_problems import check_task, load_word_problems
 
 
 class ProblemEnv(Env):
-    """Poses a task's messages, with the class's `instruction` at the end of the last.
-
-    Tasks are school word problems with numbers as answers; subclasses with other tasks override `default_tasks` and
-    `check`.
-    """
+    """Poses a task's messages, with the class's `instruction` at the end of the last."""
 
     instruction: ClassVar[str]
 
@@ -26,25 +22,15 @@ class ProblemEnv(Env):
 
     @staticmethod
     def check(task: Task) -> None:
-        """Raise if the task is not such a problem.
-
-        Raises:
-            ValueError: the task has no question, or its answer is not a number.
-        """
+        """Raise if the task is not such a problem."""
         check_task(task)
 
     def init(self, task: Task) -> None:
-        """Bind a problem.
-
-        Raises:
-            ValueError: see `check`.
-        """
         self.check(task)
         super().init(task)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Pose the problem; see `agentgym.Env.reset`."""
         super().reset(seed=seed, options=options)
         return instructed(self.current_task.messages, self.instruction), {}

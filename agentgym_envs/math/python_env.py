@@ -98,38 +98,22 @@ class PythonEnv(ProblemEnv):
         """A well-formed final reply that is almost surely wrong."""
 
     def init(self, task: Task) -> None:
-        """Bind a problem and acquire a sandbox.
-
-        Raises:
-            ValueError: the task is not such a problem.
-            SandboxError: no sandbox is available.
-        """
         super().init(task)
         self._session.open()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Pose the problem; see `agentgym.Env.reset`.
-
-        Raises:
-            SandboxError: no sandbox is available.
-        """
         opened = super().reset(seed=seed, options=options)
         self._session.open(RESET_SECONDS)
         return opened
 
     def step(self, action: Action) -> Step:
-        """Run the calls, or judge the answer. `info`: `success`; after an answer also `answer` and `expected`.
-
-        Raises:
-            SandboxError: the sandboxes' back end failed; see the class.
-        """
+        """Run the calls, or judge the answer. `info`: `success`; after an answer also `answer` and `expected`."""
         result = self._step(action)
         if not self.running:
             self._session.close()
         return result
 
     def close(self) -> None:
-        """Release the sandbox."""
         self._session.close()
         super().close()
 
@@ -160,7 +144,6 @@ class PythonEnv(ProblemEnv):
         return f"```python\n{program}\n```"
 
     def random_action(self, rng: random.Random) -> str:
-        """A calculation with two random numbers, or an answer that is almost surely wrong."""
         if rng.random() < 0.5:
             return self.random_answer(rng)
         return f"```python\nprint({rng.randint(0, 100)} {rng.choice('+-*')} {rng.randint(0, 100)})\n```"

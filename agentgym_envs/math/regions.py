@@ -50,7 +50,6 @@ def same_region(one: Node, other: Node) -> bool:
 
 
 def _region(node: Node) -> Region:
-    """The region of a node; raises Undefined if it is not one."""
     if node.op == "domain" and node.name == "R":
         return Region(((_START, _END),))
     if node.op == "row":
@@ -110,7 +109,6 @@ def _rounded(x: Any) -> Any:
 
 
 def _related(node: Node) -> Region:
-    """The region of a chain of inequalities."""
     signs = node.name.split()
     names = symbols(node)
     if signs == ["in"]:

@@ -115,7 +115,6 @@ def _items(node: Node) -> list[Node]:
 
 
 def _once_each(items: list[Node]) -> list[Node]:
-    """The items without repetitions."""
     kept: list[Node] = []
     for item in items:
         if not any(_same_item(other, item) for other in kept):

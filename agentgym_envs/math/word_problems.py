@@ -25,10 +25,6 @@ def load_word_problems(split: str = "train") -> TaskSet:
 
     A task has the question as its message, the gold number (text) as its answer and the worked solution in GSM8K's form
     in `metadata["solution"]`. `metadata["difficulty"]` is the number of marked calculations in it, if any.
-
-    Raises:
-        ValueError: no such split.
-        FileNotFoundError: `AGENTGYM_DATA` names a folder that does not exist.
     """
     check_split("gsm8k", split)
 
@@ -46,7 +42,6 @@ def load_word_problems(split: str = "train") -> TaskSet:
 
 
 def own_word_problems(split: str) -> TaskSet:
-    """The shipped problems: 30 train, 10 test."""
     return own_tasks(
         "agentgym_envs.math",
         "problems.jsonl",
@@ -58,7 +53,6 @@ def own_word_problems(split: str) -> TaskSet:
 
 
 def _task(record: dict[str, Any], id: str, split: str) -> Task:
-    """A task from a GSM8K record: `question`, and `answer` with the gold number after "####"."""
     solution = record["answer"]
     gold = solution.rpartition("####")[2].strip()
     if number_of(gold) is None:
@@ -69,11 +63,6 @@ def _task(record: dict[str, Any], id: str, split: str) -> Task:
 
 
 def check_task(task: Task) -> None:
-    """Raise if a task is not a word problem.
-
-    Raises:
-        ValueError: it has no messages, or its answer is not a number.
-    """
     if not task.messages:
         raise ValueError(f"task {task.id!r} has no messages: the question is missing")
     if number_of(str(task.answer)) is None:
@@ -97,12 +86,7 @@ def calculations_of(task: Task) -> list[str]:
 
 
 def load_svamp(split: str = "train") -> TaskSet:
-    """The problems of a split, by a hash of their text, from `svamp/svamp.jsonl` in the data folder.
-
-    Raises:
-        ValueError: no such split.
-        FileNotFoundError: the file is missing.
-    """
+    """The problems of a split, by a hash of their text, from `svamp/svamp.jsonl` in the data folder."""
     check_split("svamp", split)
     file = datasets.require("svamp", SVAMP)
     tasks = [task for task in TaskSet.from_jsonl(file, parse=_svamp_task, name="svamp") if _split(task) == split]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 
 def register_search() -> None:
-    """Register the environment of this package."""
     from agentgym.core.registration import register
 
     register(

@@ -116,13 +116,6 @@ class Search(Env):
         return load_questions(split, data)
 
     def init(self, task: Task) -> None:
-        """Bind a question and open its corpus.
-
-        Raises:
-            ValueError: the task has no question, no answer or no corpus.
-            FileNotFoundError: the corpus is missing.
-            SandboxError: no sandbox is available for the search.
-        """
         self._golds = golds_of(task)
         named = task.metadata.get("corpus")
         corpus = self._corpus or (named if isinstance(named, str) else None)
@@ -135,7 +128,6 @@ class Search(Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Ask the question; see `agentgym.Env.reset`."""
         super().reset(seed=seed, options=options)
         self._searches = self._searches_before = 0
         return instructed(self.current_task.messages, INSTRUCTION), {}
@@ -145,9 +137,6 @@ class Search(Env):
 
         `info`: `success`, `searches`, `em` and `f1` (0 before the answer); after it also `answer` and `expected`, the
             first gold answer.
-
-        Raises:
-            RetrieverError, SandboxError: a search failed; the episode has no result.
         """
         text = self.read(action)
         self._searches_before = self._searches
@@ -172,7 +161,6 @@ class Search(Env):
         )
 
     def close(self) -> None:
-        """Close the retriever. May be called twice."""
         self._leave()
         super().close()
 
@@ -186,7 +174,6 @@ class Search(Env):
         )
 
     def random_action(self, rng: random.Random) -> str:
-        """Searches for two words of the question, or answers with one of them."""
         words = text_of(self.current_task.messages[-1]).split() or ["nothing"]
         if rng.random() < 0.5:
             return f"<answer>{rng.choice(words)}</answer>"

@@ -21,16 +21,11 @@ FILE = "hotpot_qa/validation.jsonl"
 
 
 def located() -> Path | None:
-    """The file, if it is in the data folder."""
     return datasets.locate(FILE)
 
 
 def passages() -> list[Passage]:
-    """Every paragraph that stands beside a question, each once; its id is its title.
-
-    Raises:
-        FileNotFoundError, ValueError: the file is not there, or is something else.
-    """
+    """Every paragraph that stands beside a question, each once; its id is its title."""
     found: dict[str, Passage] = {}
     for record in _records():
         context = record["context"]
@@ -40,11 +35,7 @@ def passages() -> list[Passage]:
 
 
 def tasks(split: str) -> list[Task]:
-    """The questions of a split. A question belongs to "test" or "train" as `splits.split_of` says of its id.
-
-    Raises:
-        FileNotFoundError, ValueError: the file is not there, or is something else.
-    """
+    """The questions of a split. A question belongs to "test" or "train" as `splits.split_of` says of its id."""
     return [_task(record, split) for record in _records() if split_of(record["id"]) == split]
 
 

@@ -21,16 +21,7 @@ OWN_SOURCE = "the project's own questions"
 
 
 def load_questions(split: str = "train", data: str = "auto") -> TaskSet:
-    """The tasks of a split; `source` says where they come from.
-
-    Args:
-        split: "train" or "test".
-        data: "own", "xquad", "hotpot_qa", or "auto": XQuAD if its file is in the data folder, else own.
-
-    Raises:
-        ValueError: no such split or data.
-        FileNotFoundError: the file of `data` is missing; the message says how to get it.
-    """
+    """The tasks of a split; `source` says where they come from."""
     check_split("search", split)
     check_data(data)
     if data == "hotpot_qa":
@@ -49,21 +40,11 @@ def own_questions(split: str) -> TaskSet:
 
 
 def check_data(data: str) -> None:
-    """Raise for an unknown choice of data.
-
-    Raises:
-        ValueError: it is not in `DATA`.
-    """
     if data not in DATA:
         raise ValueError(f"data must be one of {', '.join(DATA)}, not {data!r}")
 
 
 def golds_of(task: Task) -> list[str]:
-    """The gold answers of a task.
-
-    Raises:
-        ValueError: it has no question, or its answer is not text.
-    """
     if not task.messages:
         raise ValueError(f"task {task.id!r} has no messages: the question is missing")
     golds = [task.answer] if isinstance(task.answer, str) else task.answer

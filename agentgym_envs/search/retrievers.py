@@ -35,18 +35,7 @@ class Retriever(Protocol):
 
 
 def open_retriever(kind: str, corpus: str | None, timeout: float, backend: str | None) -> Retriever:
-    """A retriever by its name.
-
-    Args:
-        kind: "bm25", "sandbox", or the URL of a server.
-        corpus: see `corpora.passages_of`; a server has its own.
-        timeout: seconds that one attempt of a search may take.
-        backend: of the sandbox; see `agentgym.sandbox`.
-
-    Raises:
-        ValueError: no such retriever, or no corpus where it needs one.
-        FileNotFoundError: the corpus is not there.
-    """
+    """A retriever by its name."""
     if kind.startswith(("http://", "https://")):
         return HttpRetriever(kind, timeout)
     check_kind(kind)
@@ -58,11 +47,6 @@ def open_retriever(kind: str, corpus: str | None, timeout: float, backend: str |
 
 
 def check_kind(kind: str) -> None:
-    """Refuse an unknown retriever.
-
-    Raises:
-        ValueError: it is neither "bm25" nor "sandbox" nor a URL.
-    """
     if kind not in ("bm25", "sandbox") and not kind.startswith(("http://", "https://")):
         raise ValueError(f'retriever must be "bm25", "sandbox" or a URL that begins with http, not {kind!r}')
 
@@ -96,11 +80,6 @@ class HttpRetriever:
         self._timeout = timeout
 
     def search(self, query: str, topk: int) -> list[Passage]:
-        """The server's passages, at most `topk`.
-
-        Raises:
-            RetrieverError: it cannot be reached, or its answer has another form.
-        """
         body = json.dumps({"queries": [query], "topk": topk, "return_scores": True}).encode()
         try:
             return passages_in(self._asked(body), topk)
@@ -111,7 +90,6 @@ class HttpRetriever:
         """Nothing to do: no connection is kept."""
 
     def _asked(self, body: bytes) -> Any:
-        """The parsed answer, after as many attempts as it takes."""
         wait = FIRST_WAIT
         for attempt in range(1, ATTEMPTS + 1):
             try:

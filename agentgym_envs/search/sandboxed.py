@@ -40,16 +40,7 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 class SandboxRetriever:
-    """A place at the shared sandbox of a corpus.
-
-    Args:
-        corpus: see `corpora.passages_of`.
-        timeout: seconds that one search may take.
-        backend: "docker", "bubblewrap", "auto", or None for the process's own choice.
-
-    Raises:
-        SandboxError: no sandbox could be had, or the index could not be built in it.
-    """
+    """A place at the shared sandbox of a corpus."""
 
     def __init__(self, corpus: str, timeout: float, backend: str | None):
         self._timeout = timeout
@@ -68,15 +59,11 @@ class SandboxRetriever:
         """At most `topk` passages that share a word with the query, best first.
 
         A sandbox that fails is replaced once, since a search changes nothing.
-
-        Raises:
-            SandboxError: so did its replacement. Where the query ended its program both times, it is the agent's failure.
         """
         answer = self._service.ask({"queries": [query], "topk": topk}, self._timeout)
         return passages_in(answer, topk)
 
     def close(self) -> None:
-        """Leave the sandbox; the last one out gives it back."""
         with _lock:
             if not self._open:
                 return
@@ -125,7 +112,6 @@ class _Service:
         return _exchange(self._session, request, timeout)
 
     def _start(self) -> None:
-        """Make the sandbox, bring program and corpus, and wait until the index is built."""
         from agentgym.sandbox import SandboxSpec, acquire
 
         self._box = acquire(SandboxSpec(image="search", memory=MEMORY), self._backend, ACQUIRE_SECONDS)
@@ -146,11 +132,6 @@ class _Service:
 
 
 def _exchange(session: Session | None, request: dict[str, Any], timeout: float) -> Any:
-    """One request and its reply.
-
-    Raises:
-        SandboxError: the program ended, or did not answer in time.
-    """
     from agentgym.sandbox import SandboxError
 
     if session is None or not session.alive:

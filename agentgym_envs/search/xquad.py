@@ -20,27 +20,18 @@ FILE = "xquad/xquad.en.json"
 
 
 def located() -> Path | None:
-    """The file, if it is in the data folder."""
     return datasets.locate(FILE)
 
 
 def passages() -> list[Passage]:
-    """The paragraphs: "xquad-03-1" is the second of the fourth article.
-
-    Raises:
-        FileNotFoundError, ValueError: the file is not there, or is something else.
-    """
+    """The paragraphs: "xquad-03-1" is the second of the fourth article."""
     return [
         {"id": id, "title": title, "text": str(paragraph["context"])} for id, title, paragraph in _paragraphs(_read())
     ]
 
 
 def tasks(split: str) -> list[Task]:
-    """The questions of a split. An article belongs to "test" or "train" as `splits.split_of` says of its title.
-
-    Raises:
-        FileNotFoundError, ValueError: the file is not there, or is something else.
-    """
+    """The questions of a split. An article belongs to "test" or "train" as `splits.split_of` says of its title."""
     found = []
     for id, title, paragraph in _paragraphs(_read()):
         if split_of(title) != split:
@@ -59,7 +50,6 @@ def tasks(split: str) -> list[Task]:
 
 
 def _read() -> list[dict[str, Any]]:
-    """The articles of the file."""
     path = datasets.require("xquad", FILE)
     try:
         articles = json.loads(path.read_text(encoding="utf-8"))["data"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 
 def register_sql() -> None:
-    """Register the environment without importing it."""
     from agentgym.core.registration import register
 
     register(

@@ -28,16 +28,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table or view."""
-
     name: str
     columns: tuple[Column, ...]
 
 
 @dataclass(frozen=True)
 class Database:
-    """An SQLite database: the file's bytes, and its tables."""
-
     name: str
     content: bytes
     tables: tuple[Table, ...]
@@ -50,12 +46,7 @@ class Database:
 
 
 def load_database(name: str) -> Database:
-    """A database by name: "library", "railway", "chinook", "defog/NAME", or the path of an SQLite file.
-
-    Raises:
-        ValueError: no such database, or the file is not an SQLite database.
-        FileNotFoundError: `AGENTGYM_DATA` names a folder that does not exist.
-    """
+    """A database by name: "library", "railway", "chinook", "defog/NAME", or the path of an SQLite file."""
     if name in OWN_NAMES:
         return _own(name)
     path = _path_of(name)

@@ -118,15 +118,9 @@ class SQL(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", data: str = "auto") -> TaskSet:
-        """The questions of "train" or "test"; see `agentgym_envs.sql.tasks.load_questions`."""
         return load_questions(split, data)
 
     def init(self, task: Task) -> None:
-        """Bind a question.
-
-        Raises:
-            ValueError: the task has no question, no gold query, or no available database.
-        """
         if not task.messages:
             raise ValueError(f"task {task.id!r} has no messages: the question is missing")
         golds_of(task)
@@ -141,7 +135,6 @@ class SQL(Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Pose the question; see `agentgym.Env.reset`."""
         super().reset(seed=seed, options=options)
         self._release()
         task, database = self.current_task, self._bound
@@ -162,10 +155,6 @@ class SQL(Env):
 
         `info`: `success`; after an answer also the queries `answer` and `expected` (the first gold one), and `error` if
         the answer could not be run.
-
-        Raises:
-            SandboxError: two sandboxes failed and their back end is down; the step has no result.
-            ValueError: a gold query of the task does not run.
         """
         text = self.read(action)
         self._verdict = None
@@ -181,12 +170,10 @@ class SQL(Env):
         return step
 
     def close(self) -> None:
-        """Release the sandbox."""
         super().close()
         self._release()
 
     def expert_action(self) -> str:
-        """Looks at a table of the first gold query, then answers with that query."""
         task, database = self.current_task, self._bound
         gold = golds_of(task)[0]
         if self.turn == 0 and self.max_turns > 1:
@@ -195,7 +182,6 @@ class SQL(Env):
         return call_text("answer", query=gold)
 
     def random_action(self, rng: random.Random) -> str:
-        """Some rows of a random column, with `sql` or as the answer."""
         table = rng.choice(self._bound.tables)
         column = rng.choice(table.columns)
         query = f'SELECT "{column.name}" FROM "{table.name}" LIMIT {rng.randint(1, 20)}'

@@ -27,11 +27,7 @@ _known: dict[tuple[str, str, bool], Gold] = {}
 
 
 def golds_of(task: Task) -> list[str]:
-    """A task's gold queries, any of which is right.
-
-    Raises:
-        ValueError: its answer is neither a query nor a list of queries.
-    """
+    """A task's gold queries, any of which is right."""
     given = [task.answer] if isinstance(task.answer, str) else task.answer
     if not isinstance(given, list) or not given or not all(isinstance(q, str) and q.strip() for q in given):
         raise ValueError(
@@ -46,12 +42,7 @@ def is_ordered(task: Task, gold: str) -> bool:
 
 
 def judge(task: Task, query: str, queries: QueryRunner, seconds: float) -> tuple[bool, str]:
-    """(True if the query is right, the error if it could not be run).
-
-    Raises:
-        ValueError: a gold query of the task does not run.
-        SandboxError: two sandboxes failed.
-    """
+    """(True if the query is right, the error if it could not be run)."""
     found = queries.ask(query, _limits(seconds))
     if isinstance(found, QueryFailure):
         return False, found.text
@@ -66,11 +57,7 @@ def judge(task: Task, query: str, queries: QueryRunner, seconds: float) -> tuple
 
 
 def gold_of(task: Task, gold: str, queries: QueryRunner) -> Gold:
-    """The result of a gold query; run once per process.
-
-    Raises:
-        ValueError: it does not run, or its ties cannot be determined.
-    """
+    """The result of a gold query; run once per process."""
     key = (str(task.metadata["database"]), gold, is_ordered(task, gold))
     if key not in _known:
         queries.close()  # gold queries run in a sandbox that has run no query of the agent

@@ -79,7 +79,6 @@ class _Draws:
         self._next = random.Random(seed).random
 
     def number(self, low: int, high: int) -> int:
-        """A whole number from low to high, inclusive."""
         return low + int(self._next() * (high - low + 1))
 
     def one(self, items: Sequence[T]) -> T:
@@ -158,11 +157,6 @@ OWN_NAMES = tuple(_MAKERS)
 
 
 def own_database(name: str) -> bytes:
-    """The SQLite file of "library" or "railway".
-
-    Raises:
-        KeyError: another name.
-    """
     make = _MAKERS[name]
     db = sqlite3.connect(":memory:")
     try:

@@ -82,12 +82,6 @@ class QueryRunner:
         self._session: Session | None = None
 
     def ask(self, query: str, limits: QueryLimits) -> QueryResult | QueryFailure:
-        """Run a query.
-
-        Raises:
-            SandboxError: two sandboxes failed.
-            ValueError: the database's file cannot be opened.
-        """
         request = json.dumps(
             {
                 "database": FILE,

@@ -72,20 +72,11 @@ class Ranking:
 
 
 def has_order(query: str) -> bool:
-    """True if a query has an outermost ORDER BY."""
     return any(token.is_word("ORDER") for token in _tokens(query))
 
 
 def ranking_of(query: str, columns: Sequence[str]) -> Ranking | None:
-    """The query that shows another one's ties; None if that has no outermost ORDER BY.
-
-    Args:
-        query: a SELECT.
-        columns: its column names, as SQLite gives them.
-
-    Raises:
-        ValueError: its sort keys or limits cannot be read.
-    """
+    """The query that shows another one's ties; None if that has no outermost ORDER BY."""
     tokens = _tokens(query)
     places = [place for place, token in enumerate(tokens) if token.is_word("ORDER")]
     if not places:
@@ -178,11 +169,6 @@ def _without_alias(item: list[_Token]) -> list[_Token]:
 
 
 def _end_of_columns(tokens: Sequence[_Token], query: str) -> int:
-    """The position where a further column can be inserted.
-
-    Raises:
-        ValueError: a further column would change the rows.
-    """
     if any(token.is_word("DISTINCT", *_COMPOUND) for token in tokens):
         raise ValueError(f"an ORDER BY of DISTINCT or UNION rows must name columns of the result: {query}")
     return _columns(tokens)[-1].end

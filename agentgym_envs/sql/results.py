@@ -36,14 +36,7 @@ class Segment:
 
 
 def same_result(segments: Sequence[Segment], found: Sequence[Row], columns: int, ordered: bool = False) -> bool:
-    """True if a result matches the segments.
-
-    Args:
-        segments: the gold rows; a single segment if the gold has no order.
-        found: the rows to judge.
-        columns: number of columns.
-        ordered: True if the segments' order counts.
-    """
+    """True if a result matches the segments."""
     gold = [row for segment in segments for row in segment.rows]
     if len(found) != sum(segment.take for segment in segments):
         return False
@@ -57,14 +50,7 @@ def same_result(segments: Sequence[Segment], found: Sequence[Row], columns: int,
 
 
 def _lay(pairs: _Pairs, column: int, used: frozenset[int], gold: list[int], found: list[int], tries: list[int]) -> bool:
-    """Match each gold column from `column` on with a column of the result.
-
-    Args:
-        used: columns of the result that are matched already.
-        gold: for each gold row the number of its class by the columns so far; equal rows have equal numbers.
-        found: likewise for the result.
-        tries: remaining tries, in a list that all calls share.
-    """
+    """Match each gold column from `column` on with a column of the result."""
     if column == len(pairs.gold):
         return True
     failed: list[tuple[Value, ...]] = []
@@ -95,7 +81,6 @@ class _Pairs:
         self._alike: dict[tuple[int, int], bool] = {}
 
     def classes(self, ours: int, theirs: int) -> tuple[list[Hashable], list[Hashable]]:
-        """Equivalence classes of the cells of two columns."""
         key = (ours, theirs)
         if key not in self._classes:
             self._classes[key] = _classes(self.gold[ours], self.found[theirs])

@@ -32,10 +32,6 @@ def load_questions(split: str = "train", data: str = "auto") -> TaskSet:
     Args:
         split: "train" or "test".
         data: "defog", "chinook" or "own"; "auto" is defog if its files are found, else own with a notice.
-
-    Raises:
-        ValueError: no such split or data.
-        FileNotFoundError: the data is not in the data folder; see `agentgym.datasets`.
     """
     check_split("sql", split)
     check_data(data)
@@ -54,17 +50,11 @@ def load_questions(split: str = "train", data: str = "auto") -> TaskSet:
 
 
 def check_data(data: str) -> None:
-    """Raise for an unknown choice of data.
-
-    Raises:
-        ValueError: it is not in `SOURCES`.
-    """
     if data not in SOURCES:
         raise ValueError(f"sql: data must be one of {', '.join(SOURCES)}, not {data!r}")
 
 
 def _written(split: str, databases: tuple[str, ...]) -> TaskSet:
-    """The shipped questions over some databases."""
     tasks = []
     for place, record in enumerate(own_records("agentgym_envs.sql", "questions.jsonl")):
         if record["split"] == split and record["database"] in databases:

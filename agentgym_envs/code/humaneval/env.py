@@ -29,14 +29,7 @@ class CodeHumanEval(CodeEnv):
 
 
 def load_humaneval(split: str = "train", data: str = "auto") -> TaskSet:
-    """The tasks of a split, from `AGENTGYM_DATA`, Hugging Face or the package; `source` says which.
-
-    Docstring examples in interpreter-session form become the public tests.
-
-    Raises:
-        ValueError: no such split or data.
-        FileNotFoundError: `AGENTGYM_DATA` names a folder that does not exist.
-    """
+    """The tasks of a split, from `AGENTGYM_DATA`, Hugging Face or the package; `source` says which."""
     check_data(data)
     check_split("code_humaneval", split, SPLITS)
     if data == "own" or split == "train":
@@ -67,7 +60,6 @@ def humaneval_task(record: dict[str, Any], place: int) -> Task:
 
 
 def own_humaneval(split: str) -> TaskSet:
-    """The shipped tasks: 28 train, 12 test."""
     return own_problems("code_humaneval", split, _own_task)
 
 

@@ -82,8 +82,6 @@ def _goes_on(prompt: str, code: str) -> bool:
 
 
 class _Side:
-    """The submission's end of the pipes."""
-
     def __init__(self, requests: int, replies: int, module: types.ModuleType):
         self.requests, self.replies = requests, replies
         self.namespace = module.__dict__
@@ -106,7 +104,6 @@ class _Side:
         return b"".join(parts)
 
     def send(self, message: Any) -> None:
-        """Write one message."""
         rest = memoryview(frame_of(message))
         while rest:
             rest = rest[os.write(self.replies, rest) :]
@@ -117,7 +114,6 @@ class _Side:
             self.stdout.flush()
 
     def respond(self, request: list[Any]) -> None:
-        """Execute a request and send the result."""
         verb, target, args, kwargs = request
 
         def work() -> list[Any]:
@@ -133,7 +129,6 @@ class _Side:
         self.answer(work)
 
     def answer(self, work: Callable[[], Any]) -> None:
-        """Send the result of `work`, or the exception it raises."""
         try:
             value = work()
             self.flush()
@@ -142,7 +137,6 @@ class _Side:
             self.send(["raise", _kind_of(error), self._args_of(error), explain(error, self.lines)])
 
     def do(self, verb: str, target: int | str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Apply a verb to an object of the submission."""
         if verb == "get":
             value = self.namespace[str(target)]
             return _Named(str(target)) if self.is_reference(value) else value
@@ -160,12 +154,10 @@ class _Side:
         return verbs[verb](*args, **kwargs)
 
     def is_reference(self, value: Any) -> bool:
-        """True if only a reference to the value is sent."""
         found = encode(value, lambda item: ["object", -1])
         return bool(found == ["object", -1])
 
     def encode(self, value: Any) -> Any:
-        """A value as JSON; objects of the submission are kept here and sent as references."""
         return encode(value, self.refer)
 
     def refer(self, value: Any) -> list[Any]:
@@ -181,7 +173,6 @@ class _Side:
         return ["object", len(self.objects) - 1]
 
     def resolve(self, data: list[Any]) -> Any:
-        """The object of a reference from the grader."""
         tag, key = data
         if tag == "callback":
             return _Callback(self, key)

@@ -34,12 +34,7 @@ class Ended(BaseException):
 
 
 class Nursery:
-    """Forks the processes that hold submissions.
-
-    Args:
-        serve: main function of such a process: `serve(requests, replies, limits)`.
-        limits: passed to it.
-    """
+    """Forks the processes that hold submissions."""
 
     def __init__(self, serve: Callable[[int, int, dict[str, int]], None], limits: dict[str, int]):
         # For each process: requests to it, replies from it, what it prints.
@@ -63,11 +58,7 @@ class Nursery:
         return not select.select([self._answers], [], [], 0)[0]
 
     def fork(self) -> tuple[int, int, int, int]:
-        """A new process: its id, and its pipes (requests, replies, prints).
-
-        Raises:
-            Lost: the process limit is reached, or forking failed.
-        """
+        """A new process: its id, and its pipes (requests, replies, prints)."""
         if self._used == PROCESSES:
             raise Lost("it ended too often")
         requests, replies, prints = self._channels[self._used]
@@ -125,14 +116,7 @@ def _fork_on_demand(
 
 
 class Link:
-    """The connection to the current process of the submission.
-
-    Args:
-        nursery: forks the processes.
-        program: `prompt`, `code` and `names`, which each process loads first.
-        timeout: seconds for one request.
-        budget: seconds for all requests.
-    """
+    """The connection to the current process of the submission."""
 
     def __init__(self, nursery: Nursery, program: dict[str, Any], timeout: float, budget: float):
         self.nursery, self.program, self.timeout = nursery, program, timeout
@@ -145,12 +129,7 @@ class Link:
         self._callbacks: list[Any] = []
 
     def start(self) -> list[str]:
-        """Load the submission in a new process, and return the names that it defines.
-
-        Raises:
-            LoadError: it cannot be loaded.
-            Lost: it ended or took too long.
-        """
+        """Load the submission in a new process, and return the names that it defines."""
         self.generation += 1
         self._objects, self._callbacks = {}, []
         self._pid, self._requests, self._replies, self._prints = self.nursery.fork()
@@ -164,7 +143,6 @@ class Link:
         return [name for name in self.program["names"] if name in reply[1]]
 
     def stop(self) -> None:
-        """Kill the process and its group, and close its pipes."""
         if not self.alive:
             return
         self.alive = False
@@ -178,12 +156,7 @@ class Link:
     def ask(
         self, verb: str, target: int | str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Send a request; mutable arguments are updated in place.
-
-        Raises:
-            Exception: what the submission raised, if it is a built-in exception, else a plain one.
-            Lost: it ended, took too long, or answered in another form.
-        """
+        """Send a request; mutable arguments are updated in place."""
         named = kwargs or {}
         reply = self._exchange(
             [verb, target, [self._encode(arg) for arg in args], {k: self._encode(v) for k, v in named.items()}]
@@ -196,7 +169,6 @@ class Link:
         raise self._raised(reply)
 
     def _taken(self, content: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The value of a reply, after updating the arguments."""
         result, after, after_named = content
         for arg, data in zip(args, after, strict=True):
             if data is not None:
@@ -206,7 +178,6 @@ class Link:
         return self._decode(result)
 
     def _raised(self, reply: Any) -> BaseException:
-        """The exception of a reply, created again here."""
         if not _is(reply, "raise", 4) or not isinstance(reply[1], str):
             return self._lost("it did not answer in the form of an answer")
         kind = getattr(builtins, reply[1], None)
@@ -342,7 +313,6 @@ class Remote:
         object.__setattr__(self, "_key", key)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the object."""
         return self._link.ask("call", self._key, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -383,5 +353,4 @@ def _is(reply: Any, kind: str, size: int) -> bool:
 
 
 def _text(reply: Any) -> str:
-    """The error message of a reply."""
     return str(reply[3])[:2000] if _is(reply, "raise", 4) else "it gave no answer"

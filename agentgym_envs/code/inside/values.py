@@ -85,11 +85,7 @@ def _clock(value: Any) -> list[Any]:
 
 
 def decode(data: Any, resolve: Callable[[list[Any]], Any]) -> Any:
-    """The reverse of `encode`; `resolve` gives the object of a reference.
-
-    Raises:
-        Foreign: the data are not a value. No other exception is raised, except MemoryError.
-    """
+    """The reverse of `encode`; `resolve` gives the object of a reference."""
     try:
         return _decode(data, resolve)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
@@ -162,11 +158,7 @@ def can_change(value: Any) -> bool:
 
 
 def frame_of(message: Any) -> bytes:
-    """A message as JSON, preceded by its length (4 bytes, big endian).
-
-    Raises:
-        ValueError: it is longer than `LIMIT`.
-    """
+    """A message as JSON, preceded by its length (4 bytes, big endian)."""
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > LIMIT:
         raise ValueError(f"a value of {len(body)} bytes is more than can be passed on ({LIMIT})")

@@ -29,14 +29,7 @@ class CodeMBPP(CodeEnv):
 
 
 def load_mbpp(split: str = "train", data: str = "auto") -> TaskSet:
-    """The tasks of a split, from `AGENTGYM_DATA`, Hugging Face or the package; `source` says which.
-
-    The first test is public; all tests are hidden ones.
-
-    Raises:
-        ValueError: no such split or data.
-        FileNotFoundError: `AGENTGYM_DATA` names a folder that does not exist.
-    """
+    """The tasks of a split, from `AGENTGYM_DATA`, Hugging Face or the package; `source` says which."""
     check_data(data)
     check_split("code_mbpp", split, SPLITS)
     if data == "own":
@@ -49,11 +42,6 @@ def load_mbpp(split: str = "train", data: str = "auto") -> TaskSet:
 
 
 def mbpp_task(record: dict[str, Any], place: int) -> Task:
-    """A task from an MBPP record.
-
-    Raises:
-        ValueError: its number is in no split, or its tests do not fit its code.
-    """
     number = int(record["task_id"])
     split = next((name for name, numbers in SPLITS.items() if number in numbers), None)
     if split is None:
@@ -71,7 +59,6 @@ def mbpp_task(record: dict[str, Any], place: int) -> Task:
 
 
 def own_mbpp(split: str) -> TaskSet:
-    """The shipped tasks: 28 train, 12 test."""
     return own_problems("code_mbpp", split, _own_task)
 
 

@@ -80,25 +80,13 @@ class FrozenLake(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", size: int = 4, holes: float = 0.25) -> TaskSet:
-        """100,000 train and 1,000 test lakes, all test lakes distinct and none with a train map.
-
-        Rotated or mirrored lakes count as equal. The easiest settings have fewer than 1,000 distinct test lakes, which
-        then repeat.
-
-        Raises:
-            ValueError: no such split, or a setting is out of range.
-        """
+        """100,000 train and 1,000 test lakes, all test lakes distinct and none with a train map."""
         check_settings(size, holes)
         return generated_tasks(
             "frozen_lake", split, lambda seed, is_taken: make_level(seed, split, size, holes, is_taken), least_form
         )
 
     def init(self, task: Task) -> None:
-        """Parse the task's level.
-
-        Raises:
-            ValueError: the level is invalid.
-        """
         rows, self._columns, cells = parse_level(level_of(task, "frozen_lake"))
         self._steps = neighbours(rows, self._columns)
         self._away = distances(cells, self._steps)
@@ -110,7 +98,6 @@ class FrozenLake(Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Put the player at the start."""
         super().reset(seed=seed, options=options)
         self._at = self._start
         self._invalid = 0
@@ -119,7 +106,6 @@ class FrozenLake(Env):
         return [user(f"{rules}\n{self._seen()}")], {"distance": self._away[self._at]}
 
     def step(self, action: Action) -> Step:
-        """Move once."""
         word = read_direction(self.read(action))
         before = self._at
         if word is None:
@@ -148,7 +134,6 @@ class FrozenLake(Env):
         return min(ways, key=lambda way: way[0])[1]
 
     def random_action(self, rng: random.Random) -> str:
-        """A random move onto ice or the goal, never into a wall or a hole."""
         away = self._away
         return rng.choice(
             [
@@ -169,7 +154,6 @@ class FrozenLake(Env):
         return self._grid() if self.view == "map" else self._around()
 
     def _around(self) -> str:
-        """The corner cells, the open directions, and the goal's offset in rows and columns."""
         columns = self._columns
         rows = len(self._cells) // columns
         row, column = divmod(self._at, columns)

@@ -13,11 +13,6 @@ UNREACHABLE = -1
 
 
 def check_settings(size: int, holes: float) -> None:
-    """Raise if no level can be made with these settings.
-
-    Raises:
-        ValueError: size or holes out of range.
-    """
     if not isinstance(size, int) or isinstance(size, bool) or not 3 <= size <= 16:
         raise ValueError(f"frozen_lake: size must be a whole number from 3 to 16, not {size!r}")
     if not isinstance(holes, (int, float)) or not 0 <= holes <= 0.5:
@@ -25,7 +20,6 @@ def check_settings(size: int, holes: float) -> None:
 
 
 def turns_for(size: int) -> int:
-    """The default turn limit: 2.5 times the side, 10 on the 4 x 4 lake."""
     return size * 5 // 2
 
 
@@ -57,11 +51,7 @@ def distances(cells: str, steps: list[tuple[int, int, int, int]]) -> list[int]:
 
 
 def parse_level(level: str) -> tuple[int, int, str]:
-    """Rows, columns and cells (row by row, in one string) of a level.
-
-    Raises:
-        ValueError: not a rectangle, an unknown sign, not exactly one P and one G, or no safe way from P to G.
-    """
+    """Rows, columns and cells (row by row, in one string) of a level."""
     rows = level.split("\n")
     cells = "".join(rows)
     if len({len(row) for row in rows}) != 1 or not rows[0]:
@@ -74,11 +64,7 @@ def parse_level(level: str) -> tuple[int, int, str]:
 
 
 def make_level(seed: int, split: str, size: int, holes: float, is_taken: IsTaken = never) -> str:
-    """The level of a seed: P in a corner, G 2 to 2 * size safe moves away.
-
-    Raises:
-        ValueError: the settings allow no such level.
-    """
+    """The level of a seed: P in a corner, G 2 to 2 * size safe moves away."""
     total = size * size
     corners = (0, size - 1, total - size, total - 1)
     steps = neighbours(size, size)

@@ -63,29 +63,18 @@ class Sokoban(Env):
     def default_tasks(
         cls, split: str = "train", size: int = 6, boxes: int = 1, walls: float = 0.25, levels: str = "generated"
     ) -> TaskSet:
-        """100,000 train and 1,000 test generated levels, or the Boxoban levels. No room is in both splits.
-
-        Raises:
-            ValueError: no such split or levels, or a setting is out of range.
-            FileNotFoundError: the Boxoban files are missing.
-        """
+        """100,000 train and 1,000 test generated levels, or the Boxoban levels. No room is in both splits."""
         if levels == "generated":
             return generated_levels(split, size, boxes, walls)
         return boxoban_levels(levels, split)
 
     def init(self, task: Task) -> None:
-        """Parse the task's level.
-
-        Raises:
-            ValueError: the level is invalid.
-        """
         self._room, self._start, self._boxes_at_start = parse_level(level_of(task, "sokoban"))
         super().init(task)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Put player and boxes at their start positions."""
         super().reset(seed=seed, options=options)
         self._player, self._boxes = self._start, self._boxes_at_start
         self._invalid = 0
@@ -94,7 +83,6 @@ class Sokoban(Env):
         return [user(f"{RULES}\n{self._grid()}")], {}
 
     def step(self, action: Action) -> Step:
-        """Walk or push once."""
         word = read_direction(self.read(action))
         if word is None:
             self._invalid += 1
@@ -112,11 +100,7 @@ class Sokoban(Env):
         return self._outcome(self._grid(), gain)
 
     def expert_action(self) -> str:
-        """The next move of a plan; a deviation makes a new plan.
-
-        Plans are shortest for up to three boxes. If no plan is found (a box is stuck, or the search gave up), the first
-        unblocked direction is returned until the next reset.
-        """
+        """The next move of a plan; a deviation makes a new plan."""
         if not self._plan and not self._lost:
             few = len(self._boxes) <= 3
             self._plan = solve(self._room, self._player, self._boxes, weight=1 if few else 3)
@@ -124,7 +108,6 @@ class Sokoban(Env):
         return self._plan[0] if self._plan else self._legal()[0]
 
     def random_action(self, rng: random.Random) -> str:
-        """A random unblocked direction."""
         return rng.choice(self._legal())
 
     def _legal(self) -> list[str]:

@@ -17,11 +17,6 @@ SHORTEST = 4  # moves; shorter solutions are trivial
 
 
 def check_settings(size: int, boxes: int, walls: float) -> None:
-    """Raise if no level can be made with these settings.
-
-    Raises:
-        ValueError: size, boxes or walls out of range.
-    """
     if not isinstance(size, int) or isinstance(size, bool) or not 5 <= size <= 10:
         raise ValueError(f"sokoban: size, the border included, must be a whole number from 5 to 10, not {size!r}")
     if not isinstance(boxes, int) or isinstance(boxes, bool) or not 1 <= boxes <= 3:
@@ -38,11 +33,7 @@ def longest(size: int, boxes: int) -> int:
 
 
 def make_level(seed: int, split: str, size: int, boxes: int, walls: float, is_taken: IsTaken = never) -> str:
-    """The level of a seed, whose shortest solution has 4 to `longest` moves.
-
-    Raises:
-        ValueError: the settings allow no such level.
-    """
+    """The level of a seed, whose shortest solution has 4 to `longest` moves."""
     inner = [row * size + column for row in range(1, size - 1) for column in range(1, size - 1)]
 
     def propose(rng: random.Random) -> str | None:
@@ -95,10 +86,6 @@ def boxoban_levels(levels: str, split: str) -> TaskSet:
         levels: "boxoban:medium", "boxoban:unfiltered" or "boxoban:hard".
         split: "train" or "test", by a hash of the room; the files' own splits are ignored. Of equal levels (rotated or
             mirrored) the first is kept.
-
-    Raises:
-        ValueError: another name, or a file with an invalid level.
-        FileNotFoundError: the files are missing.
     """
     source, _, difficulty = levels.partition(":")
     if source != "boxoban" or difficulty not in ("medium", "unfiltered", "hard"):

@@ -14,13 +14,7 @@ WALL, FLOOR, TARGET, BOX, BOX_HOME, PLAYER, PLAYER_HOME = "#_.$*@+"
 
 @dataclass(frozen=True)
 class Room:
-    """The immovable part of a level. Cells are numbered row by row; the border is wall, so every neighbour is a cell.
-
-    Attributes:
-        columns: cells in a row.
-        walls: True for each wall cell.
-        targets: the target cells.
-    """
+    """The immovable part of a level. Cells are numbered row by row; the border is wall, so every neighbour is a cell."""
 
     columns: int
     walls: tuple[bool, ...]
@@ -33,11 +27,7 @@ class Room:
 
 
 def parse_level(level: str) -> tuple[Room, int, frozenset[int]]:
-    """The room, the player's cell and the boxes' cells of a level.
-
-    Raises:
-        ValueError: not a rectangle, an unknown sign, an open border, not one player, or not as many boxes as targets.
-    """
+    """The room, the player's cell and the boxes' cells of a level."""
     rows = level.replace(" ", FLOOR).split("\n")
     columns = len(rows[0])
     cells = "".join(rows)
@@ -75,7 +65,6 @@ def moved(room: Room, player: int, boxes: frozenset[int], step: int) -> tuple[in
 
 
 def drawn(room: Room, player: int, boxes: frozenset[int]) -> str:
-    """The room as rows of signs separated by single spaces."""
     signs = [WALL if wall else FLOOR for wall in room.walls]
     for cell in room.targets:
         signs[cell] = TARGET

@@ -132,7 +132,6 @@ def solve(room: Room, player: int, boxes: frozenset[int], *, limit: int = 20_000
 
 
 def _moves(room: Room, came: dict[Position, tuple[Position, int]], start: Position, end: Position) -> list[str]:
-    """Direction words of a chain of pushes and the walks between them."""
     pushes: list[tuple[Position, int, int]] = []
     while end != start:
         before, direction = came[end]
@@ -146,7 +145,6 @@ def _moves(room: Room, came: dict[Position, tuple[Position, int]], start: Positi
 
 
 def _way(room: Room, player: int, boxes: frozenset[int], goal: int) -> list[str]:
-    """A shortest walk to a reachable cell."""
     far = _walk(room, player, boxes)
     words: list[str] = []
     while goal != player:

@@ -22,7 +22,6 @@ PREFERRED = (5, 1, 3, 7, 9, 2, 4, 6, 8)  # the expert's ties: centre, corners, e
 
 
 def winner(board: str) -> str | None:
-    """The sign with three in a row, or None."""
     for a, b, c in LINES:
         if board[a] != FREE and board[a] == board[b] == board[c]:
             return board[a]
@@ -30,12 +29,10 @@ def winner(board: str) -> str | None:
 
 
 def free_cells(board: str) -> list[int]:
-    """The free cells, numbered 1 to 9."""
     return [cell for cell, sign in enumerate(board, start=1) if sign == FREE]
 
 
 def placed(board: str, cell: int, sign: str) -> str:
-    """The board with a sign placed in a cell, 1 to 9."""
     return board[: cell - 1] + sign + board[cell:]
 
 
@@ -63,11 +60,6 @@ def best_cell(board: str, mover: str, order: tuple[int, ...]) -> int:
 
 
 def parse_opponent(level: str) -> tuple[str, tuple[int, ...], tuple[bool, ...]]:
-    """Starter, order and care of an opponent.
-
-    Raises:
-        ValueError: the text is not in the form that the module describes.
-    """
     parts = level.split(" ")
     if (
         len(parts) != 3
@@ -81,7 +73,6 @@ def parse_opponent(level: str) -> tuple[str, tuple[int, ...], tuple[bool, ...]]:
 
 
 def make_opponent(seed: int, split: str, opponent: str, is_taken: IsTaken = never) -> str:
-    """The opponent of a seed, of a kind in `OPPONENTS`."""
     care = OPPONENTS[opponent]
 
     def propose(rng: random.Random) -> str:

@@ -63,31 +63,19 @@ class TicTacToe(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", opponent: str = "random") -> TaskSet:
-        """100,000 train and 1,000 test opponents, all test opponents distinct and none in train.
-
-        Opponents that play alike on a rotated or mirrored board count as equal.
-
-        Raises:
-            ValueError: no such split or opponent.
-        """
+        """100,000 train and 1,000 test opponents, all test opponents distinct and none in train."""
         _check_opponent(opponent)
         return generated_tasks(
             "tic_tac_toe", split, lambda seed, is_taken: make_opponent(seed, split, opponent, is_taken), content
         )
 
     def init(self, task: Task) -> None:
-        """Parse the task's opponent.
-
-        Raises:
-            ValueError: it is invalid.
-        """
         self._starter, self._order, self._care = parse_opponent(level_of(task, "tic_tac_toe"))
         super().init(task)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Clear the board; O moves first if the task says so."""
         super().reset(seed=seed, options=options)
         self._board = EMPTY
         self._invalid = 0
@@ -96,7 +84,6 @@ class TicTacToe(Env):
         return [user(f"{RULES}\n{self._grid()}")], {}
 
     def step(self, action: Action) -> Step:
-        """Place an X; O answers."""
         found = _CELL.findall(self.read(action))
         cell = int(found[-1]) if found else None
         if cell is None or self._board[cell - 1] != FREE:
@@ -118,7 +105,6 @@ class TicTacToe(Env):
         return str(best_cell(self._board, AGENT, PREFERRED))
 
     def random_action(self, rng: random.Random) -> str:
-        """A random free cell."""
         return str(rng.choice(free_cells(self._board)))
 
     def _answer(self) -> None:

@@ -54,20 +54,10 @@ class Wordle(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", words: str = "own") -> TaskSet:
-        """One task for each word of the list; one word in eight is a test word.
-
-        Raises:
-            ValueError: no such split or list.
-            FileNotFoundError: `words="data"` and the file is missing.
-        """
+        """One task for each word of the list; one word in eight is a test word."""
         return word_tasks(words, split)
 
     def init(self, task: Task) -> None:
-        """Bind the task's word.
-
-        Raises:
-            ValueError: the answer is not five letters a-z.
-        """
         if not isinstance(task.answer, str) or not _FIVE.fullmatch(task.answer):
             raise ValueError(f"wordle: task {task.id!r} needs answer= a word of five letters a-z, not {task.answer!r}")
         self._answer = task.answer
@@ -76,7 +66,6 @@ class Wordle(Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Clear the history of guesses."""
         super().reset(seed=seed, options=options)
         self._history: History = ()
         self._invalid = 0
@@ -87,7 +76,6 @@ class Wordle(Env):
         return [user(rules)], {}
 
     def step(self, action: Action) -> Step:
-        """Mark one guess."""
         word = read_word(self.read(action))
         if word is None:
             return self._refused(LEGAL)
@@ -100,11 +88,9 @@ class Wordle(Env):
         return self._outcome(f"{' '.join(word)}\n{' '.join(signs)}")
 
     def expert_action(self) -> str:
-        """A guess that leaves few words possible, see `best_guess`."""
         return best_guess(self._words, self._history)
 
     def random_action(self, rng: random.Random) -> str:
-        """A random word of the list."""
         return rng.choice(self._words)
 
     def _refused(self, why: str) -> Step:

@@ -28,16 +28,7 @@ def _read(path: Path) -> tuple[str, ...]:
 
 
 def word_list(words: str) -> tuple[str, ...]:
-    """The sorted words of a list.
-
-    Args:
-        words: "own" (the shipped list) or "data" (the file `wordle/words` in the folder AGENTGYM_DATA, separated by
-            white space).
-
-    Raises:
-        ValueError: no such list, or the file contains other text.
-        FileNotFoundError: the file is missing.
-    """
+    """The sorted words of a list."""
     if words == "own":
         return _read(Path(__file__).with_name("words.txt"))
     if words != "data":
@@ -51,12 +42,6 @@ def word_list(words: str) -> tuple[str, ...]:
 
 
 def word_tasks(words: str, split: str) -> TaskSet:
-    """One task for each word of the split, shuffled.
-
-    Raises:
-        ValueError: no such split or list.
-        FileNotFoundError: the file is missing.
-    """
     seeds_of(split, "wordle")
     chosen = [word for word in word_list(words) if split_of(word) == split]
     tasks = [Task(id=f"wordle-{word}", answer=word, metadata={"split": split}) for word in chosen]
@@ -82,7 +67,6 @@ def feedback(guess: str, answer: str) -> str:
 
 
 def consistent(words: tuple[str, ...], history: History) -> list[str]:
-    """The words that match all feedback so far."""
     for guess, signs in history:
         words = tuple(word for word in words if feedback(guess, word) == signs)
     return list(words)

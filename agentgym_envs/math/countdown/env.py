@@ -62,13 +62,7 @@ class Countdown(Env):
     def default_tasks(
         cls, split: str = "train", min_count: int = 3, max_count: int = 4, max_number: int = 20, max_target: int = 100
     ) -> TaskSet:
-        """Rounds drawn by seed, generated on access.
-
-        Train and test share no round, whatever the settings; test rounds are distinct.
-
-        Raises:
-            ValueError: no such split, or a setting is out of range.
-        """
+        """Rounds drawn by seed, generated on access."""
         settings = Difficulty(min_count, max_count, max_number, max_target)
         seeds = seeds_of(split, "countdown")
 
@@ -89,11 +83,6 @@ class Countdown(Env):
         return TaskSet.generate(make, seeds, name=f"countdown/{split}")
 
     def init(self, task: Task) -> None:
-        """Bind a round.
-
-        Raises:
-            ValueError: the task lacks its numbers or its target.
-        """
         numbers = task.metadata.get("numbers")
         if not isinstance(numbers, list | tuple) or len(numbers) < 2 or not all(_is_positive(n) for n in numbers):
             raise ValueError(
@@ -108,7 +97,6 @@ class Countdown(Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Pose the round; see `agentgym.Env.reset`."""
         super().reset(seed=seed, options=options)
         numbers, target = self._round()
         given = ", ".join(str(n) for n in numbers)
@@ -134,11 +122,6 @@ class Countdown(Env):
         return self.outcome(told, success=False, value=written(value))
 
     def expert_action(self) -> str:
-        """A correct expression.
-
-        Raises:
-            ValueError: the round has no solution.
-        """
         numbers, target = self._round()
         found = solve(numbers, target)
         if found is None:
@@ -146,7 +129,6 @@ class Countdown(Env):
         return f"<answer>{found}</answer>"
 
     def random_action(self, rng: random.Random) -> str:
-        """A valid expression of some of the numbers."""
         return f"<answer>{random_expression(self._round()[0], rng)}</answer>"
 
     def _round(self) -> tuple[list[int], int]:
@@ -167,11 +149,6 @@ def _expression_in(text: str) -> str:
 
 
 def _value_of(expression: str, numbers: list[int]) -> Fraction:
-    """The value of an expression.
-
-    Raises:
-        ArithmeticProblem: it is invalid, or uses other numbers.
-    """
     node = parse(expression, OPERATORS)
     given = Counter(Fraction(n) for n in numbers)
     for number, times in Counter(numbers_of(node)).items():

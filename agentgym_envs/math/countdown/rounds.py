@@ -17,12 +17,6 @@ FEWEST, MOST = 2, 5  # numbers in a round; the exhaustive solver takes a second 
 
 @dataclass(frozen=True)
 class Difficulty:
-    """Ranges that rounds are drawn from; see `Countdown` for the fields.
-
-    Raises:
-        ValueError: a setting is out of range.
-    """
-
     min_count: int = 3
     max_count: int = 4
     max_number: int = 20
@@ -48,7 +42,6 @@ def draw_round(seed: int, split: str, difficulty: Difficulty, is_taken: IsTaken 
 
 
 def parse_round(text: str) -> tuple[list[int], int]:
-    """The numbers and the target of a round's text."""
     numbers, _, target = text.partition(" -> ")
     return [int(n) for n in numbers.split()], int(target)
 
@@ -100,7 +93,6 @@ def _choices(terms: list[Term], amount: int) -> Iterator[list[Term]]:
 
 
 def _search(terms: list[Term], target: Fraction) -> str | None:
-    """An expression of all the terms that equals the target."""
     if len(terms) == 1:
         return terms[0][1] if terms[0][0] == target else None
     for i, one in enumerate(terms):

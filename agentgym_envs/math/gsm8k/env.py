@@ -50,9 +50,7 @@ class GSM8K(ProblemEnv):
         )
 
     def expert_action(self) -> str:
-        """The gold solution."""
         return solution_of(self.current_task)
 
     def random_action(self, rng: random.Random) -> str:
-        """A well-formed answer that is almost surely wrong."""
         return f"#### {rng.randint(0, 1000)}"

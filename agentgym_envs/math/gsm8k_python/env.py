@@ -47,18 +47,15 @@ class GSM8KPython(PythonEnv):
 
     @classmethod
     def default_tasks(cls, split: str = "train", data: str = "gsm8k") -> TaskSet:
-        """The word problems of GSM8K or SVAMP."""
         return load_svamp(split) if data == "svamp" else load_word_problems(split)
 
     @property
     def tasks(self) -> TaskSet:
-        """The tasks that `reset()` draws from."""
         if self._tasks is None and self.spec is None:
             self._tasks = self.default_tasks("train", self.data)
         return super().tasks
 
     def stated(self, text: str) -> FinalAnswer | None:
-        """The number that the reply marks as its answer."""
         answer = stated_answer(text)
         if answer is None:
             return None
@@ -66,17 +63,13 @@ class GSM8KPython(PythonEnv):
         return FinalAnswer(short if number_of(short) == answer else str(answer))
 
     def judge(self, answer: str) -> bool:
-        """True if the numbers are equal."""
         return number_of(answer) == number_of(str(self.current_task.answer))
 
     def expert_program(self) -> str:
-        """Prints each calculation of the gold solution."""
         return "\n".join(f"print({ast.unparse(parse(text))})" for text in calculations_of(self.current_task))
 
     def expert_answer(self) -> str:
-        """The gold solution."""
         return solution_of(self.current_task)
 
     def random_answer(self, rng: random.Random) -> str:
-        """A random whole number."""
         return f"#### {rng.randint(0, 1000)}"

@@ -83,7 +83,6 @@ class GSM8KTool(ProblemEnv):
         return call_text("calculator", expression=calculations[self.turn])
 
     def random_action(self, rng: random.Random) -> str:
-        """A call with two random numbers, or a well-formed answer that is almost surely wrong."""
         if rng.random() < 0.5:
             return f"#### {rng.randint(0, 1000)}"
         return call_text("calculator", expression=f"{rng.randint(0, 100)} {rng.choice('+-*/')} {rng.randint(0, 100)}")

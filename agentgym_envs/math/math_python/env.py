@@ -42,31 +42,20 @@ class MathPython(PythonEnv):
 
     @staticmethod
     def check(task: Task) -> None:
-        """Raise if the task is not such a problem.
-
-        Raises:
-            ValueError: the task has no question or no answer.
-            ModuleNotFoundError: `mpmath` is not installed.
-        """
         require_mpmath()
         check_problem(task)
 
     def stated(self, text: str) -> FinalAnswer | None:
-        """The content of the last `\\boxed{}`."""
         return answer_in(text, "boxed")
 
     def judge(self, answer: str) -> bool:
-        """True if the answers are symbolically equal."""
         return same_answer(str(self.current_task.answer), answer)
 
     def expert_program(self) -> str:
-        """The task's `metadata["program"]`, which prints the answer."""
         return str(self.current_task.metadata.get("program", ""))
 
     def expert_answer(self) -> str:
-        """The gold answer in a box."""
         return f"The answer is \\boxed{{{self.current_task.answer}}}."
 
     def random_answer(self, rng: random.Random) -> str:
-        """A random whole number in a box."""
         return f"\\boxed{{{rng.randint(0, 1000)}}}"

@@ -25,10 +25,6 @@ def load_problems(split: str = "train") -> TaskSet:
 
     A task has the problem as its message and the gold answer in LaTeX. `metadata` has `subject`, and `program` (prints
     the answer) for shipped problems or `solution` (worked) for MATH.
-
-    Raises:
-        ValueError: no such split.
-        FileNotFoundError: `AGENTGYM_DATA` names a folder that does not exist.
     """
     check_split("math_python", split)
     hub, hub_split = HUBS[split]
@@ -47,7 +43,6 @@ def load_problems(split: str = "train") -> TaskSet:
 
 
 def own_problems(split: str) -> TaskSet:
-    """The shipped problems: 40 train, 12 test."""
     return own_tasks(
         "agentgym_envs.math.math_python",
         "problems.jsonl",
@@ -59,11 +54,7 @@ def own_problems(split: str) -> TaskSet:
 
 
 def task_of(record: dict[str, Any], id: str, split: str) -> Task:
-    """A task from a record: `problem`, and `answer`, or `solution` with the answer in its last `\\boxed{}` as in MATH.
-
-    Raises:
-        ValueError: the record has no answer.
-    """
+    """A task from a record: `problem`, and `answer`, or `solution` with the answer in its last `\\boxed{}` as in MATH."""
     answer = record.get("answer")
     if not answer:
         stated = answer_in(str(record.get("solution", "")), "boxed")
@@ -81,11 +72,6 @@ def task_of(record: dict[str, Any], id: str, split: str) -> Task:
 
 
 def check_problem(task: Task) -> None:
-    """Raise if a task is not a problem.
-
-    Raises:
-        ValueError: it has no messages or no answer.
-    """
     if not task.messages:
         raise ValueError(f"task {task.id!r} has no messages: the problem is missing")
     if not isinstance(task.answer, str | int | float) or isinstance(task.answer, bool) or not str(task.answer).strip():
