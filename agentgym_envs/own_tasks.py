@@ -18,7 +18,7 @@ def own_records(package: str, file: str) -> list[dict[str, Any]]:
 def own_tasks(
     package: str, file: str, split: str, make: Callable[[dict[str, Any], str], Task], *, name: str, source: str
 ) -> TaskSet:
-    """The tasks of a split, with the ids "own-train-0", "own-train-1" and so on."""
+    """The tasks of a split, with the ids "own-train-0", "own-train-1" and so on; `make` gets a record and the id."""
     records = [record for record in own_records(package, file) if record["split"] == split]
     if not records:
         raise ValueError(f"{source} have no split {split!r}; they have train, test")

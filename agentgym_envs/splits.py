@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from agentgym.core.tasks import Task, TaskSet
 
@@ -41,8 +42,6 @@ def draw(
     """The level of a seed: the first proposal of `split` that is not taken and is accepted.
 
     Args:
-        seed: seeds the proposals.
-        split: "train" or "test".
         propose: draws a level, or None if the draw failed.
         content: the part of a level that is hashed; see the module.
         accept: the expensive check, called last.
@@ -86,26 +85,25 @@ def generated_tasks(
     split: str,
     make_level: Callable[[int, IsTaken], str],
     identity: Callable[[str], str],
-    rate: Callable[[str], int] | None = None,
+    describe: Callable[[str], tuple[Any, dict[str, Any]]] = lambda level: (None, {"level": level}),
 ) -> TaskSet:
-    """100,000 train or 1,000 test tasks, generated on access; `metadata["level"]` holds the level.
+    """100,000 train or 1,000 test tasks, generated on access.
 
     Test levels are distinct, so a test task depends on all earlier ones, which are generated first.
 
     Args:
-        game: prefix of ids and names.
-        split: "train" or "test".
         make_level: makes the level of a seed, given `is_taken` (see `draw`).
         identity: maps equal levels (for example mirrored ones) to the same text.
-        rate: computes `metadata["difficulty"]` from a level; default: no difficulty.
+        describe: a task's answer and metadata from its level.
     """
     seeds = seeds_of(split, game)
     made = without_repeats(seeds, make_level, identity) if split == "test" else lambda seed: make_level(seed, never)
 
     def make(seed: int) -> Task:
-        level = made(seed)
-        metadata = {"split": split, "level": level, **({} if rate is None else {"difficulty": rate(level)})}
-        return Task(id=f"{game}-{split}-{seed - seeds.start}", seed=seed, metadata=metadata)
+        answer, about = describe(made(seed))
+        return Task(
+            f"{game}-{split}-{seed - seeds.start}", answer=answer, seed=seed, metadata={"split": split, **about}
+        )
 
     return TaskSet.generate(make, seeds, name=f"{game}/{split}")
 

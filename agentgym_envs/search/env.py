@@ -12,10 +12,11 @@ from agentgym.core.tasks import Task, TaskSet
 from agentgym.tools.text_forms import answer_in, call_text
 from agentgym.tools.toolset import Tool, ToolError, ToolSet, tool
 from agentgym_envs.search.corpora import require_bm25s
-from agentgym_envs.search.passages import Passage
-from agentgym_envs.search.questions import check_data, golds_of, load_questions, queries_of
-from agentgym_envs.search.retrievers import Retriever, check_kind, open_retriever
+from agentgym_envs.search.passages import Passage, Retriever
+from agentgym_envs.search.questions import DATA, golds_of, load_questions, queries_of
+from agentgym_envs.search.retrievers import check_kind, open_retriever
 from agentgym_envs.search.scoring import exact_match, f1
+from agentgym_envs.settings import check_choice
 
 LONGEST_QUERY = 1_000  # characters
 MOST_SEARCHES = 5  # in one reply
@@ -48,8 +49,7 @@ class Search(Env):
     takes a turn.
 
     Args:
-        tasks: see `agentgym.Env`; each needs `messages`, and a gold answer or a list of them as `answer`.
-        max_turns: replies, 6 by default.
+        tasks: each needs `messages`, and a gold answer or a list of them as `answer`.
         data: tasks and corpus: "own", "xquad", "hotpot_qa", or "auto": XQuAD if available, else own.
         retriever: "bm25" in this process, "sandbox" for the same in a sandbox, or a server's URL.
         corpus: name or file of a corpus, instead of the task's; servers have their own.
@@ -58,11 +58,6 @@ class Search(Env):
         reward: "em" for exact match, "f1" for word overlap.
         timeout: seconds for one attempt of a search, at a server or in a sandbox.
         sandbox: the sandbox's back end, "docker", "bubblewrap" or "auto"; None: the process's choice.
-        render_mode: unused, as in every text environment.
-
-    Raises:
-        ValueError: a setting is invalid.
-        ImportError: the retriever is "bm25", and bm25s is not installed.
     """
 
     max_turns = 6
@@ -84,12 +79,11 @@ class Search(Env):
         sandbox: str | None = None,
     ):
         super().__init__(tasks, max_turns, render_mode)
-        check_data(data)
+        check_choice("data", data, DATA)
+        check_choice("reward", reward, ("em", "f1"))
         check_kind(retriever)
         if retriever == "bm25":
             require_bm25s()
-        if reward not in ("em", "f1"):
-            raise ValueError(f'reward must be "em" or "f1", not {reward!r}')
         if min(topk, passage_chars) < 1 or not timeout > 0:
             raise ValueError(
                 f"topk and passage_chars must be at least 1 and timeout positive, not {topk}, {passage_chars}, {timeout}"
@@ -135,8 +129,7 @@ class Search(Env):
     def step(self, action: Action) -> Step:
         """Search, or judge the answer.
 
-        `info`: `success`, `searches`, `em` and `f1` (0 before the answer); after it also `answer` and `expected`, the
-            first gold answer.
+        `info`: `success`, `searches`, `em` and `f1` (0 before the answer); after it also `answer` and `expected`.
         """
         text = self.read(action)
         self._searches_before = self._searches

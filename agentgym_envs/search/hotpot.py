@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from agentgym import datasets
 from agentgym.core.messages import user
 from agentgym.core.tasks import Task
+from agentgym_envs.data_sets import HOTPOT
 from agentgym_envs.search.passages import Passage
 from agentgym_envs.splits import split_of
-
-FILE = "hotpot_qa/validation.jsonl"
-
-
-def located() -> Path | None:
-    return datasets.locate(FILE)
 
 
 def passages() -> list[Passage]:
@@ -41,12 +35,8 @@ def tasks(split: str) -> list[Task]:
 
 def _task(record: dict[str, Any], split: str) -> Task:
     titles = dict.fromkeys(record["supporting_facts"]["title"])
-    metadata = {
-        "split": split,
-        "corpus": "hotpot_qa",
-        "type": record.get("type", ""),
-        "hops": [{"query": title, "passage": title} for title in titles],
-    }
+    hops = [{"query": title, "passage": title} for title in titles]
+    metadata = {"split": split, "corpus": "hotpot_qa", "type": record.get("type", ""), "hops": hops}
     if record.get("type"):
         metadata["tags"] = [record["type"]]
     if record.get("level"):
@@ -55,7 +45,7 @@ def _task(record: dict[str, Any], split: str) -> Task:
 
 
 def _records() -> Iterator[dict[str, Any]]:
-    path = datasets.require("hotpot_qa", FILE)
+    path = datasets.require("hotpot_qa", HOTPOT)
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             try:

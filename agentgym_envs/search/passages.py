@@ -9,6 +9,17 @@ from typing import Any
 Passage = Mapping[str, str]  # id, title, text
 
 
+class Retriever:
+    """Finds passages for a query."""
+
+    def search(self, query: str, topk: int) -> list[Passage]:
+        """At most `topk` passages, best first."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release what it holds. May be called twice."""
+
+
 class RetrieverError(RuntimeError):
     """A retriever could not be reached, or its answer holds no passages."""
 

@@ -9,39 +9,36 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentgym.core.messages import user
+from agentgym import datasets
+from agentgym.core.messages import text_of, user
 from agentgym.core.tasks import Task, TaskSet
-from agentgym.datasets import tell_shipped
+from agentgym_envs.data_sets import HOTPOT, XQUAD
 from agentgym_envs.own_tasks import own_tasks
 from agentgym_envs.search import hotpot, xquad
+from agentgym_envs.settings import check_choice
 from agentgym_envs.splits import check_split
 
 DATA = ("auto", "own", "xquad", "hotpot_qa")
-OWN_SOURCE = "the project's own questions"
 
 
 def load_questions(split: str = "train", data: str = "auto") -> TaskSet:
-    """The tasks of a split; `source` says where they come from."""
+    """The tasks of a split; `source` says where they come from. "auto" is XQuAD if its file is there, else own."""
     check_split("search", split)
-    check_data(data)
+    check_choice("data", data, DATA)
     if data == "hotpot_qa":
-        return TaskSet(hotpot.tasks(split), name=f"search/{split}", source=str(hotpot.located()))
-    if data == "xquad" or (data == "auto" and xquad.located()):
-        return TaskSet(xquad.tasks(split), name=f"search/{split}", source=str(xquad.located()))
+        return TaskSet(hotpot.tasks(split), name=f"search/{split}", source=str(datasets.locate(HOTPOT)))
+    if data == "xquad" or (data == "auto" and datasets.locate(XQUAD)):
+        return TaskSet(xquad.tasks(split), name=f"search/{split}", source=str(datasets.locate(XQUAD)))
     tasks = own_questions(split)
     if data == "auto":
-        tell_shipped(tasks, 'For XQuAD run "agentgym data get xquad".')
+        datasets.tell_shipped(tasks, 'For XQuAD run "agentgym data get xquad".')
     return tasks
 
 
 def own_questions(split: str) -> TaskSet:
     """The shipped questions, of two or three searches: 38 train, 14 test."""
-    return own_tasks("agentgym_envs.search", "own/questions.jsonl", split, _own_task, name="search", source=OWN_SOURCE)
-
-
-def check_data(data: str) -> None:
-    if data not in DATA:
-        raise ValueError(f"data must be one of {', '.join(DATA)}, not {data!r}")
+    source = "the project's own questions"
+    return own_tasks("agentgym_envs.search", "own/questions.jsonl", split, _own_task, name="search", source=source)
 
 
 def golds_of(task: Task) -> list[str]:
@@ -60,8 +57,7 @@ def queries_of(task: Task) -> list[str]:
     hops: Any = task.metadata.get("hops")
     if hops:
         return [str(hop["query"]) for hop in hops]
-    content = task.messages[-1].get("content") if task.messages else ""
-    return [content] if isinstance(content, str) else []
+    return [text_of(task.messages[-1])]
 
 
 def _own_task(record: dict[str, Any], id: str) -> Task:

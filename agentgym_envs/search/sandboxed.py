@@ -11,15 +11,13 @@ import logging
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentgym.core.agent_failure import SANDBOX_SPOILED, blame
+from agentgym.sandbox import Sandbox, SandboxError, SandboxSpec, Session, acquire
 from agentgym_envs.search import bm25
 from agentgym_envs.search.corpora import corpus_lines
-from agentgym_envs.search.passages import Passage, passages_in
-
-if TYPE_CHECKING:
-    from agentgym.sandbox import Sandbox, Session
+from agentgym_envs.search.passages import Passage, Retriever, passages_in
 
 PROGRAM, CORPUS = "/private/bm25.py", "/private/corpus.jsonl"
 ACQUIRE_SECONDS = 30.0  # for the sandbox,
@@ -39,8 +37,8 @@ def _begin_anew() -> None:
 os.register_at_fork(after_in_child=_begin_anew)
 
 
-class SandboxRetriever:
-    """A place at the shared sandbox of a corpus."""
+class SandboxRetriever(Retriever):
+    """A user of the shared sandbox of a corpus. `timeout` is in seconds, for one search."""
 
     def __init__(self, corpus: str, timeout: float, backend: str | None):
         self._timeout = timeout
@@ -56,12 +54,7 @@ class SandboxRetriever:
             raise
 
     def search(self, query: str, topk: int) -> list[Passage]:
-        """At most `topk` passages that share a word with the query, best first.
-
-        A sandbox that fails is replaced once, since a search changes nothing.
-        """
-        answer = self._service.ask({"queries": [query], "topk": topk}, self._timeout)
-        return passages_in(answer, topk)
+        return passages_in(self._service.ask({"queries": [query], "topk": topk}, self._timeout), topk)
 
     def close(self) -> None:
         with _lock:
@@ -88,32 +81,28 @@ class _Service:
         self._session: Session | None = None
 
     def ask(self, request: dict[str, Any], timeout: float) -> Any:
-        from agentgym.sandbox import SandboxError
-
+        """The program's answer. A sandbox that fails is replaced once, since a search changes nothing."""
         with self._lock:
             try:
-                return self._asked(request, timeout)
+                return self._ask(request, timeout)
             except SandboxError as error:
                 _log.warning("search in a sandbox failed, trying a fresh one: %s", error)
-                self._discard()
-            try:
-                return self._asked(request, timeout)
-            except SandboxError:
-                self._discard()
-                raise
+            return self._ask(request, timeout)
 
     def close(self) -> None:
         with self._lock:
             self._discard()
 
-    def _asked(self, request: dict[str, Any], timeout: float) -> Any:
-        if self._session is None:
-            self._start()
-        return _exchange(self._session, request, timeout)
+    def _ask(self, request: dict[str, Any], timeout: float) -> Any:
+        try:
+            if self._session is None:
+                self._start()
+            return _exchange(self._session, request, timeout)
+        except SandboxError:
+            self._discard()
+            raise
 
     def _start(self) -> None:
-        from agentgym.sandbox import SandboxSpec, acquire
-
         self._box = acquire(SandboxSpec(image="search", memory=MEMORY), self._backend, ACQUIRE_SECONDS)
         self._box.write(PROGRAM, Path(bm25.__file__).read_bytes())
         self._box.write(CORPUS, corpus_lines(self._corpus))
@@ -132,8 +121,6 @@ class _Service:
 
 
 def _exchange(session: Session | None, request: dict[str, Any], timeout: float) -> Any:
-    from agentgym.sandbox import SandboxError
-
     if session is None or not session.alive:
         raise SandboxError("the search program is not running")
     done = session.run(json.dumps(request), timeout=timeout)

@@ -7,20 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from agentgym import datasets
 from agentgym.core.messages import user
 from agentgym.core.tasks import Task
+from agentgym_envs.data_sets import XQUAD
 from agentgym_envs.search.passages import Passage
 from agentgym_envs.splits import split_of
-
-FILE = "xquad/xquad.en.json"
-
-
-def located() -> Path | None:
-    return datasets.locate(FILE)
 
 
 def passages() -> list[Passage]:
@@ -39,18 +33,14 @@ def tasks(split: str) -> list[Task]:
         for asked in paragraph["qas"]:
             question = " ".join(asked["question"].split())
             golds = list(dict.fromkeys(answer["text"] for answer in asked["answers"]))
-            metadata = {
-                "split": split,
-                "corpus": "xquad",
-                "article": title,
-                "hops": [{"query": question, "passage": id}],
-            }
+            hops = [{"query": question, "passage": id}]
+            metadata = {"split": split, "corpus": "xquad", "article": title, "hops": hops}
             found.append(Task(f"xquad-{asked['id']}", (user(question),), golds, metadata=metadata))
     return found
 
 
 def _read() -> list[dict[str, Any]]:
-    path = datasets.require("xquad", FILE)
+    path = datasets.require("xquad", XQUAD)
     try:
         articles = json.loads(path.read_text(encoding="utf-8"))["data"]
         for _, _, paragraph in _paragraphs(articles):

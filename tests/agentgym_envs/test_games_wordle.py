@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.core.tasks import Task, TaskSet
-from agentgym_envs.games.wordle import Wordle
-from agentgym_envs.games.wordle.env import read_word
+from agentgym_envs.games.wordle import Wordle, read_word
 from agentgym_envs.games.wordle.words import best_guess, consistent, feedback, word_list
 
 HOUSE = Task("house", answer="house")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from agentgym_envs.games.grid import least_form
+from agentgym_envs.games.grid import in_rows, least_form
+from agentgym_envs.settings import check_number
 from agentgym_envs.splits import IsTaken, draw, never
 
 PLAYER, GOAL, HOLE, ICE = "PGO_"
@@ -13,14 +14,8 @@ UNREACHABLE = -1
 
 
 def check_settings(size: int, holes: float) -> None:
-    if not isinstance(size, int) or isinstance(size, bool) or not 3 <= size <= 16:
-        raise ValueError(f"frozen_lake: size must be a whole number from 3 to 16, not {size!r}")
-    if not isinstance(holes, (int, float)) or not 0 <= holes <= 0.5:
-        raise ValueError(f"frozen_lake: holes is a share of the cells from 0 to 0.5, not {holes!r}")
-
-
-def turns_for(size: int) -> int:
-    return size * 5 // 2
+    check_number("frozen_lake: size", size, 3, 16, whole=True)
+    check_number("frozen_lake: holes", holes, 0, 0.5)
 
 
 def neighbours(rows: int, columns: int) -> list[tuple[int, int, int, int]]:
@@ -76,7 +71,7 @@ def make_level(seed: int, split: str, size: int, holes: float, is_taken: IsTaken
             return None
         signs[start] = PLAYER
         signs[goal] = GOAL
-        return "\n".join("".join(signs[i : i + size]) for i in range(0, total, size))
+        return in_rows(signs, size)
 
     def accept(level: str) -> bool:
         cells = level.replace("\n", "")

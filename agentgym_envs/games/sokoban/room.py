@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentgym_envs.games.grid import least_form
+from agentgym_envs.games.grid import in_rows, least_form
 
 WALL, FLOOR, TARGET, BOX, BOX_HOME, PLAYER, PLAYER_HOME = "#_.$*@+"
 
@@ -71,4 +71,4 @@ def drawn(room: Room, player: int, boxes: frozenset[int]) -> str:
     for cell in boxes:
         signs[cell] = BOX_HOME if cell in room.targets else BOX
     signs[player] = PLAYER_HOME if player in room.targets else PLAYER
-    return "\n".join([" ".join(signs[i : i + room.columns]) for i in range(0, len(signs), room.columns)])
+    return in_rows(signs, room.columns, " ")

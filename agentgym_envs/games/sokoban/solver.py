@@ -90,17 +90,11 @@ def _pushes(room: Room, player: int, boxes: frozenset[int]) -> Iterator[tuple[in
 
 
 def solve(room: Room, player: int, boxes: frozenset[int], *, limit: int = 20_000, weight: int = 1) -> list[str] | None:
-    """Moves that bring every box onto a target.
+    """Directions that bring every box onto a target; None if no plan was found.
 
     Args:
-        room: the walls and targets.
-        player: the player's cell.
-        boxes: the boxes' cells.
         limit: positions to expand before giving up.
         weight: 1 finds a shortest plan; a larger weight finds some plan sooner.
-
-    Returns:
-        Direction words, [] if all boxes are home, or None if no plan was found within the limit.
     """
     tables = push_distances(room)
     start: Position = (player, boxes)

@@ -38,11 +38,9 @@ def placed(board: str, cell: int, sign: str) -> str:
 
 @cache
 def value(board: str, mover: str) -> int:
-    """Value of the board for `mover`, who is to move, under perfect play.
+    """Value of the board for `mover`, who is to move, under perfect play; there are about 5,500 boards to cache.
 
-    Returns:
-        0 for a draw; for a win 1 plus the free cells left at the end, so a sooner win is worth more; minus that for a
-        loss. There are about 5,500 reachable boards, so the cache stays small.
+    0 for a draw; for a win 1 plus the free cells left at the end, so a sooner win is worth more; minus that for a loss.
     """
     if winner(board) is not None:
         return -(1 + board.count(FREE))

@@ -8,10 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from agentgym.core.tasks import Task, TaskSet
-from agentgym.datasets import FOLDER_VARIABLE, locate
-from agentgym_envs.splits import seeds_of, split_of
+from agentgym.datasets import require
+from agentgym_envs.data_sets import WORDLE
+from agentgym_envs.settings import check_choice
+from agentgym_envs.splits import check_split, split_of
 
-LISTS = ("own", "data")
 HIT, NEAR, MISS = "GYX"
 _WORD = re.compile(r"[a-z]{5}")
 History = tuple[tuple[str, str], ...]
@@ -31,18 +32,12 @@ def word_list(words: str) -> tuple[str, ...]:
     """The sorted words of a list."""
     if words == "own":
         return _read(Path(__file__).with_name("words.txt"))
-    if words != "data":
-        raise ValueError(f"wordle: words must be one of {', '.join(LISTS)}, not {words!r}")
-    path = locate("wordle/words")
-    if path is None:
-        raise FileNotFoundError(
-            f"wordle: words='data' needs the file wordle/words: set {FOLDER_VARIABLE} to the folder that holds it"
-        )
-    return _read(path)
+    check_choice("wordle: words", words, ("own", "data"))
+    return _read(require("wordle", WORDLE))
 
 
 def word_tasks(words: str, split: str) -> TaskSet:
-    seeds_of(split, "wordle")
+    check_split("wordle", split)
     chosen = [word for word in word_list(words) if split_of(word) == split]
     tasks = [Task(id=f"wordle-{word}", answer=word, metadata={"split": split}) for word in chosen]
     return TaskSet(tasks, name=f"wordle/{split}", source=f"words={words!r}").shuffled(0)
@@ -76,9 +71,8 @@ def consistent(words: tuple[str, ...], history: History) -> list[str]:
 def best_guess(words: tuple[str, ...], history: History) -> str:
     """The guess that leaves the fewest words possible on average; ties prefer a possible word.
 
-    An impossible word can be more informative: with light, might, night, right and sight left, only such a guess finds
-    the answer in time. Long lists are judged on a sample of 60 possible words, so play is not perfect. If no word fits
-    the history, the first word of the list is guessed.
+    An impossible word can be more informative: it may tell light, might, night, right and sight apart. Long lists are
+    judged on a sample of 60 possible words, so play is not perfect.
     """
     possible = consistent(words, history)
     if len(possible) <= 2:

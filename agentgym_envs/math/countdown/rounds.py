@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from agentgym_envs.settings import check_number
 from agentgym_envs.splits import IsTaken, draw, never
 
 FEWEST, MOST = 2, 5  # numbers in a round; the exhaustive solver takes a second for five
@@ -23,17 +24,12 @@ class Difficulty:
     max_target: int = 100
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ValueError(f"countdown: {name} must be a whole number, not {value!r}")
-        if not FEWEST <= self.min_count <= self.max_count <= MOST:
-            raise ValueError(
-                f"countdown: min_count and max_count must be between {FEWEST} and {MOST} and in this order,"
-                f" not {self.min_count} and {self.max_count}"
-            )
-        for name, value in (("max_number", self.max_number), ("max_target", self.max_target)):
-            if not 10 <= value <= 1000:
-                raise ValueError(f"countdown: {name} must be from 10 to 1000, not {value}")
+        for name in ("min_count", "max_count"):
+            check_number(f"countdown: {name}", getattr(self, name), FEWEST, MOST, whole=True)
+        for name in ("max_number", "max_target"):
+            check_number(f"countdown: {name}", getattr(self, name), 10, 1000, whole=True)
+        if self.min_count > self.max_count:
+            raise ValueError(f"countdown: min_count {self.min_count} is above max_count {self.max_count}")
 
 
 def draw_round(seed: int, split: str, difficulty: Difficulty, is_taken: IsTaken = never) -> str:
