@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentgym import datasets
+from agentgym_envs.data_sets import CHINOOK, DEFOG
 from agentgym_envs.sql.own_data import OWN_NAMES, own_database
-
-DEFOG = "text2sql/defog/db/{}.sqlite"
-CHINOOK = "text2sql/chinook/Chinook_Sqlite.sqlite"
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,6 @@ def golds_of(task: Task) -> list[str]:
     return given
 
 
-def is_ordered(task: Task, gold: str) -> bool:
-    """True if the order of rows counts: by the task's flag and the gold query's outermost ORDER BY."""
-    return has_order(gold) and bool(task.metadata.get("ordered", True))
-
-
 def judge(task: Task, query: str, queries: QueryRunner, seconds: float) -> tuple[bool, str]:
     """(True if the query is right, the error if it could not be run)."""
     found = queries.ask(query, _limits(seconds))
@@ -58,11 +53,12 @@ def judge(task: Task, query: str, queries: QueryRunner, seconds: float) -> tuple
 
 def gold_of(task: Task, gold: str, queries: QueryRunner) -> Gold:
     """The result of a gold query; run once per process."""
-    key = (str(task.metadata["database"]), gold, is_ordered(task, gold))
+    ordered = has_order(gold) and bool(task.metadata.get("ordered", True))
+    key = (str(task.metadata["database"]), gold, ordered)
     if key not in _known:
         queries.close()  # gold queries run in a sandbox that has run no query of the agent
         try:
-            _known[key] = _run(gold, key[2], queries)
+            _known[key] = _run(gold, ordered, queries)
         except ValueError as error:
             raise ValueError(f"task {task.id!r}: {error}") from error
     return _known[key]
