@@ -48,11 +48,7 @@ class GymnasiumEnv(Env):
             Default: the environment's `get_action_meanings()`, if it has one.
         instruction: description of the environment for the agent. Default: the relevant parts of its docstring.
         max_turns: default: the environment's step limit (change it with `settings={"max_episode_steps": N}`), or 100.
-        tasks: see `agentgym.Env`. The environment is reset with the task's seed.
-
-    Raises:
-        UnknownEnvError: Gymnasium does not know the name; the message suggests similar ones.
-        ImportError: the module in front of the name cannot be imported.
+        tasks: the environment is reset with the task's seed.
     """
 
     def __init__(
@@ -94,7 +90,10 @@ class GymnasiumEnv(Env):
         self._mask = info.get("action_mask")
         self._stray = random.Random(f"{task_seed} {seed}")
         form = form_of(inner.action_space, self._actions)
-        text = f"{self._told(inner)}\n\nAnswer with {form}.\n\n{self._shown(observation)}"
+        told = self._instruction
+        if told is None:
+            told = description_of(inspect.getdoc(type(inner.unwrapped)) or "")
+        text = f"{told}\n\nAnswer with {form}.\n\n{self._shown(observation)}"
         return [user(text.strip())], plain_info(info)
 
     def step(self, action: Action) -> Step:
@@ -146,7 +145,12 @@ class GymnasiumEnv(Env):
             meanings = getattr(inner.unwrapped, "get_action_meanings", None)
             if not self._actions and meanings is not None:
                 self._actions = tuple(meanings())
-            self._check_names(inner.action_space)
+            space = inner.action_space
+            size = int(space.n) if isinstance(space, spaces.Discrete) else 0
+            if self._actions and len(self._actions) != size:
+                raise ValueError(
+                    f"gymnasium:{self.name}: {len(self._actions)} names for actions of {space}: give each of {size} a name"
+                )
             self._inner = inner
         return self._inner
 
@@ -156,18 +160,6 @@ class GymnasiumEnv(Env):
             made.close()
             made = gymnasium.make(self.name, disable_env_checker=True, render_mode="ansi", **self._settings)
         return made  # type: ignore[no-any-return]
-
-    def _check_names(self, space: gymnasium.Space[Any]) -> None:
-        size = int(space.n) if isinstance(space, spaces.Discrete) else 0
-        if self._actions and len(self._actions) != size:
-            raise ValueError(
-                f"gymnasium:{self.name}: {len(self._actions)} names for actions of {space}: give each of {size} a name"
-            )
-
-    def _told(self, inner: gymnasium.Env[Any, Any]) -> str:
-        if self._instruction is not None:
-            return self._instruction
-        return description_of(inspect.getdoc(type(inner.unwrapped)) or "")
 
     def _shown(self, observation: Any) -> str:
         inner = self._opened()

@@ -36,12 +36,7 @@ class ReasoningGymEnv(Env):
         size: tasks in each split.
         score_timeout: seconds for scoring. A slower answer scores 0, with `timed_out` in the info; an answer that the
             data set cannot parse scores 0, with `unreadable`.
-        tasks: see `agentgym.Env`; made by `default_tasks` with the same settings.
-        max_turns: 1: an answer ends the episode.
-
-    Raises:
-        ImportError: Reasoning Gym is not installed.
-        UnknownEnvError: it has no such data set.
+        tasks: made by `default_tasks` with the same settings.
     """
 
     max_turns = 1
@@ -105,15 +100,15 @@ class ReasoningGymEnv(Env):
         """Score the answer: the content of the last `<answer>` tag, or all text after the last thought."""
         answer = answer_of(self.read(action))
         where = dict(self.current_task.metadata["dataset"])
+        wrong: dict[str, bool] = {}
         try:
             score = call_isolated(SCORER, where, self._entry, answer, timeout=self._timeout)
+            wrong = {"unreadable": True} if score is None else {}
         except NoWorker:
             raise
         except TimeoutError:
-            return self.outcome([], 0.0, terminated=True, success=False, timed_out=True)
-        if score is None:
-            return self.outcome([], 0.0, terminated=True, success=False, unreadable=True)
-        return self.outcome([], score, terminated=True, success=score >= 1.0)
+            score, wrong = None, {"timed_out": True}
+        return self.outcome([], score or 0.0, terminated=True, success=(score or 0.0) >= 1.0, **wrong)
 
     def expert_action(self) -> str:
         """The data set's own answer. A few data sets have none and accept any valid answer."""

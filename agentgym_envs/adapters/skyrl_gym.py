@@ -29,12 +29,8 @@ class SkyRLGymEnv(Env):
         data: a file of tasks in SkyRL's form, JSON Lines or Parquet. Each row has `prompt`; its other fields become the
             environment's `extras`. `{split}` in the path is replaced by the split.
         max_turns: step limit; also passed to the environment unless the task's extras set it.
-        tasks: see `agentgym.Env`. `metadata["extras"]` is passed to the environment; without it, the answer is passed
-            as `reward_spec` and `reward_model`.
-
-    Raises:
-        ImportError: SkyRL-Gym is not installed.
-        UnknownEnvError: it has no such environment.
+        tasks: `metadata["extras"]` is passed to the environment; without it, the answer is passed as `reward_spec` and
+            `reward_model`.
     """
 
     def __init__(

@@ -13,6 +13,10 @@ from agentgym.tools.text_forms import spoken
 from agentgym_envs.adapters.foreign import plain
 
 MOST_NUMBERS = 256  # in an observation or action that is shown as text
+_READABLE = (
+    *(spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box, spaces.Text),
+    *(spaces.Tuple, spaces.Dict),
+)
 
 
 class Unreadable(ValueError):
@@ -21,11 +25,13 @@ class Unreadable(ValueError):
 
 def numbers_in(space: Space[Any]) -> int:
     """How many numbers a value of the space has; 0 if unknown."""
-    if isinstance(space, spaces.Tuple):
-        return sum(numbers_in(part) for part in space.spaces)
+    return sum(map(numbers_in, _parts(space))) if space.shape is None else int(np.prod(space.shape))
+
+
+def _parts(space: Space[Any]) -> Sequence[Space[Any]]:
     if isinstance(space, spaces.Dict):
-        return sum(numbers_in(part) for part in space.spaces.values())
-    return int(np.prod(space.shape)) if space.shape is not None else 0
+        return list(space.spaces.values())
+    return space.spaces if isinstance(space, spaces.Tuple) else ()
 
 
 def check_observations(space: Space[Any], of: str) -> None:
@@ -34,14 +40,9 @@ def check_observations(space: Space[Any], of: str) -> None:
 
 
 def check_actions(space: Space[Any], of: str) -> None:
-    parts: Sequence[Space[Any]] = ()
-    if isinstance(space, spaces.Tuple):
-        parts = space.spaces
-    elif isinstance(space, spaces.Dict):
-        parts = list(space.spaces.values())
-    elif not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box | spaces.Text):
+    if not isinstance(space, _READABLE):
         raise TypeError(f"{of}: actions of {space} cannot be read from text")
-    for part in parts:
+    for part in _parts(space):
         check_actions(part, of)
     if numbers_in(space) > MOST_NUMBERS:
         raise TypeError(f"{of}: actions of {numbers_in(space)} numbers ({space}) cannot be read from text")

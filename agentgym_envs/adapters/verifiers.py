@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentgym.core.env import Env, Step
-from agentgym.core.messages import Action, Message, Observation, assistant
+from agentgym.core.messages import Action, Message, Observation, assistant, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.adapters.foreign import plain, plain_info
-from agentgym_envs.adapters.verifiers_host import Ask, Ended, Host, Rollout, host_of
+from agentgym_envs.adapters.verifiers_host import Ask, Ended, Host, Rollout, host_of, without_empty_fields
 
 MOST_TURNS = 1_000
 # Stop conditions that are limits (truncation), not the end of the task.
@@ -29,10 +29,7 @@ class VerifiersEnv(Env):
         settings: keyword arguments of that environment's `load_environment`, plain JSON.
         max_turns: steps after which an episode is truncated without a score; set the environment's own limit in
             `settings`.
-        tasks: see `agentgym.Env`; a task is a row of the environment's data set.
-
-    Raises:
-        ImportError: verifiers or the environment's package is not installed.
+        tasks: a task is a row of the environment's data set.
     """
 
     def __init__(
@@ -81,7 +78,7 @@ class VerifiersEnv(Env):
         super().reset(seed=seed, options=options)
         self._stop()
         self._shown = []
-        self._rollout = self._host.begin(row_of_task(self.current_task))
+        self._rollout = Rollout(self._host, row_of_task(self.current_task))
         event = self._next()
         if isinstance(event, Ended):
             raise RuntimeError(
@@ -91,11 +88,9 @@ class VerifiersEnv(Env):
 
     def step(self, action: Action) -> Step:
         self.read(action)
-        if self._rollout is None:
-            raise RuntimeError("VerifiersEnv: no episode is running; call reset() before step()")
         reply = assistant(action)
         self._shown.append(reply)
-        self._rollout.answer(reply)
+        self._current.answer(reply)
         event = self._next()
         if isinstance(event, Ask):
             outcome = self.outcome(self._seen(event))
@@ -116,23 +111,23 @@ class VerifiersEnv(Env):
     def _host(self) -> Host:
         return host_of(self.name, self._settings)
 
-    def _next(self) -> Ask | Ended:
-        task_id = self.task.id if self.task is not None else ""
+    @property
+    def _current(self) -> Rollout:
         if self._rollout is None:
-            raise RuntimeError("VerifiersEnv: no rollout is running")
+            raise RuntimeError("VerifiersEnv: no rollout is running; call reset() before step()")
+        return self._rollout
+
+    def _next(self) -> Ask | Ended:
+        rollout = f"verifiers:{self.name}, task {self.current_task.id!r}: the rollout"
         try:
-            event = self._rollout.next()
+            event = self._current.next()
         except queue.Empty:
             self._stop()
-            raise RuntimeError(
-                f"verifiers:{self.name}, task {task_id!r}: the rollout sent no request in time"
-            ) from None
+            raise RuntimeError(f"{rollout} sent no request in time") from None
+        if not isinstance(event, Ask):
+            self._rollout = None
         if isinstance(event, Exception):
-            self._rollout = None
-            what = f"{type(event).__name__}: {event}"
-            raise RuntimeError(f"verifiers:{self.name}, task {task_id!r}: the rollout failed: {what}") from event
-        if isinstance(event, Ended):
-            self._rollout = None
+            raise RuntimeError(f"{rollout} failed: {type(event).__name__}: {event}") from event
         return event
 
     def _seen(self, ask: Ask) -> Observation:
@@ -145,10 +140,10 @@ class VerifiersEnv(Env):
             raise RuntimeError(
                 f"verifiers:{self.name} rewrites its conversation between turns, which is not supported here"
             )
-        new = [dict(message) for message in ask.messages[before:]]
+        new = ask.messages[before:]
         self._shown += [dict(message) for message in new]
         self._offered = ask.tools
-        return new
+        return [dict(message) for message in new]
 
     def _stop(self) -> None:
         if self._rollout is not None:
@@ -164,7 +159,8 @@ def _same(theirs: Message, ours: Message) -> bool:
 def task_of_row(row: Mapping[str, Any], id: str) -> Task:
     prompt = row["prompt"]
     rest = {key: plain(value) for key, value in row.items() if key not in ("prompt", "answer") and value is not None}
-    messages = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else tuple(map(_message, prompt))
+    asked = [user(prompt)] if isinstance(prompt, str) else prompt
+    messages = tuple(plain(without_empty_fields(message)) for message in asked)
     return Task(id, messages, plain(row.get("answer")), metadata={"row": rest})
 
 
@@ -172,8 +168,3 @@ def row_of_task(task: Task) -> dict[str, Any]:
     row = {"prompt": [dict(message) for message in task.messages], "example_id": 0}
     answer = {} if task.answer is None else {"answer": task.answer}
     return {**row, **answer, **dict(task.metadata.get("row") or {})}
-
-
-def _message(given: Mapping[str, Any]) -> Message:
-    """A message without the empty fields that a table adds."""
-    return {key: plain(value) for key, value in given.items() if value is not None or key == "content"}

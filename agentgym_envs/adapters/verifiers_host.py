@@ -92,16 +92,13 @@ class Host:
         return int(getattr(self.env, "max_turns", -1))
 
     def rows(self, split: str) -> Any:
-        build = {"train": self.env.build_dataset, "test": self.env.build_eval_dataset}.get(split)
-        rows = None if build is None else build()
+        build = {"train": self.env.build_dataset, "test": self.env.build_eval_dataset}
+        rows = build[split]() if split in build else None
         if rows is None:
             raise ValueError(
                 f"verifiers:{self.name} has no split {split!r}; train is its dataset, test its eval_dataset"
             )
         return rows
-
-    def begin(self, row: dict[str, Any]) -> Rollout:
-        return Rollout(self, row)
 
 
 def host_of(name: str, settings: Mapping[str, Any]) -> Host:
@@ -152,7 +149,7 @@ def _client(rollout: Rollout) -> Any:
         async def get_response(self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_: Any) -> Any:
             messages, _extra = await self.to_native_prompt(prompt)
             schemas = await self.to_native_tools(tools) or []
-            reply = await rollout.ask([_without_nothing(m) for m in messages], [dict(schema) for schema in schemas])
+            reply = await rollout.ask([without_empty_fields(m) for m in messages], [dict(schema) for schema in schemas])
             return _response(kinds, reply, model)
 
     return AgentClient(object())
@@ -160,13 +157,13 @@ def _client(rollout: Rollout) -> Any:
 
 def _response(kinds: Any, reply: Message, model: str) -> Any:
     """A reply as a model's response. Empty replies are passed on: they are the agent's fault, not a failure."""
-    calls = [
-        kinds.ToolCall(
-            id=str(c.get("id") or f"call_{i}"), name=str(f.get("name", "")), arguments=_text(f.get("arguments"))
-        )
-        for i, c in enumerate(reply.get("tool_calls") or [])
-        if isinstance(c, Mapping) and isinstance(f := c.get("function"), Mapping)
-    ]
+    calls = []
+    for place, call in enumerate(reply.get("tool_calls") or []):
+        if isinstance(call, Mapping) and isinstance(function := call.get("function"), Mapping):
+            arguments = function.get("arguments")
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            name = str(function.get("name", ""))
+            calls.append(kinds.ToolCall(id=str(call.get("id") or f"call_{place}"), name=name, arguments=text))
     message = kinds.ResponseMessage(
         content=text_of(reply),
         reasoning_content=reply.get("reasoning_content"),
@@ -177,22 +174,14 @@ def _response(kinds: Any, reply: Message, model: str) -> Any:
     return kinds.Response(id="agentgym", created=int(time.time()), model=model, message=message)
 
 
-def _text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments)
-
-
 def _ended(output: Mapping[str, Any]) -> Ended:
     if output.get("error") is not None:
         raise RuntimeError(f"{output['error']}")
-    said = [_without_nothing(message) for message in output.get("completion") or []]
+    said = [without_empty_fields(message) for message in output.get("completion") or []]
     last = max((place for place, message in enumerate(said) if message["role"] == "assistant"), default=-1)
-    return Ended(
-        reward=float(output["reward"]),
-        metrics=output.get("metrics") or {},
-        stop_condition=str(output.get("stop_condition")),
-        said=said[last + 1 :],
-    )
+    reward, metrics = float(output["reward"]), output.get("metrics") or {}
+    return Ended(reward, metrics, str(output.get("stop_condition")), said[last + 1 :])
 
 
-def _without_nothing(message: Mapping[str, Any]) -> Message:
+def without_empty_fields(message: Mapping[str, Any]) -> Message:
     return {key: value for key, value in dict(message).items() if value is not None or key == "content"}

@@ -7,6 +7,8 @@ bounded, so nothing here takes long.
 
 from __future__ import annotations
 
+import math
+import operator
 import random
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -28,6 +30,7 @@ _TEXT_ARITHMETIC = (
     "number symbol constant add negative multiply divide power root call factorial binomial percent degrees either"
 )
 ARITHMETIC = frozenset(_TEXT_ARITHMETIC.split())
+_TEXT_FUNCTIONS = "floor ceil sin cos tan cot sec csc sinh cosh tanh asin acos atan"  # mpmath's of the same names
 
 
 class Undefined(ArithmeticError):
@@ -118,7 +121,7 @@ def _exact(node: Node) -> Fraction:
         n = _exact(node.args[0])
         if n.denominator != 1 or not 0 <= n <= LARGEST_FACTORIAL:
             raise Undefined
-        return Fraction(int(mp.factorial(0)) * _factorial(int(n)))
+        return Fraction(math.factorial(int(n)))
     parts = [_exact(part) for part in node.args] if node.op in _EXACT else []
     if not parts:
         raise Undefined
@@ -126,13 +129,6 @@ def _exact(node: Node) -> Fraction:
     if max(result.numerator.bit_length(), result.denominator.bit_length()) > MOST_BITS:
         raise Undefined
     return result
-
-
-def _factorial(n: int) -> int:
-    product = 1
-    for k in range(2, n + 1):
-        product *= k
-    return product
 
 
 def _exact_power(base: Fraction, power: Fraction) -> Fraction:
@@ -145,14 +141,14 @@ def _exact_power(base: Fraction, power: Fraction) -> Fraction:
 def _exact_binomial(n: Fraction, k: Fraction) -> Fraction:
     if n.denominator != 1 or k.denominator != 1 or not 0 <= k <= n <= LARGEST_FACTORIAL:
         raise Undefined
-    return Fraction(_factorial(int(n)), _factorial(int(k)) * _factorial(int(n - k)))
+    return Fraction(math.comb(int(n), int(k)))
 
 
 _EXACT: dict[str, Callable[..., Fraction]] = {
-    "add": lambda a, b: a + b,
-    "negative": lambda a: -a,
-    "multiply": lambda a, b: a * b,
-    "divide": lambda a, b: a / b,
+    "add": operator.add,
+    "negative": operator.neg,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
     "percent": lambda a: a / 100,
     "power": _exact_power,
     "binomial": _exact_binomial,
@@ -231,63 +227,33 @@ def _logarithm(x: Any, base: Any = 10) -> Any:
     return mp.log(x) / mp.log(base)
 
 
-def _factorial_value(x: Any) -> Any:
-    return mp.factorial(x) if abs(x) <= LARGEST_FACTORIAL else _undefined()
-
-
-def _binomial_value(n: Any, k: Any) -> Any:
-    return mp.binomial(n, k) if max(abs(n), abs(k)) <= LARGEST_FACTORIAL else _undefined()
-
-
-def _whole(operate: Callable[[int, int], int]) -> Callable[..., Any]:
+def _whole(operate: Callable[..., int]) -> Callable[..., Any]:
     def over(*parts: Any) -> Any:
         if any(part != mp.floor(part) for part in parts):
             raise Undefined
-        result = int(parts[0])
-        for part in parts[1:]:
-            result = operate(result, int(part))
-        return mp.mpf(result)
+        return mp.mpf(operate(*map(int, parts)))
 
     return over
 
 
-def _gcd(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return abs(a)
-
-
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    "add": lambda a, b: a + b,
-    "negative": lambda a: -a,
-    "multiply": lambda a, b: a * b,
+    **{name: getattr(mp, name) for name in _TEXT_FUNCTIONS.split()},
+    "add": operator.add,
+    "negative": operator.neg,
+    "multiply": operator.mul,
     "divide": lambda a, b: a / b if b else _undefined(),
     "percent": lambda a: a / 100,
     "degrees": lambda a: a * mp.pi / 180,
-    "factorial": _factorial_value,
-    "binomial": _binomial_value,
+    "factorial": lambda a: mp.factorial(a) if abs(a) <= LARGEST_FACTORIAL else _undefined(),
+    "binomial": lambda n, k: mp.binomial(n, k) if max(abs(n), abs(k)) <= LARGEST_FACTORIAL else _undefined(),
     "abs": abs,
-    "floor": mp.floor,
-    "ceil": mp.ceil,
-    "sin": mp.sin,
-    "cos": mp.cos,
-    "tan": mp.tan,
-    "cot": mp.cot,
-    "sec": mp.sec,
-    "csc": mp.csc,
-    "sinh": mp.sinh,
-    "cosh": mp.cosh,
-    "tanh": mp.tanh,
-    "asin": mp.asin,
-    "acos": mp.acos,
-    "atan": mp.atan,
     "exp": lambda a: mp.exp(a) if abs(a) < LARGEST_POWER else _undefined(),
     "ln": lambda a: mp.log(a) if a else _undefined(),
     "lg": _logarithm,
     "log": _logarithm,
     "cis": lambda a: mp.exp(mp.j * a),
-    "gcd": _whole(_gcd),
-    "lcm": _whole(lambda a, b: abs(a * b) // _gcd(a, b) if a and b else 0),
+    "gcd": _whole(math.gcd),
+    "lcm": _whole(math.lcm),
     "max": lambda *parts: max(parts),
     "min": lambda *parts: min(parts),
 }

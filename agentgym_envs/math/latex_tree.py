@@ -33,20 +33,11 @@ class Node:
     value: Fraction = Fraction(0)
 
 
-_RELATIONS = {
-    "=": "=",
-    "<": "<",
-    ">": ">",
-    "le": "le",
-    "ge": "ge",
-    "ne": "ne",
-    "in": "in",
-    "approx": "approx",
-    ":": ":",
-}
+_RELATIONS = ("=", "<", ">", "le", "ge", "ne", "in", "approx", ":")
+_BASES = dict(zip(["two", "three", "four", "five", "six", "seven", "eight", "nine"], "23456789", strict=True))
 _SETS = {"cup": "union", "cap": "intersection", "setminus": "without"}
 _MATRICES = ("pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array")
-_STARTS = ("frac", "sqrt", "binom", "pi", "lfloor", "lceil", "imath", "exp")
+_STARTS = ("frac", "sqrt", "binom", "pi", "lfloor", "lceil", "imath", "exp", "{", "infty")
 _TEXT_NO_UNIT = (
     "not or and is if than more less least most about except never no none isn't wrong false either maybe perhaps to over under "
     "above below between fewer greater plus minus times half other but true answer"
@@ -110,7 +101,7 @@ class _Reader:
     def relation(self) -> Node:
         parts, signs = [self.union()], []
         while self.at(*_RELATIONS):
-            signs.append(_RELATIONS[self.take().text])
+            signs.append(self.take().text)
             parts.append(self.union())
         return parts[0] if not signs else Node("relation", tuple(parts), " ".join(signs))
 
@@ -190,12 +181,8 @@ class _Reader:
             return True
         if token.kind == "sign":
             return token.text in ("(", "[", "{") or (token.text == "|" and not self.bars)
-        return token.kind == "command" and (
-            token.text in FUNCTIONS
-            or token.text in _STARTS
-            or token.text in ("{", "infty")
-            or token.text.startswith("begin")
-        )
+        starts = token.text in FUNCTIONS or token.text in _STARTS or token.text.startswith("begin")
+        return token.kind == "command" and starts
 
     def signed(self) -> Node:
         if self.at("-"):
@@ -255,17 +242,7 @@ class _Reader:
         base = self.take().text
         if braced:
             self.need("}")
-        names = {
-            "two": "2",
-            "three": "3",
-            "four": "4",
-            "five": "5",
-            "six": "6",
-            "seven": "7",
-            "eight": "8",
-            "nine": "9",
-        }
-        return Node("based", name=f"{number.name.lstrip('0')}_{names.get(base, base)}")
+        return Node("based", name=f"{number.name.lstrip('0')}_{_BASES.get(base, base)}")
 
     # ---- atoms
 
@@ -379,10 +356,7 @@ class _Reader:
             else:
                 self.place += 1
                 base = (self._argument(),)
-        if self.at("(", "{"):
-            argument = self.atom()
-        else:
-            argument = self._bare_argument()
+        argument = self.atom() if self.at("(", "{") else self._bare_argument()
         if name in ("sin", "cos", "tan") and power and power.op == "negative" and power.args[0].value == 1:
             return Node("call", (argument,), f"a{name}")
         arguments = argument.args if argument.op in ("row", "list") else (argument,)
