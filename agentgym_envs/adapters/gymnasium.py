@@ -35,21 +35,7 @@ _COLOURS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white"
 
 
 class GymnasiumEnv(Env):
-    """An environment of Gymnasium, or of any package that registers with it.
-
-    A reply is an action: a number or a JSON list, alone or in `<action>...</action>`, as the opening message says. An
-    invalid reply is answered with the reason, and a random action is taken in its place. That step earns its reward
-    only if it is negative, else 0, and is never a success: invalid replies earn no more than random play.
-
-    Args:
-        name: the id, "FrozenLake-v1", or "module:Name-v0" to import a module first.
-        settings: keyword arguments for `gymnasium.make`, plain JSON.
-        actions: names for the actions of a `Discrete` space, in order; replies may use them in place of numbers.
-            Default: the environment's `get_action_meanings()`, if it has one.
-        instruction: description of the environment for the agent. Default: the relevant parts of its docstring.
-        max_turns: default: the environment's step limit (change it with `settings={"max_episode_steps": N}`), or 100.
-        tasks: the environment is reset with the task's seed.
-    """
+    """An environment of Gymnasium, or of any package that registers with it."""
 
     def __init__(
         self,

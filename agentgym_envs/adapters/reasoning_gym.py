@@ -24,20 +24,7 @@ _lock = threading.Lock()
 
 
 class ReasoningGymEnv(Env):
-    """A puzzle from a Reasoning Gym data set, answered in one message.
-
-    The reward is the data set's own `score_answer`, from 0 to 1; `success` means 1. Scoring runs in another process,
-    because some data sets evaluate the answer.
-
-    Args:
-        name: a data set, "chain_sum".
-        settings: of the data set, plain JSON: {"min_terms": 2, "max_terms": 3}.
-        seed: of the train split; the test split uses another.
-        size: tasks in each split.
-        score_timeout: seconds for scoring. A slower answer scores 0, with `timed_out` in the info; an answer that the
-            data set cannot parse scores 0, with `unreadable`.
-        tasks: made by `default_tasks` with the same settings.
-    """
+    """A puzzle from a Reasoning Gym data set, answered in one message."""
 
     max_turns = 1
 

@@ -17,21 +17,7 @@ MOST_TURNS = 100
 
 
 class SkyRLGymEnv(Env):
-    """An environment of SkyRL-Gym: each episode calls `skyrl_gym.make`, then `init` and `step`.
-
-    Rewards are those of its steps. Its `metadata` and, at the end, `get_metrics()` become `info`. If the environment
-    shortens an action, SkyRL-Gym replaces the agent's message; here the message stays, and the short form is
-    `info["postprocessed_action"]`.
-
-    Args:
-        name: a registered id, "gsm8k".
-        settings: the environment's configuration (`env_config`), plain JSON: {"db_path": "..."}.
-        data: a file of tasks in SkyRL's form, JSON Lines or Parquet. Each row has `prompt`; its other fields become the
-            environment's `extras`. `{split}` in the path is replaced by the split.
-        max_turns: step limit; also passed to the environment unless the task's extras set it.
-        tasks: `metadata["extras"]` is passed to the environment; without it, the answer is passed as `reward_spec` and
-            `reward_model`.
-    """
+    """An environment of SkyRL-Gym: each episode calls `skyrl_gym.make`, then `init` and `step`."""
 
     def __init__(
         self,

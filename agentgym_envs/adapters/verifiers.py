@@ -18,19 +18,7 @@ _LIMITS = ("max_turns_reached", "prompt_too_long", "timeout_reached", "max_total
 
 
 class VerifiersEnv(Env):
-    """An environment made by `verifiers.load_environment`, for verifiers before 0.4.
-
-    Its own rollout runs unchanged, with a client that forwards model requests to the agent: the request is the
-    observation, and the reply is the model's answer. So its `setup_state`, `env_response`, tools, stop conditions and
-    rubric work as usual. Its rubric gives the reward at the end, and its metrics become `info`.
-
-    Args:
-        name: argument of `load_environment`, "wordle" or "owner/wordle"; its package must be installed.
-        settings: keyword arguments of that environment's `load_environment`, plain JSON.
-        max_turns: steps after which an episode is truncated without a score; set the environment's own limit in
-            `settings`.
-        tasks: a task is a row of the environment's data set.
-    """
+    """An environment made by `verifiers.load_environment`, for verifiers before 0.4."""
 
     def __init__(
         self,

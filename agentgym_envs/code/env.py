@@ -43,16 +43,7 @@ def _tools(take: Callable[[str, str], str]) -> ToolSet:
 class CodeEnv(Env):
     """A programming problem over several turns: write code, see the result, submit it.
 
-    A Python block in a reply is run against the public tests. With `SUBMIT` as its first or last line the reply is a
-    submission, which hidden tests judge: reward 1.0 if all pass, else 0.0. The tools `run` and `submit` do the same. On
-    the last turn the latest code is submitted. A sandbox is acquired only when code runs.
-
-    Args:
-        reward: "all", or "fraction": the share of hidden assertions that hold.
-        timeout: seconds for one call of the code; all calls of a run have twice that.
-        data: "auto" (published tasks if available) or "own" (the shipped tasks).
-        sandbox: the sandbox's back end; see `agentgym.sandbox.acquire`.
-        tasks: each answer is a problem, see `agentgym_envs.code.problems`.
+    mbpp/README.md describes its settings and rules.
     """
 
     DATA: ClassVar = ("auto", "own")

@@ -35,12 +35,6 @@ class PythonEnv(ToolProblemEnv):
     the end of the episode releases. If the sandbox fails on the first code of an episode, a fresh one is tried once. A
     later failure ends the episode: as the agent's failure with reward 0.0 if the back end is up, else with
     `SandboxError`.
-
-    Args:
-        sandbox: "docker", "bubblewrap" or "auto"; None: what `AGENTGYM_SANDBOX` says, else "auto".
-        image: of the sandbox.
-        timeout: seconds for one call. The calls of one reply have twice that; later ones are skipped.
-        max_output: characters returned of stdout and of stderr per call.
     """
 
     max_turns = 8

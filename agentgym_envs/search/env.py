@@ -1,4 +1,4 @@
-"""Multi-hop questions: search passages, read them, search again, and answer."""
+"""Multi-hop questions: search passages, read them, search again, and answer. See README.md beside this file."""
 
 from __future__ import annotations
 
@@ -42,23 +42,7 @@ def _search_tool(run: Callable[[str], str]) -> Tool:
 
 
 class Search(Env):
-    """A question that takes one or more searches to answer.
-
-    A reply may search, natively (`tool_calls`) or in its text (`<tool_call>...</tool_call>`), and gets passages. A
-    reply without a call that contains `<answer>...</answer>` ends the episode. Any other reply gets a hint. Every reply
-    takes a turn.
-
-    Args:
-        tasks: each needs `messages`, and a gold answer or a list of them as `answer`.
-        data: tasks and corpus: "own", "xquad", "hotpot_qa", or "auto": XQuAD if available, else own.
-        retriever: "bm25" in this process, "sandbox" for the same in a sandbox, or a server's URL.
-        corpus: name or file of a corpus, instead of the task's; servers have their own.
-        topk: maximum number of passages per search.
-        passage_chars: characters shown of a passage.
-        reward: "em" for exact match, "f1" for word overlap.
-        timeout: seconds for one attempt of a search, at a server or in a sandbox.
-        sandbox: the sandbox's back end, "docker", "bubblewrap" or "auto"; None: the process's choice.
-    """
+    """A question that takes one or more searches to answer."""
 
     max_turns = 6
     tools: ClassVar[list[dict[str, Any]]] = [_search_tool(str).schema]

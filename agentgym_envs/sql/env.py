@@ -1,4 +1,4 @@
-"""Questions about a database: the agent explores it with a tool, then answers with a query."""
+"""Questions about a database: the agent explores it with a tool, then answers with a query. See README.md."""
 
 from __future__ import annotations
 
@@ -65,22 +65,7 @@ def _tools(look: Callable[[str], str], settle: Callable[[str], str], seconds: fl
 
 
 class SQL(Env):
-    """Text to SQL over a real SQLite database, with a tool to explore it and a final query.
-
-    A reply may call `sql`, natively or in its text, and gets the rows. Calling `answer`, or replying "Answer:" and a
-    fenced query, ends the episode: reward 1.0 if the query's rows equal those of a gold query, else 0.0; see
-    `agentgym_envs.sql.results`. Any other reply gets a hint. Every reply takes a turn. Queries run in a sandbox, acquired
-    by the first query.
-
-    Args:
-        data: "defog", "chinook", "own", or "auto": defog if its files are found, else own.
-        schema: "full" shows tables and columns, "names" only table names.
-        rows: rows shown of a result.
-        cell: characters shown of a value.
-        seconds: time limit of a query. The queries of one reply have four times that; later ones are skipped.
-        sandbox: "docker", "bubblewrap" or "auto"; None: what AGENTGYM_SANDBOX says.
-        tasks: each needs `messages`, gold queries as `answer`, and `database` in its metadata.
-    """
+    """Text to SQL over a real SQLite database, with a tool to explore it and a final query."""
 
     max_turns = 8
     sandbox_image = "sql"

@@ -37,19 +37,7 @@ _SIDEWAYS = ((2, 3), (2, 3), (0, 1), (0, 1))
 
 
 class FrozenLake(Env):
-    """Walk over the ice to the goal; a hole ends the episode.
-
-    Args:
-        size: side of the generated lakes, in cells, 3 to 16.
-        holes: probability of each cell to be a hole, 0 to 0.5.
-        slippery: probability that a move goes sideways, 0 to 1. Slips depend on the seeds of the task and the reset.
-        view: "map" shows the whole lake. "near" shows only the surrounding cells and the distance to the goal, so the
-            agent must explore and remember dead ends.
-        shaping: total extra reward for progress towards the goal. It is potential-based: progress that is lost is taken
-            back, all of it in a hole, so the optimal policy does not change.
-        tasks: a task has `metadata["level"]`.
-        max_turns: default 2.5 * size.
-    """
+    """Walk over the ice to the goal; a hole ends the episode."""
 
     def __init__(
         self,

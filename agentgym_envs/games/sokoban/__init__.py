@@ -22,19 +22,7 @@ BOXOBAN_TURNS = 200
 
 
 class Sokoban(Env):
-    """Push every box onto a target. Boxes are pushed one at a time and never pulled.
-
-    Args:
-        size: side of the generated rooms, walls included, 5 to 10.
-        boxes: boxes in a generated room, 1 to 3.
-        walls: probability of each inner cell to be wall, 0 to 0.4.
-        levels: "generated"; or "boxoban:medium", "boxoban:unfiltered" or "boxoban:hard" for 10 x 10 rooms with four
-            boxes, from `sokoban/*.txt` in the folder AGENTGYM_DATA.
-        shaping: total extra reward for boxes on targets, in equal parts per box; taken back when a box leaves its
-            target.
-        max_turns: default twice the longest solution of generated levels (48 with the defaults), 200 for Boxoban.
-        tasks: a task has `metadata["level"]`.
-    """
+    """Push every box onto a target. Boxes are pushed one at a time and never pulled."""
 
     def __init__(
         self,

@@ -34,13 +34,7 @@ _ENDINGS = {AGENT: ("You win.", 1.0), OPPONENT: ("You lose.", 0.0), None: ("Draw
 
 
 class TicTacToe(Env):
-    """Tic-tac-toe as X against a scripted opponent. The task says who begins and how O plays.
-
-    Args:
-        opponent: "random", "minimax" (perfect, so a draw is the best result), or "mix" (each move is perfect with
-            probability 1/2).
-        tasks: a task has `metadata["level"]`, see `board`.
-    """
+    """Tic-tac-toe as X against a scripted opponent. The task says who begins and how O plays."""
 
     max_turns = 9  # at most five moves and four mistakes
 

@@ -25,14 +25,7 @@ def read_word(text: str) -> str | None:
 
 
 class Wordle(Env):
-    """Find a five-letter word. Each letter of a guess is marked: G right place, Y elsewhere in the word, X absent.
-
-    Args:
-        words: "own" (the shipped list of common words) or "data" (the file `wordle/words` in the folder AGENTGYM_DATA).
-        strict: refuse guesses that are not in the list; otherwise any five letters are accepted.
-        tasks: a task's `answer` is the word.
-        max_turns: guesses, default 6; invalid guesses count.
-    """
+    """Find a five-letter word. Each letter of a guess is marked: G right place, Y elsewhere in the word, X absent."""
 
     max_turns = 6
 

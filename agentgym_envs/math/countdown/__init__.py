@@ -1,4 +1,4 @@
-"""Countdown: reach a target with given numbers, in a few attempts with feedback."""
+"""Countdown: reach a target with given numbers, in a few attempts with feedback. See README.md."""
 
 from __future__ import annotations
 
@@ -22,19 +22,7 @@ _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 
 
 class Countdown(Env):
-    """Reach a target with + - * / and given numbers, each used at most once.
-
-    The expression is the content of the last `<answer>` and `</answer>`, else the last line. A right one ends the
-    episode with reward 1.0. A wrong one gets its value or the error as feedback, and the agent may try again until the
-    turns run out. All other rewards are 0.0.
-
-    Args:
-        min_count: minimum count of numbers in a round.
-        max_count: maximum count of numbers in a round, at most 5.
-        max_number: numbers are 1 to this.
-        max_target: targets are 1 to this.
-        tasks: a task has the target as its `answer`, and `metadata["numbers"]`.
-    """
+    """Reach a target with + - * / and given numbers, each used at most once."""
 
     max_turns = 3
 

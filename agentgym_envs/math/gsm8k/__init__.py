@@ -13,14 +13,7 @@ from agentgym_envs.math.problem_env import ProblemEnv
 
 
 class GSM8K(ProblemEnv):
-    """A word problem, answered in one message.
-
-    Reward 1.0 for the right number, else 0.0. `agentgym_envs.math.answers` says which number of a reply is its answer.
-
-    Args:
-        format_reward: added if the reply ends with "####" and a number, right or wrong.
-        tasks: each needs `messages` and a number as `answer`.
-    """
+    """A word problem, answered in one message."""
 
     max_turns = 1
     instruction = 'Think step by step. Put the final answer, as a number alone, at the end after "####".'

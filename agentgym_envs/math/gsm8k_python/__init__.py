@@ -11,12 +11,7 @@ from agentgym_envs.settings import check_choice
 
 
 class GSM8KPython(PythonEnv):
-    r"""A school word problem with a Python session; see `agentgym_envs.math.python_env.PythonEnv`.
-
-    Args:
-        data: "gsm8k" or "svamp".
-        settings: those of `PythonEnv`.
-    """
+    r"""A school word problem with a Python session; see `agentgym_envs.math.python_env.PythonEnv`."""
 
     instruction = """Think step by step. You can compute with Python: reply with a block such as
 ```python

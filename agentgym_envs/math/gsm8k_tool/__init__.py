@@ -26,11 +26,7 @@ def calculator(expression: str) -> str:
 
 
 class GSM8KTool(ToolProblemEnv):
-    """A word problem with a calculator tool; see `ToolProblemEnv`.
-
-    Args:
-        tasks: each needs `messages` and a number as `answer`.
-    """
+    """A word problem with a calculator tool; see `ToolProblemEnv`."""
 
     max_turns = 6
     instruction = """Think step by step. You have a calculator. To use it, reply with a call such as

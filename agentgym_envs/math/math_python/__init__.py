@@ -21,12 +21,7 @@ from agentgym_envs.splits import check_split
 
 
 class MathPython(PythonEnv):
-    r"""A problem of mathematics with a Python session; see `agentgym_envs.math.python_env.PythonEnv`.
-
-    The answer is the content of the last `\boxed{}` in a reply without a call. It is right if it is equivalent to the
-    task's answer: `\frac{1}{2}`, `1/2` and `0.5` are equal. A comparison that takes over 5 seconds counts as wrong.
-    Tasks need `messages` and an `answer` in LaTeX, without dollar signs.
-    """
+    r"""A problem of mathematics with a Python session; see `agentgym_envs.math.python_env.PythonEnv`."""
 
     instruction = r"""Solve the problem. You can compute with Python: reply with a block such as
 ```python
