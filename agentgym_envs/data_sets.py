@@ -44,7 +44,6 @@ def _whole_rows(*paths: str, keys: Sequence[str]) -> Callable[[Sequence[Rows]], 
 
 
 def _lines(rows: Rows, keys: str) -> bytes:
-    """Rows as JSON Lines, reduced to these keys."""
     if not rows:
         raise ValueError("no rows")
     return "".join(line_of({key: row[key] for key in keys.split()}) for row in rows).encode()

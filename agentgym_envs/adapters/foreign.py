@@ -15,7 +15,6 @@ from agentgym.core.registration import UnknownEnvError, adapters
 
 
 def imported(prefix: str, module: str | None = None) -> Any:
-    """A module of the package behind a prefix."""
     try:
         return importlib.import_module(module or prefix)
     except ImportError as error:

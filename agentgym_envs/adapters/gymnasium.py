@@ -167,7 +167,6 @@ def _spec(name: str) -> Any:
 
 
 def description_of(docstring: str) -> str:
-    """The introduction of a docstring in Gymnasium's form and its sections about play."""
     text = re.sub(r"</?[a-z][^>]*>", "", inspect.cleandoc(docstring))
     begin, *sections = re.split(r"^ *## +", text, flags=re.MULTILINE)
     told = [begin.strip()]

@@ -106,7 +106,6 @@ class ReasoningGymEnv(Env):
 
 
 def answer_of(text: str) -> str:
-    """The answer in a reply: the content of its tag, or all spoken text; "" if the tag is not closed."""
     found = answer_in(text)
     return spoken(text).strip() if found is None else found.text
 

@@ -24,7 +24,6 @@ class Unreadable(ValueError):
 
 
 def numbers_in(space: Space[Any]) -> int:
-    """How many numbers a value of the space has; 0 if unknown."""
     return sum(map(numbers_in, _parts(space))) if space.shape is None else int(np.prod(space.shape))
 
 
@@ -49,7 +48,6 @@ def check_actions(space: Space[Any], of: str) -> None:
 
 
 def written(value: Any) -> str:
-    """A value as JSON, numbers rounded to six digits."""
     return json.dumps(_rounded(plain(value)), ensure_ascii=False)
 
 

@@ -53,7 +53,6 @@ class Rollout:
         self._running = asyncio.run_coroutine_threadsafe(self._run(host, row), self._loop)
 
     def next(self) -> Ask | Ended | Exception:
-        """The next request, the end, or the exception that ended the rollout."""
         return self._events.get(timeout=WAIT_SECONDS)
 
     def answer(self, reply: Message) -> None:
@@ -88,7 +87,6 @@ class Host:
 
     @property
     def most_turns(self) -> int:
-        """The environment's own turn limit; -1 without one."""
         return int(getattr(self.env, "max_turns", -1))
 
     def rows(self, split: str) -> Any:

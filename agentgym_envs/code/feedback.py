@@ -35,7 +35,6 @@ def judged(report: Report) -> str:
 
 
 def tried(report: Report, has_public: bool) -> str:
-    """The result of running code against the public tests, as text."""
     if report.error:
         parts = [f"The code does not run.\n{report.error}" if report.verdict != "ended" else report.error]
     elif has_public:

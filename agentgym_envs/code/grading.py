@@ -143,7 +143,6 @@ def _run(box: Sandbox, request: str, tests: int, limits: GradingLimits) -> Repor
 
 @functools.cache
 def grader_program() -> str:
-    """The grader as one text for `python3 -c`: its modules, then a call of `main`."""
     folder = resources.files(_PACKAGE)
     sources = [(f"{_PACKAGE}.{name}", folder.joinpath(f"{name}.py").read_text(encoding="utf-8")) for name in _MODULES]
     return (

@@ -78,7 +78,6 @@ def names_between(solution: str, tests: Iterable[str]) -> tuple[str, ...]:
 
 
 def imports_for(solution: str, tests: Iterable[str]) -> str:
-    """The solution's import statements whose names the tests use."""
     used = _used(tests)
     lines = [
         ast.unparse(node)

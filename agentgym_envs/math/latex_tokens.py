@@ -210,7 +210,6 @@ def _words(content: str, bold: bool) -> list[Token]:
 
 
 def _read_letters(text: str, match: re.Match[str], spaced: bool, found: list[Token]) -> int:
-    """Append a run of letters: a function, a word, or variables that are multiplied."""
     run = match[0]
     if run.lower() in ("infinity", "inf") and len(run) > 3:
         found.append(Token("command", "infty", spaced=spaced))
@@ -258,7 +257,6 @@ def _value(digits: str) -> Fraction:
 
 
 def _repeating(match: re.Match[str]) -> Fraction:
-    """The value of 0.1\\overline{6}."""
     if len(match[0]) > LONGEST_NUMBER:
         raise Unreadable("a number is too long")
     whole, fixed, period = match[1] or "0", match[2], match[3]

@@ -64,7 +64,6 @@ class _Reader:
         return self.tokens[self.place]
 
     def at(self, *texts: str) -> bool:
-        """True if the next token is one of these signs or commands, or the end."""
         token = self.now
         return (token.kind in ("sign", "command") and token.text in texts) or (token.kind == "end" and "end" in texts)
 
@@ -93,7 +92,6 @@ class _Reader:
         return items[0] if len(items) == 1 else Node("list", tuple(items), joint)
 
     def joint(self) -> str:
-        """The next token if it is a comma, "and" or "or", else ""."""
         if self.at(",", ";"):
             return ","
         return self.now.text if self.now.kind == "words" and self.now.text in ("and", "or") else ""
@@ -215,7 +213,6 @@ class _Reader:
         return Node("power", (base, self._raised()))
 
     def _circle(self) -> bool:
-        r"""Skip ^\circ or ^{\circ}."""
         for form in (("^", "circ"), ("^", "{", "circ", "}")):
             ahead = self.tokens[self.place : self.place + len(form)]
             if tuple(token.text for token in ahead) == form:
@@ -309,7 +306,6 @@ class _Reader:
         return inside
 
     def _braced(self) -> Node:
-        """A group in braces; also {n \\choose k}."""
         self.need("{")
         bars, self.bars = self.bars, 0
         inside = self.listed()

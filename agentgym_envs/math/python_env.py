@@ -84,7 +84,6 @@ class PythonEnv(ToolProblemEnv):
         super().close()
 
     def expert_action(self) -> str:
-        """The gold program as a fenced block, then the answer; the answer at once if there is one turn."""
         program = self.expert_program()
         if not program or self.turn > 0 or self.max_turns == 1:
             return self.expert_answer()

@@ -34,7 +34,6 @@ class PythonSession:
             self._sandbox = acquire(self.spec, backend=self.backend, timeout=timeout)
 
     def run(self, code: str) -> str:
-        """The code's output, its traceback, and a note if the session was lost."""
         try:
             try:
                 result = self._run(code)

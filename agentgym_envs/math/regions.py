@@ -29,7 +29,6 @@ class Region:
 
 
 def is_region(node: Node) -> bool:
-    """True if a node is an interval, an inequality, a set, or a combination of them."""
     if node.op in ("union", "intersection", "without", "row", "set", "domain"):
         return True
     if node.op == "relation":
@@ -94,7 +93,6 @@ def _interval(node: Node) -> Region:
 
 
 def _number(node: Node) -> Any:
-    """A constant or infinity, rounded for comparison."""
     if node.op == "negative":
         return -_number(node.args[0])
     if node.op == "constant" and node.name == "infty":

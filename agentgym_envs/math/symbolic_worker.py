@@ -64,7 +64,6 @@ def same(gold: str, answer: str) -> bool:
 
 
 def _read(text: str) -> Node:
-    """The tree of an answer; "no solution" and "all real numbers" are sets."""
     words = _wording(text)
     if _NO_SOLUTION.fullmatch(words):
         return Node("set")
@@ -236,7 +235,6 @@ def _same_quantity(gold: Node, answer: Node) -> bool:
 
 
 def _without(node: Node, mark: str) -> Node | None:
-    """The operand of a percent or degree sign; None without one."""
     if node.op == mark:
         return node.args[0]
     if node.op == "negative":

@@ -90,7 +90,6 @@ class Search(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", data: str = "auto") -> TaskSet:
-        """XQuAD's questions if available, else the shipped ones; see `questions.load_questions`."""
         return load_questions(split, data)
 
     def init(self, task: Task) -> None:
@@ -142,7 +141,6 @@ class Search(Env):
         super().close()
 
     def expert_action(self) -> str:
-        """The next search of the task's chain; the answer at its end or on the last turn."""
         queries = queries_of(self.current_task)[: self.max_turns - 1]
         return (
             call_text("search", query=queries[self.turn])

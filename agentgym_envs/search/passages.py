@@ -10,8 +10,6 @@ Passage = Mapping[str, str]  # id, title, text
 
 
 class Retriever:
-    """Finds passages for a query."""
-
     def search(self, query: str, topk: int) -> list[Passage]:
         """At most `topk` passages, best first."""
         raise NotImplementedError

@@ -53,7 +53,6 @@ def golds_of(task: Task) -> list[str]:
 
 
 def queries_of(task: Task) -> list[str]:
-    """The queries of the task's chain of searches; the question itself without one."""
     hops: Any = task.metadata.get("hops")
     if hops:
         return [str(hop["query"]) for hop in hops]

@@ -51,7 +51,6 @@ def _read() -> list[dict[str, Any]]:
 
 
 def _paragraphs(articles: list[dict[str, Any]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Passage id, title and record of each paragraph."""
     for number, article in enumerate(articles):
         for place, paragraph in enumerate(article["paragraphs"]):
             yield f"xquad-{number:02}-{place}", article["title"].replace("_", " "), paragraph

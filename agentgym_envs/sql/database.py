@@ -107,7 +107,6 @@ def _columns(db: sqlite3.Connection, table: str, notes: dict[tuple[str, str], st
 
 
 def _notes(path: Path) -> dict[tuple[str, str], str]:
-    """Column descriptions from defog's file beside the database; empty without one."""
     if not path.is_file():
         return {}
     tables = json.loads(path.read_text(encoding="utf-8"))["table_metadata"]

@@ -27,7 +27,6 @@ _known: dict[tuple[str, str, bool], Gold] = {}
 
 
 def golds_of(task: Task) -> list[str]:
-    """A task's gold queries, any of which is right."""
     given = [task.answer] if isinstance(task.answer, str) else task.answer
     if not isinstance(given, list) or not given or not all(isinstance(q, str) and q.strip() for q in given):
         raise ValueError(

@@ -45,7 +45,6 @@ _FUNCTIONS = {
 
 
 def observation_text(answer: QueryResult | QueryFailure, query: str, database: Database, seconds: float) -> str:
-    """The observation of a query; errors begin with "Error: "."""
     if isinstance(answer, QueryResult):
         return _table(answer)
     if answer.kind == "sql":

@@ -115,7 +115,6 @@ def _tokens(query: str) -> list[_Token]:
 
 
 def _split(tokens: Sequence[_Token]) -> list[list[_Token]]:
-    """The parts between outermost commas."""
     parts: list[list[_Token]] = [[]]
     for token in tokens:
         if token.text == "," and token.depth == 0:

@@ -48,8 +48,6 @@ def same_result(segments: Sequence[Segment], found: Sequence[Row], columns: int,
 
 
 class _Matcher:
-    """Looks for a permutation of the result's columns that matches the gold's."""
-
     def __init__(self, segments: Sequence[Segment], gold: Sequence[Row], found: Sequence[Row], ordered: bool):
         self.gold, self.found = list(zip(*gold, strict=True)), list(zip(*found, strict=True))
         self.sizes, self.ordered = [(len(segment.rows), segment.take) for segment in segments], ordered

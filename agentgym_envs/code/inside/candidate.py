@@ -161,7 +161,6 @@ class _Side:
         return encode(value, self.refer)
 
     def refer(self, value: Any) -> list[Any]:
-        """The reference to an object: its name, the test's callback, or its index among the kept objects."""
         if type(value) is _Named:
             return ["object", value.name]
         if type(value) is _Callback:
@@ -219,13 +218,11 @@ def _as_text(value: Any) -> Any:
 
 
 def _kind_of(error: BaseException) -> str:
-    """The name of the nearest built-in exception class."""
     known = (kind for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind)
     return next(known, Exception).__name__
 
 
 def explain(error: BaseException, lines: Lines) -> str:
-    """An error for the agent, with the lines of the submission that led to it."""
     rows = []
     trace = error.__traceback__
     while trace is not None:

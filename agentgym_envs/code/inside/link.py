@@ -34,8 +34,6 @@ class Ended(BaseException):
 
 
 class Nursery:
-    """Forks the processes that hold submissions."""
-
     def __init__(self, serve: Callable[[int, int, dict[str, int]], None], limits: dict[str, int]):
         # For each process: requests to it, replies from it, what it prints.
         self._channels = [(os.pipe(), os.pipe(), os.pipe()) for _ in range(PROCESSES)]
@@ -116,8 +114,6 @@ def _fork_on_demand(
 
 
 class Link:
-    """The connection to the current process of the submission."""
-
     def __init__(self, nursery: Nursery, program: dict[str, Any], timeout: float, budget: float):
         self.nursery, self.program, self.timeout = nursery, program, timeout
         self.end = time.monotonic() + budget

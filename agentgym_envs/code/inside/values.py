@@ -142,7 +142,6 @@ def give_back(old: Any, new: Any) -> None:
 
 
 def _same_or(old: Any, new: Any) -> Any:
-    """The old object, updated, if possible; else the new one."""
     if type(old) is type(new) and isinstance(old, list | dict | set | bytearray | deque | tuple):
         give_back(old, new)
         if old == new:
@@ -151,7 +150,6 @@ def _same_or(old: Any, new: Any) -> Any:
 
 
 def can_change(value: Any) -> bool:
-    """True if a call may change this argument."""
     if isinstance(value, tuple):
         return any(can_change(item) for item in value)
     return isinstance(value, list | dict | set | bytearray | deque | defaultdict)

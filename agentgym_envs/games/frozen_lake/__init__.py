@@ -62,7 +62,6 @@ class FrozenLake(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", size: int = 4, holes: float = 0.25) -> TaskSet:
-        """100,000 train and 1,000 test lakes, all test lakes distinct and none with a train map."""
         check_settings(size, holes)
         return generated_tasks(
             "frozen_lake", split, lambda seed, is_taken: make_level(seed, split, size, holes, is_taken), least_form

@@ -47,7 +47,6 @@ class Sokoban(Env):
     def default_tasks(
         cls, split: str = "train", size: int = 6, boxes: int = 1, walls: float = 0.25, levels: str = "generated"
     ) -> TaskSet:
-        """100,000 train and 1,000 test generated levels, or the Boxoban levels. No room is in both splits."""
         if levels == "generated":
             return generated_levels(split, size, boxes, walls)
         return boxoban_levels(levels, split)
@@ -95,7 +94,6 @@ class Sokoban(Env):
         return rng.choice(self._legal())
 
     def _legal(self) -> list[str]:
-        """The unblocked directions; all four if all are blocked."""
         room = self._room
         ways = zip(DIRECTIONS, room.steps, strict=True)
         return [w for w, step in ways if moved(room, self._player, self._boxes, step)] or list(DIRECTIONS)

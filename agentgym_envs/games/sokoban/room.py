@@ -22,7 +22,6 @@ class Room:
 
     @property
     def steps(self) -> tuple[int, int, int, int]:
-        """Offsets of up, down, left and right."""
         return -self.columns, self.columns, -1, 1
 
 

@@ -50,7 +50,6 @@ class TicTacToe(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", opponent: str = "random") -> TaskSet:
-        """100,000 train and 1,000 test opponents, all test opponents distinct and none in train."""
         check_choice("tic_tac_toe: opponent", opponent, OPPONENTS)
         return generated_tasks(
             "tic_tac_toe", split, lambda seed, is_taken: make_opponent(seed, split, opponent, is_taken), content

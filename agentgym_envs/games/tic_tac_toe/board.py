@@ -51,7 +51,6 @@ def value(board: str, mover: str) -> int:
 
 
 def best_cell(board: str, mover: str, order: tuple[int, ...]) -> int:
-    """The best free cell for `mover`, ties by `order`."""
     other = OPPONENT if mover == AGENT else AGENT
     best = value(board, mover)
     return next(c for c in order if board[c - 1] == FREE and -value(placed(board, c, mover), other) == best)

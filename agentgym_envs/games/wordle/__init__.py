@@ -43,7 +43,6 @@ class Wordle(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", words: str = "own") -> TaskSet:
-        """One task for each word of the list; one word in eight is a test word."""
         return word_tasks(words, split)
 
     def init(self, task: Task) -> None:

@@ -115,7 +115,6 @@ class Countdown(Env):
 
 
 def _expression_in(text: str) -> str:
-    """The expression of a reply, without a trailing "= 24"."""
     text = spoken(text)
     tagged = _TAGGED.findall(text)
     lines = [line for line in text.splitlines() if line.strip()]

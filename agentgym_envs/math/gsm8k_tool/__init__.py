@@ -40,7 +40,6 @@ and wait for its result. When you are done, put the final answer, as a number al
     tools: ClassVar[list[dict[str, Any]]] = _toolset.schemas
 
     def expert_action(self) -> str:
-        """The gold solution's next calculation as a call; the solution at the end or on the last turn."""
         calculations = calculations_of(self.current_task)[: self.max_turns - 1]
         if self.turn >= len(calculations):
             return self.expert_answer()
