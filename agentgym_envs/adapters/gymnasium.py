@@ -12,8 +12,8 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from agentgym.core.env import Env, Step
-from agentgym.core.messages import Action, Observation, user
+from agentgym.core.env import Env, Opening, Step
+from agentgym.core.messages import Action, user
 from agentgym.core.registration import UnknownEnvError
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.adapters.foreign import plain_info, settings_key
@@ -66,9 +66,7 @@ class GymnasiumEnv(Env):
         seeds = seeds_of(split, f"gymnasium:{name}")
         return TaskSet.generate(lambda seed: Task(f"{name}-{seed}", seed=seed), seeds, name=f"{name}/{split}")
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
         inner = self._opened()
         task_seed = self.task.seed if self.task is not None else None

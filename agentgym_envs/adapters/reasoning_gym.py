@@ -9,8 +9,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from agentgym.core.env import Env, Step
-from agentgym.core.messages import Action, Observation, user
+from agentgym.core.env import Env, Opening, Step
+from agentgym.core.messages import Action, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.processes.isolate import NoWorker, call_isolated
 from agentgym.tools.text_forms import answer_in, spoken
@@ -77,9 +77,7 @@ class ReasoningGymEnv(Env):
         self._entry = entry
         super().init(task)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
         return [user(f"{self._entry['question']}\n\n{INSTRUCTION}")], {}
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentgym.core.env import Env, Step
-from agentgym.core.messages import Action, Observation, text_of, user
+from agentgym.core.env import Env, Opening, Step
+from agentgym.core.messages import Action, text_of, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.adapters.foreign import check_name, imported, plain, plain_info, settings_key
 
@@ -65,9 +65,7 @@ class SkyRLGymEnv(Env):
             self._tasks = self.default_tasks("train", self.name, self._data)
         return self._tasks
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
         self._shut()
         task = self.current_task

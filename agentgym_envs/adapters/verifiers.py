@@ -6,7 +6,7 @@ import queue
 from collections.abc import Mapping
 from typing import Any
 
-from agentgym.core.env import Env, Step
+from agentgym.core.env import Env, Opening, Step
 from agentgym.core.messages import Action, Message, Observation, assistant, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.adapters.foreign import plain, plain_info
@@ -60,9 +60,7 @@ class VerifiersEnv(Env):
         super().init(task)
         self._host  # noqa: B018 - loading takes its time here, not in the first reset
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
         self._stop()
         self._shown = []

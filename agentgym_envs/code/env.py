@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from agentgym.core.env import Env, Step
+from agentgym.core.env import Env, Opening, Step
 from agentgym.core.messages import Action, Message, Observation, assistant, instructed, text_of, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.tools.toolset import ToolError, ToolSet
@@ -74,9 +74,7 @@ class CodeEnv(Env):
         problem_of(task)
         super().init(task)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
         self._code: str | None = None  # run or submitted last
         self._report: grading.Report | None = None  # on the submission

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any, ClassVar
 
-from agentgym.core.env import Env, Step
-from agentgym.core.messages import Action, Observation, assistant, instructed
+from agentgym.core.env import Env, Opening, Step
+from agentgym.core.messages import Action, assistant, instructed
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.tools.text_forms import FinalAnswer
 from agentgym.tools.toolset import ToolSet
@@ -38,9 +38,7 @@ class ProblemEnv(Env):
         self.check(task)
         super().init(task)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
         return instructed(self.current_task.messages, self.instruction), {}
 

@@ -6,7 +6,7 @@ import ast
 import random
 from typing import Any, ClassVar
 
-from agentgym.core.env import Step
+from agentgym.core.env import Opening, Step
 from agentgym.core.messages import Action
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.tools.toolset import Tool, ToolSet
@@ -68,7 +68,7 @@ class PythonEnv(ToolProblemEnv):
         super().init(task)
         self._session.open()
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         opened = super().reset(seed=seed, options=options)
         self._session.open(RESET_SECONDS)
         return opened

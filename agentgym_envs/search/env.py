@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from agentgym.core.env import Env, Step
+from agentgym.core.env import Env, Opening, Step
 from agentgym.core.messages import Action, Observation, assistant, instructed, text_of
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.tools.text_forms import answer_in, call_text
@@ -102,9 +102,7 @@ class Search(Env):
             self._opened = corpus
         super().init(task)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
         self._searches = self._searches_before = 0
         return instructed(self.current_task.messages, INSTRUCTION), {}

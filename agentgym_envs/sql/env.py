@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from agentgym.core.env import Env, Step
-from agentgym.core.messages import Action, Observation, assistant, text_of, user
+from agentgym.core.env import Env, Opening, Step
+from agentgym.core.messages import Action, assistant, text_of, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.tools.text_forms import call_text, spoken
 from agentgym.tools.toolset import ToolSet
@@ -113,9 +113,7 @@ class SQL(Env):
         self._database, self._queries = database, QueryRunner(database, self.sandbox)
         super().init(task)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
         self._release()
         database = self._database

@@ -45,7 +45,7 @@ class Foreign(Exception):
     """A frame is not a value: its writer broke the protocol."""
 
 
-def encode(value: Any, refer: Callable[[Any], list[Any]]) -> Any:
+def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
     """A value as JSON; `refer` makes the reference of an object that is not plain data."""
     kind = type(value)
     if value is None or kind in (bool, str, float):
@@ -67,7 +67,7 @@ def encode(value: Any, refer: Callable[[Any], list[Any]]) -> Any:
     return _encode_as_base(value, refer)
 
 
-def _encode_as_base(value: Any, refer: Callable[[Any], list[Any]]) -> Any:
+def _encode_as_base(value: Any, refer: Callable[[Any], Any]) -> Any:
     """Named tuples as tuples, IntEnums as ints, defaultdicts as dicts; anything else as a reference."""
     bases: tuple[Any, ...] = (int, float, str, tuple, list, Counter, OrderedDict, dict, set, frozenset)
     for base in bases:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from agentgym.core.env import Env, Step
-from agentgym.core.messages import Action, Observation, user
+from agentgym.core.env import Env, Opening, Step
+from agentgym.core.messages import Action, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.games.frozen_lake.levels import (
     EDGE,
@@ -76,9 +76,7 @@ class FrozenLake(Env):
         self._cells = list(cells.replace(PLAYER, ICE))
         super().init(task)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
         self._at = self._start
         self._invalid = 0

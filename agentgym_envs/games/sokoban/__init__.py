@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from agentgym.core.env import Env, Step
-from agentgym.core.messages import Action, Observation, user
+from agentgym.core.env import Env, Opening, Step
+from agentgym.core.messages import Action, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.games.grid import DIRECTIONS, LEGAL, read_direction
 from agentgym_envs.games.sokoban.levels import boxoban_levels, check_settings, generated_levels, longest
@@ -55,9 +55,7 @@ class Sokoban(Env):
         self._room, self._start, self._boxes_at_start = parse_level(level_of(task, "sokoban"))
         super().init(task)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
         self._player, self._boxes = self._start, self._boxes_at_start
         self._invalid = 0

@@ -6,8 +6,8 @@ import random
 import re
 from typing import Any
 
-from agentgym.core.env import Env, Step
-from agentgym.core.messages import Action, Observation, user
+from agentgym.core.env import Env, Opening, Step
+from agentgym.core.messages import Action, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.games.grid import in_rows
 from agentgym_envs.games.tic_tac_toe.board import (
@@ -59,9 +59,7 @@ class TicTacToe(Env):
         self._starter, self._order, self._care = parse_opponent(level_of(task, "tic_tac_toe"))
         super().init(task)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
         self._board = EMPTY
         self._invalid = 0

@@ -8,8 +8,8 @@ from collections import Counter
 from fractions import Fraction
 from typing import Any
 
-from agentgym.core.env import Env, Step
-from agentgym.core.messages import Action, Observation, user
+from agentgym.core.env import Env, Opening, Step
+from agentgym.core.messages import Action, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.tools.text_forms import spoken
 from agentgym_envs.math.arithmetic import ArithmeticProblem, compute, numbers_of, parse, written
@@ -69,9 +69,7 @@ class Countdown(Env):
             )
         super().init(task)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
         numbers, target = self._round()
         given = ", ".join(str(n) for n in numbers)
