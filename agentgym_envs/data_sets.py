@@ -26,10 +26,6 @@ MATH_PARTS = {  # MATH-500 is a part of MATH's own test set, so the two share no
 _SVAMP_HUB = HubData("ChilleD/SVAMP")
 
 
-def data_sets() -> list[DataSet]:
-    return list(_DATA_SETS)
-
-
 def _whole_rows(*paths: str, keys: Sequence[str]) -> Callable[[Sequence[Rows]], dict[str, bytes]]:
     """Write each part to one file, as whole rows that have at least these keys."""
 
@@ -83,90 +79,56 @@ def _xquad(parts: Sequence[Rows]) -> dict[str, bytes]:
     return {XQUAD: json.dumps({"data": data, "version": "1.1"}, ensure_ascii=False).encode()}
 
 
-_DATA_SETS = (
-    DataSet(
-        "gsm8k",
-        "7,473 train, 1,319 test",
-        "MIT",
-        "https://github.com/openai/grade-school-math",
-        ("gsm8k/train.jsonl", "gsm8k/test.jsonl"),
-        ("gsm8k", "gsm8k_tool", "gsm8k_python"),
-        ((GSM8K_HUB, "train"), (GSM8K_HUB, "test")),
-        _whole_rows("gsm8k/train.jsonl", "gsm8k/test.jsonl", keys=("question", "answer")),
-    ),
-    DataSet(
-        "svamp",
-        "1,000",
-        "MIT",
-        "https://github.com/arkilpatel/SVAMP",
-        (SVAMP,),
-        ("gsm8k_python",),
-        ((_SVAMP_HUB, "train"), (_SVAMP_HUB, "test")),
-        _svamp,
-    ),
-    DataSet(
-        "math",
-        "7,500 train, 500 test",
-        "MIT",
-        "https://github.com/hendrycks/math",
-        ("math/train.jsonl", "math/test.jsonl"),
-        ("math_python",),
-        tuple(MATH_PARTS.values()),
-        _whole_rows("math/train.jsonl", "math/test.jsonl", keys=("problem", "solution")),
-    ),
-    DataSet(
-        "humaneval",
-        "164",
-        "MIT",
-        "https://github.com/openai/human-eval",
-        (HUMANEVAL,),
-        ("code_humaneval",),
-        ((HUMANEVAL_HUB, "test"),),
-        _humaneval,
-    ),
-    DataSet(
-        "mbpp",
-        "974",
-        "CC BY 4.0",
-        "https://github.com/google-research/google-research/tree/master/mbpp",
-        (MBPP,),
-        ("code_mbpp",),
-        tuple((MBPP_HUB, split) for split in ("prompt", "test", "validation", "train")),
-        _mbpp,
-    ),
-    DataSet(
-        "xquad",
-        "240 paragraphs, 1,190 questions",
-        "CC BY-SA 4.0",
-        "https://github.com/google-deepmind/xquad",
-        (XQUAD,),
-        ("search",),
-        # XQuAD's rows on the hub have no titles: SQuAD's, of which they are a part, have them under the same ids.
-        ((HubData("google/xquad", "xquad.en"), "validation"), (HubData("rajpurkar/squad", "plain_text"), "validation")),
-        _xquad,
-    ),
-    DataSet(
-        "hotpot_qa",
-        "7,405 questions, 10 paragraphs each",
-        "CC BY-SA 4.0",
-        "https://hotpotqa.github.io",
-        (HOTPOT,),
-        ("search",),
-        ((HubData("hotpotqa/hotpot_qa", "distractor"), "validation"),),
-        _whole_rows(HOTPOT, keys=("id", "question", "answer", "supporting_facts", "context")),
-    ),
-    # Hugging Face does not offer the following in the form that the environments read.
-    DataSet(
-        "defog",
+_ABOUT = {  # items, licence, source
+    "gsm8k": ("7,473 train, 1,319 test", "MIT", "https://github.com/openai/grade-school-math"),
+    "svamp": ("1,000", "MIT", "https://github.com/arkilpatel/SVAMP"),
+    "math": ("7,500 train, 500 test", "MIT", "https://github.com/hendrycks/math"),
+    "humaneval": ("164", "MIT", "https://github.com/openai/human-eval"),
+    "mbpp": ("974", "CC BY 4.0", "https://github.com/google-research/google-research/tree/master/mbpp"),
+    "xquad": ("240 paragraphs, 1,190 questions", "CC BY-SA 4.0", "https://github.com/google-deepmind/xquad"),
+    "hotpot_qa": ("7,405 questions, 10 paragraphs each", "CC BY-SA 4.0", "https://hotpotqa.github.io"),
+    "defog": (
         "210 questions, 7 databases",
         "Apache-2.0",
         "https://github.com/defog-ai/sql-eval and https://github.com/defog-ai/defog-data",
-        (
-            DEFOG_QUESTIONS,
-            *map(DEFOG.format, ["restaurants", "scholar", "academic", "advising", "atis", "geography", "yelp"]),
-        ),
-        ("sql",),
     ),
-    DataSet("chinook", "1 database", "MIT", "https://github.com/lerocha/chinook-database", (CHINOOK,), ("sql",)),
-    DataSet("wordle", "14,855 words", "MIT", "https://github.com/tabatkins/wordle-list", (WORDLE,), ("wordle",)),
-)
+    "chinook": ("1 database", "MIT", "https://github.com/lerocha/chinook-database"),
+    "wordle": ("14,855 words", "MIT", "https://github.com/tabatkins/wordle-list"),
+}
+
+
+def data_sets() -> list[DataSet]:
+    gsm8k, math = ("gsm8k/train.jsonl", "gsm8k/test.jsonl"), ("math/train.jsonl", "math/test.jsonl")
+    defog = tuple(map(DEFOG.format, ["restaurants", "scholar", "academic", "advising", "atis", "geography", "yelp"]))
+    hotpot = _whole_rows(HOTPOT, keys=("id", "question", "answer", "supporting_facts", "context"))
+    # XQuAD's rows on the hub have no titles: SQuAD's, of which they are a part, have them under the same ids.
+    xquad = (HubData("google/xquad", "xquad.en"), HubData("rajpurkar/squad", "plain_text"))
+
+    def made(name: str, files: tuple[str, ...], envs: str, parts: Any = (), write: Any = None) -> DataSet:
+        return DataSet(name, *_ABOUT[name], files, tuple(envs.split()), tuple(parts), write)
+
+    return [
+        made(
+            "gsm8k",
+            gsm8k,
+            "gsm8k gsm8k_tool gsm8k_python",
+            ((GSM8K_HUB, split) for split in ("train", "test")),
+            _whole_rows(*gsm8k, keys=("question", "answer")),
+        ),
+        made("svamp", (SVAMP,), "gsm8k_python", ((_SVAMP_HUB, split) for split in ("train", "test")), _svamp),
+        made("math", math, "math_python", MATH_PARTS.values(), _whole_rows(*math, keys=("problem", "solution"))),
+        made("humaneval", (HUMANEVAL,), "code_humaneval", ((HUMANEVAL_HUB, "test"),), _humaneval),
+        made(
+            "mbpp",
+            (MBPP,),
+            "code_mbpp",
+            ((MBPP_HUB, split) for split in ("prompt", "test", "validation", "train")),
+            _mbpp,
+        ),
+        made("xquad", (XQUAD,), "search", ((hub, "validation") for hub in xquad), _xquad),
+        made("hotpot_qa", (HOTPOT,), "search", ((HubData("hotpotqa/hotpot_qa", "distractor"), "validation"),), hotpot),
+        # Hugging Face does not offer the following in the form that the environments read.
+        made("defog", (DEFOG_QUESTIONS, *defog), "sql"),
+        made("chinook", (CHINOOK,), "sql"),
+        made("wordle", (WORDLE,), "wordle"),
+    ]

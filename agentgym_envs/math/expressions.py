@@ -172,14 +172,14 @@ def _value(node: Node, point: dict[str, Any], imaginary: bool) -> Any:
     if node.op == "symbol":
         return point[node.name]
     if node.op == "constant":
-        return {"pi": mp.pi, "e": mp.e, "i": mp.j}[node.name] * 1 if node.name != "infty" else _undefined()
+        return {"pi": mp.pi, "e": mp.e, "i": mp.j}[node.name] * 1 if node.name != "infty" else undefined()
     parts = [value(part, point, imaginary) for part in node.args]
     if node.op in ("power", "root"):
         base, power = parts
         exponent = exact_value(node.args[1])
         if node.op == "root":
             exponent = 1 / exponent if exponent else None
-            power = 1 / power if power else _undefined()
+            power = 1 / power if power else undefined()
         return _power(base, power, exponent, imaginary)
     operate = _OPERATIONS.get(node.name if node.op == "call" else node.op)
     if operate is None:
@@ -197,7 +197,7 @@ def _value(node: Node, point: dict[str, Any], imaginary: bool) -> Any:
     return found
 
 
-def _undefined() -> Any:
+def undefined() -> Any:
     raise Undefined
 
 
@@ -205,7 +205,7 @@ def _power(base: Any, power: Any, exponent: Fraction | None, imaginary: bool) ->
     """For real values, a negative base has roots of odd degree."""
     if base == 0:
         real = mp.re(power)
-        return mp.mpf(0) if real > 0 else _undefined()
+        return mp.mpf(0) if real > 0 else undefined()
     size = abs(mp.log(abs(base), 2)) * abs(power)
     if size > LARGEST_POWER:
         raise Undefined
@@ -241,14 +241,14 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "negative": operator.neg,
     "multiply": operator.mul,
-    "divide": lambda a, b: a / b if b else _undefined(),
+    "divide": lambda a, b: a / b if b else undefined(),
     "percent": lambda a: a / 100,
     "degrees": lambda a: a * mp.pi / 180,
-    "factorial": lambda a: mp.factorial(a) if abs(a) <= LARGEST_FACTORIAL else _undefined(),
-    "binomial": lambda n, k: mp.binomial(n, k) if max(abs(n), abs(k)) <= LARGEST_FACTORIAL else _undefined(),
+    "factorial": lambda a: mp.factorial(a) if abs(a) <= LARGEST_FACTORIAL else undefined(),
+    "binomial": lambda n, k: mp.binomial(n, k) if max(abs(n), abs(k)) <= LARGEST_FACTORIAL else undefined(),
     "abs": abs,
-    "exp": lambda a: mp.exp(a) if abs(a) < LARGEST_POWER else _undefined(),
-    "ln": lambda a: mp.log(a) if a else _undefined(),
+    "exp": lambda a: mp.exp(a) if abs(a) < LARGEST_POWER else undefined(),
+    "ln": lambda a: mp.log(a) if a else undefined(),
     "lg": _logarithm,
     "log": _logarithm,
     "cis": lambda a: mp.exp(mp.j * a),

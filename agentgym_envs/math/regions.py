@@ -11,12 +11,13 @@ from typing import Any
 
 from mpmath import mp
 
-from agentgym_envs.math.expressions import DIGITS, Undefined, is_expression, symbols, value
+from agentgym_envs.math.expressions import DIGITS, Undefined, is_expression, symbols, undefined, value
 from agentgym_envs.math.latex_tree import Node
 
 Cut = tuple[Any, int]  # a number, and 0 for before it or 1 for after it
 _START: Cut = (mp.mpf("-inf"), 1)
 _END: Cut = (mp.mpf("inf"), 0)
+TURNED = {"<": ">", ">": "<", "le": "ge", "ge": "le"}  # inequalities, read from right to left
 _INEQUALITIES = frozenset(("<", ">", "le", "ge", "ne"))
 
 
@@ -114,7 +115,7 @@ def _related(node: Node) -> Region:
         if node.args[0].op != "symbol":
             raise Undefined
         return Region(inner.pieces, node.args[0].name)
-    if len(names) != 1 or not all(map(_finite_or_infinite, node.args)):
+    if len(names) != 1 or not all(is_expression(part) or _is_infinite(part) for part in node.args):
         raise Undefined
     (name,) = names
     pieces: tuple[tuple[Cut, Cut], ...] = ((_START, _END),)
@@ -123,20 +124,18 @@ def _related(node: Node) -> Region:
     return Region(pieces, name)
 
 
-def _finite_or_infinite(node: Node) -> bool:
+def _is_infinite(node: Node) -> bool:
     bare = node.args[0] if node.op == "negative" else node
-    return is_expression(node) or (bare.op == "constant" and bare.name == "infty")
+    return bare.op == "constant" and bare.name == "infty"
 
 
 def _solved(left: Node, sign: str, right: Node, name: str) -> tuple[tuple[Cut, Cut], ...]:
     """The solutions of an inequality that is linear, or an absolute value of something linear."""
-    for side in (left, right):
-        bare = side.args[0] if side.op == "negative" else side
-        if bare.op == "constant" and bare.name == "infty":
-            return ((_START, _END),) if sign in ("<", ">") else _refuse()
+    if _is_infinite(left) or _is_infinite(right):
+        return ((_START, _END),) if sign in ("<", ">") else undefined()
     if right.op == "call" and right.name == "abs":
         left, right = right, left
-        sign = {"<": ">", ">": "<", "le": "ge", "ge": "le"}.get(sign, sign)
+        sign = TURNED.get(sign, sign)
     if left.op == "call" and left.name == "abs" and not symbols(right):
         inside, minus = left.args[0], Node("negative", (right,))
         if sign in ("<", "le"):
@@ -152,7 +151,7 @@ def _solved(left: Node, sign: str, right: Node, name: str) -> tuple[tuple[Cut, C
         raise Undefined
     root = _rounded(-at[0] / slope)
     if slope < 0:
-        sign = {"<": ">", ">": "<", "le": "ge", "ge": "le"}.get(sign, sign)
+        sign = TURNED.get(sign, sign)
     return {
         "<": ((_START, (root, 0)),),
         "le": ((_START, (root, 1)),),
@@ -160,11 +159,7 @@ def _solved(left: Node, sign: str, right: Node, name: str) -> tuple[tuple[Cut, C
         "ge": (((root, 0), _END),),
         "ne": ((_START, (root, 0)), ((root, 1), _END)),
         "=": (((root, 0), (root, 1)),),
-    }.get(sign) or _refuse()
-
-
-def _refuse() -> Any:
-    raise Undefined
+    }.get(sign) or undefined()
 
 
 def _tidy(pieces: list[tuple[Cut, Cut]]) -> tuple[tuple[Cut, Cut], ...]:

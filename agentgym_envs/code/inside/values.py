@@ -19,14 +19,8 @@ NOT_STARTED = 97  # the grader's exit code in an unsuitable sandbox, before any 
 NAME = "submission"  # the module that a submission's code makes
 
 _LARGE = 1 << 62
-_SERIES: dict[str, Any] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "deque": deque,
-}
-_PAIRS: dict[str, Any] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
+_SERIES: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, frozenset, deque)}
+_PAIRS: dict[str, Any] = {kind.__name__: kind for kind in (dict, Counter, OrderedDict)}
 _TYPES = (int, float, bool, str, bytes, complex, list, tuple, dict, set, frozenset, type(None))
 _BY_MODULE = {  # less common types: how each is taken apart; its constructor builds it again
     "decimal.Decimal": lambda value: [str(value)],
@@ -52,9 +46,9 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
         return value
     if kind is int:
         return value if -_LARGE < value < _LARGE else ["int", hex(value)]
-    if kind.__name__ in _SERIES and kind is _SERIES[kind.__name__]:
+    if _SERIES.get(kind.__name__) is kind:
         return [kind.__name__, [encode(item, refer) for item in value]]
-    if kind.__name__ in _PAIRS and kind is _PAIRS[kind.__name__]:
+    if _PAIRS.get(kind.__name__) is kind:
         return [kind.__name__, [[encode(key, refer), encode(item, refer)] for key, item in value.items()]]
     if kind in (bytes, bytearray):
         return [kind.__name__, value.hex()]
