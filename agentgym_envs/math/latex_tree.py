@@ -67,6 +67,12 @@ class _Reader:
         token = self.now
         return (token.kind in ("sign", "command") and token.text in texts) or (token.kind == "end" and "end" in texts)
 
+    def skip(self, *texts: str) -> bool:
+        """Take the next token if it is one of these."""
+        found = self.at(*texts)
+        self.place += found
+        return found
+
     def take(self) -> Token:
         token = self.now
         if token.kind == "end":
@@ -144,11 +150,9 @@ class _Reader:
         """Factors with *, / or nothing between them; a fraction right after a whole number is added to it."""
         found, before = self.factor(), self.tokens[self.place - 1]
         while True:
-            if self.at("*", "cdot"):
-                self.place += 1
+            if self.skip("*", "cdot"):
                 found = Node("multiply", (found, self.signed()))
-            elif self.at("/"):
-                self.place += 1
+            elif self.skip("/"):
                 found = Node("divide", (found, self.signed()))
             elif self._is_factor():
                 found = self._beside(found, before)
@@ -183,8 +187,7 @@ class _Reader:
         return token.kind == "command" and starts
 
     def signed(self) -> Node:
-        if self.at("-"):
-            self.place += 1
+        if self.skip("-"):
             return Node("negative", (self.factor(),))
         return self.factor()
 
@@ -193,11 +196,9 @@ class _Reader:
         while True:
             if self.at("^"):
                 found = self._power(found)
-            elif self.at("!"):
-                self.place += 1
+            elif self.skip("!"):
                 found = Node("factorial", (found,))
-            elif self.at("%"):
-                self.place += 1
+            elif self.skip("%"):
                 found = Node("percent", (found,))
             elif self.at("degree") or (self.now.kind == "words" and self.now.text in ("degrees", "degree", "deg")):
                 self.place += 1
@@ -222,8 +223,7 @@ class _Reader:
 
     def _raised(self) -> Node:
         self.need("^")
-        if self.at("-"):
-            self.place += 1
+        if self.skip("-"):
             return Node("negative", (self._raised_atom(),))
         return self._raised_atom()
 
@@ -234,8 +234,7 @@ class _Reader:
     def _based(self, number: Node) -> Node:
         """A number in a base, 101_2; it equals only the same digits in the same base."""
         self.need("_")
-        braced = self.at("{")
-        self.place += braced
+        braced = self.skip("{")
         base = self.take().text
         if braced:
             self.need("}")
@@ -309,16 +308,14 @@ class _Reader:
         self.need("{")
         bars, self.bars = self.bars, 0
         inside = self.listed()
-        if self.at("choose"):
-            self.place += 1
+        if self.skip("choose"):
             inside = Node("binomial", (inside, self.sum()))
         self.bars = bars
         self.need("}")
         return inside
 
     def _set(self) -> Node:
-        if self.at("}"):
-            self.place += 1
+        if self.skip("}"):
             return Node("set")
         items = self.listed()
         if not (self.now.kind == "command" and self.now.text == "}"):
@@ -336,8 +333,7 @@ class _Reader:
 
     def _root(self) -> Node:
         degree = Node("number", name="2", value=Fraction(2))
-        if self.at("["):
-            self.place += 1
+        if self.skip("["):
             degree = self.sum()
             self.need("]")
         return Node("root", (self._argument(split=False), degree))
@@ -380,11 +376,9 @@ class _Reader:
         rows: list[Node] = []
         while not self.at(f"end {kind}"):
             cells = [self.sum()]
-            while self.at("&"):
-                self.place += 1
+            while self.skip("&"):
                 cells.append(self.sum())
             rows.append(Node("row", tuple(cells), "()"))
-            if self.at("\\"):
-                self.place += 1
+            self.skip("\\")
         self.need(f"end {kind}")
         return Node("matrix", tuple(rows))
