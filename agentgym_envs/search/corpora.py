@@ -60,7 +60,7 @@ def corpus_lines(name: str) -> str:
 
 
 def _once(cache: dict[str, T], name: str, make: Callable[[], T]) -> T:
-    """What the cache holds, made if need be, by one thread while the others wait for it."""
+    """The cached value; one thread makes it while the others wait."""
     if name not in cache:  # without the lock: a search must not wait while another corpus is indexed
         with _lock:
             if name not in cache:

@@ -29,7 +29,6 @@ NOTHING = "No passage has a word of this query. Search with other words: names, 
 
 
 def _search_tool(run: Callable[[str], str]) -> Tool:
-
     def search(query: str) -> str:
         """Search the passages for words. Gives the best ones, each with its title and id.
 
@@ -72,7 +71,6 @@ class Search(Env):
             raise ValueError(
                 f"topk and passage_chars must be at least 1 and timeout positive, not {topk}, {passage_chars}, {timeout}"
             )
-        self._data = data
         self._kind = retriever
         self._corpus = corpus
         self._topk = topk
@@ -140,11 +138,9 @@ class Search(Env):
 
     def expert_action(self) -> str:
         queries = queries_of(self.current_task)[: self.max_turns - 1]
-        return (
-            call_text("search", query=queries[self.turn])
-            if self.turn < len(queries)
-            else f"<answer>{self._golds[0]}</answer>"
-        )
+        if self.turn >= len(queries):
+            return f"<answer>{self._golds[0]}</answer>"
+        return call_text("search", query=queries[self.turn])
 
     def random_action(self, rng: random.Random) -> str:
         words = text_of(self.current_task.messages[-1]).split() or ["nothing"]

@@ -1,7 +1,7 @@
 """BM25 in a sandbox: one for each corpus and back end, shared by all environments of the process.
 
-The program keeps nothing of a query, so that sharing it lets no episode touch another. The sandbox is made when the first
-environment binds a task, and given back when the last one that used it is closed.
+Episodes cannot touch each other, since the program keeps nothing of a query. The first environment that binds a task
+makes the sandbox; the last one that closes gives it back.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _exchange(session: Session | None, request: dict[str, Any], timeout: float) 
     if done.timed_out:
         raise SandboxError(f"the search program did not answer within {timeout:g} s")
     if done.exit_code is not None or not done.reply:
-        why = "was killed for want of memory" if done.oom_killed else f"ended with exit code {done.exit_code}"
+        why = "ran out of memory" if done.oom_killed else f"ended with exit code {done.exit_code}"
         error = SandboxError(
             f"the search program {why}: {done.stderr.strip()[-500:] or 'no message'}"
             ' (it needs numpy and bm25s: "agentgym sandbox build search" makes an image that has them)'

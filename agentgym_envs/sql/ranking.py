@@ -141,13 +141,11 @@ def _column_of(term: list[_Token], columns: Sequence[str], before: Sequence[_Tok
     names = [name.casefold() for name in columns]
     if len(term) == 1 and term[0].kind in ("word", "name") and term[0].key in names:
         return names.index(term[0].key)
-    items = [_without_alias(item) for item in _split(_columns(before))]
+    items = [item[:-2] if len(item) > 2 and item[-2].is_word("AS") else item for item in _split(_columns(before))]
+    if len(items) != len(columns):  # there is a *, which stands for many
+        return None
     wanted = [token.key for token in term]
-    if len(items) == len(columns):  # else there is a *, which stands for many
-        for place, item in enumerate(items):
-            if [token.key for token in item] == wanted:
-                return place
-    return None
+    return next((place for place, item in enumerate(items) if [token.key for token in item] == wanted), None)
 
 
 def _columns(tokens: Sequence[_Token]) -> list[_Token]:
@@ -155,16 +153,8 @@ def _columns(tokens: Sequence[_Token]) -> list[_Token]:
     start = next(place for place, token in enumerate(tokens) if token.is_word("SELECT")) + 1
     if tokens[start].is_word("DISTINCT", "ALL"):
         start += 1
-    inside = itertools.takewhile(
-        lambda token: not token.is_word("FROM", "WHERE", "GROUP", "ORDER", *_COMPOUND), tokens[start:]
-    )
-    return list(inside)
-
-
-def _without_alias(item: list[_Token]) -> list[_Token]:
-    if len(item) > 2 and item[-2].is_word("AS"):
-        return item[:-2]
-    return item
+    ends = ("FROM", "WHERE", "GROUP", "ORDER", *_COMPOUND)
+    return list(itertools.takewhile(lambda token: not token.is_word(*ends), tokens[start:]))
 
 
 def _end_of_columns(tokens: Sequence[_Token], query: str) -> int:

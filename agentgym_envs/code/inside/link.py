@@ -119,7 +119,7 @@ class Link:
         self.end = time.monotonic() + budget
         self.output = bytearray()
         self.generation = 0  # how many processes there were
-        self.slow = False  # whether a request took too long
+        self.slow = False  # True once a request took too long
         self.alive = False
         self._objects: dict[int | str, Remote] = {}
         self._callbacks: list[Any] = []

@@ -32,7 +32,6 @@ NEAR_RULES = (
 SLIPPERY = " You may slip sideways."
 CORNERS = ((-1, -1), (-1, 1), (1, -1), (1, 1))
 BESIDE = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
-_MOVES = {word: number for number, word in enumerate(DIRECTIONS)}
 _SIDEWAYS = ((2, 3), (2, 3), (0, 1), (0, 1))
 
 
@@ -90,7 +89,7 @@ class FrozenLake(Env):
         if word is None:
             self._invalid += 1
             return self._outcome(f"invalid: {LEGAL}\n{self._seen()}", 0.0)
-        move = _MOVES[word]
+        move = DIRECTIONS.index(word)
         if self.slippery and self._slips.random() < self.slippery:
             move = self._slips.choice(_SIDEWAYS[move])
         self._at = after = self._steps[before][move]
