@@ -17,21 +17,15 @@ from agentgym.core.messages import Action, user
 from agentgym.core.registration import UnknownEnvError
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.adapters.foreign import plain_info, settings_key
-from agentgym_envs.adapters.spaces import (
-    Unreadable,
-    action_of,
-    check_actions,
-    check_observations,
-    form_of,
-    written,
-)
+from agentgym_envs.adapters.spaces import Unreadable, action_of, check_actions, check_observations, form_of, written
 from agentgym_envs.splits import seeds_of
 
 MOST_TURNS = 100  # if the environment has no limit
 LONGEST_DESCRIPTION = 4_000  # characters
 _TOLD = ("description", "action space", "observation space", "reward", "rewards", "episode end")
 _COLOURED = re.compile(r"\x1b\[(\d+(?:;\d+)*)m(.*?)\x1b\[0m", re.DOTALL)
-_COLOURS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+_NAMES = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+_COLOURS = dict(enumerate(_NAMES, 30)) | {code: f"on {name}" for code, name in enumerate(_NAMES, 40)}
 
 
 class GymnasiumEnv(Env):
@@ -123,7 +117,10 @@ class GymnasiumEnv(Env):
 
     def _opened(self) -> gymnasium.Env[Any, Any]:
         if self._inner is None:
-            inner = self._made()
+            inner: Any = gymnasium.make(self.name, disable_env_checker=True, **self._settings)
+            if "ansi" in inner.metadata.get("render_modes", ()) and "render_mode" not in self._settings:
+                inner.close()
+                inner = gymnasium.make(self.name, disable_env_checker=True, render_mode="ansi", **self._settings)
             check_observations(inner.observation_space, f"gymnasium:{self.name}")
             check_actions(inner.action_space, f"gymnasium:{self.name}")
             meanings = getattr(inner.unwrapped, "get_action_meanings", None)
@@ -137,13 +134,6 @@ class GymnasiumEnv(Env):
                 )
             self._inner = inner
         return self._inner
-
-    def _made(self) -> gymnasium.Env[Any, Any]:
-        made: Any = gymnasium.make(self.name, disable_env_checker=True, **self._settings)
-        if "ansi" in made.metadata.get("render_modes", ()) and "render_mode" not in self._settings:
-            made.close()
-            made = gymnasium.make(self.name, disable_env_checker=True, render_mode="ansi", **self._settings)
-        return made  # type: ignore[no-any-return]
 
     def _shown(self, observation: Any) -> str:
         inner = self._opened()
@@ -183,15 +173,9 @@ def uncoloured(picture: str) -> str:
     for found in _COLOURED.finditer(picture):
         out += picture[end : found.start()]
         line, column = out.count("\n") - len(out) + len(out.lstrip("\n")) + 1, len(out) - out.rfind("\n")
-        colour = " ".join(name for code in found[1].split(";") if (name := _colour(int(code))))
+        colour = " ".join(name for code in found[1].split(";") if (name := _COLOURS.get(int(code))))
         marks.append(f"line {line}, column {column}: {found[2]!r} is {colour or 'marked'}")
         out += found[2]
         end = found.end()
     out += picture[end:]
     return "\n".join([out.strip("\n"), *marks])
-
-
-def _colour(code: int) -> str:
-    if 30 <= code <= 37:
-        return _COLOURS[code - 30]
-    return f"on {_COLOURS[code - 40]}" if 40 <= code <= 47 else ""

@@ -84,7 +84,7 @@ class VerifiersEnv(Env):
                 self._stop()
             return outcome
         info = plain_info({**event.metrics, "stop_condition": event.stop_condition})
-        cut = event.stop_condition in _LIMITS and self._host.most_turns != 1
+        cut = event.stop_condition in _LIMITS and getattr(self._host.env, "max_turns", -1) != 1
         messages, reward, terminated, truncated, _ = self.outcome(event.said, event.reward, not cut)
         self.running = False
         return messages, reward, terminated, truncated or cut, info

@@ -85,10 +85,6 @@ class Host:
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, name=f"verifiers {name}", daemon=True).start()
 
-    @property
-    def most_turns(self) -> int:
-        return int(getattr(self.env, "max_turns", -1))
-
     def rows(self, split: str) -> Any:
         build = {"train": self.env.build_dataset, "test": self.env.build_eval_dataset}
         rows = build[split]() if split in build else None

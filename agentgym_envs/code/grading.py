@@ -87,11 +87,9 @@ def grade(
     the code is to blame; see `agentgym.core.agent_failure`.
 
     Args:
-        problem: what the code is to solve.
         code: the whole program, or the rest of `problem.prompt`.
         tests: statements, from `problem.public` or `problem.tests`.
         backend: see `agentgym.sandbox.acquire`.
-        limits: time limits.
     """
     if len(code) > LONGEST_CODE:
         return Report("error", total=len(tests), error=f"The code is longer than {LONGEST_CODE:,} characters.")

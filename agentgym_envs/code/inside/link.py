@@ -33,21 +33,27 @@ class Ended(BaseException):
     """The submission raised an exception that ends a program, such as SystemExit."""
 
 
+def _channel() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Pipes for requests, replies and prints: the submission's ends and the grader's ends."""
+    (take, ask), (hear, reply), (read, write) = os.pipe(), os.pipe(), os.pipe()
+    return (take, reply, write), (ask, hear, read)
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
 class Nursery:
     def __init__(self, serve: Callable[[int, int, dict[str, int]], None], limits: dict[str, int]):
-        # For each process: requests to it, replies from it, what it prints.
-        self._channels = [(os.pipe(), os.pipe(), os.pipe()) for _ in range(PROCESSES)]
+        self._channels = [_channel() for _ in range(PROCESSES)]
         orders, answers = os.pipe(), os.pipe()
         if os.fork() == 0:
             try:
                 _fork_on_demand(self._channels, orders[0], answers[1], serve, limits)
             finally:
                 os._exit(0)
-        os.close(orders[0])
-        os.close(answers[1])
-        for requests, replies, prints in self._channels:
-            for fd in (requests[0], replies[1], prints[1]):
-                os.close(fd)
+        _close(orders[0], answers[1], *(fd for theirs, _ in self._channels for fd in theirs))
         self._orders, self._answers = orders[1], answers[0]
         self._used = 0
 
@@ -59,7 +65,7 @@ class Nursery:
         """A new process: its id, and its pipes (requests, replies, prints)."""
         if self._used == PROCESSES:
             raise Lost("it ended too often")
-        requests, replies, prints = self._channels[self._used]
+        _, ours = self._channels[self._used]
         self._used += 1
         try:
             os.write(self._orders, b"+")
@@ -70,7 +76,7 @@ class Nursery:
         pid = int.from_bytes(answer, "big")
         if pid == 0:
             raise Lost("no process can be started any more")
-        return pid, requests[1], replies[0], prints[0]
+        return pid, *ours
 
 
 def _fork_on_demand(
@@ -80,36 +86,27 @@ def _fork_on_demand(
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(nothing, fd)
-    for requests, replies, prints in channels:
-        for fd in (requests[1], replies[0], prints[0]):
-            os.close(fd)
+    _close(*(fd for _, ours in channels for fd in ours))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
-    for place, (requests, replies, prints) in enumerate(channels):
+    for place, ((requests, replies, prints), _) in enumerate(channels):
         if not os.read(orders, 1):
             return
         try:
             pid = os.fork()
         except OSError:
-            pid = 0
             os.write(answers, bytes(4))
             continue
         if pid:
             os.write(answers, pid.to_bytes(4, "big"))
-            for fd in (requests[0], replies[1], prints[1]):
-                os.close(fd)
+            _close(requests, replies, prints)
             continue
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
-        os.dup2(prints[1], 1)
-        os.dup2(prints[1], 2)
-        keep = {requests[0], replies[1]}
-        for fds in channels[place:]:
-            for fd in (fds[0][0], fds[1][1], fds[2][1]):
-                if fd not in keep:
-                    os.close(fd)
-        os.close(orders)
-        os.close(answers)
-        serve(requests[0], replies[1], limits)
+        os.dup2(prints, 1)
+        os.dup2(prints, 2)
+        later = (fd for theirs, _ in channels[place + 1 :] for fd in theirs)
+        _close(prints, *later, orders, answers)
+        serve(requests, replies, limits)
         return
 
 
@@ -146,8 +143,7 @@ class Link:
             with contextlib.suppress(OSError):  # it has ended already
                 kill(self._pid, signal.SIGKILL)
         self._drain()
-        for fd in (self._requests, self._replies, self._prints):
-            os.close(fd)
+        _close(self._requests, self._replies, self._prints)
 
     def ask(
         self, verb: str, target: int | str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
