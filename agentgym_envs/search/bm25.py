@@ -69,23 +69,13 @@ class Index:
 
 def answer(index: Index, request: Mapping[str, Any]) -> dict[str, Any]:
     """The reply to `{"queries": [...], "topk": k}`: for each query its documents with scores."""
-    return {
-        "result": [
-            [
-                {
-                    "document": {
-                        "id": p["id"],
-                        "title": p["title"],
-                        "text": p["text"],
-                        "contents": f'"{p["title"]}"\n{p["text"]}',
-                    },
-                    "score": score,
-                }
-                for p, score in index.search(query, request["topk"])
-            ]
-            for query in request["queries"]
-        ]
-    }
+
+    def document(passage: Mapping[str, str]) -> dict[str, str]:
+        kept = {name: passage[name] for name in ("id", "title", "text")}
+        return {**kept, "contents": f'"{passage["title"]}"\n{passage["text"]}'}
+
+    found = (index.search(query, request["topk"]) for query in request["queries"])
+    return {"result": [[{"document": document(p), "score": score} for p, score in hits] for hits in found]}
 
 
 def read_corpus(path: str) -> list[dict[str, str]]:
