@@ -110,14 +110,9 @@ class _Service:
         _exchange(self._session, {"queries": [], "topk": 1}, BUILD_SECONDS)
 
     def _discard(self) -> None:
-        session, self._session = self._session, None
-        box, self._box = self._box, None
-        try:
-            if session is not None:
-                session.close()
-        finally:
-            if box is not None:
-                box.close()
+        box, self._box, self._session = self._box, None, None
+        if box is not None:
+            box.close()
 
 
 def _exchange(session: Session | None, request: dict[str, Any], timeout: float) -> Any:
