@@ -12,7 +12,7 @@ from agentgym.core.tasks import Task, TaskSet
 from agentgym.tools.toolset import ToolError, ToolSet
 from agentgym_envs.code import grading
 from agentgym_envs.code.feedback import HINT, SUBMIT, fenced, judged, says_submit, tried
-from agentgym_envs.code.problems import Problem, problem_of
+from agentgym_envs.code.problems import problem_of
 from agentgym_envs.settings import check_choice
 
 INSTRUCTION = f"""Write Python code in a block that begins with ```python and ends with ```. It is run, and you see which public \
@@ -76,6 +76,7 @@ class CodeEnv(Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
+        self._problem = problem_of(self.current_task)
         self._code: str | None = None  # run or submitted last
         self._report: grading.Report | None = None  # on the submission
         turns = "one reply" if self.max_turns == 1 else f"{self.max_turns} replies"
@@ -91,10 +92,6 @@ class CodeEnv(Env):
         earned = report.passed / report.total if self.reward == "fraction" else float(report.success)
         told = {name: getattr(report, name) for name in ("success", "verdict", "passed", "total")}
         return self.outcome(observation, earned, terminated=self._report is not None, **told)
-
-    @property
-    def _problem(self) -> Problem:
-        return problem_of(self.current_task)
 
     @property
     def _is_last(self) -> bool:
@@ -133,11 +130,12 @@ class CodeEnv(Env):
         return grading.grade(self._problem, code, tests, backend=self.sandbox, limits=self.limits)
 
     def expert_action(self) -> str:
-        if not self._problem.solution:
+        solution = problem_of(self.current_task).solution
+        if not solution:
             raise ValueError(f"task {self.current_task.id!r} has no solution")
-        return f"{fenced(self._problem.solution)}\n{SUBMIT}"
+        return f"{fenced(solution)}\n{SUBMIT}"
 
     def random_action(self, rng: random.Random) -> str:
-        names = self._problem.names
+        names = problem_of(self.current_task).names
         code = "\n\n".join(f"def {name}(*args, **kwargs):\n    return {rng.randint(10**6, 10**9)}" for name in names)
         return fenced(code) + (f"\n{SUBMIT}" if rng.random() < 0.5 else "")
