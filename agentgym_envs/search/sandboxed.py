@@ -13,8 +13,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from agentgym import sandbox
 from agentgym.core.agent_failure import SANDBOX_SPOILED, blame
-from agentgym.sandbox import Sandbox, SandboxError, SandboxSpec, Session, acquire
+from agentgym.sandbox import Sandbox, SandboxError, SandboxSpec, Session
 from agentgym_envs.search import bm25
 from agentgym_envs.search.corpora import corpus_lines
 from agentgym_envs.search.passages import Passage, Retriever, passages_in
@@ -103,7 +104,7 @@ class _Service:
             raise
 
     def _start(self) -> None:
-        self._box = acquire(SandboxSpec(image="search", memory=MEMORY), self._backend, ACQUIRE_SECONDS)
+        self._box = sandbox.acquire(SandboxSpec(image="search", memory=MEMORY), self._backend, ACQUIRE_SECONDS)
         self._box.write(PROGRAM, Path(bm25.__file__).read_bytes())
         self._box.write(CORPUS, corpus_lines(self._corpus))
         self._session = self._box.session(["python3", "-I", PROGRAM, CORPUS])
