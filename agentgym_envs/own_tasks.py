@@ -11,12 +11,6 @@ from agentgym.core.tasks import Task, TaskSet
 
 
 def own_records(package: str, file: str) -> list[dict[str, Any]]:
-    """The records of a file that a package ships.
-
-    Args:
-        package: for example "agentgym_envs.math".
-        file: its path in the package's folder.
-    """
     text = resources.files(package).joinpath(file).read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
@@ -24,18 +18,7 @@ def own_records(package: str, file: str) -> list[dict[str, Any]]:
 def own_tasks(
     package: str, file: str, split: str, make: Callable[[dict[str, Any], str], Task], *, name: str, source: str
 ) -> TaskSet:
-    """The tasks of a split, with the ids "own-train-0", "own-train-1" and so on.
-
-    Args:
-        package, file: see `own_records`; each record has a `split`.
-        split: which.
-        make: makes a task of a record and an id.
-        name: of the data set; the split is added to it.
-        source: whose tasks they are, in words.
-
-    Raises:
-        ValueError: no record is of this split.
-    """
+    """The tasks of a split, with the ids "own-train-0", "own-train-1" and so on; `make` gets a record and the id."""
     records = [record for record in own_records(package, file) if record["split"] == split]
     if not records:
         raise ValueError(f"{source} have no split {split!r}; they have train, test")

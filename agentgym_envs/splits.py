@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from agentgym.core.tasks import Task, TaskSet
 
@@ -27,7 +28,6 @@ def split_of(content: str) -> str:
 
 
 def never(level: str) -> bool:
-    """Accept every level: none is taken."""
     return False
 
 
@@ -42,16 +42,11 @@ def draw(
     """The level of a seed: the first proposal of `split` that is not taken and is accepted.
 
     Args:
-        seed: seeds the proposals.
-        split: "train" or "test".
         propose: draws a level, or None if the draw failed.
         content: the part of a level that is hashed; see the module.
         accept: the expensive check, called last.
         is_taken: says if the split already has this level. If `MAX_REPEATS` draws or all `MAX_TRIES` find no new level,
             a taken one is returned: a split may have more tasks than there are small levels.
-
-    Raises:
-        ValueError: `MAX_TRIES` proposals contain no such level.
     """
     rng = random.Random(seed)
     repeats, again = 0, None
@@ -76,21 +71,11 @@ def draw(
 
 
 def check_split(name: str, split: str, splits: Iterable[str] = SEEDS) -> None:
-    """Raise if an environment does not have this split.
-
-    Raises:
-        ValueError: no such split.
-    """
     if split not in splits:
         raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}")
 
 
 def seeds_of(split: str, game: str) -> range:
-    """The seeds of a split.
-
-    Raises:
-        ValueError: no such split.
-    """
     check_split(game, split)
     return SEEDS[split]
 
@@ -100,29 +85,25 @@ def generated_tasks(
     split: str,
     make_level: Callable[[int, IsTaken], str],
     identity: Callable[[str], str],
-    rate: Callable[[str], int] | None = None,
+    describe: Callable[[str], tuple[Any, dict[str, Any]]] = lambda level: (None, {"level": level}),
 ) -> TaskSet:
-    """100,000 train or 1,000 test tasks, generated on access; `metadata["level"]` holds the level.
+    """100,000 train or 1,000 test tasks, generated on access.
 
     Test levels are distinct, so a test task depends on all earlier ones, which are generated first.
 
     Args:
-        game: prefix of ids and names.
-        split: "train" or "test".
         make_level: makes the level of a seed, given `is_taken` (see `draw`).
         identity: maps equal levels (for example mirrored ones) to the same text.
-        rate: computes `metadata["difficulty"]` from a level; default: no difficulty.
-
-    Raises:
-        ValueError: no such split.
+        describe: a task's answer and metadata from its level.
     """
     seeds = seeds_of(split, game)
     made = without_repeats(seeds, make_level, identity) if split == "test" else lambda seed: make_level(seed, never)
 
     def make(seed: int) -> Task:
-        level = made(seed)
-        metadata = {"split": split, "level": level, **({} if rate is None else {"difficulty": rate(level)})}
-        return Task(id=f"{game}-{split}-{seed - seeds.start}", seed=seed, metadata=metadata)
+        answer, about = describe(made(seed))
+        return Task(
+            f"{game}-{split}-{seed - seeds.start}", answer=answer, seed=seed, metadata={"split": split, **about}
+        )
 
     return TaskSet.generate(make, seeds, name=f"{game}/{split}")
 
@@ -149,11 +130,6 @@ def without_repeats(
 
 
 def level_of(task: Task, game: str) -> str:
-    """The level of a task.
-
-    Raises:
-        ValueError: the task carries none.
-    """
     level = task.metadata.get("level")
     if not isinstance(level, str) or not level:
         raise ValueError(f'{game}: task {task.id!r} has no level: give metadata={{"level": "..."}} as text')

@@ -1,7 +1,6 @@
-"""Syntax trees of Python text, made by one thread at a time.
+"""Syntax trees of Python text, made by one thread at a time. SyntaxError or ValueError if the text is not Python.
 
-CPython 3.11 keeps one count of a tree's depth for all threads: where two make trees at once, as environments in threads of
-their own do, one of them ends with a SystemError that is nobody's fault.
+CPython 3.11 counts a tree's depth for all threads together: two that parse at once can end with a SystemError.
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ _one_at_a_time = threading.Lock()
 
 
 def program(text: str) -> ast.Module:
-    """The tree of a program. SyntaxError or ValueError if it is none."""
     with _one_at_a_time:
         return ast.parse(text)
 
 
 def expression(text: str) -> ast.Expression:
-    """The tree of an expression. SyntaxError or ValueError if it is none."""
     with _one_at_a_time:
         return ast.parse(text, mode="eval")

@@ -25,6 +25,7 @@ from agentgym.core.spaces import ActionSpace, MessagesSpace
 if TYPE_CHECKING:  # a task set is loaded by its environment's name, so tasks know the registry and it the environments
     from agentgym.core.tasks import Task, TaskSet
 
+Opening = tuple[Observation, dict[str, Any]]
 Step = tuple[Observation, float, bool, bool, dict[str, Any]]
 METHODS = ("init", "reset", "step", "close")
 

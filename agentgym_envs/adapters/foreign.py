@@ -15,11 +15,6 @@ from agentgym.core.registration import UnknownEnvError, adapters
 
 
 def imported(prefix: str, module: str | None = None) -> Any:
-    """A module of the package behind a prefix.
-
-    Raises:
-        ImportError: it is not installed; the message says what to install.
-    """
     try:
         return importlib.import_module(module or prefix)
     except ImportError as error:
@@ -30,11 +25,6 @@ def imported(prefix: str, module: str | None = None) -> Any:
 
 
 def check_name(prefix: str, name: str, names: Iterable[str]) -> None:
-    """Raise if the package does not have this name.
-
-    Raises:
-        UnknownEnvError: the message suggests similar names.
-    """
     known = sorted(names)
     if name in known:
         return
@@ -66,11 +56,6 @@ def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_key(settings: Mapping[str, Any]) -> str:
-    """Settings as a text to use as a key.
-
-    Raises:
-        TypeError: they are not JSON, so they could not be sent to another process.
-    """
     try:
         return json.dumps(dict(settings), sort_keys=True)
     except TypeError as error:

@@ -12,48 +12,24 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from agentgym.core.env import Env, Step
-from agentgym.core.messages import Action, Observation, user
+from agentgym.core.env import Env, Opening, Step
+from agentgym.core.messages import Action, user
 from agentgym.core.registration import UnknownEnvError
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.adapters.foreign import plain_info, settings_key
-from agentgym_envs.adapters.spaces import (
-    Unreadable,
-    action_of,
-    check_actions,
-    check_observations,
-    form_of,
-    written,
-)
+from agentgym_envs.adapters.spaces import Unreadable, action_of, check_actions, check_observations, form_of, written
 from agentgym_envs.splits import seeds_of
 
 MOST_TURNS = 100  # if the environment has no limit
 LONGEST_DESCRIPTION = 4_000  # characters
 _TOLD = ("description", "action space", "observation space", "reward", "rewards", "episode end")
 _COLOURED = re.compile(r"\x1b\[(\d+(?:;\d+)*)m(.*?)\x1b\[0m", re.DOTALL)
-_COLOURS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+_NAMES = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+_COLOURS = dict(enumerate(_NAMES, 30)) | {code: f"on {name}" for code, name in enumerate(_NAMES, 40)}
 
 
 class GymnasiumEnv(Env):
-    """An environment of Gymnasium, or of any package that registers with it.
-
-    A reply is an action: a number or a JSON list, alone or in `<action>...</action>`, as the opening message says. An
-    invalid reply is answered with the reason, and a random action is taken in its place. That step earns its reward
-    only if it is negative, else 0, and is never a success: invalid replies earn no more than random play.
-
-    Args:
-        name: the id, "FrozenLake-v1", or "module:Name-v0" to import a module first.
-        settings: keyword arguments for `gymnasium.make`, plain JSON.
-        actions: names for the actions of a `Discrete` space, in order; replies may use them in place of numbers.
-            Default: the environment's `get_action_meanings()`, if it has one.
-        instruction: description of the environment for the agent. Default: the relevant parts of its docstring.
-        max_turns: default: the environment's step limit (change it with `settings={"max_episode_steps": N}`), or 100.
-        tasks: see `agentgym.Env`. The environment is reset with the task's seed.
-
-    Raises:
-        UnknownEnvError: Gymnasium does not know the name; the message suggests similar ones.
-        ImportError: the module in front of the name cannot be imported.
-    """
+    """An environment of Gymnasium, or of any package that registers with it."""
 
     def __init__(
         self,
@@ -80,22 +56,11 @@ class GymnasiumEnv(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", name: str = "") -> TaskSet:
-        """100,000 train and 1,000 test seeds. Two seeds may pose the same problem; that depends on the environment.
-
-        Raises:
-            ValueError: no such split.
-        """
+        """100,000 train and 1,000 test seeds. Two seeds may pose the same problem; that depends on the environment."""
         seeds = seeds_of(split, f"gymnasium:{name}")
         return TaskSet.generate(lambda seed: Task(f"{name}-{seed}", seed=seed), seeds, name=f"{name}/{split}")
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Reset the environment with the task's seed, or with `seed` if the task has none.
-
-        Raises:
-            TypeError: its observations or actions cannot be text.
-        """
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
         inner = self._opened()
         task_seed = self.task.seed if self.task is not None else None
@@ -103,7 +68,10 @@ class GymnasiumEnv(Env):
         self._mask = info.get("action_mask")
         self._stray = random.Random(f"{task_seed} {seed}")
         form = form_of(inner.action_space, self._actions)
-        text = f"{self._told(inner)}\n\nAnswer with {form}.\n\n{self._shown(observation)}"
+        told = self._instruction
+        if told is None:
+            told = description_of(inspect.getdoc(type(inner.unwrapped)) or "")
+        text = f"{told}\n\nAnswer with {form}.\n\n{self._shown(observation)}"
         return [user(text.strip())], plain_info(info)
 
     def step(self, action: Action) -> Step:
@@ -131,12 +99,10 @@ class GymnasiumEnv(Env):
         return shown, reward, terminated, truncated, info
 
     def random_action(self, rng: random.Random) -> str:
-        """A random action, among the valid ones if the environment masks actions."""
         value = self._sampled(rng)
         return value if isinstance(value, str) else written(value)
 
     def close(self) -> None:
-        """Close the environment."""
         super().close()
         if self._inner is not None:
             self._inner.close()
@@ -151,34 +117,23 @@ class GymnasiumEnv(Env):
 
     def _opened(self) -> gymnasium.Env[Any, Any]:
         if self._inner is None:
-            inner = self._made()
+            inner: Any = gymnasium.make(self.name, disable_env_checker=True, **self._settings)
+            if "ansi" in inner.metadata.get("render_modes", ()) and "render_mode" not in self._settings:
+                inner.close()
+                inner = gymnasium.make(self.name, disable_env_checker=True, render_mode="ansi", **self._settings)
             check_observations(inner.observation_space, f"gymnasium:{self.name}")
             check_actions(inner.action_space, f"gymnasium:{self.name}")
             meanings = getattr(inner.unwrapped, "get_action_meanings", None)
             if not self._actions and meanings is not None:
                 self._actions = tuple(meanings())
-            self._check_names(inner.action_space)
+            space = inner.action_space
+            size = int(space.n) if isinstance(space, spaces.Discrete) else 0
+            if self._actions and len(self._actions) != size:
+                raise ValueError(
+                    f"gymnasium:{self.name}: {len(self._actions)} names for actions of {space}: give each of {size} a name"
+                )
             self._inner = inner
         return self._inner
-
-    def _made(self) -> gymnasium.Env[Any, Any]:
-        made: Any = gymnasium.make(self.name, disable_env_checker=True, **self._settings)
-        if "ansi" in made.metadata.get("render_modes", ()) and "render_mode" not in self._settings:
-            made.close()
-            made = gymnasium.make(self.name, disable_env_checker=True, render_mode="ansi", **self._settings)
-        return made  # type: ignore[no-any-return]
-
-    def _check_names(self, space: gymnasium.Space[Any]) -> None:
-        size = int(space.n) if isinstance(space, spaces.Discrete) else 0
-        if self._actions and len(self._actions) != size:
-            raise ValueError(
-                f"gymnasium:{self.name}: {len(self._actions)} names for actions of {space}: give each of {size} a name"
-            )
-
-    def _told(self, inner: gymnasium.Env[Any, Any]) -> str:
-        if self._instruction is not None:
-            return self._instruction
-        return description_of(inspect.getdoc(type(inner.unwrapped)) or "")
 
     def _shown(self, observation: Any) -> str:
         inner = self._opened()
@@ -200,7 +155,6 @@ def _spec(name: str) -> Any:
 
 
 def description_of(docstring: str) -> str:
-    """The introduction of a docstring in Gymnasium's form and its sections about play."""
     text = re.sub(r"</?[a-z][^>]*>", "", inspect.cleandoc(docstring))
     begin, *sections = re.split(r"^ *## +", text, flags=re.MULTILINE)
     told = [begin.strip()]
@@ -219,15 +173,9 @@ def uncoloured(picture: str) -> str:
     for found in _COLOURED.finditer(picture):
         out += picture[end : found.start()]
         line, column = out.count("\n") - len(out) + len(out.lstrip("\n")) + 1, len(out) - out.rfind("\n")
-        colour = " ".join(name for code in found[1].split(";") if (name := _colour(int(code))))
+        colour = " ".join(name for code in found[1].split(";") if (name := _COLOURS.get(int(code))))
         marks.append(f"line {line}, column {column}: {found[2]!r} is {colour or 'marked'}")
         out += found[2]
         end = found.end()
     out += picture[end:]
     return "\n".join([out.strip("\n"), *marks])
-
-
-def _colour(code: int) -> str:
-    if 30 <= code <= 37:
-        return _COLOURS[code - 30]
-    return f"on {_COLOURS[code - 40]}" if 40 <= code <= 47 else ""

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from agentgym.core.env import Env, Step
-from agentgym.core.messages import Action, Observation, user
+from agentgym.core.env import Env, Opening, Step
+from agentgym.core.messages import Action, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.processes.isolate import NoWorker, call_isolated
 from agentgym.tools.text_forms import answer_in, spoken
@@ -24,25 +24,7 @@ _lock = threading.Lock()
 
 
 class ReasoningGymEnv(Env):
-    """A puzzle from a Reasoning Gym data set, answered in one message.
-
-    The reward is the data set's own `score_answer`, from 0 to 1; `success` means 1. Scoring runs in another process,
-    because some data sets evaluate the answer.
-
-    Args:
-        name: a data set, "chain_sum".
-        settings: of the data set, plain JSON: {"min_terms": 2, "max_terms": 3}.
-        seed: of the train split; the test split uses another.
-        size: tasks in each split.
-        score_timeout: seconds for scoring. A slower answer scores 0, with `timed_out` in the info; an answer that the
-            data set cannot parse scores 0, with `unreadable`.
-        tasks: see `agentgym.Env`; made by `default_tasks` with the same settings.
-        max_turns: 1: an answer ends the episode.
-
-    Raises:
-        ImportError: Reasoning Gym is not installed.
-        UnknownEnvError: it has no such data set.
-    """
+    """A puzzle from a Reasoning Gym data set, answered in one message."""
 
     max_turns = 1
 
@@ -73,12 +55,6 @@ class ReasoningGymEnv(Env):
         seed: int = 0,
         size: int = 1_000,
     ) -> TaskSet:
-        """The data set's entries with this seed, size and settings, generated on access.
-
-        Raises:
-            ValueError: no such split, or the data set refuses the settings.
-            ImportError, UnknownEnvError: see `ReasoningGymEnv`.
-        """
         check_split(f"reasoning_gym:{name}", split)
         _check(name)
         start = seed if split == "train" else seed + APART
@@ -87,11 +63,6 @@ class ReasoningGymEnv(Env):
         return TaskSet(functools.partial(_task, where, split), name=f"{name}/{split}", source="generated", size=size)
 
     def init(self, task: Task) -> None:
-        """Regenerate the task's entry, which scoring needs.
-
-        Raises:
-            ValueError: the task is from another data set, or regenerating it gives a different puzzle.
-        """
         where, index = task.metadata.get("dataset"), task.metadata.get("index")
         if not isinstance(where, Mapping) or not isinstance(index, int):
             raise ValueError(f"task {task.id!r} is not from a reasoning_gym data set: take tasks from default_tasks")
@@ -106,10 +77,7 @@ class ReasoningGymEnv(Env):
         self._entry = entry
         super().init(task)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Pose the puzzle."""
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
         return [user(f"{self._entry['question']}\n\n{INSTRUCTION}")], {}
 
@@ -117,27 +85,25 @@ class ReasoningGymEnv(Env):
         """Score the answer: the content of the last `<answer>` tag, or all text after the last thought."""
         answer = answer_of(self.read(action))
         where = dict(self.current_task.metadata["dataset"])
+        wrong: dict[str, bool] = {}
         try:
             score = call_isolated(SCORER, where, self._entry, answer, timeout=self._timeout)
+            wrong = {"unreadable": True} if score is None else {}
         except NoWorker:
             raise
         except TimeoutError:
-            return self.outcome([], 0.0, terminated=True, success=False, timed_out=True)
-        if score is None:
-            return self.outcome([], 0.0, terminated=True, success=False, unreadable=True)
-        return self.outcome([], score, terminated=True, success=score >= 1.0)
+            score, wrong = None, {"timed_out": True}
+        return self.outcome([], score or 0.0, terminated=True, success=(score or 0.0) >= 1.0, **wrong)
 
     def expert_action(self) -> str:
         """The data set's own answer. A few data sets have none and accept any valid answer."""
         return f"<answer>{self._entry['answer']}</answer>"
 
     def random_action(self, rng: random.Random) -> str:
-        """A well-formed answer that is almost surely wrong."""
         return f"<answer>{rng.randint(-1000, 1000)}</answer>"
 
 
 def answer_of(text: str) -> str:
-    """The answer in a reply: the content of its tag, or all spoken text; "" if the tag is not closed."""
     found = answer_in(text)
     return spoken(text).strip() if found is None else found.text
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentgym.core.env import Env, Step
-from agentgym.core.messages import Action, Observation, text_of, user
+from agentgym.core.env import Env, Opening, Step
+from agentgym.core.messages import Action, text_of, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.adapters.foreign import check_name, imported, plain, plain_info, settings_key
 
@@ -17,25 +17,7 @@ MOST_TURNS = 100
 
 
 class SkyRLGymEnv(Env):
-    """An environment of SkyRL-Gym: each episode calls `skyrl_gym.make`, then `init` and `step`.
-
-    Rewards are those of its steps. Its `metadata` and, at the end, `get_metrics()` become `info`. If the environment
-    shortens an action, SkyRL-Gym replaces the agent's message; here the message stays, and the short form is
-    `info["postprocessed_action"]`.
-
-    Args:
-        name: a registered id, "gsm8k".
-        settings: the environment's configuration (`env_config`), plain JSON: {"db_path": "..."}.
-        data: a file of tasks in SkyRL's form, JSON Lines or Parquet. Each row has `prompt`; its other fields become the
-            environment's `extras`. `{split}` in the path is replaced by the split.
-        max_turns: step limit; also passed to the environment unless the task's extras set it.
-        tasks: see `agentgym.Env`. `metadata["extras"]` is passed to the environment; without it, the answer is passed
-            as `reward_spec` and `reward_model`.
-
-    Raises:
-        ImportError: SkyRL-Gym is not installed.
-        UnknownEnvError: it has no such environment.
-    """
+    """An environment of SkyRL-Gym: each episode calls `skyrl_gym.make`, then `init` and `step`."""
 
     def __init__(
         self,
@@ -57,11 +39,7 @@ class SkyRLGymEnv(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", name: str = "", data: str | None = None) -> TaskSet:
-        """The tasks of `data`; for gsm8k, agentgym's word problems in SkyRL's form.
-
-        Raises:
-            ValueError: no such split, or the environment needs `data`.
-        """
+        """The tasks of `data`; for gsm8k, agentgym's word problems in SkyRL's form."""
         if data is not None:
             path = Path(data.replace("{split}", split))
             if path == Path(data) and split != "train":
@@ -83,19 +61,11 @@ class SkyRLGymEnv(Env):
 
     @property
     def tasks(self) -> TaskSet:
-        """The tasks that `reset()` draws from."""
         if self._tasks is None:
             self._tasks = self.default_tasks("train", self.name, self._data)
         return self._tasks
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Make the environment for the task and return its prompt.
-
-        Raises:
-            ValueError: SkyRL-Gym refuses the task.
-        """
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
         self._shut()
         task = self.current_task
@@ -111,7 +81,6 @@ class SkyRLGymEnv(Env):
         return [dict(message) for message in prompt], plain_info(info or {})
 
     def step(self, action: Action) -> Step:
-        """Pass the reply's text to the environment."""
         text = self.read(action)
         answer = self._inner.step(text)
         info = plain_info(answer.get("metadata") or {})
@@ -124,17 +93,11 @@ class SkyRLGymEnv(Env):
         return (*self.outcome(said, float(answer["reward"]), terminated=done)[:4], info)
 
     def expert_action(self) -> str:
-        """For gsm8k the answer, after "####".
-
-        Raises:
-            NotImplementedError: for any other environment.
-        """
         if self.name not in GSM8K_NAMES or self.task is None:
             raise NotImplementedError(f"skyrl_gym:{self.name} has no expert")
         return f"#### {self.task.answer}"
 
     def close(self) -> None:
-        """Close the environment."""
         super().close()
         self._shut()
 
@@ -145,11 +108,6 @@ class SkyRLGymEnv(Env):
 
 
 def task_of_row(row: Mapping[str, Any], id: str) -> Task:
-    """A task from a row of SkyRL's data.
-
-    Raises:
-        ValueError: it has no prompt.
-    """
     prompt = row.get("prompt")
     messages = (user(prompt),) if isinstance(prompt, str) else tuple(dict(m) for m in prompt or ())
     if not messages:

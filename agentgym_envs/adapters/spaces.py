@@ -13,6 +13,10 @@ from agentgym.tools.text_forms import spoken
 from agentgym_envs.adapters.foreign import plain
 
 MOST_NUMBERS = 256  # in an observation or action that is shown as text
+_READABLE = (
+    *(spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box, spaces.Text),
+    *(spaces.Tuple, spaces.Dict),
+)
 
 
 class Unreadable(ValueError):
@@ -20,45 +24,30 @@ class Unreadable(ValueError):
 
 
 def numbers_in(space: Space[Any]) -> int:
-    """How many numbers a value of the space has; 0 if unknown."""
-    if isinstance(space, spaces.Tuple):
-        return sum(numbers_in(part) for part in space.spaces)
+    return sum(map(numbers_in, _parts(space))) if space.shape is None else int(np.prod(space.shape))
+
+
+def _parts(space: Space[Any]) -> Sequence[Space[Any]]:
     if isinstance(space, spaces.Dict):
-        return sum(numbers_in(part) for part in space.spaces.values())
-    return int(np.prod(space.shape)) if space.shape is not None else 0
+        return list(space.spaces.values())
+    return space.spaces if isinstance(space, spaces.Tuple) else ()
 
 
 def check_observations(space: Space[Any], of: str) -> None:
-    """Raise if observations cannot be shown as text.
-
-    Raises:
-        TypeError: they have too many numbers, as images do.
-    """
     if numbers_in(space) > MOST_NUMBERS:
         raise TypeError(f"{of}: observations of {numbers_in(space)} numbers ({space}) cannot be shown as text")
 
 
 def check_actions(space: Space[Any], of: str) -> None:
-    """Raise if actions cannot be written as text.
-
-    Raises:
-        TypeError: the kind of space is not supported, or it has too many numbers.
-    """
-    parts: Sequence[Space[Any]] = ()
-    if isinstance(space, spaces.Tuple):
-        parts = space.spaces
-    elif isinstance(space, spaces.Dict):
-        parts = list(space.spaces.values())
-    elif not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box | spaces.Text):
+    if not isinstance(space, _READABLE):
         raise TypeError(f"{of}: actions of {space} cannot be read from text")
-    for part in parts:
+    for part in _parts(space):
         check_actions(part, of)
     if numbers_in(space) > MOST_NUMBERS:
         raise TypeError(f"{of}: actions of {numbers_in(space)} numbers ({space}) cannot be read from text")
 
 
 def written(value: Any) -> str:
-    """A value as JSON, numbers rounded to six digits."""
     return json.dumps(_rounded(plain(value)), ensure_ascii=False)
 
 
@@ -71,7 +60,6 @@ def _rounded(value: Any) -> Any:
 
 
 def form_of(space: Space[Any], names: Sequence[str] = ()) -> str:
-    """Describes an action to the agent."""
     if isinstance(space, spaces.Discrete):
         low, high = int(space.start), int(space.start + space.n - 1)
         if names:
@@ -110,11 +98,6 @@ def said_action(text: str) -> str:
 
 
 def action_of(space: Space[Any], text: str, names: Sequence[str] = ()) -> Any:
-    """The action of a reply.
-
-    Raises:
-        Unreadable: the reply is not a valid action.
-    """
     said = said_action(text)
     if isinstance(space, spaces.Discrete) and names:
         folded = [name.casefold() for name in names]
@@ -140,7 +123,6 @@ def _refuse(constant: str) -> None:
 
 
 def _value(space: Space[Any], given: Any) -> Any:
-    """A value of the space from JSON; raises ValueError or TypeError if it is not one."""
     if isinstance(space, spaces.Tuple):
         if not isinstance(given, list) or len(given) != len(space.spaces):
             raise ValueError(f"a list of {len(space.spaces)} is needed")

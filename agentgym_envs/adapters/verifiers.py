@@ -6,11 +6,11 @@ import queue
 from collections.abc import Mapping
 from typing import Any
 
-from agentgym.core.env import Env, Step
-from agentgym.core.messages import Action, Message, Observation, assistant
+from agentgym.core.env import Env, Opening, Step
+from agentgym.core.messages import Action, Message, Observation, assistant, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.adapters.foreign import plain, plain_info
-from agentgym_envs.adapters.verifiers_host import Ask, Ended, Host, Rollout, host_of
+from agentgym_envs.adapters.verifiers_host import Ask, Ended, Host, Rollout, host_of, without_empty_fields
 
 MOST_TURNS = 1_000
 # Stop conditions that are limits (truncation), not the end of the task.
@@ -18,22 +18,7 @@ _LIMITS = ("max_turns_reached", "prompt_too_long", "timeout_reached", "max_total
 
 
 class VerifiersEnv(Env):
-    """An environment made by `verifiers.load_environment`, for verifiers before 0.4.
-
-    Its own rollout runs unchanged, with a client that forwards model requests to the agent: the request is the
-    observation, and the reply is the model's answer. So its `setup_state`, `env_response`, tools, stop conditions and
-    rubric work as usual. Its rubric gives the reward at the end, and its metrics become `info`.
-
-    Args:
-        name: argument of `load_environment`, "wordle" or "owner/wordle"; its package must be installed.
-        settings: keyword arguments of that environment's `load_environment`, plain JSON.
-        max_turns: steps after which an episode is truncated without a score; set the environment's own limit in
-            `settings`.
-        tasks: see `agentgym.Env`; a task is a row of the environment's data set.
-
-    Raises:
-        ImportError: verifiers or the environment's package is not installed.
-    """
+    """An environment made by `verifiers.load_environment`, for verifiers before 0.4."""
 
     def __init__(
         self,
@@ -52,11 +37,7 @@ class VerifiersEnv(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", name: str = "", settings: Mapping[str, Any] | None = None) -> TaskSet:
-        """The rows of the environment's `dataset` (train) or `eval_dataset` (test).
-
-        Raises:
-            ValueError: the environment has no such data set.
-        """
+        """The rows of the environment's `dataset` (train) or `eval_dataset` (test)."""
         rows = host_of(name, settings or {}).rows(split)
         return TaskSet(
             lambda i: task_of_row(rows[i], f"{name}-{split}-{i}"),
@@ -67,33 +48,23 @@ class VerifiersEnv(Env):
 
     @property
     def tasks(self) -> TaskSet:
-        """The tasks that `reset()` draws from."""
         if self._tasks is None:
             self._tasks = self.default_tasks("train", self.name, self._settings)
         return self._tasks
 
     @property
     def tools(self) -> list[dict[str, Any]]:  # type: ignore[override]  # a class variable where they are always the same
-        """OpenAI schemas of this episode's tools."""
         return self._offered
 
     def init(self, task: Task) -> None:
-        """Bind a task, and load the environment if this process has not done so."""
         super().init(task)
         self._host  # noqa: B018 - loading takes its time here, not in the first reset
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Start a rollout of the task.
-
-        Raises:
-            RuntimeError: it failed, or ended before its first request.
-        """
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
         self._stop()
         self._shown = []
-        self._rollout = self._host.begin(row_of_task(self.current_task))
+        self._rollout = Rollout(self._host, row_of_task(self.current_task))
         event = self._next()
         if isinstance(event, Ended):
             raise RuntimeError(
@@ -102,13 +73,10 @@ class VerifiersEnv(Env):
         return self._seen(event), {}
 
     def step(self, action: Action) -> Step:
-        """Answer the rollout's request."""
         self.read(action)
-        if self._rollout is None:
-            raise RuntimeError("VerifiersEnv: no episode is running; call reset() before step()")
         reply = assistant(action)
         self._shown.append(reply)
-        self._rollout.answer(reply)
+        self._current.answer(reply)
         event = self._next()
         if isinstance(event, Ask):
             outcome = self.outcome(self._seen(event))
@@ -116,13 +84,12 @@ class VerifiersEnv(Env):
                 self._stop()
             return outcome
         info = plain_info({**event.metrics, "stop_condition": event.stop_condition})
-        cut = event.stop_condition in _LIMITS and self._host.most_turns != 1
+        cut = event.stop_condition in _LIMITS and getattr(self._host.env, "max_turns", -1) != 1
         messages, reward, terminated, truncated, _ = self.outcome(event.said, event.reward, not cut)
         self.running = False
         return messages, reward, terminated, truncated or cut, info
 
     def close(self) -> None:
-        """Cancel a running rollout."""
         super().close()
         self._stop()
 
@@ -130,36 +97,26 @@ class VerifiersEnv(Env):
     def _host(self) -> Host:
         return host_of(self.name, self._settings)
 
-    def _next(self) -> Ask | Ended:
-        """The rollout's next request, or its end.
-
-        Raises:
-            RuntimeError: it failed; the message names the environment and the task.
-        """
-        task_id = self.task.id if self.task is not None else ""
+    @property
+    def _current(self) -> Rollout:
         if self._rollout is None:
-            raise RuntimeError("VerifiersEnv: no rollout is running")
+            raise RuntimeError("VerifiersEnv: no rollout is running; call reset() before step()")
+        return self._rollout
+
+    def _next(self) -> Ask | Ended:
+        rollout = f"verifiers:{self.name}, task {self.current_task.id!r}: the rollout"
         try:
-            event = self._rollout.next()
+            event = self._current.next()
         except queue.Empty:
             self._stop()
-            raise RuntimeError(
-                f"verifiers:{self.name}, task {task_id!r}: the rollout sent no request in time"
-            ) from None
+            raise RuntimeError(f"{rollout} sent no request in time") from None
+        if not isinstance(event, Ask):
+            self._rollout = None
         if isinstance(event, Exception):
-            self._rollout = None
-            what = f"{type(event).__name__}: {event}"
-            raise RuntimeError(f"verifiers:{self.name}, task {task_id!r}: the rollout failed: {what}") from event
-        if isinstance(event, Ended):
-            self._rollout = None
+            raise RuntimeError(f"{rollout} failed: {type(event).__name__}: {event}") from event
         return event
 
     def _seen(self, ask: Ask) -> Observation:
-        """The new messages of a request.
-
-        Raises:
-            RuntimeError: the rollout has rewritten earlier messages, which is not supported.
-        """
         before = len(self._shown)
         same = len(ask.messages) >= before and all(
             _same(theirs, ours) for theirs, ours in zip(ask.messages, self._shown, strict=False)
@@ -169,10 +126,10 @@ class VerifiersEnv(Env):
             raise RuntimeError(
                 f"verifiers:{self.name} rewrites its conversation between turns, which is not supported here"
             )
-        new = [dict(message) for message in ask.messages[before:]]
+        new = ask.messages[before:]
         self._shown += [dict(message) for message in new]
         self._offered = ask.tools
-        return new
+        return [dict(message) for message in new]
 
     def _stop(self) -> None:
         if self._rollout is not None:
@@ -186,20 +143,14 @@ def _same(theirs: Message, ours: Message) -> bool:
 
 
 def task_of_row(row: Mapping[str, Any], id: str) -> Task:
-    """A task from a row of a data set of verifiers."""
     prompt = row["prompt"]
     rest = {key: plain(value) for key, value in row.items() if key not in ("prompt", "answer") and value is not None}
-    messages = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else tuple(map(_message, prompt))
+    asked = [user(prompt)] if isinstance(prompt, str) else prompt
+    messages = tuple(plain(without_empty_fields(message)) for message in asked)
     return Task(id, messages, plain(row.get("answer")), metadata={"row": rest})
 
 
 def row_of_task(task: Task) -> dict[str, Any]:
-    """The row that a rollout starts with."""
     row = {"prompt": [dict(message) for message in task.messages], "example_id": 0}
     answer = {} if task.answer is None else {"answer": task.answer}
     return {**row, **answer, **dict(task.metadata.get("row") or {})}
-
-
-def _message(given: Mapping[str, Any]) -> Message:
-    """A message without the empty fields that a table adds."""
-    return {key: plain(value) for key, value in given.items() if value is not None or key == "content"}

@@ -46,8 +46,6 @@ class Ended:
 
 
 class Rollout:
-    """One rollout, as the episode's thread sees it."""
-
     def __init__(self, host: Host, row: dict[str, Any]):
         self._loop = host.loop
         self._events: queue.SimpleQueue[Ask | Ended | Exception] = queue.SimpleQueue()
@@ -55,19 +53,12 @@ class Rollout:
         self._running = asyncio.run_coroutine_threadsafe(self._run(host, row), self._loop)
 
     def next(self) -> Ask | Ended | Exception:
-        """The next request, the end, or the exception that ended the rollout.
-
-        Raises:
-            queue.Empty: nothing came for `WAIT_SECONDS`.
-        """
         return self._events.get(timeout=WAIT_SECONDS)
 
     def answer(self, reply: Message) -> None:
-        """Answer the last request."""
         self._loop.call_soon_threadsafe(self._take, reply)
 
     def cancel(self) -> None:
-        """Cancel the rollout; its own handlers clean up."""
         self._running.cancel()
 
     async def ask(self, messages: list[Message], tools: list[dict[str, Any]]) -> Message:
@@ -88,36 +79,20 @@ class Rollout:
 
 
 class Host:
-    """A loaded environment and its event loop."""
-
     def __init__(self, name: str, settings: Mapping[str, Any]):
         self.env = _loaded(name, settings)
         self.name = name
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, name=f"verifiers {name}", daemon=True).start()
 
-    @property
-    def most_turns(self) -> int:
-        """The environment's own turn limit; -1 without one."""
-        return int(getattr(self.env, "max_turns", -1))
-
     def rows(self, split: str) -> Any:
-        """The data set of a split.
-
-        Raises:
-            ValueError: no such split.
-        """
-        build = {"train": self.env.build_dataset, "test": self.env.build_eval_dataset}.get(split)
-        rows = None if build is None else build()
+        build = {"train": self.env.build_dataset, "test": self.env.build_eval_dataset}
+        rows = build[split]() if split in build else None
         if rows is None:
             raise ValueError(
                 f"verifiers:{self.name} has no split {split!r}; train is its dataset, test its eval_dataset"
             )
         return rows
-
-    def begin(self, row: dict[str, Any]) -> Rollout:
-        """Start a rollout of a row of a data set."""
-        return Rollout(self, row)
 
 
 def host_of(name: str, settings: Mapping[str, Any]) -> Host:
@@ -132,11 +107,6 @@ def _host(name: str, key: str, pid: int) -> Host:
 
 
 def _loaded(name: str, settings: Mapping[str, Any]) -> Any:
-    """The environment that `load_environment` makes.
-
-    Raises:
-        ImportError: verifiers is missing or incompatible, or the environment's package is not installed.
-    """
     verifiers = imported("verifiers")
     if not hasattr(verifiers, "load_environment") or not hasattr(verifiers, "Client"):
         version = getattr(verifiers, "__version__", "?")
@@ -166,7 +136,6 @@ def _leave_signals(environment: type) -> None:
 
 
 def _client(rollout: Rollout) -> Any:
-    """A verifiers client that gets its answers from the agent."""
     kinds: Any = imported("verifiers", "verifiers.types")
     chat: Any = imported("verifiers", "verifiers.clients").OpenAIChatCompletionsClient
 
@@ -174,7 +143,7 @@ def _client(rollout: Rollout) -> Any:
         async def get_response(self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_: Any) -> Any:
             messages, _extra = await self.to_native_prompt(prompt)
             schemas = await self.to_native_tools(tools) or []
-            reply = await rollout.ask([_without_nothing(m) for m in messages], [dict(schema) for schema in schemas])
+            reply = await rollout.ask([without_empty_fields(m) for m in messages], [dict(schema) for schema in schemas])
             return _response(kinds, reply, model)
 
     return AgentClient(object())
@@ -182,13 +151,13 @@ def _client(rollout: Rollout) -> Any:
 
 def _response(kinds: Any, reply: Message, model: str) -> Any:
     """A reply as a model's response. Empty replies are passed on: they are the agent's fault, not a failure."""
-    calls = [
-        kinds.ToolCall(
-            id=str(c.get("id") or f"call_{i}"), name=str(f.get("name", "")), arguments=_text(f.get("arguments"))
-        )
-        for i, c in enumerate(reply.get("tool_calls") or [])
-        if isinstance(c, Mapping) and isinstance(f := c.get("function"), Mapping)
-    ]
+    calls = []
+    for place, call in enumerate(reply.get("tool_calls") or []):
+        if isinstance(call, Mapping) and isinstance(function := call.get("function"), Mapping):
+            arguments = function.get("arguments")
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            name = str(function.get("name", ""))
+            calls.append(kinds.ToolCall(id=str(call.get("id") or f"call_{place}"), name=name, arguments=text))
     message = kinds.ResponseMessage(
         content=text_of(reply),
         reasoning_content=reply.get("reasoning_content"),
@@ -199,28 +168,14 @@ def _response(kinds: Any, reply: Message, model: str) -> Any:
     return kinds.Response(id="agentgym", created=int(time.time()), model=model, message=message)
 
 
-def _text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments)
-
-
 def _ended(output: Mapping[str, Any]) -> Ended:
-    """The end of a rollout, from its record.
-
-    Raises:
-        RuntimeError: it ended with an error, so it has no reward.
-    """
     if output.get("error") is not None:
         raise RuntimeError(f"{output['error']}")
-    said = [_without_nothing(message) for message in output.get("completion") or []]
+    said = [without_empty_fields(message) for message in output.get("completion") or []]
     last = max((place for place, message in enumerate(said) if message["role"] == "assistant"), default=-1)
-    return Ended(
-        reward=float(output["reward"]),
-        metrics=output.get("metrics") or {},
-        stop_condition=str(output.get("stop_condition")),
-        said=said[last + 1 :],
-    )
+    reward, metrics = float(output["reward"]), output.get("metrics") or {}
+    return Ended(reward, metrics, str(output.get("stop_condition")), said[last + 1 :])
 
 
-def _without_nothing(message: Mapping[str, Any]) -> Message:
-    """A message without its empty fields."""
+def without_empty_fields(message: Mapping[str, Any]) -> Message:
     return {key: value for key, value in dict(message).items() if value is not None or key == "content"}

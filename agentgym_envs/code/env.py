@@ -3,40 +3,53 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from agentgym.core.env import Env, Step
-from agentgym.core.messages import Action, Observation, assistant, instructed
+from agentgym.core.env import Env, Opening, Step
+from agentgym.core.messages import Action, Message, Observation, assistant, instructed, text_of, user
 from agentgym.core.tasks import Task, TaskSet
+from agentgym.tools.toolset import ToolError, ToolSet
 from agentgym_envs.code import grading
-from agentgym_envs.code.attempt import SUBMIT, Attempt, fenced, tools_for
-from agentgym_envs.code.problems import Problem, check_data, problem_of
+from agentgym_envs.code.feedback import HINT, SUBMIT, fenced, judged, says_submit, tried
+from agentgym_envs.code.problems import problem_of
+from agentgym_envs.settings import check_choice
 
 INSTRUCTION = f"""Write Python code in a block that begins with ```python and ends with ```. It is run, and you see which public \
 tests fail and what it prints; then you can write it again. To submit the code, put a line with the word {SUBMIT} after the \
 block: hidden tests judge it, and you are done. You have {{turns}}; after the last one the latest code counts as submitted."""
 
 
+def _tools(take: Callable[[str, str], str]) -> ToolSet:
+    def run(code: str) -> str:
+        """Run Python code against the public tests: shows which of them fail, and what the code prints.
+
+        Args:
+            code: the whole program.
+        """
+        return take("run", code)
+
+    def submit(code: str) -> str:
+        """Submit Python code as the final answer: hidden tests judge it, and the work ends.
+
+        Args:
+            code: the whole program.
+        """
+        return take("submit", code)
+
+    return ToolSet([run, submit], fenced=dict.fromkeys(("python", "python3", "py", ""), "run"))
+
+
 class CodeEnv(Env):
     """A programming problem over several turns: write code, see the result, submit it.
 
-    A Python block in a reply is run against the public tests. With `SUBMIT` as its first or last line the reply is a
-    submission, which hidden tests judge: reward 1.0 if all pass, else 0.0. The tools `run` and `submit` do the same. On
-    the last turn the latest code is submitted.
-
-    Args:
-        reward: "all", or "fraction": the share of hidden assertions that hold.
-        timeout: seconds for one call of the code; all calls of a run have twice that.
-        data: "auto" (published tasks if available) or "own" (the shipped tasks).
-        sandbox: the sandbox's back end; see `agentgym.sandbox.acquire`.
-        tasks: see `agentgym.Env`; each answer is a problem, see `agentgym_envs.code.problems`.
-        max_turns: replies, 5 by default.
-        render_mode: unused, as in every text environment.
+    mbpp/README.md describes its settings and rules.
     """
 
+    DATA: ClassVar = ("auto", "own")
     max_turns = 5
     sandbox_image = "python"
-    tools: ClassVar[list[dict[str, Any]]] = tools_for(lambda verb, code: verb).schemas
+    tools: ClassVar[list[dict[str, Any]]] = _tools(lambda verb, code: verb).schemas
 
     def __init__(
         self,
@@ -49,75 +62,80 @@ class CodeEnv(Env):
         render_mode: str | None = None,
     ):
         super().__init__(tasks=tasks, max_turns=max_turns, render_mode=render_mode)
-        if reward not in ("all", "fraction"):
-            raise ValueError(f'reward must be "all" or "fraction", not {reward!r}')
-        check_data(data)
+        check_choice("reward", reward, ("all", "fraction"))
+        check_choice("data", data, self.DATA)
         self.reward = reward
         self.data = data
         self.sandbox = sandbox
         self.limits = grading.GradingLimits(call=float(timeout), total=2 * float(timeout))
-        self._attempt: Attempt | None = None
+        self._toolset = _tools(self._take)
 
     def init(self, task: Task) -> None:
-        """Bind a problem. A sandbox is acquired only when code runs.
-
-        Raises:
-            ValueError: the task's answer is not a problem.
-        """
         problem_of(task)
         super().init(task)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Pose the problem; see `agentgym.Env.reset`."""
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
-        self._attempt = Attempt(problem_of(self.current_task), self._grade)
+        self._problem = problem_of(self.current_task)
+        self._code: str | None = None  # run or submitted last
+        self._report: grading.Report | None = None  # on the submission
         turns = "one reply" if self.max_turns == 1 else f"{self.max_turns} replies"
         return instructed(self.current_task.messages, INSTRUCTION.replace("{turns}", turns)), {}
 
     def step(self, action: Action) -> Step:
-        """Run or judge code. `info`: `success`; at the end also `verdict`, and assertions `passed` of `total`.
-
-        Raises:
-            agentgym.sandbox.SandboxError: two sandboxes failed in a row and their back end is down.
-        """
+        """Run or judge code. `info`: `success`; at the end also `verdict`, and assertions `passed` of `total`."""
         self.read(action)
-        attempt = self._attempt
-        if attempt is None:
-            raise RuntimeError(f"{type(self).__name__}: no episode is running; call reset() before step()")
-        last = self.turn >= self.max_turns
-        observation = attempt.answer(assistant(action), last)
-        report = attempt.report or (grading.Report("none") if last else None)
+        observation = self._answer(assistant(action))
+        report = self._report or (grading.Report("none") if self._is_last else None)
         if report is None:
             return self.outcome(observation, success=False)
         earned = report.passed / report.total if self.reward == "fraction" else float(report.success)
-        return self.outcome(
-            observation,
-            earned,
-            terminated=attempt.report is not None,
-            success=report.success,
-            verdict=report.verdict,
-            passed=report.passed,
-            total=report.total,
-        )
+        told = {name: getattr(report, name) for name in ("success", "verdict", "passed", "total")}
+        return self.outcome(observation, earned, terminated=self._report is not None, **told)
 
-    def _grade(self, problem: Problem, code: str, tests: tuple[str, ...]) -> grading.Report:
-        return grading.grade(problem, code, tests, backend=self.sandbox, limits=self.limits)
+    @property
+    def _is_last(self) -> bool:
+        return self.turn >= self.max_turns
+
+    def _answer(self, message: Message) -> Observation:
+        self._called = False
+        results = self._toolset.answer(message) if message.get("tool_calls") else [user(self._answer_text(message))]
+        if self._is_last and self._report is None and self._code is not None:
+            self._called = False
+            results.append(user(self._take("submit", self._code)))
+        return results
+
+    def _answer_text(self, message: Message) -> str:
+        """Process a text reply; the last of its calls and blocks counts."""
+        calls = self._toolset.calls_of(message)
+        if isinstance(calls, str):
+            return f"Error: {calls}"
+        if not says_submit(text_of(message)):
+            return self._toolset.call(calls[-1].name, calls[-1].arguments) if calls else HINT
+        arguments = calls[-1].arguments if calls else {"code": self._code}
+        return HINT if arguments.get("code") is None else self._toolset.call("submit", arguments)
+
+    def _take(self, verb: str, code: str) -> str:
+        """Run or submit code and describe the result. On the last reply, running submits."""
+        if self._called:
+            raise ToolError("not done: one call in a reply, please")
+        self._called, self._code = True, code
+        if verb == "submit" or self._is_last:
+            self._report = self._grade(code, self._problem.tests)
+            return judged(self._report)
+        public = self._problem.public
+        return tried(self._grade(code, public or ("pass",)), bool(public))
+
+    def _grade(self, code: str, tests: tuple[str, ...]) -> grading.Report:
+        return grading.grade(self._problem, code, tests, backend=self.sandbox, limits=self.limits)
 
     def expert_action(self) -> str:
-        """Submits the gold solution.
-
-        Raises:
-            ValueError: the task has none.
-        """
         solution = problem_of(self.current_task).solution
         if not solution:
             raise ValueError(f"task {self.current_task.id!r} has no solution")
         return f"{fenced(solution)}\n{SUBMIT}"
 
     def random_action(self, rng: random.Random) -> str:
-        """Functions that return a random constant; submitted half of the time."""
         names = problem_of(self.current_task).names
         code = "\n\n".join(f"def {name}(*args, **kwargs):\n    return {rng.randint(10**6, 10**9)}" for name in names)
         return fenced(code) + (f"\n{SUBMIT}" if rng.random() < 0.5 else "")

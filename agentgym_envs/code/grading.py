@@ -56,7 +56,6 @@ class Report:
 
     @property
     def success(self) -> bool:
-        """True if every assertion held."""
         return self.verdict == "passed"
 
 
@@ -88,14 +87,9 @@ def grade(
     the code is to blame; see `agentgym.core.agent_failure`.
 
     Args:
-        problem: what the code is to solve.
         code: the whole program, or the rest of `problem.prompt`.
         tests: statements, from `problem.public` or `problem.tests`.
         backend: see `agentgym.sandbox.acquire`.
-        limits: time limits.
-
-    Raises:
-        SandboxError: two sandboxes failed in a row, or none was available.
     """
     if len(code) > LONGEST_CODE:
         return Report("error", total=len(tests), error=f"The code is longer than {LONGEST_CODE:,} characters.")
@@ -147,7 +141,6 @@ def _run(box: Sandbox, request: str, tests: int, limits: GradingLimits) -> Repor
 
 @functools.cache
 def grader_program() -> str:
-    """The grader as one text for `python3 -c`: its modules, then a call of `main`."""
     folder = resources.files(_PACKAGE)
     sources = [(f"{_PACKAGE}.{name}", folder.joinpath(f"{name}.py").read_text(encoding="utf-8")) for name in _MODULES]
     return (

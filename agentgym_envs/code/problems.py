@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.own_tasks import own_tasks
 from agentgym_envs.syntax import expression, program
-
-OWN_SOURCE = "the project's own programming tasks"
 
 
 @dataclass(frozen=True)
@@ -36,50 +34,36 @@ class Problem:
     solution: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The problem as a task's answer, without empty fields."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items() if v}
 
 
 def problem_of(task: Task) -> Problem:
-    """The problem of a task.
-
-    Raises:
-        ValueError: the task has no messages, or its answer is not a problem.
-    """
     if not task.messages:
         raise ValueError(f"task {task.id!r} has no messages: the problem's text is missing")
     answer = task.answer
-    fields = {"names", "tests", "public", "prompt", "setup", "solution"}
-    if not isinstance(answer, dict) or not {"names", "tests"} <= set(answer) <= fields:
+    if not isinstance(answer, dict) or not {"names", "tests"} <= set(answer) <= {f.name for f in fields(Problem)}:
         raise ValueError(
             f"task {task.id!r}: the answer must be an object with names, tests and, if wanted, public, prompt, setup and"
             f" solution, not {answer!r:.100}"
         )
+    given: dict[str, Any] = {}
     for name, value in answer.items():
         texts = value if name in ("names", "tests", "public") else [value]
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"task {task.id!r}: {name} must be text, or a list of texts, not {value!r:.100}")
-        for text in texts:
-            _check_python(text, name, task.id)
-    if not answer["names"] or not answer["tests"]:
-        raise ValueError(f"task {task.id!r} has no {'names' if answer['tests'] else 'tests'}")
-    given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in answer.items()}
+        try:
+            for text in texts:
+                program(text)
+        except (SyntaxError, ValueError) as error:
+            raise ValueError(f"task {task.id!r}: {name} is not Python: {error}") from error
+        given[name] = tuple(value) if isinstance(value, list) else value
+    if not given["names"] or not given["tests"]:
+        raise ValueError(f"task {task.id!r} has no {'names' if given['tests'] else 'tests'}")
     return Problem(**given)
 
 
-def _check_python(text: str, field: str, task_id: str) -> None:
-    try:
-        program(text)
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"task {task_id!r}: {field} is not Python: {error}") from error
-
-
 def names_between(solution: str, tests: Iterable[str]) -> tuple[str, ...]:
-    """The top-level names of a solution that the tests use, last defined first.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """The top-level names of a solution that the tests use, last defined first."""
     defined: list[str] = []
     for node in program(solution).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -94,7 +78,6 @@ def names_between(solution: str, tests: Iterable[str]) -> tuple[str, ...]:
 
 
 def imports_for(solution: str, tests: Iterable[str]) -> str:
-    """The solution's import statements whose names the tests use."""
     used = _used(tests)
     lines = [
         ast.unparse(node)
@@ -132,25 +115,7 @@ def _example(call: str, result: str) -> str:
     return f"assert {call} == {result}"
 
 
-def check_data(data: str) -> None:
-    """Raise for an unknown choice of data.
-
-    Raises:
-        ValueError: it is neither "auto" nor "own".
-    """
-    if data not in ("auto", "own"):
-        raise ValueError(f'data must be "auto" or "own", not {data!r}')
-
-
 def own_problems(env_id: str, split: str, make: Callable[[dict[str, Any], str], Task]) -> TaskSet:
-    """The shipped tasks, 28 train and 12 test.
-
-    Args:
-        env_id: the environment.
-        split: "train" or "test".
-        make: makes a task from a record (`name`, `head`, `text`, `public`, `tests`, `solution`, `split`) and an id.
-
-    Raises:
-        ValueError: no such split.
-    """
-    return own_tasks("agentgym_envs.code", "tasks.jsonl", split, make, name=env_id, source=OWN_SOURCE)
+    """The shipped tasks, 28 train and 12 test; `make` makes one from a record and an id."""
+    source = "the project's own programming tasks"
+    return own_tasks("agentgym_envs.code", "tasks.jsonl", split, make, name=env_id, source=source)

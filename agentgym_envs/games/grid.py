@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 
 DIRECTIONS = ("up", "down", "left", "right")
@@ -11,10 +12,7 @@ _WORD = re.compile(r"\b(?:up|down|left|right)\b")
 
 
 def read_direction(text: str) -> str | None:
-    """The last direction word of a text, in any case, or None.
-
-    A reply that thinks aloud names its choice last: "not up, so <answer>right</answer>" is "right".
-    """
+    """The last direction word of a text, in any case, or None: a reply that thinks aloud names its choice last."""
     text = text.lower()
     if text in DIRECTIONS:
         return text
@@ -24,10 +22,7 @@ def read_direction(text: str) -> str | None:
 
 @cache
 def orders(rows: int, columns: int) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """The eight rotations and reflections of a board: (old cells in their new order, new number of columns).
-
-    Cells are numbered row by row from 0. The first entry is the identity.
-    """
+    """The rotations and reflections of a board, the identity first: old cells in their new order, number of columns."""
     board = tuple(tuple(range(row * columns, (row + 1) * columns)) for row in range(rows))
     found = []
     for _ in range(4):
@@ -42,5 +37,8 @@ def least_form(board: str) -> str:
     rows = board.split("\n")
     cells = "".join(rows)
     forms = (("".join([cells[cell] for cell in order]), columns) for order, columns in orders(len(rows), len(rows[0])))
-    least, columns = min(forms)
-    return "\n".join(least[i : i + columns] for i in range(0, len(least), columns))
+    return in_rows(*min(forms))
+
+
+def in_rows(signs: Sequence[str], columns: int, gap: str = "") -> str:
+    return "\n".join([gap.join(signs[i : i + columns]) for i in range(0, len(signs), columns)])

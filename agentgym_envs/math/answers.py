@@ -145,7 +145,6 @@ def _stated(text: str) -> Fraction | Literal[False] | None:
 
 
 def _line(text: str) -> str:
-    """The first non-blank line."""
     return text.lstrip().partition("\n")[0][:LONGEST_ANSWER]
 
 

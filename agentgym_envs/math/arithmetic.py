@@ -50,9 +50,6 @@ def parse(expression: str, operators: frozenset[str] = ALL_OPERATORS) -> ast.exp
     Args:
         expression: the text.
         operators: the allowed ones of `+ - * / // % **`. A sign before a number is not an operator.
-
-    Raises:
-        ArithmeticProblem: it is not such an expression, or too long.
     """
     text = expression.strip()
     if not text:
@@ -75,11 +72,6 @@ def parse(expression: str, operators: frozenset[str] = ALL_OPERATORS) -> ast.exp
 
 
 def compute(node: ast.expr) -> Fraction:
-    """The exact value of an expression from `parse`.
-
-    Raises:
-        ArithmeticProblem: a division by zero, or a number out of bounds.
-    """
     if isinstance(node, ast.Constant):
         return _bounded(_literal(node))
     if isinstance(node, ast.UnaryOp):
@@ -96,7 +88,6 @@ def compute(node: ast.expr) -> Fraction:
 
 
 def numbers_of(node: ast.expr) -> Iterator[Fraction]:
-    """The numbers in an expression, with repetitions."""
     return (_literal(part) for part in ast.walk(node) if isinstance(part, ast.Constant))
 
 

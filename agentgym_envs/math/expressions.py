@@ -7,6 +7,8 @@ bounded, so nothing here takes long.
 
 from __future__ import annotations
 
+import math
+import operator
 import random
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -28,6 +30,7 @@ _TEXT_ARITHMETIC = (
     "number symbol constant add negative multiply divide power root call factorial binomial percent degrees either"
 )
 ARITHMETIC = frozenset(_TEXT_ARITHMETIC.split())
+_TEXT_FUNCTIONS = "floor ceil sin cos tan cot sec csc sinh cosh tanh asin acos atan"  # mpmath's of the same names
 
 
 class Undefined(ArithmeticError):
@@ -44,13 +47,11 @@ def is_expression(node: Node) -> bool:
 
 
 def symbols(node: Node) -> frozenset[str]:
-    """The variables of an expression."""
     own = frozenset((node.name,)) if node.op == "symbol" else frozenset()
     return own.union(*map(symbols, node.args))
 
 
 def equal(one: Node, other: Node) -> bool:
-    """True if two expressions are equal."""
     exact = exact_value(one), exact_value(other)
     if None not in exact:
         return exact[0] == exact[1]
@@ -75,12 +76,10 @@ def ratio_at_points(one: Node, other: Node, agree: Callable[[Any, Any], bool]) -
 
 
 def close(a: Any, b: Any) -> bool:
-    """True if two values are equal to 70 digits."""
     return bool(abs(a - b) <= TOLERANCE * max(1, abs(a), abs(b)))
 
 
 def has_i(node: Node) -> bool:
-    """True if it contains the imaginary unit."""
     return (
         (node.op == "constant" and node.name == "i")
         or (node.op == "call" and node.name == "cis")
@@ -122,7 +121,7 @@ def _exact(node: Node) -> Fraction:
         n = _exact(node.args[0])
         if n.denominator != 1 or not 0 <= n <= LARGEST_FACTORIAL:
             raise Undefined
-        return Fraction(int(mp.factorial(0)) * _factorial(int(n)))
+        return Fraction(math.factorial(int(n)))
     parts = [_exact(part) for part in node.args] if node.op in _EXACT else []
     if not parts:
         raise Undefined
@@ -130,13 +129,6 @@ def _exact(node: Node) -> Fraction:
     if max(result.numerator.bit_length(), result.denominator.bit_length()) > MOST_BITS:
         raise Undefined
     return result
-
-
-def _factorial(n: int) -> int:
-    product = 1
-    for k in range(2, n + 1):
-        product *= k
-    return product
 
 
 def _exact_power(base: Fraction, power: Fraction) -> Fraction:
@@ -149,14 +141,14 @@ def _exact_power(base: Fraction, power: Fraction) -> Fraction:
 def _exact_binomial(n: Fraction, k: Fraction) -> Fraction:
     if n.denominator != 1 or k.denominator != 1 or not 0 <= k <= n <= LARGEST_FACTORIAL:
         raise Undefined
-    return Fraction(_factorial(int(n)), _factorial(int(k)) * _factorial(int(n - k)))
+    return Fraction(math.comb(int(n), int(k)))
 
 
 _EXACT: dict[str, Callable[..., Fraction]] = {
-    "add": lambda a, b: a + b,
-    "negative": lambda a: -a,
-    "multiply": lambda a, b: a * b,
-    "divide": lambda a, b: a / b,
+    "add": operator.add,
+    "negative": operator.neg,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
     "percent": lambda a: a / 100,
     "power": _exact_power,
     "binomial": _exact_binomial,
@@ -167,16 +159,7 @@ _EXACT: dict[str, Callable[..., Fraction]] = {
 
 
 def value(node: Node, point: dict[str, Any], imaginary: bool = False) -> Any:
-    """The value of an expression at mpmath's current precision.
-
-    Args:
-        node: the expression.
-        point: values of the variables.
-        imaginary: allow complex roots and logarithms.
-
-    Raises:
-        Undefined: it has no value.
-    """
+    """The value of an expression at mpmath's current precision."""
     found = _value(node, point, imaginary)
     if mp.isnan(found) or mp.isinf(found):
         raise Undefined
@@ -189,14 +172,14 @@ def _value(node: Node, point: dict[str, Any], imaginary: bool) -> Any:
     if node.op == "symbol":
         return point[node.name]
     if node.op == "constant":
-        return {"pi": mp.pi, "e": mp.e, "i": mp.j}[node.name] * 1 if node.name != "infty" else _undefined()
+        return {"pi": mp.pi, "e": mp.e, "i": mp.j}[node.name] * 1 if node.name != "infty" else undefined()
     parts = [value(part, point, imaginary) for part in node.args]
     if node.op in ("power", "root"):
         base, power = parts
         exponent = exact_value(node.args[1])
         if node.op == "root":
             exponent = 1 / exponent if exponent else None
-            power = 1 / power if power else _undefined()
+            power = 1 / power if power else undefined()
         return _power(base, power, exponent, imaginary)
     operate = _OPERATIONS.get(node.name if node.op == "call" else node.op)
     if operate is None:
@@ -214,7 +197,7 @@ def _value(node: Node, point: dict[str, Any], imaginary: bool) -> Any:
     return found
 
 
-def _undefined() -> Any:
+def undefined() -> Any:
     raise Undefined
 
 
@@ -222,7 +205,7 @@ def _power(base: Any, power: Any, exponent: Fraction | None, imaginary: bool) ->
     """For real values, a negative base has roots of odd degree."""
     if base == 0:
         real = mp.re(power)
-        return mp.mpf(0) if real > 0 else _undefined()
+        return mp.mpf(0) if real > 0 else undefined()
     size = abs(mp.log(abs(base), 2)) * abs(power)
     if size > LARGEST_POWER:
         raise Undefined
@@ -244,63 +227,33 @@ def _logarithm(x: Any, base: Any = 10) -> Any:
     return mp.log(x) / mp.log(base)
 
 
-def _factorial_value(x: Any) -> Any:
-    return mp.factorial(x) if abs(x) <= LARGEST_FACTORIAL else _undefined()
-
-
-def _binomial_value(n: Any, k: Any) -> Any:
-    return mp.binomial(n, k) if max(abs(n), abs(k)) <= LARGEST_FACTORIAL else _undefined()
-
-
-def _whole(operate: Callable[[int, int], int]) -> Callable[..., Any]:
+def _whole(operate: Callable[..., int]) -> Callable[..., Any]:
     def over(*parts: Any) -> Any:
         if any(part != mp.floor(part) for part in parts):
             raise Undefined
-        result = int(parts[0])
-        for part in parts[1:]:
-            result = operate(result, int(part))
-        return mp.mpf(result)
+        return mp.mpf(operate(*map(int, parts)))
 
     return over
 
 
-def _gcd(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return abs(a)
-
-
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    "add": lambda a, b: a + b,
-    "negative": lambda a: -a,
-    "multiply": lambda a, b: a * b,
-    "divide": lambda a, b: a / b if b else _undefined(),
+    **{name: getattr(mp, name) for name in _TEXT_FUNCTIONS.split()},
+    "add": operator.add,
+    "negative": operator.neg,
+    "multiply": operator.mul,
+    "divide": lambda a, b: a / b if b else undefined(),
     "percent": lambda a: a / 100,
     "degrees": lambda a: a * mp.pi / 180,
-    "factorial": _factorial_value,
-    "binomial": _binomial_value,
+    "factorial": lambda a: mp.factorial(a) if abs(a) <= LARGEST_FACTORIAL else undefined(),
+    "binomial": lambda n, k: mp.binomial(n, k) if max(abs(n), abs(k)) <= LARGEST_FACTORIAL else undefined(),
     "abs": abs,
-    "floor": mp.floor,
-    "ceil": mp.ceil,
-    "sin": mp.sin,
-    "cos": mp.cos,
-    "tan": mp.tan,
-    "cot": mp.cot,
-    "sec": mp.sec,
-    "csc": mp.csc,
-    "sinh": mp.sinh,
-    "cosh": mp.cosh,
-    "tanh": mp.tanh,
-    "asin": mp.asin,
-    "acos": mp.acos,
-    "atan": mp.atan,
-    "exp": lambda a: mp.exp(a) if abs(a) < LARGEST_POWER else _undefined(),
-    "ln": lambda a: mp.log(a) if a else _undefined(),
+    "exp": lambda a: mp.exp(a) if abs(a) < LARGEST_POWER else undefined(),
+    "ln": lambda a: mp.log(a) if a else undefined(),
     "lg": _logarithm,
     "log": _logarithm,
     "cis": lambda a: mp.exp(mp.j * a),
-    "gcd": _whole(_gcd),
-    "lcm": _whole(lambda a, b: abs(a * b) // _gcd(a, b) if a and b else 0),
+    "gcd": _whole(math.gcd),
+    "lcm": _whole(math.lcm),
     "max": lambda *parts: max(parts),
     "min": lambda *parts: min(parts),
 }

@@ -26,13 +26,11 @@ class Token:
         kind: "number", "letter" (a variable with its subscript), "command", "sign", "words" or "end".
         text: its text; a command without backslash, a number as written.
         value: of a number.
-        spaced: True if space precedes it.
     """
 
     kind: str
     text: str
     value: Fraction = Fraction(0)
-    spaced: bool = False
 
 
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n", strict=True))
@@ -66,6 +64,7 @@ _TRAILING_DOT = re.compile(r"(?<=\d)\.(?!\d|\\overline)")
 _COMMAND = re.compile(r"\\([A-Za-z]+|.)", re.DOTALL)
 _RUN = re.compile(r"[A-Za-z]+")
 _SUBSCRIPT = re.compile(r"\s*_\s*(?:\{([^{}]*)\}|([A-Za-z0-9]))")
+_LETTER_SET = re.compile(r"\s*\{?\s*([A-Z])\s*\}?")
 _COMPARISONS = {"<=": "le", ">=": "ge", "!=": "ne", "=<": "le"}
 _SAME = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "leq": "le", "leqslant": "le", "geq": "ge", "geqslant": "ge",
@@ -82,6 +81,12 @@ _TEXT_SHORT_WORDS = (
     "hr min sec lb oz mph day out may"
 )
 SHORT_WORDS = frozenset(_TEXT_SHORT_WORDS.split())
+_TEXT_GREEK_NAMES = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi "
+    "varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell"
+)
+_GREEK_NAMES = frozenset(_TEXT_GREEK_NAMES.split())
+_SIGN_COMMANDS = ("<", ">", "|", "/", ":", "[", "]", "%")
 
 
 def characters(text: str) -> str:
@@ -114,24 +119,20 @@ def _character(c: str) -> str:
 
 
 def tokens(text: str) -> list[Token]:
-    """The tokens of an answer, with an "end" token.
-
-    Raises:
-        Unreadable: a number is too long, or a character is not mathematics.
-    """
-    text = _spaced(characters(text))
+    """The tokens of an answer, and an "end" token."""
+    text = _joined(characters(text))
     found: list[Token] = []
-    place, spaced = 0, False
+    place = 0
     while place < len(text):
         if text[place].isspace() or text[place] in "~$":
-            place, spaced = place + 1, True
-            continue
-        place = _read(text, place, spaced, found)
-        spaced = False
-    return [*found, Token("end", "", spaced=spaced)]
+            place += 1
+        else:
+            new, place = _read(text, place)
+            found += new
+    return [*found, Token("end", "")]
 
 
-def _spaced(text: str) -> str:
+def _joined(text: str) -> str:
     """The text without trailing dots of numbers, and with the digit groups of numbers joined."""
     text = _GROUPED.sub(lambda m: m[0] if _is_list(m) else m[1] + re.sub(r"\D", "", m[2]), text)
     return _TRAILING_DOT.sub(" ", text).replace("**", "^")
@@ -147,113 +148,78 @@ def _is_list(group: re.Match[str]) -> bool:
     )
 
 
-def _read(text: str, place: int, spaced: bool, found: list[Token]) -> int:
-    """Append the token at a position; returns its end."""
-    c = text[place]
+Read = tuple[list[Token], int]  # tokens, and the place after them
+
+
+def _read(text: str, place: int) -> Read:
+    c, two = text[place], text[place : place + 2]
     if match := _REPEATING.match(text, place):
-        found.append(Token("number", match[0], _repeating(match), spaced))
-        return match.end()
+        return [Token("number", match[0], _repeating(match))], match.end()
     if match := _NUMBER.match(text, place):
-        found.append(Token("number", match[0], _value(match[0]), spaced))
-        return match.end()
+        return [Token("number", match[0], _value(match[0]))], match.end()
     if c == "\\":
-        return _read_command(text, place, spaced, found)
+        return _read_command(text, place)
     if match := _RUN.match(text, place):
-        return _read_letters(text, match, spaced, found)
-    if text[place : place + 2] in _COMPARISONS:
-        found.append(Token("command", _COMPARISONS[text[place : place + 2]], spaced=spaced))
-        return place + 2
+        return _read_letters(text, match)
+    if two in _COMPARISONS:
+        return [Token("command", _COMPARISONS[two])], place + 2
     if c in "+-*/^_(){}[]<>=|!,;:%&'":
-        found.append(Token("sign", c, spaced=spaced))
-        return place + 1
+        return [Token("sign", c)], place + 1
     raise Unreadable(f"{c!r} is no sign of mathematics")
 
 
-def _read_command(text: str, place: int, spaced: bool, found: list[Token]) -> int:
+def _read_command(text: str, place: int) -> Read:
     if match := _ENVIRONMENT.match(text, place):
-        found.append(Token("command", f"{match[1]} {match[2]}", spaced=spaced))
-        return match.end()
+        return [Token("command", f"{match[1]} {match[2]}")], match.end()
     if match := _WORDS.match(text, place):
-        found += _words(match["said"], match["bold"] is not None)
-        return match.end()
+        return _words(match["said"], match["bold"] is not None), match.end()
     match = _COMMAND.match(text, place)
     if match is None:
         raise Unreadable("a backslash at the end")
-    name = _SAME.get(match[1], match[1])
+    name, end = _SAME.get(match[1], match[1]), match.end()
     if match[1] in _SPACING:
-        return match.end()
-    if name in ("{", "}"):
-        found.append(Token("command", name, spaced=spaced))
-    elif name in ("mathbb", "mathcal"):
-        return _read_letter_set(text, match.end(), spaced, found)
-    elif name in ("<", ">", "|", "/", ":", "[", "]", "%"):
-        found.append(Token("sign", name, spaced=spaced))
-    elif name in _GREEK_NAMES:
-        return _read_variable(text, match.end(), name, spaced, found)
-    elif name in ("and", "or"):
-        found.append(Token("words", name, spaced=True))
-    else:
-        found.append(Token("command", name, spaced=spaced))
-    return match.end()
-
-
-_TEXT_GREEK_NAMES = (
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi "
-    "varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell"
-)
-_GREEK_NAMES = frozenset(_TEXT_GREEK_NAMES.split())
+        return [], end
+    if name in ("mathbb", "mathcal"):
+        letter = _LETTER_SET.match(text, end)
+        if letter is None:
+            raise Unreadable("a blackboard letter is missing")
+        return [Token("command", f"set {letter[1]}")], letter.end()
+    if name in _GREEK_NAMES:
+        return _read_variable(text, end, name)
+    kind = "sign" if name in _SIGN_COMMANDS else "words" if name in ("and", "or") else "command"
+    return [Token(kind, name)], end
 
 
 def _words(content: str, bold: bool) -> list[Token]:
     """The tokens of a text box: mathematics if it holds a name or a number, else words."""
-    content = " ".join(_spaced(content).split())
+    content = " ".join(_joined(content).split())
     if re.fullmatch(r"[-\d.,/ ]+", content) or (re.fullmatch("[A-Za-z]", content) and (bold or not content.islower())):
         return [token for token in tokens(content) if token.kind != "end"]
     if content in FUNCTIONS or content in ("e", "i", "infinity"):
         return [token for token in tokens(content) if token.kind != "end"]
-    return [Token("words", content.lower(), spaced=True)] if content else []
+    return [Token("words", content.lower())] if content else []
 
 
-def _read_letters(text: str, match: re.Match[str], spaced: bool, found: list[Token]) -> int:
-    """Append a run of letters: a function, a word, or variables that are multiplied."""
+def _read_letters(text: str, match: re.Match[str]) -> Read:
     run = match[0]
     if run.lower() in ("infinity", "inf") and len(run) > 3:
-        found.append(Token("command", "infty", spaced=spaced))
-    elif run in _NAMES:
-        found.append(Token("command", _SAME.get(run, run), spaced=spaced))
-    elif len(run) > 3 or run.lower() in SHORT_WORDS:
-        function = next(
-            (f for f in sorted(_NAMES, key=len, reverse=True) if run.startswith(f) and len(run) == len(f) + 1), ""
-        )
-        if not function:
-            found.append(Token("words", run.lower(), spaced=spaced))
-            return match.end()
-        found.append(Token("command", _SAME.get(function, function), spaced=spaced))
-        return match.start() + len(function)
-    else:
-        if len(run) > 1:
-            for function in _NAMES:
-                if run.endswith(function) and len(run) > len(function):
-                    return _read_variable(text, match.start() + 1, run[0], spaced, found)
-        return _read_variable(text, match.start() + 1, run[0], spaced, found)
-    return match.end()
+        return [Token("command", "infty")], match.end()
+    if run in _NAMES:
+        return [Token("command", _SAME.get(run, run))], match.end()
+    if len(run) <= 3 and run.lower() not in SHORT_WORDS:
+        return _read_variable(text, match.start() + 1, run[0])
+    # The argument of a function may follow without a space: sinx.
+    function = run[:-1]
+    if function not in _NAMES:
+        return [Token("words", run.lower())], match.end()
+    return [Token("command", _SAME.get(function, function))], match.end() - 1
 
 
-def _read_variable(text: str, place: int, name: str, spaced: bool, found: list[Token]) -> int:
-    """Append a variable with its subscript."""
+def _read_variable(text: str, place: int, name: str) -> Read:
     if subscript := _SUBSCRIPT.match(text, place):
         name += "_" + re.sub(r"\s", "", subscript[1] or subscript[2] or "")
         place = subscript.end()
-    found.append(Token("letter", name, spaced=spaced))
-    return place
-
-
-def _read_letter_set(text: str, place: int, spaced: bool, found: list[Token]) -> int:
-    match = re.compile(r"\s*\{?\s*([A-Z])\s*\}?").match(text, place)
-    if match is None:
-        raise Unreadable("a blackboard letter is missing")
-    found.append(Token("command", f"set {match[1]}", spaced=spaced))
-    return match.end()
+    return [Token("letter", name)], place
 
 
 def _value(digits: str) -> Fraction:
@@ -264,7 +230,6 @@ def _value(digits: str) -> Fraction:
 
 
 def _repeating(match: re.Match[str]) -> Fraction:
-    """The value of 0.1\\overline{6}."""
     if len(match[0]) > LONGEST_NUMBER:
         raise Unreadable("a number is too long")
     whole, fixed, period = match[1] or "0", match[2], match[3]

@@ -33,20 +33,11 @@ class Node:
     value: Fraction = Fraction(0)
 
 
-_RELATIONS = {
-    "=": "=",
-    "<": "<",
-    ">": ">",
-    "le": "le",
-    "ge": "ge",
-    "ne": "ne",
-    "in": "in",
-    "approx": "approx",
-    ":": ":",
-}
+_RELATIONS = ("=", "<", ">", "le", "ge", "ne", "in", "approx", ":")
+_BASES = dict(zip(["two", "three", "four", "five", "six", "seven", "eight", "nine"], "23456789", strict=True))
 _SETS = {"cup": "union", "cap": "intersection", "setminus": "without"}
 _MATRICES = ("pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array")
-_STARTS = ("frac", "sqrt", "binom", "pi", "lfloor", "lceil", "imath", "exp")
+_STARTS = ("frac", "sqrt", "binom", "pi", "lfloor", "lceil", "imath", "exp", "{", "infty")
 _TEXT_NO_UNIT = (
     "not or and is if than more less least most about except never no none isn't wrong false either maybe perhaps to over under "
     "above below between fewer greater plus minus times half other but true answer"
@@ -55,11 +46,6 @@ NO_UNIT = frozenset(_TEXT_NO_UNIT.split())
 
 
 def tree(text: str) -> Node:
-    """The tree of an answer.
-
-    Raises:
-        Unreadable: it cannot be parsed.
-    """
     reader = _Reader(tokens(text))
     found = reader.listed()
     if not reader.at("end"):
@@ -78,9 +64,14 @@ class _Reader:
         return self.tokens[self.place]
 
     def at(self, *texts: str) -> bool:
-        """True if the next token is one of these signs or commands, or the end."""
         token = self.now
         return (token.kind in ("sign", "command") and token.text in texts) or (token.kind == "end" and "end" in texts)
+
+    def skip(self, *texts: str) -> bool:
+        """Take the next token if it is one of these."""
+        found = self.at(*texts)
+        self.place += found
+        return found
 
     def take(self) -> Token:
         token = self.now
@@ -107,7 +98,6 @@ class _Reader:
         return items[0] if len(items) == 1 else Node("list", tuple(items), joint)
 
     def joint(self) -> str:
-        """The next token if it is a comma, "and" or "or", else ""."""
         if self.at(",", ";"):
             return ","
         return self.now.text if self.now.kind == "words" and self.now.text in ("and", "or") else ""
@@ -115,7 +105,7 @@ class _Reader:
     def relation(self) -> Node:
         parts, signs = [self.union()], []
         while self.at(*_RELATIONS):
-            signs.append(_RELATIONS[self.take().text])
+            signs.append(self.take().text)
             parts.append(self.union())
         return parts[0] if not signs else Node("relation", tuple(parts), " ".join(signs))
 
@@ -128,7 +118,6 @@ class _Reader:
     # ---- sums and products
 
     def measured(self) -> Node:
-        """A sum and its unit."""
         found = self.sum()
         words: list[str] = []
         while self.now.kind == "words" and not self.joint():
@@ -161,11 +150,9 @@ class _Reader:
         """Factors with *, / or nothing between them; a fraction right after a whole number is added to it."""
         found, before = self.factor(), self.tokens[self.place - 1]
         while True:
-            if self.at("*", "cdot"):
-                self.place += 1
+            if self.skip("*", "cdot"):
                 found = Node("multiply", (found, self.signed()))
-            elif self.at("/"):
-                self.place += 1
+            elif self.skip("/"):
                 found = Node("divide", (found, self.signed()))
             elif self._is_factor():
                 found = self._beside(found, before)
@@ -196,17 +183,11 @@ class _Reader:
             return True
         if token.kind == "sign":
             return token.text in ("(", "[", "{") or (token.text == "|" and not self.bars)
-        return token.kind == "command" and (
-            token.text in FUNCTIONS
-            or token.text in _STARTS
-            or token.text in ("{", "infty")
-            or token.text.startswith("begin")
-        )
+        starts = token.text in FUNCTIONS or token.text in _STARTS or token.text.startswith("begin")
+        return token.kind == "command" and starts
 
     def signed(self) -> Node:
-        """A factor with an optional minus."""
-        if self.at("-"):
-            self.place += 1
+        if self.skip("-"):
             return Node("negative", (self.factor(),))
         return self.factor()
 
@@ -215,11 +196,9 @@ class _Reader:
         while True:
             if self.at("^"):
                 found = self._power(found)
-            elif self.at("!"):
-                self.place += 1
+            elif self.skip("!"):
                 found = Node("factorial", (found,))
-            elif self.at("%"):
-                self.place += 1
+            elif self.skip("%"):
                 found = Node("percent", (found,))
             elif self.at("degree") or (self.now.kind == "words" and self.now.text in ("degrees", "degree", "deg")):
                 self.place += 1
@@ -235,7 +214,6 @@ class _Reader:
         return Node("power", (base, self._raised()))
 
     def _circle(self) -> bool:
-        r"""Skip ^\circ or ^{\circ}."""
         for form in (("^", "circ"), ("^", "{", "circ", "}")):
             ahead = self.tokens[self.place : self.place + len(form)]
             if tuple(token.text for token in ahead) == form:
@@ -244,10 +222,8 @@ class _Reader:
         return False
 
     def _raised(self) -> Node:
-        """The exponent after ^."""
         self.need("^")
-        if self.at("-"):
-            self.place += 1
+        if self.skip("-"):
             return Node("negative", (self._raised_atom(),))
         return self._raised_atom()
 
@@ -258,22 +234,11 @@ class _Reader:
     def _based(self, number: Node) -> Node:
         """A number in a base, 101_2; it equals only the same digits in the same base."""
         self.need("_")
-        braced = self.at("{")
-        self.place += braced
+        braced = self.skip("{")
         base = self.take().text
         if braced:
             self.need("}")
-        names = {
-            "two": "2",
-            "three": "3",
-            "four": "4",
-            "five": "5",
-            "six": "6",
-            "seven": "7",
-            "eight": "8",
-            "nine": "9",
-        }
-        return Node("based", name=f"{number.name.lstrip('0')}_{names.get(base, base)}")
+        return Node("based", name=f"{number.name.lstrip('0')}_{_BASES.get(base, base)}")
 
     # ---- atoms
 
@@ -340,20 +305,17 @@ class _Reader:
         return inside
 
     def _braced(self) -> Node:
-        """A group in braces; also {n \\choose k}."""
         self.need("{")
         bars, self.bars = self.bars, 0
         inside = self.listed()
-        if self.at("choose"):
-            self.place += 1
+        if self.skip("choose"):
             inside = Node("binomial", (inside, self.sum()))
         self.bars = bars
         self.need("}")
         return inside
 
     def _set(self) -> Node:
-        if self.at("}"):
-            self.place += 1
+        if self.skip("}"):
             return Node("set")
         items = self.listed()
         if not (self.now.kind == "command" and self.now.text == "}"):
@@ -371,8 +333,7 @@ class _Reader:
 
     def _root(self) -> Node:
         degree = Node("number", name="2", value=Fraction(2))
-        if self.at("["):
-            self.place += 1
+        if self.skip("["):
             degree = self.sum()
             self.need("]")
         return Node("root", (self._argument(split=False), degree))
@@ -387,10 +348,7 @@ class _Reader:
             else:
                 self.place += 1
                 base = (self._argument(),)
-        if self.at("(", "{"):
-            argument = self.atom()
-        else:
-            argument = self._bare_argument()
+        argument = self.atom() if self.at("(", "{") else self._bare_argument()
         if name in ("sin", "cos", "tan") and power and power.op == "negative" and power.args[0].value == 1:
             return Node("call", (argument,), f"a{name}")
         arguments = argument.args if argument.op in ("row", "list") else (argument,)
@@ -418,11 +376,9 @@ class _Reader:
         rows: list[Node] = []
         while not self.at(f"end {kind}"):
             cells = [self.sum()]
-            while self.at("&"):
-                self.place += 1
+            while self.skip("&"):
                 cells.append(self.sum())
             rows.append(Node("row", tuple(cells), "()"))
-            if self.at("\\"):
-                self.place += 1
+            self.skip("\\")
         self.need(f"end {kind}")
         return Node("matrix", tuple(rows))

@@ -16,14 +16,7 @@ RETRY_SECONDS = 30.0  # to acquire a sandbox within a step
 
 
 class PythonSession:
-    """Runs code in one Python process, in a sandbox that `open` acquires and `close` releases.
-
-    Args:
-        backend: of the sandbox: "docker", "bubblewrap", "auto", or None for what `AGENTGYM_SANDBOX` says.
-        image: of the sandbox.
-        timeout: seconds for one call.
-        max_output: characters returned of each output stream; the middle of longer output is left out.
-    """
+    """Runs code in one Python process, in a sandbox that `open` acquires and `close` releases."""
 
     def __init__(self, backend: str | None, image: str, timeout: float, max_output: int):
         self.backend, self.timeout, self.max_output = backend, timeout, max_output
@@ -33,14 +26,7 @@ class PythonSession:
         self._used = False  # True once code has run: a failure then loses state
 
     def open(self, timeout: float = 110.0) -> None:
-        """Start a new session without variables. An unused sandbox is kept, else a new one is acquired.
-
-        Args:
-            timeout: seconds to wait for a sandbox.
-
-        Raises:
-            SandboxError: none is available.
-        """
+        """Start a new session without variables. An unused sandbox is kept, else a new one is acquired."""
         from agentgym.sandbox import acquire
 
         if self._used or self._sandbox is None or not self._sandbox.alive:
@@ -48,12 +34,6 @@ class PythonSession:
             self._sandbox = acquire(self.spec, backend=self.backend, timeout=timeout)
 
     def run(self, code: str) -> str:
-        """The code's output, its traceback, and a note if the session was lost.
-
-        Raises:
-            SandboxError: the sandbox failed after it had run code, or a fresh one failed too.
-            OSError, ValueError: earlier code leaves no process for this one.
-        """
         try:
             try:
                 result = self._run(code)
@@ -69,7 +49,6 @@ class PythonSession:
         return self._told(result)
 
     def close(self) -> None:
-        """Release the sandbox and lose the session's state. May be called twice."""
         sandbox, self._sandbox, self._session, self._used = self._sandbox, None, None, False
         if sandbox is not None:
             sandbox.close()

@@ -11,12 +11,13 @@ from typing import Any
 
 from mpmath import mp
 
-from agentgym_envs.math.expressions import DIGITS, Undefined, is_expression, symbols, value
+from agentgym_envs.math.expressions import DIGITS, Undefined, is_expression, symbols, undefined, value
 from agentgym_envs.math.latex_tree import Node
 
 Cut = tuple[Any, int]  # a number, and 0 for before it or 1 for after it
 _START: Cut = (mp.mpf("-inf"), 1)
 _END: Cut = (mp.mpf("inf"), 0)
+TURNED = {"<": ">", ">": "<", "le": "ge", "ge": "le"}  # inequalities, read from right to left
 _INEQUALITIES = frozenset(("<", ">", "le", "ge", "ne"))
 
 
@@ -29,7 +30,6 @@ class Region:
 
 
 def is_region(node: Node) -> bool:
-    """True if a node is an interval, an inequality, a set, or a combination of them."""
     if node.op in ("union", "intersection", "without", "row", "set", "domain"):
         return True
     if node.op == "relation":
@@ -50,7 +50,6 @@ def same_region(one: Node, other: Node) -> bool:
 
 
 def _region(node: Node) -> Region:
-    """The region of a node; raises Undefined if it is not one."""
     if node.op == "domain" and node.name == "R":
         return Region(((_START, _END),))
     if node.op == "row":
@@ -95,7 +94,6 @@ def _interval(node: Node) -> Region:
 
 
 def _number(node: Node) -> Any:
-    """A constant or infinity, rounded for comparison."""
     if node.op == "negative":
         return -_number(node.args[0])
     if node.op == "constant" and node.name == "infty":
@@ -110,7 +108,6 @@ def _rounded(x: Any) -> Any:
 
 
 def _related(node: Node) -> Region:
-    """The region of a chain of inequalities."""
     signs = node.name.split()
     names = symbols(node)
     if signs == ["in"]:
@@ -118,7 +115,7 @@ def _related(node: Node) -> Region:
         if node.args[0].op != "symbol":
             raise Undefined
         return Region(inner.pieces, node.args[0].name)
-    if len(names) != 1 or not all(map(_finite_or_infinite, node.args)):
+    if len(names) != 1 or not all(is_expression(part) or _is_infinite(part) for part in node.args):
         raise Undefined
     (name,) = names
     pieces: tuple[tuple[Cut, Cut], ...] = ((_START, _END),)
@@ -127,20 +124,18 @@ def _related(node: Node) -> Region:
     return Region(pieces, name)
 
 
-def _finite_or_infinite(node: Node) -> bool:
+def _is_infinite(node: Node) -> bool:
     bare = node.args[0] if node.op == "negative" else node
-    return is_expression(node) or (bare.op == "constant" and bare.name == "infty")
+    return bare.op == "constant" and bare.name == "infty"
 
 
 def _solved(left: Node, sign: str, right: Node, name: str) -> tuple[tuple[Cut, Cut], ...]:
     """The solutions of an inequality that is linear, or an absolute value of something linear."""
-    for side in (left, right):
-        bare = side.args[0] if side.op == "negative" else side
-        if bare.op == "constant" and bare.name == "infty":
-            return ((_START, _END),) if sign in ("<", ">") else _refuse()
+    if _is_infinite(left) or _is_infinite(right):
+        return ((_START, _END),) if sign in ("<", ">") else undefined()
     if right.op == "call" and right.name == "abs":
         left, right = right, left
-        sign = {"<": ">", ">": "<", "le": "ge", "ge": "le"}.get(sign, sign)
+        sign = TURNED.get(sign, sign)
     if left.op == "call" and left.name == "abs" and not symbols(right):
         inside, minus = left.args[0], Node("negative", (right,))
         if sign in ("<", "le"):
@@ -156,7 +151,7 @@ def _solved(left: Node, sign: str, right: Node, name: str) -> tuple[tuple[Cut, C
         raise Undefined
     root = _rounded(-at[0] / slope)
     if slope < 0:
-        sign = {"<": ">", ">": "<", "le": "ge", "ge": "le"}.get(sign, sign)
+        sign = TURNED.get(sign, sign)
     return {
         "<": ((_START, (root, 0)),),
         "le": ((_START, (root, 1)),),
@@ -164,11 +159,7 @@ def _solved(left: Node, sign: str, right: Node, name: str) -> tuple[tuple[Cut, C
         "ge": (((root, 0), _END),),
         "ne": ((_START, (root, 0)), ((root, 1), _END)),
         "=": (((root, 0), (root, 1)),),
-    }.get(sign) or _refuse()
-
-
-def _refuse() -> Any:
-    raise Undefined
+    }.get(sign) or undefined()
 
 
 def _tidy(pieces: list[tuple[Cut, Cut]]) -> tuple[tuple[Cut, Cut], ...]:

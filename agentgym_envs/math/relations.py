@@ -18,17 +18,16 @@ from agentgym_envs.math.expressions import (
     value,
 )
 from agentgym_envs.math.latex_tree import Node
+from agentgym_envs.math.regions import TURNED
 
 Same = Callable[[Node, Node], bool]
-_TURNED = {"<": ">", "le": "ge", ">": "<", "ge": "le"}
 
 
 def same_relation(gold: Node, answer: Node, same: Same) -> bool:
     """True if an answer matches the gold one, where at least one of them is a relation.
 
     An equation that names a value ("x = 5", "AB = 5") matches that value, in both directions. Any other gold equation
-    needs an equation
-    with the same solutions: the sides differ by a constant factor.
+    needs an equation with the same solutions: the sides differ by a constant factor.
     """
     if gold.op != "relation":
         return any(same(gold, found) for found in resolved(answer))
@@ -118,11 +117,11 @@ def _equivalent(gold: Node, answer: Node) -> bool:
     if symbols(gold) != symbols(answer):
         return False
     sign, other = gold.name, answer.name
-    if _TURNED.get(other) == sign:
+    if TURNED.get(other) == sign:
         answer = Node("relation", (answer.args[1], answer.args[0]), sign)
     elif other != sign:
         return False
-    return sign in ("=", "ne", *_TURNED) and _proportional(gold, answer, positive=sign in _TURNED)
+    return sign in ("=", "ne", *TURNED) and _proportional(gold, answer, positive=sign in TURNED)
 
 
 def _proportional(gold: Node, answer: Node, positive: bool) -> bool:

@@ -22,11 +22,6 @@ _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 
 
 def require_mpmath() -> None:
-    """Raise if answers cannot be compared.
-
-    Raises:
-        ModuleNotFoundError: the package `mpmath` is not installed.
-    """
     if importlib.util.find_spec("mpmath") is None:
         raise ModuleNotFoundError("symbolic answers need the package mpmath: pip install 'agentgym-toolkit[math]'")
 
@@ -36,10 +31,6 @@ def same_answer(gold: str, answer: str, seconds: float = SECONDS) -> bool:
 
     An answer is wrong if it is too long, cannot be parsed, takes longer than `seconds` to compare, or crashes the
     comparison.
-
-    Raises:
-        agentgym.processes.isolate.NoWorker: the comparison could not be started.
-        agentgym.processes.isolate.IsolatedCallError: `mpmath` cannot be imported.
     """
     gold, answer = plain(gold), plain(answer)
     if not gold or not answer or max(len(gold), len(answer)) > LONGEST_ANSWER:

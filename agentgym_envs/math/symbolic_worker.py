@@ -64,7 +64,6 @@ def same(gold: str, answer: str) -> bool:
 
 
 def _read(text: str) -> Node:
-    """The tree of an answer; "no solution" and "all real numbers" are sets."""
     words = _wording(text)
     if _NO_SOLUTION.fullmatch(words):
         return Node("set")
@@ -115,7 +114,6 @@ def _items(node: Node) -> list[Node]:
 
 
 def _once_each(items: list[Node]) -> list[Node]:
-    """The items without repetitions."""
     kept: list[Node] = []
     for item in items:
         if not any(_same_item(other, item) for other in kept):
@@ -180,12 +178,8 @@ def _same_item(gold: Node, answer: Node) -> bool:
     (gold, gold_unit), (answer, unit) = _measured(gold), _measured(answer)
     if gold_unit and unit and gold_unit != unit:
         return False
-    if gold.op == "matrix" and answer.op == "row" and answer.name == "()":
-        return all(len(row.args) == 1 for row in gold.args) and _same_parts([r.args[0] for r in gold.args], answer.args)
-    if gold.op == "row" and answer.op == "matrix" and gold.name == "()":
-        return all(len(row.args) == 1 for row in answer.args) and _same_parts(
-            gold.args, [r.args[0] for r in answer.args]
-        )
+    if {gold.op, answer.op} == {"matrix", "row"} and "()" in (gold.name, answer.name):
+        gold, answer = _column_as_row(gold), _column_as_row(answer)
     if gold.op != answer.op and not (is_expression(gold) and is_expression(answer)):
         return False
     if gold.op in ("row", "matrix"):
@@ -197,7 +191,13 @@ def _same_item(gold: Node, answer: Node) -> bool:
     return gold == answer or (is_region(gold) and is_region(answer) and same_region(gold, answer))
 
 
-def _same_parts(golds: tuple[Node, ...] | list[Node], answers: tuple[Node, ...] | list[Node]) -> bool:
+def _column_as_row(node: Node) -> Node:
+    """A matrix of one column as a point; anything else unchanged."""
+    is_column = node.op == "matrix" and all(len(row.args) == 1 for row in node.args)
+    return Node("row", tuple(row.args[0] for row in node.args), "()") if is_column else node
+
+
+def _same_parts(golds: tuple[Node, ...], answers: tuple[Node, ...]) -> bool:
     return len(golds) == len(answers) and all(map(_same_item, golds, answers))
 
 
@@ -235,7 +235,6 @@ def _same_quantity(gold: Node, answer: Node) -> bool:
 
 
 def _without(node: Node, mark: str) -> Node | None:
-    """The operand of a percent or degree sign; None without one."""
     if node.op == mark:
         return node.args[0]
     if node.op == "negative":
@@ -251,27 +250,11 @@ def _rounds(exact: Node, decimal: Node) -> bool:
     if places < ROUNDED_PLACES or symbols(exact):
         return False
     known = exact_value(exact)
-    if known is not None and all(p in (2, 5) for p in _prime_factors(known.denominator)):
-        return False
-    unit = Fraction(1, 10**places)
-    return _below(exact, decimal, unit)
-
-
-def _prime_factors(n: int) -> list[int]:
-    """The factors 2 and 5 of n, and the remaining cofactor."""
-    found = []
-    for p in (2, 5):
-        while n % p == 0:
-            n //= p
-            found.append(p)
-    return [*found, n] if n > 1 else found
-
-
-def _below(one: Node, other: Node, bound: Fraction) -> bool:
-    """True if two constants differ by less than a bound."""
+    if known is not None and 10 ** known.denominator.bit_length() % known.denominator == 0:
+        return False  # its decimal ends
     with mp.workdps(DIGITS):
         try:
-            difference = value(one, {}, has_i(one)) - value(other, {})
+            difference = value(exact, {}, has_i(exact)) - value(decimal, {})
         except Undefined:
             return False
-        return bool(abs(difference) < mp.mpf(bound.numerator) / bound.denominator)
+        return bool(abs(difference) < mp.mpf(10) ** -places)

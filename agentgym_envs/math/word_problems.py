@@ -8,14 +8,11 @@ from typing import Any
 from agentgym import datasets
 from agentgym.core.messages import user
 from agentgym.core.tasks import Task, TaskSet
+from agentgym_envs.data_sets import GSM8K_HUB, SVAMP
 from agentgym_envs.math.answers import number_of
 from agentgym_envs.math.arithmetic import compute, parse, written
 from agentgym_envs.own_tasks import own_tasks
 from agentgym_envs.splits import check_split, split_of
-
-HUB = datasets.HubData("openai/gsm8k", "main")
-SVAMP = "svamp/svamp.jsonl"  # one-step problems with misleading numbers
-OWN_SOURCE = "the project's own word problems"
 
 _ANNOTATION = re.compile(r"<<([^<>]*)>>")  # GSM8K marks every calculation: 3 + 4 = <<3+4=7>>7
 
@@ -25,40 +22,27 @@ def load_word_problems(split: str = "train") -> TaskSet:
 
     A task has the question as its message, the gold number (text) as its answer and the worked solution in GSM8K's form
     in `metadata["solution"]`. `metadata["difficulty"]` is the number of marked calculations in it, if any.
-
-    Raises:
-        ValueError: no such split.
-        FileNotFoundError: `AGENTGYM_DATA` names a folder that does not exist.
     """
     check_split("gsm8k", split)
-
-    def parse(record: dict[str, Any], place: int) -> Task:
-        return _task(record, f"gsm8k-{split}-{place}", split)
-
     return datasets.load(
         f"gsm8k/{split}.jsonl",
         split,
         name=f"gsm8k/{split}",
-        parse=parse,
+        parse=lambda record, place: _task(record, f"gsm8k-{split}-{place}", split),
         shipped=lambda: own_word_problems(split),
-        hub=HUB,
+        hub=GSM8K_HUB,
     )
 
 
 def own_word_problems(split: str) -> TaskSet:
-    """The shipped problems: 30 train, 10 test."""
-    return own_tasks(
-        "agentgym_envs.math",
-        "problems.jsonl",
-        split,
-        lambda record, id: _task(record, id, split),
-        name="gsm8k",
-        source=OWN_SOURCE,
-    )
+    def make(record: dict[str, Any], id: str) -> Task:
+        return _task(record, id, split)
+
+    source = "the project's own word problems"
+    return own_tasks("agentgym_envs.math", "problems.jsonl", split, make, name="gsm8k", source=source)
 
 
 def _task(record: dict[str, Any], id: str, split: str) -> Task:
-    """A task from a GSM8K record: `question`, and `answer` with the gold number after "####"."""
     solution = record["answer"]
     gold = solution.rpartition("####")[2].strip()
     if number_of(gold) is None:
@@ -68,26 +52,10 @@ def _task(record: dict[str, Any], id: str, split: str) -> Task:
     return Task(id, (user(record["question"]),), gold, metadata=metadata | ({"difficulty": steps} if steps else {}))
 
 
-def check_task(task: Task) -> None:
-    """Raise if a task is not a word problem.
-
-    Raises:
-        ValueError: it has no messages, or its answer is not a number.
-    """
-    if not task.messages:
-        raise ValueError(f"task {task.id!r} has no messages: the question is missing")
-    if number_of(str(task.answer)) is None:
-        raise ValueError(
-            f"task {task.id!r}: the answer must be a number, as text or as a value, not {task.answer!r:.100}"
-        )
-
-
 def solution_of(task: Task) -> str:
     """A right reply: the worked solution without annotations, or the bare answer without one."""
     solution = task.metadata.get("solution")
-    if not isinstance(solution, str):
-        return f"#### {task.answer}"
-    return _ANNOTATION.sub("", solution)
+    return _ANNOTATION.sub("", solution) if isinstance(solution, str) else f"#### {task.answer}"
 
 
 def calculations_of(task: Task) -> list[str]:
@@ -97,15 +65,11 @@ def calculations_of(task: Task) -> list[str]:
 
 
 def load_svamp(split: str = "train") -> TaskSet:
-    """The problems of a split, by a hash of their text, from `svamp/svamp.jsonl` in the data folder.
-
-    Raises:
-        ValueError: no such split.
-        FileNotFoundError: the file is missing.
-    """
+    """The problems of a split, by a hash of their text, from `svamp/svamp.jsonl` in the data folder."""
     check_split("svamp", split)
     file = datasets.require("svamp", SVAMP)
-    tasks = [task for task in TaskSet.from_jsonl(file, parse=_svamp_task, name="svamp") if _split(task) == split]
+    found = TaskSet.from_jsonl(file, parse=_svamp_task, name="svamp")
+    tasks = [task for task in found if split_of(str(task.messages[0]["content"])) == split]
     return TaskSet(tasks, name=f"svamp/{split}", source=str(file))
 
 
@@ -116,7 +80,3 @@ def _svamp_task(record: dict[str, Any], place: int) -> Task:
     answer, expression = written(compute(parse(str(record["Answer"])))), record["Equation"].strip()
     solution = f"<<{expression}={answer}>>\n#### {answer}"
     return Task(f"svamp-{place}", (user(question),), answer, metadata={"solution": solution})
-
-
-def _split(task: Task) -> str:
-    return split_of(str(task.messages[0]["content"]))

@@ -32,14 +32,7 @@ def words_of(text: str) -> list[str]:
 
 
 class Index:
-    """A BM25 index, read-only once built, so many threads may search it.
-
-    Args:
-        passages: each with `id`, `title` and `text`; both texts are indexed.
-
-    Raises:
-        ValueError: there are no words to index.
-    """
+    """A BM25 index, read-only once built, so many threads may search it."""
 
     def __init__(self, passages: Sequence[Mapping[str, str]]):
         import bm25s  # imported here: it takes most of a second where numba is installed
@@ -76,33 +69,21 @@ class Index:
 
 def answer(index: Index, request: Mapping[str, Any]) -> dict[str, Any]:
     """The reply to `{"queries": [...], "topk": k}`: for each query its documents with scores."""
-    return {
-        "result": [
-            [
-                {
-                    "document": {
-                        "id": p["id"],
-                        "title": p["title"],
-                        "text": p["text"],
-                        "contents": f'"{p["title"]}"\n{p["text"]}',
-                    },
-                    "score": score,
-                }
-                for p, score in index.search(query, request["topk"])
-            ]
-            for query in request["queries"]
-        ]
-    }
+
+    def document(passage: Mapping[str, str]) -> dict[str, str]:
+        kept = {name: passage[name] for name in ("id", "title", "text")}
+        return {**kept, "contents": f'"{passage["title"]}"\n{passage["text"]}'}
+
+    found = (index.search(query, request["topk"]) for query in request["queries"])
+    return {"result": [[{"document": document(p), "score": score} for p, score in hits] for hits in found]}
 
 
 def read_corpus(path: str) -> list[dict[str, str]]:
-    """The passages of a JSON Lines file."""
     with open(path, encoding="utf-8") as lines:
         return [json.loads(line) for line in lines if line.strip()]
 
 
 def serve(index: Index, requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer framed requests (4 bytes of length, big endian, then JSON) until the input ends."""
     while header := requests.read(4):
         reply = json.dumps(answer(index, json.loads(requests.read(int.from_bytes(header, "big"))))).encode()
         replies.write(len(reply).to_bytes(4, "big") + reply)

@@ -40,38 +40,27 @@ def passages_of(name: str) -> tuple[Passage, ...]:
     Args:
         name: "own", "xquad", "hotpot_qa", or a path ending in ".jsonl", whose lines are objects with `id`, and either `title`
             and `text` or `contents`, whose first line is then the title.
-
-    Raises:
-        FileNotFoundError: its file is not there.
-        ValueError: no such corpus, no passages, a line that is none, or an id given twice.
     """
     return _once(_corpora, name, lambda: _checked(name, _read(name)))
 
 
 def index_of(name: str) -> Index:
-    """The BM25 index of a corpus; built once per process, and only read after that.
-
-    Raises:
-        FileNotFoundError, ValueError: see `passages_of`.
-        ImportError: bm25s is not installed.
-    """
+    """The BM25 index of a corpus; built once per process, and only read after that."""
     require_bm25s()
     return _once(_indexes, name, lambda: Index(passages_of(name)))
 
 
 def require_bm25s() -> None:
-    """Raises ImportError, which says what to install, where bm25s is not."""
     if importlib.util.find_spec("bm25s") is None:
         raise ImportError('BM25 in this process needs bm25s: pip install "agentgym-toolkit[search]"')
 
 
 def corpus_lines(name: str) -> str:
-    """A corpus as JSON Lines."""
     return "".join(json.dumps(passage) + "\n" for passage in passages_of(name))
 
 
 def _once(cache: dict[str, T], name: str, make: Callable[[], T]) -> T:
-    """What the cache holds, made if need be, by one thread while the others wait for it."""
+    """The cached value; one thread makes it while the others wait."""
     if name not in cache:  # without the lock: a search must not wait while another corpus is indexed
         with _lock:
             if name not in cache:

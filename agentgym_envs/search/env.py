@@ -1,4 +1,4 @@
-"""Multi-hop questions: search passages, read them, search again, and answer."""
+"""Multi-hop questions: search passages, read them, search again, and answer. See README.md beside this file."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import random
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from agentgym.core.env import Env, Step
+from agentgym.core.env import Env, Opening, Step
 from agentgym.core.messages import Action, Observation, assistant, instructed, text_of
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.tools.text_forms import answer_in, call_text
 from agentgym.tools.toolset import Tool, ToolError, ToolSet, tool
 from agentgym_envs.search.corpora import require_bm25s
-from agentgym_envs.search.passages import Passage
-from agentgym_envs.search.questions import check_data, golds_of, load_questions, queries_of
-from agentgym_envs.search.retrievers import Retriever, check_kind, open_retriever
+from agentgym_envs.search.passages import Passage, Retriever
+from agentgym_envs.search.questions import DATA, golds_of, load_questions, queries_of
+from agentgym_envs.search.retrievers import check_kind, open_retriever
 from agentgym_envs.search.scoring import exact_match, f1
+from agentgym_envs.settings import check_choice
 
 LONGEST_QUERY = 1_000  # characters
 MOST_SEARCHES = 5  # in one reply
@@ -28,7 +29,6 @@ NOTHING = "No passage has a word of this query. Search with other words: names, 
 
 
 def _search_tool(run: Callable[[str], str]) -> Tool:
-
     def search(query: str) -> str:
         """Search the passages for words. Gives the best ones, each with its title and id.
 
@@ -41,29 +41,7 @@ def _search_tool(run: Callable[[str], str]) -> Tool:
 
 
 class Search(Env):
-    """A question that takes one or more searches to answer.
-
-    A reply may search, natively (`tool_calls`) or in its text (`<tool_call>...</tool_call>`), and gets passages. A
-    reply without a call that contains `<answer>...</answer>` ends the episode. Any other reply gets a hint. Every reply
-    takes a turn.
-
-    Args:
-        tasks: see `agentgym.Env`; each needs `messages`, and a gold answer or a list of them as `answer`.
-        max_turns: replies, 6 by default.
-        data: tasks and corpus: "own", "xquad", "hotpot_qa", or "auto": XQuAD if available, else own.
-        retriever: "bm25" in this process, "sandbox" for the same in a sandbox, or a server's URL.
-        corpus: name or file of a corpus, instead of the task's; servers have their own.
-        topk: maximum number of passages per search.
-        passage_chars: characters shown of a passage.
-        reward: "em" for exact match, "f1" for word overlap.
-        timeout: seconds for one attempt of a search, at a server or in a sandbox.
-        sandbox: the sandbox's back end, "docker", "bubblewrap" or "auto"; None: the process's choice.
-        render_mode: unused, as in every text environment.
-
-    Raises:
-        ValueError: a setting is invalid.
-        ImportError: the retriever is "bm25", and bm25s is not installed.
-    """
+    """A question that takes one or more searches to answer."""
 
     max_turns = 6
     tools: ClassVar[list[dict[str, Any]]] = [_search_tool(str).schema]
@@ -84,17 +62,15 @@ class Search(Env):
         sandbox: str | None = None,
     ):
         super().__init__(tasks, max_turns, render_mode)
-        check_data(data)
+        check_choice("data", data, DATA)
+        check_choice("reward", reward, ("em", "f1"))
         check_kind(retriever)
         if retriever == "bm25":
             require_bm25s()
-        if reward not in ("em", "f1"):
-            raise ValueError(f'reward must be "em" or "f1", not {reward!r}')
         if min(topk, passage_chars) < 1 or not timeout > 0:
             raise ValueError(
                 f"topk and passage_chars must be at least 1 and timeout positive, not {topk}, {passage_chars}, {timeout}"
             )
-        self._data = data
         self._kind = retriever
         self._corpus = corpus
         self._topk = topk
@@ -112,17 +88,9 @@ class Search(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", data: str = "auto") -> TaskSet:
-        """XQuAD's questions if available, else the shipped ones; see `questions.load_questions`."""
         return load_questions(split, data)
 
     def init(self, task: Task) -> None:
-        """Bind a question and open its corpus.
-
-        Raises:
-            ValueError: the task has no question, no answer or no corpus.
-            FileNotFoundError: the corpus is missing.
-            SandboxError: no sandbox is available for the search.
-        """
         self._golds = golds_of(task)
         named = task.metadata.get("corpus")
         corpus = self._corpus or (named if isinstance(named, str) else None)
@@ -132,10 +100,7 @@ class Search(Env):
             self._opened = corpus
         super().init(task)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Ask the question; see `agentgym.Env.reset`."""
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
         self._searches = self._searches_before = 0
         return instructed(self.current_task.messages, INSTRUCTION), {}
@@ -143,11 +108,7 @@ class Search(Env):
     def step(self, action: Action) -> Step:
         """Search, or judge the answer.
 
-        `info`: `success`, `searches`, `em` and `f1` (0 before the answer); after it also `answer` and `expected`, the
-            first gold answer.
-
-        Raises:
-            RetrieverError, SandboxError: a search failed; the episode has no result.
+        `info`: `success`, `searches`, `em` and `f1` (0 before the answer); after it also `answer` and `expected`.
         """
         text = self.read(action)
         self._searches_before = self._searches
@@ -172,21 +133,16 @@ class Search(Env):
         )
 
     def close(self) -> None:
-        """Close the retriever. May be called twice."""
         self._leave()
         super().close()
 
     def expert_action(self) -> str:
-        """The next search of the task's chain; the answer at its end or on the last turn."""
         queries = queries_of(self.current_task)[: self.max_turns - 1]
-        return (
-            call_text("search", query=queries[self.turn])
-            if self.turn < len(queries)
-            else f"<answer>{self._golds[0]}</answer>"
-        )
+        if self.turn >= len(queries):
+            return f"<answer>{self._golds[0]}</answer>"
+        return call_text("search", query=queries[self.turn])
 
     def random_action(self, rng: random.Random) -> str:
-        """Searches for two words of the question, or answers with one of them."""
         words = text_of(self.current_task.messages[-1]).split() or ["nothing"]
         if rng.random() < 0.5:
             return f"<answer>{rng.choice(words)}</answer>"

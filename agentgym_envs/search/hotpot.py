@@ -8,29 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from agentgym import datasets
 from agentgym.core.messages import user
 from agentgym.core.tasks import Task
+from agentgym_envs.data_sets import HOTPOT
 from agentgym_envs.search.passages import Passage
 from agentgym_envs.splits import split_of
 
-FILE = "hotpot_qa/validation.jsonl"
-
-
-def located() -> Path | None:
-    """The file, if it is in the data folder."""
-    return datasets.locate(FILE)
-
 
 def passages() -> list[Passage]:
-    """Every paragraph that stands beside a question, each once; its id is its title.
-
-    Raises:
-        FileNotFoundError, ValueError: the file is not there, or is something else.
-    """
+    """Every paragraph that stands beside a question, each once; its id is its title."""
     found: dict[str, Passage] = {}
     for record in _records():
         context = record["context"]
@@ -40,22 +29,14 @@ def passages() -> list[Passage]:
 
 
 def tasks(split: str) -> list[Task]:
-    """The questions of a split. A question belongs to "test" or "train" as `splits.split_of` says of its id.
-
-    Raises:
-        FileNotFoundError, ValueError: the file is not there, or is something else.
-    """
+    """The questions of a split. A question belongs to "test" or "train" as `splits.split_of` says of its id."""
     return [_task(record, split) for record in _records() if split_of(record["id"]) == split]
 
 
 def _task(record: dict[str, Any], split: str) -> Task:
     titles = dict.fromkeys(record["supporting_facts"]["title"])
-    metadata = {
-        "split": split,
-        "corpus": "hotpot_qa",
-        "type": record.get("type", ""),
-        "hops": [{"query": title, "passage": title} for title in titles],
-    }
+    hops = [{"query": title, "passage": title} for title in titles]
+    metadata = {"split": split, "corpus": "hotpot_qa", "type": record.get("type", ""), "hops": hops}
     if record.get("type"):
         metadata["tags"] = [record["type"]]
     if record.get("level"):
@@ -64,7 +45,7 @@ def _task(record: dict[str, Any], split: str) -> Task:
 
 
 def _records() -> Iterator[dict[str, Any]]:
-    path = datasets.require("hotpot_qa", FILE)
+    path = datasets.require("hotpot_qa", HOTPOT)
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             try:

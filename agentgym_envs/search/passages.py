@@ -9,16 +9,21 @@ from typing import Any
 Passage = Mapping[str, str]  # id, title, text
 
 
+class Retriever:
+    def search(self, query: str, topk: int) -> list[Passage]:
+        """At most `topk` passages, best first."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release what it holds. May be called twice."""
+
+
 class RetrieverError(RuntimeError):
     """A retriever could not be reached, or its answer holds no passages."""
 
 
 def passage_of(record: Mapping[str, Any], id: str) -> Passage:
-    """A passage from a document that has `title` and `text`, or `contents` with the title in its first line.
-
-    Raises:
-        ValueError: it has neither.
-    """
+    """A passage from a document that has `title` and `text`, or `contents` with the title in its first line."""
     title, text = record.get("title"), record.get("text")
     if isinstance(record.get("contents"), str) and not isinstance(text, str):
         first, _, rest = record["contents"].partition("\n")
@@ -30,14 +35,7 @@ def passage_of(record: Mapping[str, Any], id: str) -> Passage:
 
 
 def passages_in(answer: Any, topk: int) -> list[Passage]:
-    """The passages of an answer to one query: `{"result": [[{"document": {...}, "score": ...}, ...]]}`.
-
-    A document has `contents`, whose first line is the title, or `title` and `text`; it may stand without the wrapping that
-    holds its score.
-
-    Raises:
-        RetrieverError: it has another form.
-    """
+    """The passages of an answer to one query: `{"result": [[{"document": {...}, "score": ...}, ...]]}`."""
     try:
         (hits,) = answer["result"]
         documents = [hit.get("document", hit) for hit in hits[:topk]]

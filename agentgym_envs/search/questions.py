@@ -9,61 +9,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentgym.core.messages import user
+from agentgym import datasets
+from agentgym.core.messages import text_of, user
 from agentgym.core.tasks import Task, TaskSet
-from agentgym.datasets import tell_shipped
+from agentgym_envs.data_sets import HOTPOT, XQUAD
 from agentgym_envs.own_tasks import own_tasks
 from agentgym_envs.search import hotpot, xquad
+from agentgym_envs.settings import check_choice
 from agentgym_envs.splits import check_split
 
 DATA = ("auto", "own", "xquad", "hotpot_qa")
-OWN_SOURCE = "the project's own questions"
 
 
 def load_questions(split: str = "train", data: str = "auto") -> TaskSet:
-    """The tasks of a split; `source` says where they come from.
-
-    Args:
-        split: "train" or "test".
-        data: "own", "xquad", "hotpot_qa", or "auto": XQuAD if its file is in the data folder, else own.
-
-    Raises:
-        ValueError: no such split or data.
-        FileNotFoundError: the file of `data` is missing; the message says how to get it.
-    """
+    """The tasks of a split; `source` says where they come from. "auto" is XQuAD if its file is there, else own."""
     check_split("search", split)
-    check_data(data)
+    check_choice("data", data, DATA)
     if data == "hotpot_qa":
-        return TaskSet(hotpot.tasks(split), name=f"search/{split}", source=str(hotpot.located()))
-    if data == "xquad" or (data == "auto" and xquad.located()):
-        return TaskSet(xquad.tasks(split), name=f"search/{split}", source=str(xquad.located()))
+        return TaskSet(hotpot.tasks(split), name=f"search/{split}", source=str(datasets.locate(HOTPOT)))
+    if data == "xquad" or (data == "auto" and datasets.locate(XQUAD)):
+        return TaskSet(xquad.tasks(split), name=f"search/{split}", source=str(datasets.locate(XQUAD)))
     tasks = own_questions(split)
     if data == "auto":
-        tell_shipped(tasks, 'For XQuAD run "agentgym data get xquad".')
+        datasets.tell_shipped(tasks, 'For XQuAD run "agentgym data get xquad".')
     return tasks
 
 
 def own_questions(split: str) -> TaskSet:
     """The shipped questions, of two or three searches: 38 train, 14 test."""
-    return own_tasks("agentgym_envs.search", "own/questions.jsonl", split, _own_task, name="search", source=OWN_SOURCE)
-
-
-def check_data(data: str) -> None:
-    """Raise for an unknown choice of data.
-
-    Raises:
-        ValueError: it is not in `DATA`.
-    """
-    if data not in DATA:
-        raise ValueError(f"data must be one of {', '.join(DATA)}, not {data!r}")
+    source = "the project's own questions"
+    return own_tasks("agentgym_envs.search", "own/questions.jsonl", split, _own_task, name="search", source=source)
 
 
 def golds_of(task: Task) -> list[str]:
-    """The gold answers of a task.
-
-    Raises:
-        ValueError: it has no question, or its answer is not text.
-    """
     if not task.messages:
         raise ValueError(f"task {task.id!r} has no messages: the question is missing")
     golds = [task.answer] if isinstance(task.answer, str) else task.answer
@@ -75,12 +53,10 @@ def golds_of(task: Task) -> list[str]:
 
 
 def queries_of(task: Task) -> list[str]:
-    """The queries of the task's chain of searches; the question itself without one."""
     hops: Any = task.metadata.get("hops")
     if hops:
         return [str(hop["query"]) for hop in hops]
-    content = task.messages[-1].get("content") if task.messages else ""
-    return [content] if isinstance(content, str) else []
+    return [text_of(task.messages[-1])]
 
 
 def _own_task(record: dict[str, Any], id: str) -> Task:

@@ -1,4 +1,4 @@
-"""What finds passages: BM25 in this process, the same program in a sandbox, or any server that speaks the usual form.
+"""Retrievers: BM25 in this process, the same program in a sandbox, or any server that speaks the usual form.
 
 A retriever that fails raises, and so fails the episode: a question that could not be looked up is no wrong answer.
 """
@@ -10,10 +10,10 @@ import json
 import time
 import urllib.error
 import urllib.request
-from typing import Any, Protocol
+from typing import Any
 
 from agentgym_envs.search.corpora import index_of
-from agentgym_envs.search.passages import Passage, RetrieverError, passages_in
+from agentgym_envs.search.passages import Passage, Retriever, RetrieverError, passages_in
 from agentgym_envs.search.sandboxed import SandboxRetriever
 
 ATTEMPTS = 3
@@ -22,66 +22,32 @@ LONGEST_ANSWER = 16 << 20  # bytes
 BUSY = (429, 500, 502, 503, 504)
 
 
-class Retriever(Protocol):
-    """Finds passages for a query."""
-
-    def search(self, query: str, topk: int) -> list[Passage]:
-        """At most `topk` passages, best first."""
-        ...
-
-    def close(self) -> None:
-        """Release what it holds. May be called twice."""
-        ...
-
-
 def open_retriever(kind: str, corpus: str | None, timeout: float, backend: str | None) -> Retriever:
-    """A retriever by its name.
-
-    Args:
-        kind: "bm25", "sandbox", or the URL of a server.
-        corpus: see `corpora.passages_of`; a server has its own.
-        timeout: seconds that one attempt of a search may take.
-        backend: of the sandbox; see `agentgym.sandbox`.
-
-    Raises:
-        ValueError: no such retriever, or no corpus where it needs one.
-        FileNotFoundError: the corpus is not there.
-    """
-    if kind.startswith(("http://", "https://")):
-        return HttpRetriever(kind, timeout)
+    """A retriever by its name: "bm25", "sandbox", or the URL of a server, which has its own corpus."""
     check_kind(kind)
+    if kind not in ("bm25", "sandbox"):
+        return HttpRetriever(kind, timeout)
     if corpus is None:
         raise ValueError('the task names no corpus: give corpus= to the environment, or metadata={"corpus": ...}')
-    if kind == "bm25":
-        return LocalRetriever(corpus)
-    return SandboxRetriever(corpus, timeout, backend)
+    return LocalRetriever(corpus) if kind == "bm25" else SandboxRetriever(corpus, timeout, backend)
 
 
 def check_kind(kind: str) -> None:
-    """Refuse an unknown retriever.
-
-    Raises:
-        ValueError: it is neither "bm25" nor "sandbox" nor a URL.
-    """
     if kind not in ("bm25", "sandbox") and not kind.startswith(("http://", "https://")):
         raise ValueError(f'retriever must be "bm25", "sandbox" or a URL that begins with http, not {kind!r}')
 
 
-class LocalRetriever:
+class LocalRetriever(Retriever):
     """BM25 in this process: one index for all environments."""
 
     def __init__(self, corpus: str):
         self._index = index_of(corpus)
 
     def search(self, query: str, topk: int) -> list[Passage]:
-        """At most `topk` passages that share a word with the query, best first."""
         return [passage for passage, _ in self._index.search(query, topk)]
 
-    def close(self) -> None:
-        """Nothing to do: the index is shared."""
 
-
-class HttpRetriever:
+class HttpRetriever(Retriever):
     """Any server that answers `POST {"queries": [query], "topk": k, "return_scores": true}`.
 
     A server that does not answer in time, refuses the connection, or is busy (429, 5xx) is asked `ATTEMPTS` times.
@@ -96,22 +62,13 @@ class HttpRetriever:
         self._timeout = timeout
 
     def search(self, query: str, topk: int) -> list[Passage]:
-        """The server's passages, at most `topk`.
-
-        Raises:
-            RetrieverError: it cannot be reached, or its answer has another form.
-        """
         body = json.dumps({"queries": [query], "topk": topk, "return_scores": True}).encode()
         try:
             return passages_in(self._asked(body), topk)
         except RetrieverError as error:
             raise RetrieverError(f"the retriever {self._url} {error}") from error
 
-    def close(self) -> None:
-        """Nothing to do: no connection is kept."""
-
     def _asked(self, body: bytes) -> Any:
-        """The parsed answer, after as many attempts as it takes."""
         wait = FIRST_WAIT
         for attempt in range(1, ATTEMPTS + 1):
             try:

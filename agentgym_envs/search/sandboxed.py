@@ -1,7 +1,7 @@
 """BM25 in a sandbox: one for each corpus and back end, shared by all environments of the process.
 
-The program keeps nothing of a query, so that sharing it lets no episode touch another. The sandbox is made when the first
-environment binds a task, and given back when the last one that used it is closed.
+Episodes cannot touch each other, since the program keeps nothing of a query. The first environment that binds a task
+makes the sandbox; the last one that closes gives it back.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ import logging
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from agentgym import sandbox
 from agentgym.core.agent_failure import SANDBOX_SPOILED, blame
+from agentgym.sandbox import Sandbox, SandboxError, SandboxSpec, Session
 from agentgym_envs.search import bm25
 from agentgym_envs.search.corpora import corpus_lines
-from agentgym_envs.search.passages import Passage, passages_in
-
-if TYPE_CHECKING:
-    from agentgym.sandbox import Sandbox, Session
+from agentgym_envs.search.passages import Passage, Retriever, passages_in
 
 PROGRAM, CORPUS = "/private/bm25.py", "/private/corpus.jsonl"
 ACQUIRE_SECONDS = 30.0  # for the sandbox,
@@ -39,17 +38,8 @@ def _begin_anew() -> None:
 os.register_at_fork(after_in_child=_begin_anew)
 
 
-class SandboxRetriever:
-    """A place at the shared sandbox of a corpus.
-
-    Args:
-        corpus: see `corpora.passages_of`.
-        timeout: seconds that one search may take.
-        backend: "docker", "bubblewrap", "auto", or None for the process's own choice.
-
-    Raises:
-        SandboxError: no sandbox could be had, or the index could not be built in it.
-    """
+class SandboxRetriever(Retriever):
+    """A user of the shared sandbox of a corpus. `timeout` is in seconds, for one search."""
 
     def __init__(self, corpus: str, timeout: float, backend: str | None):
         self._timeout = timeout
@@ -65,18 +55,9 @@ class SandboxRetriever:
             raise
 
     def search(self, query: str, topk: int) -> list[Passage]:
-        """At most `topk` passages that share a word with the query, best first.
-
-        A sandbox that fails is replaced once, since a search changes nothing.
-
-        Raises:
-            SandboxError: so did its replacement. Where the query ended its program both times, it is the agent's failure.
-        """
-        answer = self._service.ask({"queries": [query], "topk": topk}, self._timeout)
-        return passages_in(answer, topk)
+        return passages_in(self._service.ask({"queries": [query], "topk": topk}, self._timeout), topk)
 
     def close(self) -> None:
-        """Leave the sandbox; the last one out gives it back."""
         with _lock:
             if not self._open:
                 return
@@ -101,65 +82,48 @@ class _Service:
         self._session: Session | None = None
 
     def ask(self, request: dict[str, Any], timeout: float) -> Any:
-        from agentgym.sandbox import SandboxError
-
+        """The program's answer. A sandbox that fails is replaced once, since a search changes nothing."""
         with self._lock:
             try:
-                return self._asked(request, timeout)
+                return self._ask(request, timeout)
             except SandboxError as error:
                 _log.warning("search in a sandbox failed, trying a fresh one: %s", error)
-                self._discard()
-            try:
-                return self._asked(request, timeout)
-            except SandboxError:
-                self._discard()
-                raise
+            return self._ask(request, timeout)
 
     def close(self) -> None:
         with self._lock:
             self._discard()
 
-    def _asked(self, request: dict[str, Any], timeout: float) -> Any:
-        if self._session is None:
-            self._start()
-        return _exchange(self._session, request, timeout)
+    def _ask(self, request: dict[str, Any], timeout: float) -> Any:
+        try:
+            if self._session is None:
+                self._start()
+            return _exchange(self._session, request, timeout)
+        except SandboxError:
+            self._discard()
+            raise
 
     def _start(self) -> None:
-        """Make the sandbox, bring program and corpus, and wait until the index is built."""
-        from agentgym.sandbox import SandboxSpec, acquire
-
-        self._box = acquire(SandboxSpec(image="search", memory=MEMORY), self._backend, ACQUIRE_SECONDS)
+        self._box = sandbox.acquire(SandboxSpec(image="search", memory=MEMORY), self._backend, ACQUIRE_SECONDS)
         self._box.write(PROGRAM, Path(bm25.__file__).read_bytes())
         self._box.write(CORPUS, corpus_lines(self._corpus))
         self._session = self._box.session(["python3", "-I", PROGRAM, CORPUS])
         _exchange(self._session, {"queries": [], "topk": 1}, BUILD_SECONDS)
 
     def _discard(self) -> None:
-        session, self._session = self._session, None
-        box, self._box = self._box, None
-        try:
-            if session is not None:
-                session.close()
-        finally:
-            if box is not None:
-                box.close()
+        box, self._box, self._session = self._box, None, None
+        if box is not None:
+            box.close()
 
 
 def _exchange(session: Session | None, request: dict[str, Any], timeout: float) -> Any:
-    """One request and its reply.
-
-    Raises:
-        SandboxError: the program ended, or did not answer in time.
-    """
-    from agentgym.sandbox import SandboxError
-
     if session is None or not session.alive:
         raise SandboxError("the search program is not running")
     done = session.run(json.dumps(request), timeout=timeout)
     if done.timed_out:
         raise SandboxError(f"the search program did not answer within {timeout:g} s")
     if done.exit_code is not None or not done.reply:
-        why = "was killed for want of memory" if done.oom_killed else f"ended with exit code {done.exit_code}"
+        why = "ran out of memory" if done.oom_killed else f"ended with exit code {done.exit_code}"
         error = SandboxError(
             f"the search program {why}: {done.stderr.strip()[-500:] or 'no message'}"
             ' (it needs numpy and bm25s: "agentgym sandbox build search" makes an image that has them)'

@@ -18,7 +18,6 @@ def normalised(answer: str) -> str:
 
 
 def exact_match(answer: str, golds: Sequence[str]) -> float:
-    """1.0 if the answer is one of the gold answers after normalisation, else 0.0."""
     return float(normalised(answer) in map(normalised, golds))
 
 

@@ -7,40 +7,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from agentgym import datasets
 from agentgym.core.messages import user
 from agentgym.core.tasks import Task
+from agentgym_envs.data_sets import XQUAD
 from agentgym_envs.search.passages import Passage
 from agentgym_envs.splits import split_of
 
-FILE = "xquad/xquad.en.json"
-
-
-def located() -> Path | None:
-    """The file, if it is in the data folder."""
-    return datasets.locate(FILE)
-
 
 def passages() -> list[Passage]:
-    """The paragraphs: "xquad-03-1" is the second of the fourth article.
-
-    Raises:
-        FileNotFoundError, ValueError: the file is not there, or is something else.
-    """
+    """The paragraphs: "xquad-03-1" is the second of the fourth article."""
     return [
         {"id": id, "title": title, "text": str(paragraph["context"])} for id, title, paragraph in _paragraphs(_read())
     ]
 
 
 def tasks(split: str) -> list[Task]:
-    """The questions of a split. An article belongs to "test" or "train" as `splits.split_of` says of its title.
-
-    Raises:
-        FileNotFoundError, ValueError: the file is not there, or is something else.
-    """
+    """The questions of a split. An article belongs to "test" or "train" as `splits.split_of` says of its title."""
     found = []
     for id, title, paragraph in _paragraphs(_read()):
         if split_of(title) != split:
@@ -48,19 +33,14 @@ def tasks(split: str) -> list[Task]:
         for asked in paragraph["qas"]:
             question = " ".join(asked["question"].split())
             golds = list(dict.fromkeys(answer["text"] for answer in asked["answers"]))
-            metadata = {
-                "split": split,
-                "corpus": "xquad",
-                "article": title,
-                "hops": [{"query": question, "passage": id}],
-            }
+            hops = [{"query": question, "passage": id}]
+            metadata = {"split": split, "corpus": "xquad", "article": title, "hops": hops}
             found.append(Task(f"xquad-{asked['id']}", (user(question),), golds, metadata=metadata))
     return found
 
 
 def _read() -> list[dict[str, Any]]:
-    """The articles of the file."""
-    path = datasets.require("xquad", FILE)
+    path = datasets.require("xquad", XQUAD)
     try:
         articles = json.loads(path.read_text(encoding="utf-8"))["data"]
         for _, _, paragraph in _paragraphs(articles):
@@ -71,7 +51,6 @@ def _read() -> list[dict[str, Any]]:
 
 
 def _paragraphs(articles: list[dict[str, Any]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Passage id, title and record of each paragraph."""
     for number, article in enumerate(articles):
         for place, paragraph in enumerate(article["paragraphs"]):
             yield f"xquad-{number:02}-{place}", article["title"].replace("_", " "), paragraph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import sqlite3
@@ -9,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentgym import datasets
+from agentgym_envs.data_sets import CHINOOK, DEFOG
 from agentgym_envs.sql.own_data import OWN_NAMES, own_database
-
-DEFOG = "text2sql/defog/db/{}.sqlite"
-CHINOOK = "text2sql/chinook/Chinook_Sqlite.sqlite"
 
 
 @dataclass(frozen=True)
@@ -28,16 +27,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table or view."""
-
     name: str
     columns: tuple[Column, ...]
 
 
 @dataclass(frozen=True)
 class Database:
-    """An SQLite database: the file's bytes, and its tables."""
-
     name: str
     content: bytes
     tables: tuple[Table, ...]
@@ -50,12 +45,7 @@ class Database:
 
 
 def load_database(name: str) -> Database:
-    """A database by name: "library", "railway", "chinook", "defog/NAME", or the path of an SQLite file.
-
-    Raises:
-        ValueError: no such database, or the file is not an SQLite database.
-        FileNotFoundError: `AGENTGYM_DATA` names a folder that does not exist.
-    """
+    """A database by name: "library", "railway", "chinook", "defog/NAME", or the path of an SQLite file."""
     if name in OWN_NAMES:
         return _own(name)
     path = _path_of(name)
@@ -79,24 +69,19 @@ def _path_of(name: str) -> Path | None:
 @functools.cache
 def _own(name: str) -> Database:
     content = own_database(name)
-    db = sqlite3.connect(":memory:")
-    try:
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
         db.deserialize(content)
         return Database(name, content, _tables(db, {}))
-    finally:
-        db.close()
 
 
 @functools.lru_cache(maxsize=64)
 def _of_file(name: str, path: Path, changed: int) -> Database:
     """A database from a file; `changed` (its modification time) makes the cache miss when the file changes."""
-    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     try:
-        return Database(name, path.read_bytes(), _tables(db, _notes(path.with_suffix(".schema.json"))))
+        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
+            return Database(name, path.read_bytes(), _tables(db, _notes(path.with_suffix(".schema.json"))))
     except sqlite3.Error as error:
         raise ValueError(f"database {name!r}: {path} cannot be read as an SQLite database: {error}") from error
-    finally:
-        db.close()
 
 
 def _tables(db: sqlite3.Connection, notes: dict[tuple[str, str], str]) -> tuple[Table, ...]:
@@ -108,9 +93,8 @@ def _tables(db: sqlite3.Connection, notes: dict[tuple[str, str], str]) -> tuple[
 
 
 def _columns(db: sqlite3.Connection, table: str, notes: dict[tuple[str, str], str]) -> list[Column]:
-    targets = {}
-    for row in db.execute("SELECT * FROM pragma_foreign_key_list(?)", (table,)):
-        targets[row[3]] = f"{row[2]}.{row[4] or row[3]}"
+    keys = db.execute("SELECT * FROM pragma_foreign_key_list(?)", (table,))
+    targets = {row[3]: f"{row[2]}.{row[4] or row[3]}" for row in keys}
     return [
         Column(name, kind, bool(key), targets.get(name, ""), notes.get((table, name), ""))
         for _, name, kind, _, _, key in db.execute("SELECT * FROM pragma_table_info(?)", (table,))
@@ -118,7 +102,6 @@ def _columns(db: sqlite3.Connection, table: str, notes: dict[tuple[str, str], st
 
 
 def _notes(path: Path) -> dict[tuple[str, str], str]:
-    """Column descriptions from defog's file beside the database; empty without one."""
     if not path.is_file():
         return {}
     tables = json.loads(path.read_text(encoding="utf-8"))["table_metadata"]

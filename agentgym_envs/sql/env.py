@@ -1,4 +1,4 @@
-"""Questions about a database: the agent explores it with a tool, then answers with a query."""
+"""Questions about a database: the agent explores it with a tool, then answers with a query. See README.md."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from agentgym.core.env import Env, Step
-from agentgym.core.messages import Action, Observation, assistant, text_of, user
+from agentgym.core.env import Env, Opening, Step
+from agentgym.core.messages import Action, assistant, text_of, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.tools.text_forms import call_text, spoken
 from agentgym.tools.toolset import ToolSet
-from agentgym_envs.sql.database import Database, load_database
+from agentgym_envs.settings import check_choice, check_number
+from agentgym_envs.sql.database import load_database
 from agentgym_envs.sql.gold import golds_of, judge
 from agentgym_envs.sql.observation import observation_text
 from agentgym_envs.sql.queries import QueryLimits, QueryRunner
 from agentgym_envs.sql.query_program import NOW
-from agentgym_envs.sql.tasks import check_data, load_questions
+from agentgym_envs.sql.tasks import SOURCES, load_questions
 
-SCHEMAS = ("full", "names")
 REPLY_BYTES = 2 << 20
 OPENING = """{question}
 
@@ -65,24 +65,7 @@ def _tools(look: Callable[[str], str], settle: Callable[[str], str], seconds: fl
 
 
 class SQL(Env):
-    """Text to SQL over a real SQLite database, with a tool to explore it and a final query.
-
-    A reply may call `sql`, natively or in its text, and gets the rows. Calling `answer`, or replying "Answer:" and a
-    fenced query, ends
-    the episode: reward 1.0 if the query's rows equal those of a gold query, else 0.0; see `agentgym_envs.sql.results`.
-    Any other reply gets a hint. Every reply takes a turn. Queries run in a sandbox, acquired by the first query.
-
-    Args:
-        data: "defog", "chinook", "own", or "auto": defog if its files are found, else own.
-        schema: "full" shows tables and columns, "names" only table names.
-        rows: rows shown of a result.
-        cell: characters shown of a value.
-        seconds: time limit of a query. The queries of one reply have four times that; later ones are skipped.
-        sandbox: "docker", "bubblewrap" or "auto"; None: what AGENTGYM_SANDBOX says.
-        tasks: see `agentgym.Env`; each needs `messages`, gold queries as `answer`, and `database` in its metadata.
-        max_turns: replies, 8 by default.
-        render_mode: unused, as in every text environment.
-    """
+    """Text to SQL over a real SQLite database, with a tool to explore it and a final query."""
 
     max_turns = 8
     sandbox_image = "sql"
@@ -101,52 +84,40 @@ class SQL(Env):
         render_mode: str | None = None,
     ):
         super().__init__(tasks=tasks, max_turns=max_turns, render_mode=render_mode)
-        check_data(data)
-        if schema not in SCHEMAS:
-            raise ValueError(f"sql: schema must be one of {', '.join(SCHEMAS)}, not {schema!r}")
-        for name, value in (("rows", rows), ("cell", cell), ("seconds", seconds)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 10_000:
-                raise ValueError(f"sql: {name} must be a number from 1 to 10000, not {value!r}")
+        check_choice("sql: data", data, SOURCES)
+        check_choice("sql: schema", schema, ("full", "names"))
+        for name, value, least in (("rows", rows, 1), ("cell", cell, 1), ("seconds", seconds, 0.001)):
+            check_number(f"sql: {name}", value, least, 10_000)
         self.data = data
         self.schema = schema
         self.limits = QueryLimits(rows=int(rows), bytes=REPLY_BYTES, cell=int(cell), seconds=float(seconds))
         self.sandbox = sandbox
         self._toolset = _tools(self._look, self._settle, 4 * self.limits.seconds)
-        self._database: Database | None = None
-        self._queries: QueryRunner | None = None
         self._verdict: dict[str, Any] | None = None
 
     @classmethod
     def default_tasks(cls, split: str = "train", data: str = "auto") -> TaskSet:
-        """The questions of "train" or "test"; see `agentgym_envs.sql.tasks.load_questions`."""
         return load_questions(split, data)
 
     def init(self, task: Task) -> None:
-        """Bind a question.
-
-        Raises:
-            ValueError: the task has no question, no gold query, or no available database.
-        """
         if not task.messages:
             raise ValueError(f"task {task.id!r} has no messages: the question is missing")
         golds_of(task)
         name = task.metadata.get("database")
         if not isinstance(name, str):
             raise ValueError(f'task {task.id!r} names no database: give metadata={{"database": "..."}}')
-        self._database = load_database(name)
-        if not self._database.tables:
+        database = load_database(name)
+        if not database.tables:
             raise ValueError(f"task {task.id!r}: database {name!r} has no tables")
+        self._release()
+        self._database, self._queries = database, QueryRunner(database, self.sandbox)
         super().init(task)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Pose the question; see `agentgym.Env.reset`."""
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
         self._release()
-        task, database = self.current_task, self._bound
-        self._queries = QueryRunner(database, self.sandbox)
-        *before, last = task.messages
+        database = self._database
+        *before, last = self.current_task.messages
         question = OPENING.format(
             question=text_of(last),
             heading="Tables:" if self.schema == "names" else "Tables and columns:",
@@ -162,10 +133,6 @@ class SQL(Env):
 
         `info`: `success`; after an answer also the queries `answer` and `expected` (the first gold one), and `error` if
         the answer could not be run.
-
-        Raises:
-            SandboxError: two sandboxes failed and their back end is down; the step has no result.
-            ValueError: a gold query of the task does not run.
         """
         text = self.read(action)
         self._verdict = None
@@ -181,46 +148,32 @@ class SQL(Env):
         return step
 
     def close(self) -> None:
-        """Release the sandbox."""
         super().close()
         self._release()
 
     def expert_action(self) -> str:
-        """Looks at a table of the first gold query, then answers with that query."""
-        task, database = self.current_task, self._bound
-        gold = golds_of(task)[0]
+        gold = golds_of(self.current_task)[0]
         if self.turn == 0 and self.max_turns > 1:
-            used = [t.name for t in database.tables if re.search(rf"\b{re.escape(t.name)}\b", gold, re.IGNORECASE)]
-            return call_text("sql", query=f'SELECT * FROM "{(used or [database.tables[0].name])[0]}" LIMIT 3')
+            tables = [table.name for table in self._database.tables]
+            used = (name for name in tables if re.search(rf"\b{re.escape(name)}\b", gold, re.IGNORECASE))
+            return call_text("sql", query=f'SELECT * FROM "{next(used, tables[0])}" LIMIT 3')
         return call_text("answer", query=gold)
 
     def random_action(self, rng: random.Random) -> str:
-        """Some rows of a random column, with `sql` or as the answer."""
-        table = rng.choice(self._bound.tables)
+        table = rng.choice(self._database.tables)
         column = rng.choice(table.columns)
         query = f'SELECT "{column.name}" FROM "{table.name}" LIMIT {rng.randint(1, 20)}'
         return call_text(rng.choice(("sql", "answer")), query=query)
 
-    @property
-    def _bound(self) -> Database:
-        if self._database is None:
-            raise RuntimeError("SQL: no task is bound; call reset() first")
-        return self._database
-
-    def _runner(self) -> QueryRunner:
-        if self._queries is None:
-            raise RuntimeError("SQL: no episode is running; call reset() before step()")
-        return self._queries
-
     def _look(self, query: str) -> str:
         if self._verdict is not None:
             return "Error: the answer is given, the episode is over"
-        return observation_text(self._runner().ask(query, self.limits), query, self._bound, self.limits.seconds)
+        return observation_text(self._queries.ask(query, self.limits), query, self._database, self.limits.seconds)
 
     def _settle(self, query: str) -> str:
         if self._verdict is not None:
             return "Error: the answer is given, the episode is over"
-        right, error = judge(self.current_task, query, self._runner(), self.limits.seconds)
+        right, error = judge(self.current_task, query, self._queries, self.limits.seconds)
         query = query.encode("utf-8", "replace").decode("utf-8")
         self._verdict = {"success": right, "answer": query, "expected": golds_of(self.current_task)[0]}
         if error:
@@ -229,6 +182,5 @@ class SQL(Env):
         return "Correct." if right else "Wrong: these are not the rows that were asked for."
 
     def _release(self) -> None:
-        queries, self._queries = self._queries, None
-        if queries is not None:
-            queries.close()
+        if self.task is not None:
+            self._queries.close()

@@ -27,11 +27,6 @@ _known: dict[tuple[str, str, bool], Gold] = {}
 
 
 def golds_of(task: Task) -> list[str]:
-    """A task's gold queries, any of which is right.
-
-    Raises:
-        ValueError: its answer is neither a query nor a list of queries.
-    """
     given = [task.answer] if isinstance(task.answer, str) else task.answer
     if not isinstance(given, list) or not given or not all(isinstance(q, str) and q.strip() for q in given):
         raise ValueError(
@@ -40,18 +35,8 @@ def golds_of(task: Task) -> list[str]:
     return given
 
 
-def is_ordered(task: Task, gold: str) -> bool:
-    """True if the order of rows counts: by the task's flag and the gold query's outermost ORDER BY."""
-    return has_order(gold) and bool(task.metadata.get("ordered", True))
-
-
 def judge(task: Task, query: str, queries: QueryRunner, seconds: float) -> tuple[bool, str]:
-    """(True if the query is right, the error if it could not be run).
-
-    Raises:
-        ValueError: a gold query of the task does not run.
-        SandboxError: two sandboxes failed.
-    """
+    """(True if the query is right, the error if it could not be run)."""
     found = queries.ask(query, _limits(seconds))
     if isinstance(found, QueryFailure):
         return False, found.text
@@ -66,16 +51,13 @@ def judge(task: Task, query: str, queries: QueryRunner, seconds: float) -> tuple
 
 
 def gold_of(task: Task, gold: str, queries: QueryRunner) -> Gold:
-    """The result of a gold query; run once per process.
-
-    Raises:
-        ValueError: it does not run, or its ties cannot be determined.
-    """
-    key = (str(task.metadata["database"]), gold, is_ordered(task, gold))
+    """The result of a gold query; run once per process."""
+    ordered = has_order(gold) and bool(task.metadata.get("ordered", True))
+    key = (str(task.metadata["database"]), gold, ordered)
     if key not in _known:
         queries.close()  # gold queries run in a sandbox that has run no query of the agent
         try:
-            _known[key] = _run(gold, key[2], queries)
+            _known[key] = _run(gold, ordered, queries)
         except ValueError as error:
             raise ValueError(f"task {task.id!r}: {error}") from error
     return _known[key]

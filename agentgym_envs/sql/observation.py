@@ -45,14 +45,6 @@ _FUNCTIONS = {
 
 
 def observation_text(answer: QueryResult | QueryFailure, query: str, database: Database, seconds: float) -> str:
-    """The observation of a query; errors begin with "Error: ".
-
-    Args:
-        answer: the query's result.
-        query: the query.
-        database: its database.
-        seconds: the query's time limit.
-    """
     if isinstance(answer, QueryResult):
         return _table(answer)
     if answer.kind == "sql":
@@ -98,7 +90,6 @@ def _cell(value: Any) -> str:
 
 
 def _hint(message: str, query: str, database: Database) -> str:
-    """Advice on common SQLite errors, or empty."""
     tables = [table.name for table in database.tables]
     if match := re.match(r"no such table: (.*)", message):
         return f"{_nearest(match[1], tables)}The tables are: {', '.join(tables)}."
@@ -117,7 +108,6 @@ def _hint(message: str, query: str, database: Database) -> str:
 
 
 def _about_column(name: str, database: Database) -> str:
-    """The tables that have this column, or similar names."""
     column = name.rpartition(".")[2].strip('"')
     having = [
         f"{table.name}.{item.name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import random
 import sqlite3
@@ -62,13 +63,7 @@ _BRANCHES = (
 )
 _REGIONS = ("North", "South", "East", "West")
 _PLACES = _words("Alder Birch Cedar Dune Elm Fern Gorse Heath Ivy Juniper Kelp Larch Moss Nettle Oak Pine Quince Reed")
-_LINES = (
-    ("Coast Line", "blue"),
-    ("Valley Line", "green"),
-    ("Ridge Line", "red"),
-    ("Loop", "yellow"),
-    ("Branch", "red"),
-)
+_LINES = {"Coast Line": "blue", "Valley Line": "green", "Ridge Line": "red", "Loop": "yellow", "Branch": "red"}
 _TRAINS = _words("Comet Heron Lynx Meteor Otter Falcon Badger Swift Marten Kestrel Raven Ibex")
 
 
@@ -79,7 +74,6 @@ class _Draws:
         self._next = random.Random(seed).random
 
     def number(self, low: int, high: int) -> int:
-        """A whole number from low to high, inclusive."""
         return low + int(self._next() * (high - low + 1))
 
     def one(self, items: Sequence[T]) -> T:
@@ -104,12 +98,8 @@ def _library(db: sqlite3.Connection) -> None:
     for book in range(1, 71):
         title = f"The {draws.one(_ADJECTIVES)} {draws.one(_NOUNS)}"
         pages = None if draws.chance(0.1) else draws.number(80, 720)
-        by, genre, year, price = (
-            draws.number(1, 22),
-            draws.one(_GENRES),
-            draws.number(1950, 2023),
-            draws.number(400, 4800),
-        )
+        by, genre = draws.number(1, 22), draws.one(_GENRES)
+        year, price = draws.number(1950, 2023), draws.number(400, 4800)
         _insert(db, "book", book, title, by, genre, year, pages, price / 100)
     for member in range(1, 46):
         name = f"{_FIRST[(member * 3) % 20]} {_LAST[(member * 11 + member // 16) % 16]}"
@@ -130,7 +120,7 @@ def _railway(db: sqlite3.Connection) -> None:
         opened = None if draws.chance(0.12) else draws.number(1860, 1990)
         name, region = f"{place} {draws.one(('Road', 'Park', 'Bridge'))}", draws.one(_REGIONS)
         _insert(db, "station", station, name, region, draws.number(1, 8), opened)
-    for line, (name, colour) in enumerate(_LINES, 1):
+    for line, (name, colour) in enumerate(_LINES.items(), 1):
         _insert(db, "line", line, name, colour)
         served = [station for station in range(1, 17) if draws.chance(0.45)]
         km = 0.0
@@ -158,16 +148,7 @@ OWN_NAMES = tuple(_MAKERS)
 
 
 def own_database(name: str) -> bytes:
-    """The SQLite file of "library" or "railway".
-
-    Raises:
-        KeyError: another name.
-    """
-    make = _MAKERS[name]
-    db = sqlite3.connect(":memory:")
-    try:
-        make(db)
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        _MAKERS[name](db)
         db.commit()
         return db.serialize()
-    finally:
-        db.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any
 
@@ -69,10 +69,6 @@ class QueryRunner:
 
     The first query acquires the sandbox. A query that kills the program in it gets a `QueryFailure`, and the program is
     restarted. A failed sandbox is replaced once, since a query can be repeated safely.
-
-    Args:
-        database: the database.
-        backend: of the sandbox; see `agentgym.sandbox.acquire`.
     """
 
     def __init__(self, database: Database, backend: str | None = None):
@@ -82,22 +78,8 @@ class QueryRunner:
         self._session: Session | None = None
 
     def ask(self, query: str, limits: QueryLimits) -> QueryResult | QueryFailure:
-        """Run a query.
-
-        Raises:
-            SandboxError: two sandboxes failed.
-            ValueError: the database's file cannot be opened.
-        """
-        request = json.dumps(
-            {
-                "database": FILE,
-                "query": query.encode("utf-8", "replace").decode("utf-8"),
-                "rows": limits.rows,
-                "bytes": limits.bytes,
-                "cell": limits.cell,
-                "seconds": limits.seconds,
-            }
-        )
+        query = query.encode("utf-8", "replace").decode("utf-8")
+        request = json.dumps({"database": FILE, "query": query, **asdict(limits)})
         try:
             return self._once(request, limits.seconds)
         except SandboxError as error:
@@ -119,8 +101,10 @@ class QueryRunner:
 
     def _once(self, request: str, seconds: float) -> QueryResult | QueryFailure:
         result = self._run(request, seconds)
-        if _died(result):  # perhaps before the query came; if it dies again, the query did it
-            result = self._run(request, seconds)
+        if result.exit_code is not None and not result.timed_out and not result.oom_killed:
+            result = self._run(
+                request, seconds
+            )  # it died, perhaps before the query came; if it dies again, the query did it
         if result.timed_out:
             return QueryFailure("time", "interrupted")
         if result.exit_code is not None:
@@ -144,7 +128,7 @@ class QueryRunner:
         if self._session is not None and self._session.alive:
             return self._session
         if self._box is None:
-            self._box = _acquire(self._backend)
+            self._box = sandbox.acquire(SPEC, backend=self._backend, timeout=WAIT)
             self._box.write(FILE, self._database.content)
             program = resources.files("agentgym_envs.sql").joinpath("query_program.py")
             self._box.write(PROGRAM, program.read_bytes())
@@ -152,14 +136,6 @@ class QueryRunner:
             self._session.close()
         self._session = self._box.session(COMMAND)
         return self._session
-
-
-def _died(result: ExecResult) -> bool:
-    return result.exit_code is not None and not result.timed_out and not result.oom_killed
-
-
-def _acquire(backend: str | None) -> Sandbox:
-    return sandbox.acquire(SPEC, backend=backend, timeout=WAIT)
 
 
 def _value(cell: Any) -> Any:

@@ -48,7 +48,6 @@ OPCODES = 2_000  # of SQLite's VM between two looks at the clock; well under a m
 
 
 def main() -> None:
-    """Answer requests until the input ends."""
     # A step that is over its time gets SIGINT: within one long function call only the default action ends it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     requests, replies = sys.stdin.buffer, os.fdopen(3, "wb")

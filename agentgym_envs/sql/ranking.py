@@ -72,20 +72,11 @@ class Ranking:
 
 
 def has_order(query: str) -> bool:
-    """True if a query has an outermost ORDER BY."""
     return any(token.is_word("ORDER") for token in _tokens(query))
 
 
 def ranking_of(query: str, columns: Sequence[str]) -> Ranking | None:
-    """The query that shows another one's ties; None if that has no outermost ORDER BY.
-
-    Args:
-        query: a SELECT.
-        columns: its column names, as SQLite gives them.
-
-    Raises:
-        ValueError: its sort keys or limits cannot be read.
-    """
+    """The query that shows another one's ties; None if that has no outermost ORDER BY."""
     tokens = _tokens(query)
     places = [place for place, token in enumerate(tokens) if token.is_word("ORDER")]
     if not places:
@@ -124,7 +115,6 @@ def _tokens(query: str) -> list[_Token]:
 
 
 def _split(tokens: Sequence[_Token]) -> list[list[_Token]]:
-    """The parts between outermost commas."""
     parts: list[list[_Token]] = [[]]
     for token in tokens:
         if token.text == "," and token.depth == 0:
@@ -151,13 +141,11 @@ def _column_of(term: list[_Token], columns: Sequence[str], before: Sequence[_Tok
     names = [name.casefold() for name in columns]
     if len(term) == 1 and term[0].kind in ("word", "name") and term[0].key in names:
         return names.index(term[0].key)
-    items = [_without_alias(item) for item in _split(_columns(before))]
+    items = [item[:-2] if len(item) > 2 and item[-2].is_word("AS") else item for item in _split(_columns(before))]
+    if len(items) != len(columns):  # there is a *, which stands for many
+        return None
     wanted = [token.key for token in term]
-    if len(items) == len(columns):  # else there is a *, which stands for many
-        for place, item in enumerate(items):
-            if [token.key for token in item] == wanted:
-                return place
-    return None
+    return next((place for place, item in enumerate(items) if [token.key for token in item] == wanted), None)
 
 
 def _columns(tokens: Sequence[_Token]) -> list[_Token]:
@@ -165,24 +153,11 @@ def _columns(tokens: Sequence[_Token]) -> list[_Token]:
     start = next(place for place, token in enumerate(tokens) if token.is_word("SELECT")) + 1
     if tokens[start].is_word("DISTINCT", "ALL"):
         start += 1
-    inside = itertools.takewhile(
-        lambda token: not token.is_word("FROM", "WHERE", "GROUP", "ORDER", *_COMPOUND), tokens[start:]
-    )
-    return list(inside)
-
-
-def _without_alias(item: list[_Token]) -> list[_Token]:
-    if len(item) > 2 and item[-2].is_word("AS"):
-        return item[:-2]
-    return item
+    ends = ("FROM", "WHERE", "GROUP", "ORDER", *_COMPOUND)
+    return list(itertools.takewhile(lambda token: not token.is_word(*ends), tokens[start:]))
 
 
 def _end_of_columns(tokens: Sequence[_Token], query: str) -> int:
-    """The position where a further column can be inserted.
-
-    Raises:
-        ValueError: a further column would change the rows.
-    """
     if any(token.is_word("DISTINCT", *_COMPOUND) for token in tokens):
         raise ValueError(f"an ORDER BY of DISTINCT or UNION rows must name columns of the result: {query}")
     return _columns(tokens)[-1].end

@@ -36,90 +36,64 @@ class Segment:
 
 
 def same_result(segments: Sequence[Segment], found: Sequence[Row], columns: int, ordered: bool = False) -> bool:
-    """True if a result matches the segments.
-
-    Args:
-        segments: the gold rows; a single segment if the gold has no order.
-        found: the rows to judge.
-        columns: number of columns.
-        ordered: True if the segments' order counts.
-    """
+    """True if a result matches the segments; a gold without an order is one segment."""
     gold = [row for segment in segments for row in segment.rows]
     if len(found) != sum(segment.take for segment in segments):
         return False
     if any(len(row) != columns for row in (*gold, *found)):
         return False
-    if not found:
-        return True
-    shape = _Shape([(len(segment.rows), segment.take) for segment in segments], ordered)
-    pairs = _Pairs(list(zip(*gold, strict=True)), list(zip(*found, strict=True)), shape)
-    return _lay(pairs, 0, frozenset(), [0] * len(gold), [0] * len(found), [MAX_TRIES])
+    return not found or _Matcher(segments, gold, found, ordered).match(
+        0, frozenset(), [0] * len(gold), [0] * len(found)
+    )
 
 
-def _lay(pairs: _Pairs, column: int, used: frozenset[int], gold: list[int], found: list[int], tries: list[int]) -> bool:
-    """Match each gold column from `column` on with a column of the result.
-
-    Args:
-        used: columns of the result that are matched already.
-        gold: for each gold row the number of its class by the columns so far; equal rows have equal numbers.
-        found: likewise for the result.
-        tries: remaining tries, in a list that all calls share.
-    """
-    if column == len(pairs.gold):
-        return True
-    failed: list[tuple[Value, ...]] = []
-    for other in pairs.candidates(column, used):
-        if tries[0] <= 0:
-            return False
-        if pairs.found[other] in failed:  # an equal column would fail too
-            continue
-        tries[0] -= 1
-        ours, theirs = pairs.classes(column, other)
-        numbers: dict[Hashable, int] = {}
-        gold_next = [numbers.setdefault(pair, len(numbers)) for pair in zip(gold, ours, strict=True)]
-        found_next = [numbers.setdefault(pair, len(numbers)) for pair in zip(found, theirs, strict=True)]
-        if pairs.shape.holds(gold_next, found_next) and _lay(
-            pairs, column + 1, used | {other}, gold_next, found_next, tries
-        ):
-            return True
-        failed.append(pairs.found[other])
-    return False
-
-
-class _Pairs:
-    """The columns of gold and result, and which of them can match."""
-
-    def __init__(self, gold: list[tuple[Value, ...]], found: list[tuple[Value, ...]], shape: _Shape):
-        self.gold, self.found, self.shape = gold, found, shape
+class _Matcher:
+    def __init__(self, segments: Sequence[Segment], gold: Sequence[Row], found: Sequence[Row], ordered: bool):
+        self.gold, self.found = list(zip(*gold, strict=True)), list(zip(*found, strict=True))
+        self.sizes, self.ordered = [(len(segment.rows), segment.take) for segment in segments], ordered
+        self.tries = MAX_TRIES
         self._classes: dict[tuple[int, int], tuple[list[Hashable], list[Hashable]]] = {}
         self._alike: dict[tuple[int, int], bool] = {}
 
-    def classes(self, ours: int, theirs: int) -> tuple[list[Hashable], list[Hashable]]:
-        """Equivalence classes of the cells of two columns."""
-        key = (ours, theirs)
-        if key not in self._classes:
-            self._classes[key] = _classes(self.gold[ours], self.found[theirs])
-        return self._classes[key]
+    def match(self, column: int, used: frozenset[int], gold: list[int], found: list[int]) -> bool:
+        """Match each gold column from `column` on with an unused column of the result.
 
-    def candidates(self, column: int, used: frozenset[int]) -> Iterator[int]:
+        `gold` and `found` number the classes of the rows by the columns so far; equal rows have equal numbers.
+        """
+        if column == len(self.gold):
+            return True
+        failed: list[tuple[Value, ...]] = []
+        for other in self._candidates(column, used):
+            if self.tries <= 0:
+                return False
+            if self.found[other] in failed:  # an equal column would fail too
+                continue
+            self.tries -= 1
+            ours, theirs = self._classes_of(column, other)
+            numbers: dict[Hashable, int] = {}
+            gold_next = [numbers.setdefault(pair, len(numbers)) for pair in zip(gold, ours, strict=True)]
+            found_next = [numbers.setdefault(pair, len(numbers)) for pair in zip(found, theirs, strict=True)]
+            if self._holds(gold_next, found_next) and self.match(column + 1, used | {other}, gold_next, found_next):
+                return True
+            failed.append(self.found[other])
+        return False
+
+    def _candidates(self, column: int, used: frozenset[int]) -> Iterator[int]:
         """Columns of the result with the content of a gold column; the one at the same position first."""
         for other in sorted(range(len(self.found)), key=lambda place: place != column):
-            key = (column, other)
             if other in used:
                 continue
-            if key not in self._alike:
-                self._alike[key] = self.shape.holds(*self.classes(column, other))
+            if (key := (column, other)) not in self._alike:
+                self._alike[key] = self._holds(*self._classes_of(column, other))
             if self._alike[key]:
                 yield other
 
+    def _classes_of(self, ours: int, theirs: int) -> tuple[list[Hashable], list[Hashable]]:
+        if (key := (ours, theirs)) not in self._classes:
+            self._classes[key] = _classes(self.gold[ours], self.found[theirs])
+        return self._classes[key]
 
-class _Shape:
-    """The segments of the gold as (rows, taken), and whether their order counts."""
-
-    def __init__(self, sizes: list[tuple[int, int]], ordered: bool):
-        self.sizes, self.ordered = sizes, ordered
-
-    def holds(self, gold: Sequence[Hashable], found: Sequence[Hashable]) -> bool:
+    def _holds(self, gold: Sequence[Hashable], found: Sequence[Hashable]) -> bool:
         """True if the found rows, each given as one value, can be drawn from the gold's segments."""
         place = at = 0
         cut: list[Counter[Hashable]] = []
@@ -137,9 +111,7 @@ class _Shape:
             else:
                 cut.append(pool)
                 takes.append(take)
-        if self.ordered:
-            return True
-        return min(rest.values(), default=0) >= 0 and _can_be_dealt(+rest, cut, takes)
+        return self.ordered or (min(rest.values(), default=0) >= 0 and _can_be_dealt(+rest, cut, takes))
 
 
 def _can_be_dealt(rest: Counter[Hashable], pools: list[Counter[Hashable]], takes: list[int]) -> bool:

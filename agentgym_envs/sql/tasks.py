@@ -8,12 +8,12 @@ from pathlib import Path
 from agentgym import datasets
 from agentgym.core.messages import user
 from agentgym.core.tasks import Task, TaskSet
+from agentgym_envs.data_sets import CHINOOK, DEFOG, DEFOG_QUESTIONS
 from agentgym_envs.own_tasks import own_records
+from agentgym_envs.settings import check_choice
 from agentgym_envs.splits import check_split
-from agentgym_envs.sql.database import CHINOOK, DEFOG
 
 SOURCES = ("auto", "defog", "own", "chinook")
-DEFOG_QUESTIONS = "text2sql/defog/questions_gen_sqlite.csv"
 DEFOG_TEST = ("restaurants", "scholar")  # databases that no training question is about
 # Rows of the file, from 0, whose gold queries use a missing table ...
 WITHOUT_TABLE = {137, 149, 154}
@@ -30,48 +30,29 @@ def load_questions(split: str = "train", data: str = "auto") -> TaskSet:
     `database` and `ordered`, true if the order of rows counts.
 
     Args:
-        split: "train" or "test".
         data: "defog", "chinook" or "own"; "auto" is defog if its files are found, else own with a notice.
-
-    Raises:
-        ValueError: no such split or data.
-        FileNotFoundError: the data is not in the data folder; see `agentgym.datasets`.
     """
     check_split("sql", split)
-    check_data(data)
-    if data == "own":
-        return _written(split, ("library", "railway"))
+    check_choice("sql: data", data, SOURCES)
     if data == "chinook":
         datasets.require(data, CHINOOK)
         return _written(split, ("chinook",))
-    if data == "defog" or datasets.locate(DEFOG_QUESTIONS) is not None:
+    if data == "defog" or (data == "auto" and datasets.locate(DEFOG_QUESTIONS) is not None):
         return _defog(datasets.require("defog", DEFOG_QUESTIONS), split)
     tasks = _written(split, ("library", "railway"))
-    datasets.tell_shipped(
-        tasks, f"For defog's questions set {datasets.FOLDER_VARIABLE} to a folder with {DEFOG_QUESTIONS}."
-    )
+    if data == "auto":
+        where = f"set {datasets.FOLDER_VARIABLE} to a folder with {DEFOG_QUESTIONS}"
+        datasets.tell_shipped(tasks, f"For defog's questions {where}.")
     return tasks
 
 
-def check_data(data: str) -> None:
-    """Raise for an unknown choice of data.
-
-    Raises:
-        ValueError: it is not in `SOURCES`.
-    """
-    if data not in SOURCES:
-        raise ValueError(f"sql: data must be one of {', '.join(SOURCES)}, not {data!r}")
-
-
 def _written(split: str, databases: tuple[str, ...]) -> TaskSet:
-    """The shipped questions over some databases."""
     tasks = []
     for place, record in enumerate(own_records("agentgym_envs.sql", "questions.jsonl")):
         if record["split"] == split and record["database"] in databases:
             name = record["database"]
             about = {"split": split, "database": name, "ordered": record.get("ordered", False), "tags": [name]}
-            id = f"{record['database']}-{split}-{place}"
-            tasks.append(Task(id, (user(record["question"]),), record["gold"], metadata=about))
+            tasks.append(Task(f"{name}-{split}-{place}", (user(record["question"]),), record["gold"], metadata=about))
     return TaskSet(tasks, name=f"sql/{split}", source=f"the project's own questions over {' and '.join(databases)}")
 
 

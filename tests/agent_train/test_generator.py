@@ -26,7 +26,7 @@ from agentgym.core.messages import user
 from agentgym.core.registration import make, spec
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.policies.base import EndEpisode
-from agentgym_envs.games.frozen_lake.env import FrozenLake
+from agentgym_envs.games.frozen_lake import FrozenLake
 
 SAMPLING = Sampling(max_tokens=6, temperature=0.8)
 

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 import agentgym
 from agentgym.core.tasks import Task
 from agentgym_envs import games as games_package
+from agentgym_envs import register_all
 from agentgym_envs.games.grid import least_form
 
 GAMES = ("frozen_lake", "sokoban", "wordle", "tic_tac_toe")
-games_package.register_games()
+register_all()
 
 
 def readme(game):
@@ -264,7 +265,7 @@ def test_seeds_make_different_levels():
 
 def test_registering_imports_no_game():
     script = (
-        "import sys; from agentgym_envs.games import register_games; register_games();"
+        "import sys; from agentgym_envs import register_all; register_all();"
         "assert not [m for m in sys.modules if m.startswith('agentgym_envs.games.')]"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

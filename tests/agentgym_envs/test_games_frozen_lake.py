@@ -7,8 +7,7 @@ import random
 import pytest
 
 from agentgym.core.tasks import Task
-from agentgym_envs.games.frozen_lake import FrozenLake
-from agentgym_envs.games.frozen_lake.env import NEAR_RULES, RULES
+from agentgym_envs.games.frozen_lake import NEAR_RULES, RULES, FrozenLake
 from agentgym_envs.games.grid import read_direction
 
 LAKE = Task("lake", metadata={"level": "P_O\n___\nO_G"}, seed=1)
@@ -52,7 +51,7 @@ def test_the_near_view_shows_the_cells_around_and_the_way_to_the_goal():
 
 
 def test_a_view_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="view is map or near, not 'far'"):
+    with pytest.raises(ValueError, match="view must be one of map, near, not 'far'"):
         FrozenLake(view="far")
 
 

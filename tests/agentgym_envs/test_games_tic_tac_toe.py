@@ -8,9 +8,17 @@ from collections import Counter
 import pytest
 
 from agentgym.core.tasks import Task
-from agentgym_envs.games.tic_tac_toe import TicTacToe
-from agentgym_envs.games.tic_tac_toe.board import EMPTY, PREFERRED, best_cell, free_cells, placed, value, winner
-from agentgym_envs.games.tic_tac_toe.env import RULES
+from agentgym_envs.games.tic_tac_toe import (
+    EMPTY,
+    PREFERRED,
+    RULES,
+    TicTacToe,
+    best_cell,
+    free_cells,
+    placed,
+    value,
+    winner,
+)
 
 
 def opponent(level):

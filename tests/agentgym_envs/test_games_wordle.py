@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.core.tasks import Task, TaskSet
-from agentgym_envs.games.wordle import Wordle
-from agentgym_envs.games.wordle.env import read_word
-from agentgym_envs.games.wordle.words import best_guess, consistent, feedback, word_list
+from agentgym_envs.games.wordle import Wordle, best_guess, consistent, feedback, read_word, word_list
 
 HOUSE = Task("house", answer="house")
 LETTERS = st.text("abcde", min_size=5, max_size=5)

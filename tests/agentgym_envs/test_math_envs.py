@@ -22,7 +22,7 @@ from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs import math as package
 from agentgym_envs import register_all
 from agentgym_envs.math.arithmetic import compute, parse
-from agentgym_envs.math.countdown.rounds import random_expression, solve
+from agentgym_envs.math.countdown import random_expression, solve
 from agentgym_envs.math.word_problems import calculations_of, own_word_problems, solution_of
 
 ENVS = ("gsm8k", "gsm8k_tool", "countdown")

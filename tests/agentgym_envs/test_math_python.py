@@ -19,7 +19,7 @@ from agentgym.sandbox import SandboxSpec
 from agentgym.sandbox import acquire as acquire_sandbox
 from agentgym_envs import math as package
 from agentgym_envs import register_all
-from agentgym_envs.math.math_python.tasks import own_problems, task_of
+from agentgym_envs.math.math_python import own_problems, task_of
 from agentgym_envs.math.symbolic import same_answer
 from agentgym_envs.math.word_problems import load_svamp, own_word_problems
 

@@ -17,7 +17,7 @@ from agentgym.rollout.episode import Episode, run_many
 from agentgym.sandbox import SandboxError, choose
 from agentgym.sandbox import acquire as acquire_sandbox
 from agentgym_envs import register_all
-from agentgym_envs.math.math_python.tasks import own_problems
+from agentgym_envs.math.math_python import own_problems
 from agentgym_envs.math.python_session import ENVIRONMENT, PythonSession
 
 pytest.importorskip("mpmath")

@@ -28,14 +28,6 @@ _FRAMES = 4  # of a traceback, shown to the agent
 _TEXT = 400  # characters of an error message, and of a line of code
 
 
-class Lines:
-    """The source, for tracebacks; its first `before` lines belong to the prompt."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.before = 0
-
-
 def serve(requests: int, replies: int, limits: dict[str, int]) -> None:
     """Load the program of the first request, then answer requests until the pipe closes, which ends the process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -45,27 +37,9 @@ def serve(requests: int, replies: int, limits: dict[str, int]) -> None:
     sys.modules[NAME] = module  # dataclasses and typing look up a class's module here
     side = _Side(requests, replies, module)
     first = side.receive()
-    side.answer(lambda: load(module.__dict__, first, side.lines))
+    side.answer(lambda: side.load(first))
     while True:
         side.respond(side.receive())
-
-
-def load(namespace: dict[str, Any], program: dict[str, Any], lines: Lines) -> list[str]:
-    """Run the code, after its prompt or as its continuation, and return the names that it defines.
-
-    A prompt is a function's signature. The code may define the function again, or be its indented body.
-    """
-    prompt, code, names = program["prompt"], program["code"], program["names"]
-    if prompt and _goes_on(prompt, code):
-        lines.before = prompt.count("\n")
-        code = prompt + code
-    elif prompt:
-        exec(compile(prompt, "<prompt>", "exec"), namespace)
-        for name in names:
-            namespace.pop(name, None)  # its body is missing
-    lines.lines = code.split("\n")
-    exec(compile(code, FILE, "exec"), namespace)
-    return [name for name in names if name in namespace]
 
 
 def _goes_on(prompt: str, code: str) -> bool:
@@ -82,14 +56,30 @@ def _goes_on(prompt: str, code: str) -> bool:
 
 
 class _Side:
-    """The submission's end of the pipes."""
-
     def __init__(self, requests: int, replies: int, module: types.ModuleType):
         self.requests, self.replies = requests, replies
         self.namespace = module.__dict__
         self.objects: list[Any] = []
         self.stdout = sys.stdout
-        self.lines = Lines()
+        self.lines: list[str] = []  # of the source, for tracebacks
+        self.before = 0  # how many of them belong to the prompt
+
+    def load(self, program: dict[str, Any]) -> list[str]:
+        """Run the code, after its prompt or as its continuation, and return the names that it defines.
+
+        A prompt is a function's signature. The code may define the function again, or be its indented body.
+        """
+        prompt, code, names = program["prompt"], program["code"], program["names"]
+        if prompt and _goes_on(prompt, code):
+            self.before = prompt.count("\n")
+            code = prompt + code
+        elif prompt:
+            exec(compile(prompt, "<prompt>", "exec"), self.namespace)
+            for name in names:
+                self.namespace.pop(name, None)  # its body is missing
+        self.lines = code.split("\n")
+        exec(compile(code, FILE, "exec"), self.namespace)
+        return [name for name in names if name in self.namespace]
 
     def receive(self) -> Any:
         """The next message; the process exits at the end of the pipe."""
@@ -106,7 +96,6 @@ class _Side:
         return b"".join(parts)
 
     def send(self, message: Any) -> None:
-        """Write one message."""
         rest = memoryview(frame_of(message))
         while rest:
             rest = rest[os.write(self.replies, rest) :]
@@ -117,7 +106,6 @@ class _Side:
             self.stdout.flush()
 
     def respond(self, request: list[Any]) -> None:
-        """Execute a request and send the result."""
         verb, target, args, kwargs = request
 
         def work() -> list[Any]:
@@ -133,19 +121,18 @@ class _Side:
         self.answer(work)
 
     def answer(self, work: Callable[[], Any]) -> None:
-        """Send the result of `work`, or the exception it raises."""
         try:
             value = work()
             self.flush()
             self.send(["value", value])
         except BaseException as error:
-            self.send(["raise", _kind_of(error), self._args_of(error), explain(error, self.lines)])
+            self.send(["raise", _kind_of(error), self._args_of(error), self._explain(error)])
 
     def do(self, verb: str, target: int | str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Apply a verb to an object of the submission."""
         if verb == "get":
             value = self.namespace[str(target)]
-            return _Named(str(target)) if self.is_reference(value) else value
+            only_a_reference = encode(value, lambda item: ["object", -1]) == ["object", -1]
+            return _Named(str(target)) if only_a_reference else value
         value = self.namespace[target] if isinstance(target, str) else self.objects[target]
         verbs: dict[str, Any] = {
             "call": value,
@@ -159,17 +146,10 @@ class _Side:
         }
         return verbs[verb](*args, **kwargs)
 
-    def is_reference(self, value: Any) -> bool:
-        """True if only a reference to the value is sent."""
-        found = encode(value, lambda item: ["object", -1])
-        return bool(found == ["object", -1])
-
     def encode(self, value: Any) -> Any:
-        """A value as JSON; objects of the submission are kept here and sent as references."""
         return encode(value, self.refer)
 
     def refer(self, value: Any) -> list[Any]:
-        """The reference to an object: its name, the test's callback, or its index among the kept objects."""
         if type(value) is _Named:
             return ["object", value.name]
         if type(value) is _Callback:
@@ -181,7 +161,6 @@ class _Side:
         return ["object", len(self.objects) - 1]
 
     def resolve(self, data: list[Any]) -> Any:
-        """The object of a reference from the grader."""
         tag, key = data
         if tag == "callback":
             return _Callback(self, key)
@@ -199,9 +178,27 @@ class _Side:
                 raise getattr(builtins, message[1], Exception)(*(decode(arg, self.resolve) for arg in message[2]))
             self.respond(message)
 
+    def _explain(self, error: BaseException) -> str:
+        """An error for the agent, with the lines of the submission that led to it."""
+        rows = []
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == FILE:
+                rows.append((trace.tb_lineno, trace.tb_frame.f_code.co_name))
+            trace = trace.tb_next
+        if isinstance(error, SyntaxError) and error.filename == FILE and error.lineno:
+            rows.append((error.lineno, ""))
+        shown = []
+        for number, name in rows[-_FRAMES:]:
+            where = "" if name in ("", "<module>") else f", in {name}"
+            line = self.lines[number - 1].strip()[:_TEXT] if 0 < number <= len(self.lines) else ""
+            shown.append(f"  line {number - self.before}{where}: {line}")
+        text = error.msg if isinstance(error, SyntaxError) else _text_of(error)
+        return "\n".join([f"{type(error).__name__}: {text:.{_TEXT}}".rstrip(": "), *shown])
+
     def _args_of(self, error: BaseException) -> list[Any]:
         try:
-            return [encode(arg, _as_text) for arg in error.args]
+            return [encode(arg, str) for arg in error.args]
         except Exception:
             return []
 
@@ -223,37 +220,9 @@ class _Callback:
         return self.side.call_back(self.key, args, kwargs)
 
 
-def _as_text(value: Any) -> Any:
-    return str(value)
-
-
 def _kind_of(error: BaseException) -> str:
-    """The name of the nearest built-in exception class."""
     known = (kind for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind)
     return next(known, Exception).__name__
-
-
-def explain(error: BaseException, lines: Lines) -> str:
-    """An error for the agent, with the lines of the submission that led to it."""
-    rows = []
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == FILE:
-            rows.append((trace.tb_lineno, trace.tb_frame.f_code.co_name))
-        trace = trace.tb_next
-    if isinstance(error, SyntaxError) and error.filename == FILE and error.lineno:
-        rows.append((error.lineno, ""))
-    shown = [
-        f"  line {number - lines.before}{', in ' + name if name not in ('', '<module>') else ''}:"
-        f" {_line(lines.lines, number)}"
-        for number, name in rows[-_FRAMES:]
-    ]
-    text = error.msg if isinstance(error, SyntaxError) else _text_of(error)
-    return "\n".join([f"{type(error).__name__}: {text:.{_TEXT}}".rstrip(": "), *shown])
-
-
-def _line(lines: list[str], number: int) -> str:
-    return lines[number - 1].strip()[:_TEXT] if 0 < number <= len(lines) else ""
 
 
 def _text_of(error: BaseException) -> str:

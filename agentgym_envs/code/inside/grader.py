@@ -57,27 +57,18 @@ def main() -> None:
 
 
 def _refuse_the_host() -> None:
-    """Raise outside of a sandbox: only a PID namespace ends all processes that a submission forks.
-
-    Raises:
-        OSError: this process was not started by process 1 of a PID namespace (a sandbox's guest).
-    """
+    """Raise outside of a sandbox: only a PID namespace ends all processes that a submission forks."""
     if os.getppid() != 1:
         raise OSError("the grader runs in a sandbox only, started by its process 1")
 
 
 def _hide() -> None:
-    """Protect this process's memory and files from others of the same user, so a submission cannot read the tests.
-
-    Raises:
-        OSError: the kernel refused.
-    """
+    """Protect this process's memory and files from others of the same user, so a submission cannot read the tests."""
     if ctypes.CDLL(None, use_errno=True).prctl(_DUMPABLE, 0, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE) failed")
 
 
 def grade(nursery: Nursery, request: dict[str, Any]) -> dict[str, Any]:
-    """The report on a submission, as `agentgym_envs.code.grading` reads it."""
     if "random" in request["setup"] or any("random" in test for test in request["tests"]):
         import random  # slow to import
 
@@ -161,12 +152,10 @@ class Judge:
         self._counted = 0
 
     def prepare(self, source: str) -> tuple[str, Any]:
-        """The source and its compiled code, in which each assertion reports to this object."""
         tree = _Assertions(self).visit(ast.parse(source))
         return source, compile(ast.fix_missing_locations(tree), "<test>", "exec")
 
     def begin(self, source: str) -> None:
-        """Attribute what follows to this test."""
         self._test, self._got, self._counted = source, "", 0
 
     def run(self, code: Any, namespace: dict[str, Any]) -> bool:
@@ -183,17 +172,11 @@ class Judge:
         return True
 
     def hold(self) -> None:
-        """Count an assertion that held."""
         self.passed += 1
         self._counted += 1
         self._got = ""
 
     def broke(self, error: BaseException) -> None:
-        """Count an assertion that failed or raised.
-
-        Raises:
-            _Stop: the submission has ended, so the rest of the test cannot run.
-        """
         self._counted += 1
         self._fail(error)
         if isinstance(error, Lost):
@@ -226,7 +209,6 @@ class _Assertions(ast.NodeTransformer):
         self.judge = judge
 
     def visit_Assert(self, node: ast.Assert) -> Any:
-        """Count an assertion, unless it is a true constant."""
         if isinstance(node.test, ast.Constant) and node.test.value:
             return node
         self.judge.expected += 1

@@ -33,28 +33,27 @@ class Ended(BaseException):
     """The submission raised an exception that ends a program, such as SystemExit."""
 
 
+def _channel() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Pipes for requests, replies and prints: the submission's ends and the grader's ends."""
+    (take, ask), (hear, reply), (read, write) = os.pipe(), os.pipe(), os.pipe()
+    return (take, reply, write), (ask, hear, read)
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
 class Nursery:
-    """Forks the processes that hold submissions.
-
-    Args:
-        serve: main function of such a process: `serve(requests, replies, limits)`.
-        limits: passed to it.
-    """
-
     def __init__(self, serve: Callable[[int, int, dict[str, int]], None], limits: dict[str, int]):
-        # For each process: requests to it, replies from it, what it prints.
-        self._channels = [(os.pipe(), os.pipe(), os.pipe()) for _ in range(PROCESSES)]
+        self._channels = [_channel() for _ in range(PROCESSES)]
         orders, answers = os.pipe(), os.pipe()
         if os.fork() == 0:
             try:
                 _fork_on_demand(self._channels, orders[0], answers[1], serve, limits)
             finally:
                 os._exit(0)
-        os.close(orders[0])
-        os.close(answers[1])
-        for requests, replies, prints in self._channels:
-            for fd in (requests[0], replies[1], prints[1]):
-                os.close(fd)
+        _close(orders[0], answers[1], *(fd for theirs, _ in self._channels for fd in theirs))
         self._orders, self._answers = orders[1], answers[0]
         self._used = 0
 
@@ -63,14 +62,10 @@ class Nursery:
         return not select.select([self._answers], [], [], 0)[0]
 
     def fork(self) -> tuple[int, int, int, int]:
-        """A new process: its id, and its pipes (requests, replies, prints).
-
-        Raises:
-            Lost: the process limit is reached, or forking failed.
-        """
+        """A new process: its id, and its pipes (requests, replies, prints)."""
         if self._used == PROCESSES:
             raise Lost("it ended too often")
-        requests, replies, prints = self._channels[self._used]
+        _, ours = self._channels[self._used]
         self._used += 1
         try:
             os.write(self._orders, b"+")
@@ -81,7 +76,7 @@ class Nursery:
         pid = int.from_bytes(answer, "big")
         if pid == 0:
             raise Lost("no process can be started any more")
-        return pid, requests[1], replies[0], prints[0]
+        return pid, *ours
 
 
 def _fork_on_demand(
@@ -91,66 +86,43 @@ def _fork_on_demand(
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(nothing, fd)
-    for requests, replies, prints in channels:
-        for fd in (requests[1], replies[0], prints[0]):
-            os.close(fd)
+    _close(*(fd for _, ours in channels for fd in ours))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
-    for place, (requests, replies, prints) in enumerate(channels):
+    for place, ((requests, replies, prints), _) in enumerate(channels):
         if not os.read(orders, 1):
             return
         try:
             pid = os.fork()
         except OSError:
-            pid = 0
             os.write(answers, bytes(4))
             continue
         if pid:
             os.write(answers, pid.to_bytes(4, "big"))
-            for fd in (requests[0], replies[1], prints[1]):
-                os.close(fd)
+            _close(requests, replies, prints)
             continue
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
-        os.dup2(prints[1], 1)
-        os.dup2(prints[1], 2)
-        keep = {requests[0], replies[1]}
-        for fds in channels[place:]:
-            for fd in (fds[0][0], fds[1][1], fds[2][1]):
-                if fd not in keep:
-                    os.close(fd)
-        os.close(orders)
-        os.close(answers)
-        serve(requests[0], replies[1], limits)
+        os.dup2(prints, 1)
+        os.dup2(prints, 2)
+        later = (fd for theirs, _ in channels[place + 1 :] for fd in theirs)
+        _close(prints, *later, orders, answers)
+        serve(requests, replies, limits)
         return
 
 
 class Link:
-    """The connection to the current process of the submission.
-
-    Args:
-        nursery: forks the processes.
-        program: `prompt`, `code` and `names`, which each process loads first.
-        timeout: seconds for one request.
-        budget: seconds for all requests.
-    """
-
     def __init__(self, nursery: Nursery, program: dict[str, Any], timeout: float, budget: float):
         self.nursery, self.program, self.timeout = nursery, program, timeout
         self.end = time.monotonic() + budget
         self.output = bytearray()
         self.generation = 0  # how many processes there were
-        self.slow = False  # whether a request took too long
+        self.slow = False  # True once a request took too long
         self.alive = False
         self._objects: dict[int | str, Remote] = {}
         self._callbacks: list[Any] = []
 
     def start(self) -> list[str]:
-        """Load the submission in a new process, and return the names that it defines.
-
-        Raises:
-            LoadError: it cannot be loaded.
-            Lost: it ended or took too long.
-        """
+        """Load the submission in a new process, and return the names that it defines."""
         self.generation += 1
         self._objects, self._callbacks = {}, []
         self._pid, self._requests, self._replies, self._prints = self.nursery.fork()
@@ -164,7 +136,6 @@ class Link:
         return [name for name in self.program["names"] if name in reply[1]]
 
     def stop(self) -> None:
-        """Kill the process and its group, and close its pipes."""
         if not self.alive:
             return
         self.alive = False
@@ -172,18 +143,12 @@ class Link:
             with contextlib.suppress(OSError):  # it has ended already
                 kill(self._pid, signal.SIGKILL)
         self._drain()
-        for fd in (self._requests, self._replies, self._prints):
-            os.close(fd)
+        _close(self._requests, self._replies, self._prints)
 
     def ask(
         self, verb: str, target: int | str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Send a request; mutable arguments are updated in place.
-
-        Raises:
-            Exception: what the submission raised, if it is a built-in exception, else a plain one.
-            Lost: it ended, took too long, or answered in another form.
-        """
+        """Send a request; mutable arguments are updated in place."""
         named = kwargs or {}
         reply = self._exchange(
             [verb, target, [self._encode(arg) for arg in args], {k: self._encode(v) for k, v in named.items()}]
@@ -196,7 +161,6 @@ class Link:
         raise self._raised(reply)
 
     def _taken(self, content: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The value of a reply, after updating the arguments."""
         result, after, after_named = content
         for arg, data in zip(args, after, strict=True):
             if data is not None:
@@ -206,7 +170,6 @@ class Link:
         return self._decode(result)
 
     def _raised(self, reply: Any) -> BaseException:
-        """The exception of a reply, created again here."""
         if not _is(reply, "raise", 4) or not isinstance(reply[1], str):
             return self._lost("it did not answer in the form of an answer")
         kind = getattr(builtins, reply[1], None)
@@ -342,7 +305,6 @@ class Remote:
         object.__setattr__(self, "_key", key)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the object."""
         return self._link.ask("call", self._key, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -383,5 +345,4 @@ def _is(reply: Any, kind: str, size: int) -> bool:
 
 
 def _text(reply: Any) -> str:
-    """The error message of a reply."""
     return str(reply[3])[:2000] if _is(reply, "raise", 4) else "it gave no answer"

@@ -19,14 +19,8 @@ NOT_STARTED = 97  # the grader's exit code in an unsuitable sandbox, before any 
 NAME = "submission"  # the module that a submission's code makes
 
 _LARGE = 1 << 62
-_SERIES: dict[str, Any] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "deque": deque,
-}
-_PAIRS: dict[str, Any] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
+_SERIES: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, frozenset, deque)}
+_PAIRS: dict[str, Any] = {kind.__name__: kind for kind in (dict, Counter, OrderedDict)}
 _TYPES = (int, float, bool, str, bytes, complex, list, tuple, dict, set, frozenset, type(None))
 _BY_MODULE = {  # less common types: how each is taken apart; its constructor builds it again
     "decimal.Decimal": lambda value: [str(value)],
@@ -45,16 +39,16 @@ class Foreign(Exception):
     """A frame is not a value: its writer broke the protocol."""
 
 
-def encode(value: Any, refer: Callable[[Any], list[Any]]) -> Any:
+def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
     """A value as JSON; `refer` makes the reference of an object that is not plain data."""
     kind = type(value)
     if value is None or kind in (bool, str, float):
         return value
     if kind is int:
         return value if -_LARGE < value < _LARGE else ["int", hex(value)]
-    if kind.__name__ in _SERIES and kind is _SERIES[kind.__name__]:
+    if _SERIES.get(kind.__name__) is kind:
         return [kind.__name__, [encode(item, refer) for item in value]]
-    if kind.__name__ in _PAIRS and kind is _PAIRS[kind.__name__]:
+    if _PAIRS.get(kind.__name__) is kind:
         return [kind.__name__, [[encode(key, refer), encode(item, refer)] for key, item in value.items()]]
     if kind in (bytes, bytearray):
         return [kind.__name__, value.hex()]
@@ -67,7 +61,7 @@ def encode(value: Any, refer: Callable[[Any], list[Any]]) -> Any:
     return _encode_as_base(value, refer)
 
 
-def _encode_as_base(value: Any, refer: Callable[[Any], list[Any]]) -> Any:
+def _encode_as_base(value: Any, refer: Callable[[Any], Any]) -> Any:
     """Named tuples as tuples, IntEnums as ints, defaultdicts as dicts; anything else as a reference."""
     bases: tuple[Any, ...] = (int, float, str, tuple, list, Counter, OrderedDict, dict, set, frozenset)
     for base in bases:
@@ -85,11 +79,7 @@ def _clock(value: Any) -> list[Any]:
 
 
 def decode(data: Any, resolve: Callable[[list[Any]], Any]) -> Any:
-    """The reverse of `encode`; `resolve` gives the object of a reference.
-
-    Raises:
-        Foreign: the data are not a value. No other exception is raised, except MemoryError.
-    """
+    """The reverse of `encode`; `resolve` gives the object of a reference."""
     try:
         return _decode(data, resolve)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
@@ -146,7 +136,6 @@ def give_back(old: Any, new: Any) -> None:
 
 
 def _same_or(old: Any, new: Any) -> Any:
-    """The old object, updated, if possible; else the new one."""
     if type(old) is type(new) and isinstance(old, list | dict | set | bytearray | deque | tuple):
         give_back(old, new)
         if old == new:
@@ -155,18 +144,13 @@ def _same_or(old: Any, new: Any) -> Any:
 
 
 def can_change(value: Any) -> bool:
-    """True if a call may change this argument."""
     if isinstance(value, tuple):
         return any(can_change(item) for item in value)
     return isinstance(value, list | dict | set | bytearray | deque | defaultdict)
 
 
 def frame_of(message: Any) -> bytes:
-    """A message as JSON, preceded by its length (4 bytes, big endian).
-
-    Raises:
-        ValueError: it is longer than `LIMIT`.
-    """
+    """A message as JSON, preceded by its length (4 bytes, big endian)."""
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > LIMIT:
         raise ValueError(f"a value of {len(body)} bytes is more than can be passed on ({LIMIT})")

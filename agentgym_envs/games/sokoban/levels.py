@@ -5,31 +5,25 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.datasets import FOLDER_VARIABLE
-from agentgym_envs.games.grid import least_form
+from agentgym_envs.games.grid import in_rows, least_form
 from agentgym_envs.games.sokoban.room import BOX, FLOOR, PLAYER, TARGET, WALL, content, parse_level
 from agentgym_envs.games.sokoban.solver import solve
-from agentgym_envs.splits import IsTaken, draw, generated_tasks, never, seeds_of, split_of
+from agentgym_envs.settings import check_choice, check_number
+from agentgym_envs.splits import IsTaken, check_split, draw, generated_tasks, never, split_of
 
 SHORTEST = 4  # moves; shorter solutions are trivial
 
 
 def check_settings(size: int, boxes: int, walls: float) -> None:
-    """Raise if no level can be made with these settings.
-
-    Raises:
-        ValueError: size, boxes or walls out of range.
-    """
-    if not isinstance(size, int) or isinstance(size, bool) or not 5 <= size <= 10:
-        raise ValueError(f"sokoban: size, the border included, must be a whole number from 5 to 10, not {size!r}")
-    if not isinstance(boxes, int) or isinstance(boxes, bool) or not 1 <= boxes <= 3:
-        raise ValueError(f"sokoban: boxes must be 1, 2 or 3, not {boxes!r}")
+    check_number("sokoban: size", size, 5, 10, whole=True)
+    check_number("sokoban: boxes", boxes, 1, 3, whole=True)
+    check_number("sokoban: walls", walls, 0, 0.4)
     if boxes > (size - 2) ** 2 // 4:
         raise ValueError(f"sokoban: {boxes} boxes do not fit a room of size {size}; use at most {(size - 2) ** 2 // 4}")
-    if not isinstance(walls, (int, float)) or not 0 <= walls <= 0.4:
-        raise ValueError(f"sokoban: walls is a share of the inner cells from 0 to 0.4, not {walls!r}")
 
 
 def longest(size: int, boxes: int) -> int:
@@ -38,27 +32,18 @@ def longest(size: int, boxes: int) -> int:
 
 
 def make_level(seed: int, split: str, size: int, boxes: int, walls: float, is_taken: IsTaken = never) -> str:
-    """The level of a seed, whose shortest solution has 4 to `longest` moves.
-
-    Raises:
-        ValueError: the settings allow no such level.
-    """
+    """The level of a seed, whose shortest solution has 4 to `longest` moves."""
     inner = [row * size + column for row in range(1, size - 1) for column in range(1, size - 1)]
 
     def propose(rng: random.Random) -> str | None:
-        signs = [WALL] * (size * size)
         floor = [cell for cell in inner if rng.random() >= walls]
         if len(floor) < 2 * boxes + 2:
             return None
-        for cell in floor:
-            signs[cell] = FLOOR
-        cells = rng.sample(floor, 2 * boxes + 1)
-        signs[cells[0]] = PLAYER
-        for cell in cells[1 : boxes + 1]:
-            signs[cell] = BOX
-        for cell in cells[boxes + 1 :]:
-            signs[cell] = TARGET
-        return "\n".join("".join(signs[i : i + size]) for i in range(0, size * size, size))
+        signs = [WALL] * (size * size)
+        things = zip(rng.sample(floor, 2 * boxes + 1), PLAYER + boxes * BOX + boxes * TARGET, strict=True)
+        for cell, sign in (*((cell, FLOOR) for cell in floor), *things):
+            signs[cell] = sign
+        return in_rows(signs, size)
 
     def accept(level: str) -> bool:
         plan = solve(*parse_level(level), limit=2_000)
@@ -68,45 +53,30 @@ def make_level(seed: int, split: str, size: int, boxes: int, walls: float, is_ta
 
 
 def generated_levels(split: str, size: int, boxes: int, walls: float) -> TaskSet:
-    """100,000 train and 1,000 test levels, all test levels distinct and none with a train room (walls and targets).
+    """Test levels are distinct, and no room (walls and targets) is in both splits; rotated or mirrored levels count as equal.
 
-    Rotated or mirrored levels count as equal. Rooms of size 5 have fewer than 1,000 distinct test levels, which then
-    repeat. `metadata["difficulty"]` is the length of the shortest solution.
+    Rooms of size 5 have fewer than 1,000 distinct test levels, which then repeat. `metadata["difficulty"]` is the length
+    of the shortest solution.
     """
     check_settings(size, boxes, walls)
-    return generated_tasks(
-        "sokoban",
-        split,
-        lambda seed, is_taken: make_level(seed, split, size, boxes, walls, is_taken),
-        least_form,
-        _moves,
-    )
 
+    def make(seed: int, is_taken: IsTaken) -> str:
+        return make_level(seed, split, size, boxes, walls, is_taken)
 
-def _moves(level: str) -> int:
-    """Length of the shortest solution; `make_level` has checked that it exists."""
-    return len(solve(*parse_level(level), limit=2_000) or ())
+    def describe(level: str) -> tuple[None, dict[str, Any]]:
+        return None, {"level": level, "difficulty": len(solve(*parse_level(level), limit=2_000) or ())}
+
+    return generated_tasks("sokoban", split, make, least_form, describe)
 
 
 def boxoban_levels(levels: str, split: str) -> TaskSet:
     """The levels of the Boxoban files `sokoban/<difficulty>*.txt` in the folder AGENTGYM_DATA.
 
-    Args:
-        levels: "boxoban:medium", "boxoban:unfiltered" or "boxoban:hard".
-        split: "train" or "test", by a hash of the room; the files' own splits are ignored. Of equal levels (rotated or
-            mirrored) the first is kept.
-
-    Raises:
-        ValueError: another name, or a file with an invalid level.
-        FileNotFoundError: the files are missing.
+    A hash of the room decides the split; the files' own splits are ignored. Of equal levels the first is kept.
     """
-    source, _, difficulty = levels.partition(":")
-    if source != "boxoban" or difficulty not in ("medium", "unfiltered", "hard"):
-        raise ValueError(
-            "sokoban: levels must be 'generated', 'boxoban:medium', 'boxoban:unfiltered' or 'boxoban:hard', "
-            f"not {levels!r}"
-        )
-    seeds_of(split, "sokoban")
+    check_choice("sokoban: levels", levels, ("generated", "boxoban:medium", "boxoban:unfiltered", "boxoban:hard"))
+    difficulty = levels.removeprefix("boxoban:")
+    check_split("sokoban", split)
     folder = os.environ.get(FOLDER_VARIABLE)
     files = sorted(Path(folder).expanduser().glob(f"sokoban/{difficulty}*.txt")) if folder else []
     if not files:

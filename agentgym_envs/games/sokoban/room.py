@@ -7,20 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentgym_envs.games.grid import least_form
+from agentgym_envs.games.grid import in_rows, least_form
 
 WALL, FLOOR, TARGET, BOX, BOX_HOME, PLAYER, PLAYER_HOME = "#_.$*@+"
 
 
 @dataclass(frozen=True)
 class Room:
-    """The immovable part of a level. Cells are numbered row by row; the border is wall, so every neighbour is a cell.
-
-    Attributes:
-        columns: cells in a row.
-        walls: True for each wall cell.
-        targets: the target cells.
-    """
+    """The immovable part of a level. Cells are numbered row by row; the border is wall, so every neighbour is a cell."""
 
     columns: int
     walls: tuple[bool, ...]
@@ -28,16 +22,11 @@ class Room:
 
     @property
     def steps(self) -> tuple[int, int, int, int]:
-        """Offsets of up, down, left and right."""
         return -self.columns, self.columns, -1, 1
 
 
 def parse_level(level: str) -> tuple[Room, int, frozenset[int]]:
-    """The room, the player's cell and the boxes' cells of a level.
-
-    Raises:
-        ValueError: not a rectangle, an unknown sign, an open border, not one player, or not as many boxes as targets.
-    """
+    """The room, the player's cell and the boxes' cells of a level."""
     rows = level.replace(" ", FLOOR).split("\n")
     columns = len(rows[0])
     cells = "".join(rows)
@@ -75,11 +64,10 @@ def moved(room: Room, player: int, boxes: frozenset[int], step: int) -> tuple[in
 
 
 def drawn(room: Room, player: int, boxes: frozenset[int]) -> str:
-    """The room as rows of signs separated by single spaces."""
     signs = [WALL if wall else FLOOR for wall in room.walls]
     for cell in room.targets:
         signs[cell] = TARGET
     for cell in boxes:
         signs[cell] = BOX_HOME if cell in room.targets else BOX
     signs[player] = PLAYER_HOME if player in room.targets else PLAYER
-    return "\n".join([" ".join(signs[i : i + room.columns]) for i in range(0, len(signs), room.columns)])
+    return in_rows(signs, room.columns, " ")

@@ -90,17 +90,11 @@ def _pushes(room: Room, player: int, boxes: frozenset[int]) -> Iterator[tuple[in
 
 
 def solve(room: Room, player: int, boxes: frozenset[int], *, limit: int = 20_000, weight: int = 1) -> list[str] | None:
-    """Moves that bring every box onto a target.
+    """Directions that bring every box onto a target; None if no plan was found.
 
     Args:
-        room: the walls and targets.
-        player: the player's cell.
-        boxes: the boxes' cells.
         limit: positions to expand before giving up.
         weight: 1 finds a shortest plan; a larger weight finds some plan sooner.
-
-    Returns:
-        Direction words, [] if all boxes are home, or None if no plan was found within the limit.
     """
     tables = push_distances(room)
     start: Position = (player, boxes)
@@ -132,7 +126,6 @@ def solve(room: Room, player: int, boxes: frozenset[int], *, limit: int = 20_000
 
 
 def _moves(room: Room, came: dict[Position, tuple[Position, int]], start: Position, end: Position) -> list[str]:
-    """Direction words of a chain of pushes and the walks between them."""
     pushes: list[tuple[Position, int, int]] = []
     while end != start:
         before, direction = came[end]
@@ -146,7 +139,6 @@ def _moves(room: Room, came: dict[Position, tuple[Position, int]], start: Positi
 
 
 def _way(room: Room, player: int, boxes: frozenset[int], goal: int) -> list[str]:
-    """A shortest walk to a reachable cell."""
     far = _walk(room, player, boxes)
     words: list[str] = []
     while goal != player:

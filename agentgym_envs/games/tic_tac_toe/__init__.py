@@ -1,5 +1,175 @@
-"""Tic-tac-toe against an opponent. See README.md beside this file."""
+"""Tic-tac-toe against an opponent. See README.md beside this file.
 
-from agentgym_envs.games.tic_tac_toe.env import TicTacToe
+A board is nine signs (X, O or _), row by row; cells are numbered 1 to 9. An opponent is also a text, "<starter> <order>
+<care>", such as "O 381952476 01101": who moves first; its preference among cells; and for each of its moves 1 for
+optimal play (ties by preference) or 0 for the most preferred free cell. With a random order, a careless move is uniform
+over the free cells.
+"""
 
-__all__ = ["TicTacToe"]
+from __future__ import annotations
+
+import random
+import re
+from functools import cache
+from typing import Any
+
+from agentgym.core.env import Env, Opening, Step
+from agentgym.core.messages import Action, user
+from agentgym.core.tasks import Task, TaskSet
+from agentgym_envs.games.grid import in_rows, orders
+from agentgym_envs.settings import check_choice
+from agentgym_envs.splits import IsTaken, draw, generated_tasks, level_of, never
+
+AGENT, OPPONENT, FREE = "XO_"
+EMPTY = FREE * 9
+LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
+OPPONENTS = {"random": 0.0, "minimax": 1.0, "mix": 0.5}  # chance of each move to be chosen with care
+PREFERRED = (5, 1, 3, 7, 9, 2, 4, 6, 8)  # the expert's ties: centre, corners, edges
+RULES = "Tic-tac-toe: you are X, the opponent is O. Three in a row wins. Answer with the number of a free cell."
+_CELL = re.compile(r"\b[1-9]\b")
+_ENDINGS = {AGENT: ("You win.", 1.0), OPPONENT: ("You lose.", 0.0), None: ("Draw.", 0.5)}
+
+
+def winner(board: str) -> str | None:
+    for a, b, c in LINES:
+        if board[a] != FREE and board[a] == board[b] == board[c]:
+            return board[a]
+    return None
+
+
+def free_cells(board: str) -> list[int]:
+    return [cell for cell, sign in enumerate(board, start=1) if sign == FREE]
+
+
+def placed(board: str, cell: int, sign: str) -> str:
+    return board[: cell - 1] + sign + board[cell:]
+
+
+@cache
+def value(board: str, mover: str) -> int:
+    """Value of the board for `mover`, who is to move, under perfect play; there are about 5,500 boards to cache.
+
+    0 for a draw; for a win 1 plus the free cells left at the end, so a sooner win is worth more; minus that for a loss.
+    """
+    if winner(board) is not None:
+        return -(1 + board.count(FREE))
+    if FREE not in board:
+        return 0
+    other = OPPONENT if mover == AGENT else AGENT
+    return max(-value(placed(board, cell, mover), other) for cell in free_cells(board))
+
+
+def best_cell(board: str, mover: str, order: tuple[int, ...]) -> int:
+    other = OPPONENT if mover == AGENT else AGENT
+    best = value(board, mover)
+    return next(c for c in order if board[c - 1] == FREE and -value(placed(board, c, mover), other) == best)
+
+
+def parse_opponent(level: str) -> tuple[str, tuple[int, ...], tuple[bool, ...]]:
+    parts = level.split(" ")
+    if (
+        len(parts) != 3
+        or parts[0] not in (AGENT, OPPONENT)
+        or sorted(parts[1]) != list("123456789")
+        or len(parts[2]) != 5
+        or set(parts[2]) - set("01")
+    ):
+        raise ValueError(f'tic_tac_toe: a level is like "O 381952476 01101" (starter, order, care), not {level!r}')
+    return parts[0], tuple(int(digit) for digit in parts[1]), tuple(digit == "1" for digit in parts[2])
+
+
+def make_opponent(seed: int, split: str, opponent: str, is_taken: IsTaken = never) -> str:
+    care = OPPONENTS[opponent]
+
+    def propose(rng: random.Random) -> str:
+        order = "".join(rng.sample("123456789", 9))
+        return f"{rng.choice('XO')} {order} {''.join(str(int(rng.random() < care)) for _ in range(5))}"
+
+    return draw(seed, split, propose, content, is_taken=is_taken)
+
+
+def content(level: str) -> str:
+    """An opponent's text, equal for opponents that play alike on a rotated or mirrored board.
+
+    If X begins, O moves at most four times, so the fifth care is dropped.
+    """
+    starter, order, care = level.split(" ")
+    forms = ("".join(str(way[int(cell) - 1] + 1) for cell in order) for way, _ in orders(3, 3))
+    return f"{starter} {min(forms)} {care if starter == OPPONENT else care[:4]}"
+
+
+class TicTacToe(Env):
+    """Tic-tac-toe as X against a scripted opponent. The task says who begins and how O plays."""
+
+    max_turns = 9  # at most five moves and four mistakes
+
+    def __init__(
+        self,
+        opponent: str = "random",
+        tasks: TaskSet | None = None,
+        max_turns: int | None = None,
+        render_mode: str | None = None,
+    ):
+        check_choice("tic_tac_toe: opponent", opponent, OPPONENTS)
+        super().__init__(self.default_tasks("train", opponent) if tasks is None else tasks, max_turns, render_mode)
+
+    @classmethod
+    def default_tasks(cls, split: str = "train", opponent: str = "random") -> TaskSet:
+        check_choice("tic_tac_toe: opponent", opponent, OPPONENTS)
+        return generated_tasks(
+            "tic_tac_toe", split, lambda seed, is_taken: make_opponent(seed, split, opponent, is_taken), content
+        )
+
+    def init(self, task: Task) -> None:
+        self._starter, self._order, self._care = parse_opponent(level_of(task, "tic_tac_toe"))
+        super().init(task)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
+        super().reset(seed=seed, options=options)
+        self._board = EMPTY
+        self._invalid = 0
+        if self._starter == OPPONENT:
+            self._answer()
+        return [user(f"{RULES}\n{self._grid()}")], {}
+
+    def step(self, action: Action) -> Step:
+        found = _CELL.findall(self.read(action))
+        cell = int(found[-1]) if found else None
+        if cell is None or self._board[cell - 1] != FREE:
+            self._invalid += 1
+            wrong = "invalid" if cell is None else "taken"
+            legal = " ".join(str(free) for free in free_cells(self._board))
+            return self._outcome(f"{wrong}: answer one of {legal}\n{self._grid()}", 0.0, False, False)
+        self._board = placed(self._board, cell, AGENT)
+        if not self._over():
+            self._answer()
+        if not self._over():
+            return self._outcome(self._grid(), 0.0, False, False)
+        champion = winner(self._board)
+        text, reward = _ENDINGS[champion]
+        return self._outcome(text, reward, True, champion != OPPONENT)
+
+    def expert_action(self) -> str:
+        """A perfect move that wins soonest; ties by centre, corners, edges. Never loses."""
+        return str(best_cell(self._board, AGENT, PREFERRED))
+
+    def random_action(self, rng: random.Random) -> str:
+        return str(rng.choice(free_cells(self._board)))
+
+    def _answer(self) -> None:
+        careful = self._care[self._board.count(OPPONENT)]
+        if careful:
+            cell = best_cell(self._board, OPPONENT, self._order)
+        else:
+            cell = next(cell for cell in self._order if self._board[cell - 1] == FREE)
+        self._board = placed(self._board, cell, OPPONENT)
+
+    def _over(self) -> bool:
+        return FREE not in self._board or winner(self._board) is not None
+
+    def _outcome(self, text: str, reward: float, terminated: bool, success: bool) -> Step:
+        return self.outcome(text, reward, terminated, success=success, invalid=self._invalid)
+
+    def _grid(self) -> str:
+        signs = [str(cell) if sign == FREE else sign for cell, sign in enumerate(self._board, start=1)]
+        return in_rows(signs, 3, " ")

@@ -1,5 +1,45 @@
-"""GSM8K in one turn. See README.md beside this file."""
+"""GSM8K in one turn: a word problem, one reply, an exact comparison. See README.md beside this file."""
 
-from agentgym_envs.math.gsm8k.env import GSM8K
+from __future__ import annotations
 
-__all__ = ["GSM8K"]
+import random
+
+from agentgym.core.env import Step
+from agentgym.core.messages import Action
+from agentgym.core.tasks import TaskSet
+from agentgym_envs.math.answers import final_answer, hashes_answer, number_of
+from agentgym_envs.math.arithmetic import written
+from agentgym_envs.math.problem_env import ProblemEnv
+
+
+class GSM8K(ProblemEnv):
+    """A word problem, answered in one message."""
+
+    max_turns = 1
+    instruction = 'Think step by step. Put the final answer, as a number alone, at the end after "####".'
+
+    def __init__(self, format_reward: float = 0.0, tasks: TaskSet | None = None, render_mode: str | None = None):
+        super().__init__(tasks=tasks, render_mode=render_mode)
+        self.format_reward = float(format_reward)
+
+    def step(self, action: Action) -> Step:
+        """Judge the reply. `info`: `success`, `formatted`, `expected`, and `answer` (None without one)."""
+        text = self.read(action)
+        answer = final_answer(text)
+        right = answer is not None and answer == number_of(str(self.current_task.answer))
+        formatted = hashes_answer(text)
+        return self.outcome(
+            "Correct." if right else "No answer found." if answer is None else "Wrong.",
+            float(right) + self.format_reward * formatted,
+            terminated=True,
+            success=right,
+            formatted=formatted,
+            answer=None if answer is None else written(answer),
+            expected=str(self.current_task.answer),
+        )
+
+    def expert_action(self) -> str:
+        return self.expert_answer()
+
+    def random_action(self, rng: random.Random) -> str:
+        return self.random_answer(rng)

@@ -1,5 +1,99 @@
-"""Competition mathematics with Python. See README.md beside this file."""
+"""Mathematics with Python; answers (numbers, expressions, sets, intervals, matrices) are compared symbolically.
 
-from agentgym_envs.math.math_python.env import MathPython
+See README.md beside this file. The tasks are those of MATH if available, else 52 shipped problems.
+"""
 
-__all__ = ["MathPython"]
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+from agentgym import datasets
+from agentgym.core.messages import user
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.tools.text_forms import FinalAnswer, answer_in
+from agentgym_envs.data_sets import MATH_PARTS
+from agentgym_envs.math.python_env import PythonEnv
+from agentgym_envs.math.symbolic import require_mpmath, same_answer
+from agentgym_envs.own_tasks import own_tasks
+from agentgym_envs.splits import check_split
+
+
+class MathPython(PythonEnv):
+    r"""A problem of mathematics with a Python session; see `agentgym_envs.math.python_env.PythonEnv`."""
+
+    instruction = r"""Solve the problem. You can compute with Python: reply with a block such as
+```python
+from fractions import Fraction
+print(sum(Fraction(1, n) for n in range(1, 5)))
+```
+and wait for what it prints. Variables are kept from block to block. When you are done, reply without a block and put the final answer in \boxed{}, for example \boxed{\frac{25}{12}}."""
+    hint = (
+        "I found neither a block of Python nor an answer. Write a ```python block, or put the final answer in "
+        "\\boxed{}, for example \\boxed{\\frac{25}{12}}."
+    )
+
+    @classmethod
+    def default_tasks(cls, split: str = "train") -> TaskSet:
+        """MATH's "train" (7,500) or MATH-500 as "test"; the shipped problems (40 and 12) without them.
+
+        `metadata` has `subject`, and `program` (prints the answer) for shipped problems or `solution` (worked) for MATH.
+        """
+        check_split("math_python", split)
+        hub, hub_split = MATH_PARTS[split]
+        return datasets.load(
+            f"math/{split}.jsonl",
+            hub_split,
+            name=f"math/{split}",
+            parse=lambda record, place: task_of(record, f"math-{split}-{place}", split),
+            shipped=lambda: own_problems(split),
+            hub=hub,
+        )
+
+    def check(self, task: Task) -> None:
+        require_mpmath()
+        answer = task.answer
+        if not isinstance(answer, str | int | float) or isinstance(answer, bool) or not str(answer).strip():
+            raise ValueError(f"task {task.id!r}: the answer must be LaTeX or a number, not {answer!r:.100}")
+
+    def stated(self, text: str) -> FinalAnswer | None:
+        return answer_in(text, "boxed")
+
+    def judge(self, answer: str) -> bool:
+        return same_answer(str(self.current_task.answer), answer)
+
+    def expert_program(self) -> str:
+        return str(self.current_task.metadata.get("program", ""))
+
+    def expert_answer(self) -> str:
+        return f"The answer is \\boxed{{{self.current_task.answer}}}."
+
+    def random_answer(self, rng: random.Random) -> str:
+        return f"\\boxed{{{rng.randint(0, 1000)}}}"
+
+
+def own_problems(split: str) -> TaskSet:
+    def make(record: dict[str, Any], id: str) -> Task:
+        return task_of(record, id, split)
+
+    source = "the project's own problems"
+    return own_tasks("agentgym_envs.math.math_python", "problems.jsonl", split, make, name="math", source=source)
+
+
+def task_of(record: dict[str, Any], id: str, split: str) -> Task:
+    """A task from a record: `problem`, and `answer`, or `solution` with the answer in its last `\\boxed{}` as in MATH."""
+    answer = record.get("answer")
+    if not answer:
+        stated = answer_in(str(record.get("solution", "")), "boxed")
+        answer = stated.text if stated else ""
+    if not answer:
+        raise ValueError(f"{id}: no answer, and none in \\boxed{{}} in the solution")
+    kept = {key: record[key] for key in ("level", "program", "solution") if record.get(key)}
+    subject = record.get("subject") or record.get("type") or ""
+    labels: dict[str, Any] = {"tags": [subject]} if subject else {}
+    level = re.fullmatch(r"(?:Level )?(\d+)", str(record.get("level", "")))
+    if level:
+        labels["difficulty"] = int(level[1])
+    metadata = {"split": split, "subject": subject, **kept, **labels}
+    return Task(id, (user(record["problem"]),), str(answer), metadata=metadata)
