@@ -1,7 +1,4 @@
-"""The extension points of training. A setting names an implementation; docs/algorithms.md and docs/training.md say what each takes.
-
-Nothing here imports torch: settings are checked before it is imported.
-"""
+"""The extension points of training; docs/algorithms.md and docs/training.md say what each takes. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -66,20 +63,18 @@ corrections = ExtensionPoint(
 )
 reward_shaping = ExtensionPoint("reward shaping", "agentgym.reward_shaping", {})
 rollouts = ExtensionPoint("rollout", "agentgym.rollouts", {"episode": "agentgym.rollout.episode:run_episode"})
+# Called as `await start(config.engine, model_dir, logs, dtype=, seed=, adapter_rank=, deterministic=, on_progress=)`.
 engines = ExtensionPoint(
     "engine",
     "agentgym.engines",
-    {"vllm": "agent_train.engine.start:start_vllm", "embedded": "agent_train.engine.start:start_embedded"},
+    {
+        "vllm": "agent_train.engine.vllm:VllmEngine.start",
+        "embedded": "agent_train.engine.embedded:EmbeddedEngine.start",
+    },
 )
 trackers = ExtensionPoint("tracker", "agentgym.trackers", {})
 
-POINTS: dict[str, ExtensionPoint] = {
-    "losses": losses,
-    "advantages": advantages,
-    "filters": filters,
-    "corrections": corrections,
-    "reward_shaping": reward_shaping,
-    "rollouts": rollouts,
-    "engines": engines,
-    "trackers": trackers,
+POINTS = {
+    point.group.removeprefix("agentgym."): point
+    for point in (losses, advantages, filters, corrections, reward_shaping, rollouts, engines, trackers)
 }

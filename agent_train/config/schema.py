@@ -1,23 +1,22 @@
-"""The settings of a run: name, type, default, range, what each excludes, and one line of documentation, in one place.
+"""The settings of a run: name, type, default, range, what each needs, and one line of documentation, in one place.
 
-Each section is a dataclass. `setting` keeps what the type cannot say in the field's metadata: validation, `--dry-run` and the table
-in docs/training.md are made from it. Hydra merges `configs/` and the command line onto these dataclasses, so an unknown key or a
-value of the wrong type fails before anything starts. Nothing writes to a config after `validate`.
-
-The defaults are for a real instruct model. `configs/model/tiny.yaml` and `configs/tiny/` hold those of the tiny policy.
+Validation, `--dry-run` and the table in docs/training.md are made from it. Hydra merges `configs/` and the command line onto these
+dataclasses. Nothing writes to a config after `validate`. The defaults are for a real instruct model; those of the tiny policy are
+in `configs/model/tiny.yaml` and `configs/tiny/`.
 """
 
 # ruff: noqa: RUF009 - `setting` makes a dataclass field
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, get_type_hints
 
 
 class ConfigError(ValueError):
-    """Settings that cannot be run. `problems` has one line for each problem: the key, why, and what to do."""
+    """Settings that cannot be run. `problems` has a line for each problem: the key, why, and what to do."""
 
     def __init__(self, problems: Sequence[str]):
         super().__init__("\n".join(problems))
@@ -60,12 +59,12 @@ def setting(default: Any, doc: str, **more: Any) -> Any:
 ZERO = "[0, inf)"
 ANY = "(-inf, inf)"
 UNIT = "[0, 1]"
+OFFLINE = "mode=sft|dpo|rm"
+DISTILL = "algorithm.advantage.name=distill"
 
 
 @dataclass
 class EnvConfig:
-    """The environment, its arguments, and where it runs."""
-
     id: str = setting("frozen_lake", "the environment; the same as `+env=`")
     url: list[str] = setting(
         [], "servers of a [served](#environments-on-other-machines) environment; empty: the run makes it"
@@ -91,8 +90,6 @@ class EnvConfig:
 
 @dataclass
 class TinyConfig:
-    """Shape of the tiny model, which is built by code if `model.path` is not set (Qwen3 architecture)."""
-
     hidden: int = setting(128, "width of the tiny model")
     layers: int = setting(4, "its layers")
     heads: int = setting(4, "its attention heads; hidden / heads must be a head size of vLLM")
@@ -102,8 +99,6 @@ class TinyConfig:
 
 @dataclass
 class ModelConfig:
-    """The policy."""
-
     path: str | None = setting(None, "Hugging Face folder; null builds the tiny model")
     dtype: str = setting(
         "float32",
@@ -117,8 +112,6 @@ class ModelConfig:
 
 @dataclass
 class EngineConfig:
-    """The inference engine: `vllm` starts servers, `embedded` runs in this process."""
-
     name: str = setting("vllm", "the engine; the same as `engine=`", extensions="engines")
     replicas: int = setting(1, "vLLM servers")
     tensor_parallel: int = setting(1, "devices of one server")
@@ -144,16 +137,12 @@ class EngineConfig:
 
 @dataclass
 class SamplingConfig:
-    """Sampling of actions, in training and in evaluation."""
-
     temperature: float = setting(1.0, "divides the logits, in the engine and in the trainer")
     max_tokens: int = setting(1024, "limit of one answer, in tokens", share_of_context=0.5)
 
 
 @dataclass
 class AdvantageConfig:
-    """From rewards to one number per sampled token. Docs: docs/algorithms.md."""
-
     name: str = setting(
         "group",
         "how rewards become a number for each token; see [advantages](algorithms.md#advantages)",
@@ -180,8 +169,6 @@ class AdvantageConfig:
 
 @dataclass
 class CorrectionConfig:
-    """Weights for the gap between the engine's policy and the trainer's proximal policy."""
-
     name: str | None = setting(
         None,
         "importance weights for the gap between engine and trainer; see [corrections](algorithms.md#corrections)",
@@ -191,9 +178,7 @@ class CorrectionConfig:
     low: float = setting(0.0, "the weight is 0 below it", bounds=ZERO)
     high: float | None = setting(None, "the weight is 0 above it", needs="algorithm.correction.name")
     drift: float | None = setting(
-        None,
-        "drop samples with a negative advantage from which the policy has moved by more nats a token",
-        bounds=ZERO,
+        None, "drop samples with a negative advantage from which the policy has moved by more nats a token", bounds=ZERO
     )
 
 
@@ -202,8 +187,6 @@ KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
 
 @dataclass
 class KlConfig:
-    """The pull towards the reference policy."""
-
     coef: float = setting(0.0, "pull towards the reference policy; 0: none, and no reference is loaded", bounds=ZERO)
     place: str = setting("loss", "where the KL is added", choices=("loss", "reward"))
     value: str = setting("k3", "estimator of the number", choices=KL_ESTIMATORS)
@@ -228,8 +211,6 @@ class KlConfig:
 
 @dataclass
 class OverlongConfig:
-    """Episodes that sampled many tokens or were truncated. Lengths are sampled tokens of a whole episode."""
-
     length: int | None = setting(
         None, "sampled tokens of an episode above which the penalty is whole; null: no penalty"
     )
@@ -243,8 +224,6 @@ class OverlongConfig:
 
 @dataclass
 class FilterConfig:
-    """Which groups of a step are trained on."""
-
     name: str = setting(
         "none",
         "which groups of a step are trained on; see [filters](algorithms.md#filters-and-lengths)",
@@ -262,8 +241,6 @@ class FilterConfig:
 
 @dataclass
 class AlgorithmConfig:
-    """What is optimized. A recipe of a paper is a file of `configs/algorithm/`."""
-
     name: str = setting("grpo", "of the recipe, for people; see [algorithms](algorithms.md#recipes)")
     group_size: int = setting(8, "episodes of one task in a step; comparisons within a group need at least 2")
     updates_per_step: int = setting(1, "optimizer steps per training step, each on its part of the episodes")
@@ -299,8 +276,6 @@ class AlgorithmConfig:
 
 @dataclass
 class LearnerConfig:
-    """The FSDP2 workers of every role, and their optimizer."""
-
     workers: int = setting(2, "FSDP2 ranks; one GPU each where there are any")
     tensor_parallel: int = setting(1, "ranks that share the layers of one replica; divides `learner.workers`")
     sequence_parallel: int = setting(1, "ranks that share the tokens of one micro-batch; divides `learner.workers`")
@@ -339,8 +314,6 @@ class LearnerConfig:
 
 @dataclass
 class LoraConfig:
-    """Low-rank adapters in place of all weights. Files are in PEFT's format."""
-
     rank: int = setting(0, "rank of low-rank adapters in place of all weights; 0: none", bounds=ZERO)
     alpha: float = setting(32.0, "their scale is alpha / rank")
     targets: list[str] = setting(
@@ -350,15 +323,11 @@ class LoraConfig:
 
 @dataclass
 class ReferenceConfig:
-    """The frozen policy that KL and preferences compare with."""
-
     path: str | None = setting(None, "the reference policy; null: the policy as the run starts")
 
 
 @dataclass
 class RewardModelConfig:
-    """A frozen reward model."""
-
     path: str | None = setting(
         None, "a reward model, whose score is added to the reward of an episode's last turn; null: none"
     )
@@ -366,18 +335,14 @@ class RewardModelConfig:
 
 @dataclass
 class TeacherConfig:
-    """The teacher of on-policy distillation: a model folder, or a vLLM endpoint."""
-
-    path: str | None = setting(None, "the teacher of distillation: a model folder")
-    url: str | None = setting(None, "or a vLLM endpoint")
+    path: str | None = setting(None, "the teacher of distillation: a model folder", needs=DISTILL)
+    url: str | None = setting(None, "or a vLLM endpoint", needs=DISTILL)
     model: str = setting("", "the endpoint's name for it; empty: its only model")
     coef: float = setting(1.0, "weight of a nat of difference to the teacher")
 
 
 @dataclass
 class CriticConfig:
-    """The value model of GAE, and its optimizer."""
-
     path: str | None = setting(
         None,
         "where the critic starts (prime's reward model too); null: the policy as the run starts, with a new value head",
@@ -390,9 +355,7 @@ class CriticConfig:
 
 @dataclass
 class SftConfig:
-    """Warm start from the environment's scripted expert."""
-
-    episodes: int = setting(0, "expert episodes of the warm start; 0 skips it", bounds=ZERO)
+    episodes: int = setting(0, "expert episodes of the warm start; 0 skips it", bounds=ZERO, needs="mode=rl")
     mistakes: float = setting(
         0.3, "share of random actions in them, which are learned too: the more, the weaker the start", bounds=UNIT
     )
@@ -403,17 +366,19 @@ class SftConfig:
 
 @dataclass
 class DataConfig:
-    """The data of the modes sft, dpo and rm. See docs/training.md for the fields of the files."""
-
     train: str | None = setting(
-        None, "data of the [modes](#modes) sft, dpo and rm: a file (JSON Lines, Parquet) or the folder of a run"
+        None, "data of the [modes](#modes): a file (JSON Lines, Parquet) or the folder of a run", needs=OFFLINE
     )
     test: str | None = setting(
-        None, "the same, held out: measured before the first step, every `trainer.eval_every` steps and after the last"
+        None,
+        "the same, held out: measured before the first step, every `trainer.eval_every` steps and after the last",
+        needs=OFFLINE,
     )
     epochs: int = setting(1, "passes over the examples")
     batch_rows: int = setting(64, "examples of one optimizer step")
-    max_tokens: int | None = setting(None, "longer examples are left out; null: no more than the model reads")
+    max_tokens: int | None = setting(
+        None, "longer examples are left out; null: no more than the model reads", bounds="[2, inf)"
+    )
     min_reward: float | None = setting(None, "episodes with less are not imitated, and disliked by kto", bounds=ANY)
     loss: str = setting("dpo", "loss of mode=dpo", choices=("dpo", "ipo", "kto"), needs="mode=dpo")
     beta: float = setting(0.1, "how strongly its reference holds")
@@ -421,8 +386,6 @@ class DataConfig:
 
 @dataclass
 class TrainerConfig:
-    """The run: how long, how it is measured, where it is kept."""
-
     name: str | None = setting(None, "of the run folder; null makes one from environment, algorithm and time")
     runs_dir: str = setting("runs", "parent of the run folders")
     steps: int = setting(50, "training steps")
@@ -442,7 +405,7 @@ class TrainerConfig:
         "auto", "auto: a run of that name goes on; never: it is refused; or the folder of a run to go on with"
     )
     deterministic: bool = setting(False, "refuse operations whose result may differ from run to run")
-    record: str | None = setting(None, "a further file for the run's result, besides `result.json`")
+    record: str | None = setting(None, "a further file for the run's result, besides `result.json`", needs="mode=rl")
     trackers: list[str] = setting([], "receive every record of `metrics.jsonl` as well", extensions="trackers")
 
 
@@ -451,8 +414,6 @@ MODES = ("rl", "sft", "dpo", "rm")
 
 @dataclass
 class Config:
-    """Everything `agent-train` reads."""
-
     mode: str = setting("rl", "rl plays episodes; sft, dpo and rm learn from files, see [modes](#modes)", choices=MODES)
     sandbox: str = setting(
         "auto",
@@ -473,3 +434,51 @@ class Config:
     sft: SftConfig = field(default_factory=SftConfig)
     data: DataConfig = field(default_factory=DataConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+
+
+@dataclass(frozen=True)
+class Key:
+    """One dotted key of the settings, as `learner.lr`."""
+
+    kind: Any
+    default: Any
+    setting: Setting
+
+
+def settings(section: Any = None, prefix: str = "") -> dict[str, Key]:
+    """Every dotted key of the settings, in the order of the schema; of a section alone if one is given."""
+    found: dict[str, Key] = {}
+    section = Config() if section is None else section
+    kinds = get_type_hints(type(section))
+    for each in fields(section):
+        value, key = getattr(section, each.name), prefix + each.name
+        if is_dataclass(value):
+            found |= settings(value, f"{key}.")
+        else:
+            found[key] = Key(kinds[each.name], value, each.metadata["setting"])
+    return found
+
+
+def get(config: Any, key: str) -> Any:
+    """The value of a dotted key."""
+    return functools.reduce(getattr, key.split("."), config)
+
+
+def default_config(mode: str = "rl", gpu: bool = False, context: int | None = None) -> Config:
+    """The defaults of a mode on a machine, for a model that reads `context` tokens (None: not known)."""
+    config = Config(mode=mode)
+    for key, known in settings().items():
+        said, value = known.setting, known.setting.by_mode.get(mode, known.default)
+        if gpu and said.on_gpu is not None:
+            value = said.on_gpu
+        if context is not None and said.share_of_context:
+            value = min(value, int(context * said.share_of_context))
+        section, _, name = key.rpartition(".")
+        setattr(get(config, section) if section else config, name, value)
+    return config
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; its class where it has none."""
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return (text.strip().splitlines() or [type(error).__name__])[0]

@@ -10,7 +10,7 @@ _REMEMBERED = 4096
 
 
 class Router:
-    """Picks among `size` replicas, numbered from 0. A picked one counts as busy until `done`."""
+    """Picks among `size` replicas, numbered from 0. A picked one is busy until `done`."""
 
     def __init__(self, size: int):
         self.in_flight = [0] * size
@@ -18,11 +18,7 @@ class Router:
         self._homes: OrderedDict[str, int] = OrderedDict()
 
     def pick(self, episode: str | None = None) -> int:
-        """A living replica: where `episode` was before if it is named, else the least busy.
-
-        Raises:
-            EngineError: none lives.
-        """
+        """A living replica: where `episode` was before if it is named, else the least busy. EngineError if none lives."""
         living = [number for number in range(len(self.in_flight)) if number not in self.dead]
         if not living:
             raise EngineError("; ".join(self.dead.values()) or "the engine has no replica")
@@ -37,7 +33,6 @@ class Router:
         return number
 
     def done(self, number: int) -> None:
-        """A request to the replica has ended, well or not."""
         self.in_flight[number] -= 1
 
     def bury(self, number: int, why: str) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The loop's state between two training steps. The loop makes a new one for each step and never changes one.
+    """The loop's state between two training steps.
 
     Attributes:
         step: training steps done, which is the version of the weights too.
-        tasks: how many places of the endless row of tasks were taken (`generator.pick_tasks`); the next step begins there.
+        tasks: how many tasks of the endless sequence were taken (`sampler.pick_tasks`); the next step begins there.
         kl_coef: the coefficient of the KL to the reference in the next step.
-        episodes, tokens: trained and dropped ones alike: played to an end, and sampled in them.
+        episodes, tokens: of all finished episodes, trained on or dropped.
     """
 
     step: int = 0
@@ -23,18 +23,9 @@ class Progress:
     episodes: int = 0
     tokens: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object; floats keep every bit."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Progress:
-        """The reverse of `to_json`.
-
-        Raises:
-            ValueError: a field is missing or unknown: another version wrote it.
-        """
-        names = {field.name for field in fields(cls)}
-        if wrong := sorted(names ^ set(record)):
+        """The reverse of `dataclasses.asdict`. Raises ValueError if another version wrote the record."""
+        if wrong := sorted({field.name for field in fields(cls)} ^ set(record)):
             raise ValueError(f"not the progress of a run of this version: {wrong[0]!r} is missing or unknown")
         return cls(**record)

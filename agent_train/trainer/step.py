@@ -17,18 +17,16 @@ from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.learner.roles import lr_scale, needs_reference, reference_is_base
 from agent_train.report.tracking import Tracker
 from agent_train.rollout.sampler import pick_tasks
-from agent_train.trainer.context import TrainerContext
 from agent_train.trainer.progress import Progress
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Group, Trajectory
 
 if TYPE_CHECKING:
-    from agent_train.engine.teacher import Teacher
-    from agent_train.learner.actor_group import Learner
     from agent_train.learner.critic_objective import CriticMetrics
     from agent_train.learner.measures import UpdateMetrics
     from agent_train.learner.prm_objective import PrmMetrics
     from agent_train.learner.role_start import Models
+    from agent_train.trainer.rl import RlContext
 
 
 class NothingPlayed(RuntimeError):
@@ -40,7 +38,7 @@ class AdvantageError(RuntimeError):
 
 
 async def play(
-    config: Config, context: TrainerContext, progress: Progress, tracker: Tracker
+    config: Config, context: RlContext, progress: Progress, tracker: Tracker
 ) -> tuple[list[Group], list[Trajectory], int]:
     """Play the next tasks; with dynamic sampling further ones, until enough groups differ in their rewards.
 
@@ -98,32 +96,20 @@ async def score_with_models(config: Config, models: Models, samples: Sequence[Tr
     """The samples with the numbers of reference, critic, process reward model and teacher, as far as the run has them."""
     if not samples:
         return []
-    reference, values, prm, teacher = await asyncio.gather(
-        _reference(config, models, samples),
-        _none() if models.critic is None else models.critic.values(samples),
-        _logprobs(models.prm, samples),
-        _logprobs(models.teacher, samples),
-    )
+    asked = {
+        "values": models.critic and models.critic.values(samples),
+        "reference": models.reference and models.reference.logprobs(samples),
+        "prm": models.prm and models.prm.logprobs(samples),
+        "teacher": models.teacher and models.teacher.logprobs(samples),
+    }
+    if reference_is_base(config) and needs_reference(config):
+        asked["reference"] = models.policy.reference_logprobs(samples)
+    scores = await asyncio.gather(*(each or _none() for each in asked.values()))
+    found = {name: numbers for name, numbers in zip(asked, scores, strict=True) if numbers}
     return [
-        replace(
-            sample,
-            reference=reference[number] if reference else [],
-            values=values[number] if values else [],
-            prm=prm[number] if prm else [],
-            teacher=teacher[number] if teacher else [],
-        )
+        replace(sample, **{name: numbers[number] for name, numbers in found.items()})  # type: ignore[arg-type]
         for number, sample in enumerate(samples)
     ]
-
-
-async def _reference(config: Config, models: Models, samples: Sequence[TrainingSample]) -> list[list[float]] | None:
-    if reference_is_base(config) and needs_reference(config):
-        return await models.policy.reference_logprobs(samples)
-    return await _logprobs(models.reference, samples)
-
-
-async def _logprobs(role: Learner | Teacher | None, samples: Sequence[TrainingSample]) -> list[list[float]] | None:
-    return None if role is None else await role.logprobs(samples)
 
 
 async def _none() -> None:
@@ -174,20 +160,15 @@ async def learn(
 def after(
     config: Config, progress: Progress, played: Sequence[Group], episodes: int, update: UpdateMetrics | None
 ) -> Progress:
-    """The progress after a step.
-
-    Args:
-        config: of the run.
-        progress: before the step.
-        played: all groups of the step.
-        episodes: how many it trained on.
-        update: of the policy.
-    """
+    """The progress after a step that played `played` and trained on `episodes` of them."""
     trajectories = [trajectory for group in played for trajectory in group.trajectories]
+    kl, kl_coef = config.algorithm.kl, progress.kl_coef
+    if kl.target is not None and update is not None and math.isfinite(update.kl_reference):
+        kl_coef = adapted(kl_coef, update.kl_reference, kl.target, episodes, kl.horizon)
     return Progress(
         step=progress.step + 1,
         tasks=progress.tasks + len(played),
-        kl_coef=_next_kl_coef(config, progress.kl_coef, episodes, update),
+        kl_coef=kl_coef,
         episodes=progress.episodes + sum(not trajectory.failed for trajectory in trajectories),
         tokens=progress.tokens + sum(trajectory.sampled_tokens for trajectory in trajectories),
     )
@@ -199,11 +180,3 @@ def nothing_played(what: str, trajectories: Sequence[Trajectory]) -> NothingPlay
     return NothingPlayed(
         f"not one of the {len(trajectories)} episodes of this {what} can be used; the first error: {errors[0]}"
     )
-
-
-def _next_kl_coef(config: Config, coef: float, episodes: int, update: UpdateMetrics | None) -> float:
-    """Adapt the KL coefficient to `kl.target` by the KL that the update measured."""
-    kl = config.algorithm.kl
-    if kl.target is None or update is None or not math.isfinite(update.kl_reference):
-        return coef
-    return adapted(coef, update.kl_reference, kl.target, episodes, kl.horizon)

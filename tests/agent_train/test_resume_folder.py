@@ -64,7 +64,7 @@ def save(folder: RunFolder, step: int) -> None:
     made = folder.checkpoints / ".unfinished"
     made.mkdir()
     size = folder.metrics.stat().st_size
-    record = {"progress": Progress(step).to_json(), "metrics_bytes": size, "elapsed": 100.0 * step}
+    record = {"progress": dataclasses.asdict(Progress(step)), "metrics_bytes": size, "elapsed": 100.0 * step}
     (made / "progress.json").write_text(json.dumps(record))
     commit(folder, made, step, keep=3)
 

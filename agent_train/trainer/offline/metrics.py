@@ -22,9 +22,7 @@ class FileStep:
             models the scores: margin, chosen, rejected.
         tokens: that were learned.
         grad_norm: before clipping.
-        lr: learning rate.
-        skipped: whether the weights were left as they are because the loss or the gradient was not finite.
-        seconds: wall time.
+        skipped: the weights were not changed, because the loss or the gradient was not finite.
     """
 
     kind: str
@@ -41,16 +39,13 @@ class FileStep:
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> FileStep:
-        """The reverse of `record`."""
         return cls(**_split(cls, record))
 
     def record(self) -> dict[str, Any]:
-        """The fields of its line in `metrics.jsonl`."""
         own = {key: value for key, value in vars(self).items() if key != "measures"}
         return {**own, **self.measures}
 
     def line(self) -> str:
-        """For people."""
         numbers = "  ".join(["", *_told(self.measures)]) if self.measures else ""
         skipped = "  skipped: not finite" if self.skipped else ""
         return (
@@ -71,15 +66,12 @@ class HeldOut:
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> HeldOut:
-        """The reverse of `record`."""
         return cls(**_split(cls, record))
 
     def record(self) -> dict[str, Any]:
-        """The fields of its line in `metrics.jsonl`."""
         return {"kind": self.kind, "step": self.step, "loss": self.loss, "examples": self.examples, **self.measures}
 
     def line(self) -> str:
-        """For people."""
         told = ", ".join([f"loss {self.loss:.4f}", *_told(self.measures)])
         return f"held-out after step {self.step}: {told} ({self.examples:,} examples)"
 
