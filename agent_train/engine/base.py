@@ -58,10 +58,7 @@ class Engine:
     live_sessions: int = 0
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, episode: str | None = None) -> Completion:
-        """Sample one completion of a prompt.
-
-        Args:
-            episode: whose turn it is: an engine with replicas sends all its turns to the one that has their prefix.
+        """Sample one completion. All turns of an `episode` go to the replica that has their prefix.
 
         Raises:
             ValueError: no engine of this length can answer; see `check_request`.
@@ -70,21 +67,13 @@ class Engine:
         raise NotImplementedError
 
     async def connect_weights(self, address: WeightAddress) -> None:
-        """Join the weight group from rank `address.rank_offset` on. Call it while the sender joins.
-
-        Raises:
-            EngineError: the group did not come together.
-        """
+        """Join the weight group from rank `address.rank_offset` on. Call it while the sender joins."""
         raise NotImplementedError
 
     async def receive_weights(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]:
-        """Receive and load the tensors that the sender broadcasts meanwhile, then raise the version.
+        """Receive and load the tensors that the sender broadcasts meanwhile, then raise the version; the checksum of each.
 
-        Returns:
-            The checksum of each tensor as it arrived.
-
-        Raises:
-            EngineError: the transfer failed; the engine then refuses to generate, because its weights are mixed.
+        If that fails, the engine refuses to generate, because its weights are mixed.
         """
         raise NotImplementedError
 

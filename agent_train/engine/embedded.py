@@ -38,19 +38,15 @@ class _Waiting:
 
 
 class EmbeddedEngine(Engine):
-    """An engine of one process.
+    """An engine of one process. On a CPU torch's threads are set to one unless OMP_NUM_THREADS says otherwise.
 
     Args:
-        model_dir: Hugging Face folder.
-        max_model_len: longest prompt and completion together, in tokens.
         dtype: of the weights; log-probabilities are float32 in any case.
         device: "cuda", "cpu"; None takes the first GPU if there is one.
         max_concurrent: most prompts in one forward pass; more are answered in parts.
         batch_wait: seconds without a new prompt after which a batch starts although a session does not wait. None waits for all
-            sessions, however long, so that no clock decides what a batch holds.
-        request_timeout: seconds one `generate` may take: waiting included, but for the wait without end of `batch_wait` None.
-
-    On a CPU torch's threads are set to one unless OMP_NUM_THREADS says otherwise.
+            sessions, so that no clock decides what a batch holds.
+        request_timeout: seconds of one `generate`, the wait for all sessions left out.
     """
 
     def __init__(

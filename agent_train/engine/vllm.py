@@ -91,17 +91,15 @@ class VllmEngine(Engine):
         deterministic: bool = False,
         **more: Any,
     ) -> VllmEngine:
-        """Start `config.replicas` servers and return when all answer. Ray must have been initialised.
+        """Start `config.replicas` servers and return when all answer. Ray must run. `more`: see `server_options`.
 
         Args:
             logs: folder for `vllm-0.log`, `vllm-1.log` ...
             on_progress: called several times a second with the servers' last log line and the seconds since the start.
             deterministic: not promised by vLLM.
-            more: see `server_options`.
 
         Raises:
-            EngineError: vLLM is not installed, a port is in use, a server exited or was not ready in `start_timeout`.
-                The message ends with the last lines of its log. Nothing is left running.
+            EngineError: vLLM is not installed, a port is in use, a server exited or was late. Ends with the last lines of its log.
         """
         import ray
 
@@ -153,17 +151,7 @@ class VllmEngine(Engine):
             return await self._checksums("receive_weights", manifest_to_json(manifest), LOAD_SECONDS, version)
 
     async def load_adapter(self, folder: str | Path, version: int) -> dict[str, int]:
-        """Serve the adapter of a folder from now on, clear the prefix caches, then raise the version.
-
-        Args:
-            folder: absolute, in PEFT's format, which every server can read, and another one each time.
-
-        Returns:
-            The checksum of each tensor as every worker reads it.
-
-        Raises:
-            EngineError: a server failed, or was started without `adapter_rank`; the engine then refuses to generate.
-        """
+        """Serve the adapter of a folder (absolute, in PEFT's format, new each time) as a version; the checksum of each tensor."""
         path, before, name = os.fspath(folder), self._adapter, f"adapter-{next(self._adapters)}"
         async with self._loading(f"the adapter of version {version} was not loaded everywhere", version):
             sums = await self._checksums("adapter_checksums", path, _ACTOR_SECONDS, version)

@@ -69,11 +69,7 @@ class Renderer:
 
     @classmethod
     def of_folder(cls, model_dir: str | Path) -> Renderer:
-        """For the tokenizer of a model folder; `generation_config.json` says what else ends an answer, as it does to vLLM.
-
-        Raises:
-            RendererError: as above, or that file cannot be read.
-        """
+        """For the tokenizer of a model folder; `generation_config.json` says what else ends an answer, as it does to vLLM."""
         from transformers import AutoTokenizer
 
         return cls(AutoTokenizer.from_pretrained(str(model_dir)), eos_ids_of(model_dir))
@@ -83,19 +79,13 @@ class Renderer:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, completion_ids: Sequence[int]) -> str:
-        """The text of a completion, special tokens kept, as it reads after a prompt.
-
-        Decoding it behind the end of a prompt keeps its first space, which some tokenizers drop at the start of a text.
-        """
+        """The text of a completion, special tokens kept, as it reads after a prompt."""
+        # Behind the end of a prompt its first space is kept, which some tokenizers drop at the start of a text.
         whole = self._decode([*self._anchor_ids, *completion_ids])
         return whole[len(self._anchor) :] if whole.startswith(self._anchor) else self._decode(completion_ids)
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answering: bool = True) -> str:
-        """The template's text of a conversation; with `answering`, up to where the assistant's answer begins.
-
-        Raises:
-            RendererError: the template refuses the messages.
-        """
+        """The template's text of a conversation; with `answering`, up to where the assistant's answer begins."""
         view = [self._for_template(message) for message in messages]
         try:
             given = {"tools": list(tools) or None, "tokenize": False, "add_generation_prompt": answering}
@@ -124,9 +114,7 @@ class Renderer:
         `<think>` goes into `reasoning_content` if the template then writes the sampled text again, or if it cuts thoughts
         out of the content anyway; else it stays in the content.
 
-        Args:
-            completion_ids: a stop token at the end is left out of the message.
-            turn: the turn in its episode, which is part of the ids of tool calls.
+        A stop token at the end is left out. `turn` is part of the ids of tool calls.
         """
         said = list(completion_ids)
         if said and said[-1] in self.stop_token_ids:
@@ -140,11 +128,7 @@ class Renderer:
         return next(faithful, None) or self._unfaithful(readings, text)
 
     def _unfaithful(self, readings: list[Message], text: str) -> Message:
-        """The best reading where the template writes none of them as sampled.
-
-        If the template cuts thoughts out of the content, they are `reasoning_content`, which the environment does not read. Another
-        template would lose them there.
-        """
+        """The best reading where the template writes none as sampled: `reasoning_content` if it cuts thoughts out of the content."""
         thought = readings[0].get("reasoning_content", "").strip()
         if thought and thought not in self.text([user(_PROBE), assistant(text), user(_PROBE)]):
             return readings[0]
@@ -184,7 +168,7 @@ class Renderer:
         return self.encode(prompt)[-8:], "" if lead.strip() else lead
 
     def _find_stop_tokens(self, eos_ids: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        """The special token right behind an assistant's text (an end of turn, or the next role's), and all that stop an answer."""
+        """The special token behind an assistant's text (an end of turn, or the next role's), and all that stop an answer."""
         stops: list[int] = [] if self.tokenizer.eos_token_id is None else [int(self.tokenizer.eos_token_id)]
         _, found, behind = self.text([user("."), assistant(_PROBE), user(".")], answering=False).rpartition(_PROBE)
         if not found:
@@ -235,7 +219,7 @@ def _readings(text: str, turn: int) -> Iterator[Message]:
 
 
 def _split_thoughts(text: str) -> Iterator[tuple[str, str]]:
-    """Reasoning and the rest, without the line breaks that templates put between them and then exactly as sampled.
+    """Reasoning and the rest, without the line breaks between them and then exactly as sampled.
 
     The opening tag may be missing: some templates write it at the end of the prompt.
     """

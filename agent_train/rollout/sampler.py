@@ -1,8 +1,4 @@
-"""From tasks to groups of trajectories: the tasks of a step, the number of episodes in flight, and their seeds.
-
-Nothing here depends on the order in which episodes finish: groups keep the order of their tasks and samples, and every seed
-derives from (run seed, step, position of the task in the step, sample).
-"""
+"""From tasks to groups of trajectories. Nothing here depends on the order in which episodes finish."""
 
 from __future__ import annotations
 
@@ -50,14 +46,8 @@ def _order(size: int, seed: int) -> tuple[int, ...]:
 def admit(*, batch: int, version: int, staleness: int, accepted: int, running: int, max_concurrent: int) -> int:
     """The number of trajectories that may start now (AReaL, arXiv:2505.24298).
 
-    None is then more than `staleness` versions old when it is trained on, if batches take trajectories in the order in which
-    they started. 0 is synchronous.
-
-    Args:
-        batch: trajectories of one training step.
-        version: of the engine's weights: training steps done.
-        accepted: trajectories finished since the run began.
-        running: trajectories in flight, at most `max_concurrent`.
+    None is then more than `staleness` versions old when it is trained on, if batches take trajectories in the order of their
+    start. `batch` trajectories are one step; `accepted` have finished since the run began, and `running` are in flight.
     """
     return max(0, min(max_concurrent - running, (staleness + version + 1) * batch - (accepted + running)))
 
@@ -87,16 +77,12 @@ class Sampler:
     async def collect(
         self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None, before: Sequence[Task] = ()
     ) -> list[Group]:
-        """Play each task `group_size` times.
+        """Play each task `group_size` times; a group for each, in order, with all samples in order, failed ones too.
 
         Args:
             tasks: a task that occurs twice gets two groups, whose samples count on.
             step: number of the step, from 0, which is the version of the policy.
-            on_end: called with each trajectory as it ends.
             before: tasks that the step has played already; positions and samples count on from theirs.
-
-        Returns:
-            A group for each task, in the order of `tasks`, with all samples in order, failed ones too.
 
         Raises:
             EngineError: an episode failed because the engine is dead.

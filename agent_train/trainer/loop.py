@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from agent_train.config.schema import Config
 from agent_train.learner.tiny import build_tiny
 from agent_train.report.tracking import Tracker
-from agent_train.trainer.checkpoint import Checkpoint, Checkpoints
-from agent_train.trainer.progress import Progress
+from agent_train.trainer.checkpoint import Checkpoint, Checkpoints, Progress
 from agent_train.trainer.run_folder import RunFolder
 
 if TYPE_CHECKING:

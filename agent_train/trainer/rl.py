@@ -25,9 +25,8 @@ from agent_train.report.tracking import Clock, Tracker, step_metrics
 from agent_train.rollout.env_workers import placed_env
 from agent_train.rollout.renderer import Renderer
 from agent_train.rollout.sampler import Sampler
-from agent_train.trainer.checkpoint import Checkpoint
+from agent_train.trainer.checkpoint import Checkpoint, Progress
 from agent_train.trainer.loop import TrainerContext, find_model, open_checkpoints
-from agent_train.trainer.progress import Progress
 from agent_train.trainer.run_folder import RunFolder
 from agent_train.trainer.step import (
     add_reward_model_scores,

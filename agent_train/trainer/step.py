@@ -17,7 +17,7 @@ from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.learner.roles import lr_scale, needs_reference, reference_is_base
 from agent_train.report.tracking import Tracker
 from agent_train.rollout.sampler import pick_tasks
-from agent_train.trainer.progress import Progress
+from agent_train.trainer.checkpoint import Progress
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Group, Trajectory
 

@@ -38,7 +38,7 @@ async def expert_trajectories(
 
     Args:
         split: of the tasks, in an order that depends on the seed; from the first again when they run out.
-        mistakes: share of random actions, which are learned like any other: the more, the weaker the start.
+        mistakes: share of random actions.
 
     Raises:
         NoExpertError: the environment has no `expert_action`, or no `random_action` where mistakes are asked for.
@@ -82,8 +82,7 @@ def sft_samples(
 ) -> list[TrainingSample]:
     """Samples to imitate, token for token in the form that sampling will have.
 
-    Each turn's prompt is the renderer's; its completion is the encoded text of the reply, and the stop token. The expert's
-    tokens are in the mask, with log-probability 0 and version -1, since nothing sampled them.
+    The expert's tokens are in the mask, with log-probability 0 and version -1, since nothing sampled them.
 
     Raises:
         ValueError: a reply with tool calls or reasoning that the template does not write.
@@ -141,24 +140,14 @@ async def warm_start(
     on_step: Callable[[int, int, float, int], None] = lambda *_: None,
     seed: int = 0,
 ) -> SftUpdate:
-    """Train on the samples, the learning rate falling linearly to 1/steps of it at the last step.
+    """Train on the samples, the learning rate falling linearly to 1/steps of it; the metrics of the last step.
 
     Args:
         on_step: called after each step with its number, the number of all, the loss and the tokens.
         seed: of the order, which differs from epoch to epoch.
-
-    Returns:
-        The metrics of the last step.
-
-    Raises:
-        ValueError: no samples, or fewer than 1 epoch or 1 sample of a batch.
-        LearnerError: a rank failed.
     """
-    if not samples or config.epochs < 1 or config.batch_rows < 1:
-        raise ValueError(
-            f"a warm start needs samples, epochs and batch_rows of at least 1: {len(samples)} samples, "
-            f"sft.epochs={config.epochs}, sft.batch_rows={config.batch_rows}"
-        )
+    if not samples:
+        raise ValueError("a warm start needs samples")
     steps = step_count(len(samples), config.batch_rows, config.epochs)
     for step in range(1, steps + 1):
         batch = batch_of_step(samples, config.batch_rows, seed, step, "sft")

@@ -12,8 +12,7 @@ import pytest
 
 from agent_train.config.schema import Config
 from agent_train.trainer import checkpoint as module
-from agent_train.trainer.checkpoint import CheckpointError, Checkpoints, commit, newest_whole, read_checkpoint
-from agent_train.trainer.progress import Progress
+from agent_train.trainer.checkpoint import CheckpointError, Checkpoints, Progress, commit, newest_whole, read_checkpoint
 from agent_train.trainer.run_folder import RunFolder
 
 

@@ -15,8 +15,7 @@ from agent_train.config.compose import compose, config_from_yaml
 from agent_train.config.schema import Config, ConfigError
 from agent_train.report.page import write_report
 from agent_train.report.tracking import Tracker, read_metrics, step_metrics
-from agent_train.trainer.checkpoint import commit
-from agent_train.trainer.progress import Progress
+from agent_train.trainer.checkpoint import Progress, commit
 from agent_train.trainer.resume import OpenRun, open_run, refusals, resume_command, run_path
 from agent_train.trainer.run_folder import RunFolder
 from agentgym.core.trajectory import write_jsonl

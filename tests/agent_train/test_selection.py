@@ -19,7 +19,7 @@ from agent_train.algorithms.selection import (
     turn_rewards,
 )
 from agent_train.config.schema import AlgorithmConfig, Config, OverlongConfig
-from agent_train.trainer.progress import Progress
+from agent_train.trainer.checkpoint import Progress
 from agent_train.trainer.step import play
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.core.trajectory import Group

@@ -17,13 +17,12 @@ from agent_train.config.schema import Config
 from agent_train.learner.roles import roles_of, start_of
 from agent_train.learner.vocabulary import check_folder
 from agent_train.report.tracking import Tracker
-from agent_train.trainer.checkpoint import Checkpoint
+from agent_train.trainer.checkpoint import Checkpoint, Progress
 from agent_train.trainer.loop import TrainerContext, find_model, open_checkpoints
 from agent_train.trainer.offline.metrics import KINDS, FileStep, HeldOut
 from agent_train.trainer.offline.objectives import Objective, learn, loss_of, objective_of, with_reference
 from agent_train.trainer.offline.records import DataError, form_of, read_examples
 from agent_train.trainer.offline.samples import TokenizedExample, texts_of, tokenize_examples
-from agent_train.trainer.progress import Progress
 from agent_train.trainer.run_folder import RunFolder
 from agent_train.trainer.schedule import batch_of_step, rate_of_step, step_count
 
