@@ -77,11 +77,7 @@ def to_yaml(config: Config) -> str:
 
 
 def config_from_yaml(text: str) -> Config:
-    """The reverse of `to_yaml`: keys that are left out keep their defaults.
-
-    Raises:
-        ConfigError: the text is no YAML, or has an unknown key or a value of the wrong type.
-    """
+    """The reverse of `to_yaml`: keys that are left out keep their defaults."""
     try:
         merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text))
     except OmegaConfBaseException as error:
@@ -92,11 +88,7 @@ def config_from_yaml(text: str) -> Config:
 
 
 def config_folder() -> Path:
-    """The folder `configs/`: beside the packages in a checkout, inside `agent_train` when installed from a wheel.
-
-    Raises:
-        ConfigError: it is in neither place; the installation is broken.
-    """
+    """The folder `configs/`: beside the packages in a checkout, inside `agent_train` when installed from a wheel."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "configs", package.parent / "configs"):
         if (folder / "config.yaml").is_file():

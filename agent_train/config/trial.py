@@ -49,11 +49,7 @@ def wrong_formulas(config: Config) -> Iterator[str]:
 
 
 def _samples(config: Config) -> list[TrainingSample]:
-    """Samples of two groups with the advantages of these settings.
-
-    Raises:
-        ValueError: an advantage cannot be computed, or is not finite.
-    """
+    """Samples of two groups with the advantages of these settings."""
     algorithm = config.algorithm
     groups = [_group(f"task {number}", algorithm.group_size) for number in range(2)]
     scored = []
@@ -90,11 +86,7 @@ def _episode(task: str, sample: int) -> Trajectory:
 
 
 def _try(objective: PolicyObjective, samples: list[TrainingSample], kl_coef: float) -> None:
-    """The loss and its gradient in the first optimizer step of a training step and in a later one.
-
-    Raises:
-        ValueError: one of them cannot be computed, or is not finite.
-    """
+    """The loss and its gradient in the first optimizer step of a training step and in a later one."""
     objective.check(samples, kl_coef, 1)
     batch = batch_of(samples)
     start_T = batch.behaviour_logprobs_T + 0.1

@@ -299,11 +299,7 @@ def _wrong_sandbox(config: Config) -> Iterator[str]:
 
 
 def sandbox_choice(config: Config) -> str | None:
-    """The back end that the run's environments take and why, as "docker, because ..."; None if they have no sandbox.
-
-    Raises:
-        SandboxError, ValueError: see `agentgym.sandbox.choose`.
-    """
+    """The back end that the run's environments take and why, as "docker, because ..."; None if they have no sandbox."""
     found = env_spec(config)
     env = found.make()
     image = getattr(env.unwrapped, "sandbox_image", None)
@@ -326,11 +322,7 @@ def _wrong_splits(config: Config) -> Iterator[str]:
 
 
 def env_spec(config: Config) -> EnvSpec:
-    """The arguments of the run's environment: `env.kwargs` and `sandbox`, over those of its registration.
-
-    Raises:
-        UnknownEnvError: no such environment.
-    """
+    """The arguments of the run's environment: `env.kwargs` and `sandbox`, over those of its registration."""
     found = _named_spec(config)
     chosen = {"sandbox": config.sandbox} if config.sandbox != "auto" and _takes_sandbox(found) else {}
     given: dict[str, Any] = dict(config.env.kwargs)

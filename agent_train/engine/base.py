@@ -58,12 +58,7 @@ class Engine:
     live_sessions: int = 0
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, episode: str | None = None) -> Completion:
-        """Sample one completion. All turns of an `episode` go to the replica that has their prefix.
-
-        Raises:
-            ValueError: no engine of this length can answer; see `check_request`.
-            EngineError: it failed, is closed, or did not answer in time.
-        """
+        """Sample one completion. All turns of an `episode` go to the replica that has their prefix."""
         raise NotImplementedError
 
     async def connect_weights(self, address: WeightAddress) -> None:

@@ -41,11 +41,7 @@ class Teacher:
 
     @classmethod
     async def connect(cls, config: Config, policy_dir: str | Path) -> Teacher:
-        """Reach the endpoint and check that it means the same by each id as the policy.
-
-        Raises:
-            TeacherError: it does not answer, has no such model, or has another vocabulary.
-        """
+        """Reach the endpoint and check that it means the same by each id as the policy."""
         teacher = cls(config, open_client())
         try:
             await teacher._check_vocabulary(await asyncio.to_thread(tokenizer_of, policy_dir))
@@ -55,11 +51,7 @@ class Teacher:
         return teacher
 
     async def logprobs(self, samples: Sequence[TrainingSample]) -> list[list[float]]:
-        """The teacher's log-probability of each sampled token of each sample, in nats, 0.0 elsewhere.
-
-        Raises:
-            TeacherError: the endpoint failed, was late, or scored other tokens. No request is left behind.
-        """
+        """The teacher's log-probability of each sampled token of each sample, in nats, 0.0 elsewhere."""
         try:
             async with asyncio.TaskGroup() as asking:
                 asked = [asking.create_task(self._score(sample)) for sample in samples]

@@ -10,6 +10,7 @@ import itertools
 import logging
 import os
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from agent_train.cluster.placement import gpu_share
 from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import Completion, Engine, EngineError, Sampling
 from agent_train.engine.http import ServerFailed, healthy, open_client, post
-from agent_train.engine.router import Router
 from agent_train.engine.server import server_options
 from agent_train.weights.manifest import TensorInfo, WeightAddress, manifest_to_json
 from agentgym.processes.vllm_server import ServerState, ServingError, VllmOptions, VllmServer, check_vllm
@@ -31,12 +31,44 @@ Progress = Callable[[str, float], None]
 CONNECT_SECONDS = 150.0
 LOAD_SECONDS = 600.0
 _POLL_SECONDS = 0.25
+_REMEMBERED = 4096  # episodes
 _UNUSABLE = "the vLLM engine cannot be used any more"
 _ACTOR_SECONDS = 60.0
 _LIVE_SECONDS = 10.0
 _DYING_SECONDS = 3.0
 
 log = logging.getLogger(__name__)
+
+
+class Router:
+    """Picks among `size` replicas, numbered from 0. A picked one is busy until `done`."""
+
+    def __init__(self, size: int):
+        self.in_flight = [0] * size
+        self.dead: dict[int, str] = {}
+        self._homes: OrderedDict[str, int] = OrderedDict()
+
+    def pick(self, episode: str | None = None) -> int:
+        """A living replica: where `episode` was before if it is named, else the least busy. EngineError if none lives."""
+        living = [number for number in range(len(self.in_flight)) if number not in self.dead]
+        if not living:
+            raise EngineError("; ".join(self.dead.values()) or "the engine has no replica")
+        home = self._homes.get(episode) if episode is not None else None
+        number = home if home in living else min(living, key=lambda each: self.in_flight[each])
+        if episode is not None:
+            self._homes[episode] = number
+            self._homes.move_to_end(episode)
+            if len(self._homes) > _REMEMBERED:
+                self._homes.popitem(last=False)
+        self.in_flight[number] += 1
+        return number
+
+    def done(self, number: int) -> None:
+        self.in_flight[number] -= 1
+
+    def bury(self, number: int, why: str) -> None:
+        """Leave a replica out from now on."""
+        self.dead.setdefault(number, why)
 
 
 @dataclass

@@ -97,11 +97,7 @@ class EnvWorkers:
         return env
 
     async def start(self, count: int, token_file: str) -> None:
-        """Place and start so many, side by side. Clients read their token in `token_file`.
-
-        Raises:
-            PlacementError: one did not start.
-        """
+        """Place and start so many, side by side. Clients read their token in `token_file`."""
         try:
             async with asyncio.TaskGroup() as starting:
                 for number in range(count):
@@ -176,11 +172,7 @@ class EnvWorkers:
 
 @asynccontextmanager
 async def placed_env(config: Config, env: EnvSpec, note: Callable[[str], None]) -> AsyncIterator[EnvWorkers]:
-    """Spread an environment over the cluster that Ray is connected to. `note` is told when a worker dies, and when it is back.
-
-    Raises:
-        PlacementError: the cluster has too few CPUs, or a worker did not start.
-    """
+    """Spread an environment over the cluster that Ray is connected to. `note` is told when a worker dies, and when it is back."""
     count = env_workers_wanted(config, _cpus_of_nodes())
     workers = EnvWorkers(config, env, note, most=config.engine.max_concurrent * config.engine.replicas)
     async with AsyncExitStack() as stack:

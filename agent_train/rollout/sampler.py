@@ -79,10 +79,7 @@ class Sampler:
     ) -> list[Group]:
         """Play each task `group_size` times; a group for each, in order, with all samples in order, failed ones too.
 
-        Args:
-            tasks: a task that occurs twice gets two groups, whose samples count on.
-            step: number of the step, from 0, which is the version of the policy.
-            before: tasks that the step has played already; positions and samples count on from theirs.
+        The samples of a task that occurs twice count on, as do positions from the tasks that the step has played `before`.
 
         Raises:
             EngineError: an episode failed because the engine is dead.

@@ -32,13 +32,7 @@ class TokenPolicy:
         self._turn = 0
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """Sample the answer to the whole conversation so far.
-
-        Raises:
-            EndEpisode: "context": the prompt and `max_tokens` are more than the engine's `max_model_len`.
-            EngineError: the engine failed or did not answer in time.
-            RendererError: the chat template refuses the messages.
-        """
+        """Sample the answer to the whole conversation so far."""
         prompt = self._renderer.prompt(messages, tools, self._previous)
         if len(prompt.ids) + self._sampling.max_tokens > self._engine.max_model_len:
             raise EndEpisode("context")

@@ -147,11 +147,7 @@ class Checkpoints:
             self._writing = None
 
     async def finish(self) -> None:
-        """As `settle`, at the end of a run.
-
-        Raises:
-            CheckpointError: the last save failed, so the training since the one before is on no disk.
-        """
+        """As `settle`, at the end of a run."""
         await self.settle()
         if self._failed:
             raise CheckpointError(self._failed)
@@ -215,11 +211,7 @@ def commit(run: RunFolder, folder: Path, step: int, keep: int) -> None:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """A folder of `checkpoints/` whose files are all as its manifest says.
-
-    Raises:
-        CheckpointError: something is missing, cut off or changed, or another version wrote it.
-    """
+    """A folder of `checkpoints/` whose files are all as its manifest says."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:

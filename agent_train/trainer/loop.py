@@ -52,14 +52,7 @@ class TrainerContext:
 
 
 async def train(context: TrainerContext) -> None:
-    """Train until the last step; all measurements go to the tracker.
-
-    Raises:
-        EngineError, LearnerError, WeightSyncError: a part failed for good; the last checkpoint stays usable.
-        NothingPlayed: every episode of a step or of an evaluation failed.
-        AdvantageError: the advantage cannot be computed from the environment's rewards.
-        CheckpointError: the last checkpoint could not be written.
-    """
+    """Train until the last step; all measurements go to the tracker. If a part fails for good, the last checkpoint stays usable."""
     settings = context.config.trainer
     progress = context.resumed or Progress(kl_coef=context.config.algorithm.kl.coef)
     await context.begin(progress)

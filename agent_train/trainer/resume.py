@@ -91,11 +91,7 @@ def refusals(config: Config) -> Iterator[str]:
 
 
 def open_run(config: Config, command: Sequence[str] = ()) -> OpenRun:
-    """Take the folder that the settings name for this process, and leave in it what the run goes on from.
-
-    Raises:
-        ConfigError: as `refusals`; or the run is past `trainer.steps`.
-    """
+    """Take the folder that the settings name for this process, and leave in it what the run goes on from."""
     if problems := list(refusals(config)):
         raise ConfigError(problems)
     run = RunFolder(run_path(config))

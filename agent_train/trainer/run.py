@@ -29,9 +29,8 @@ from agent_train.trainer.loop import train
 from agent_train.trainer.offline.context import open_offline
 from agent_train.trainer.offline.records import DataError
 from agent_train.trainer.resume import OpenRun, open_run, resume_command
-from agent_train.trainer.rl import open_rl
+from agent_train.trainer.rl import AdvantageError, NothingPlayed, open_rl
 from agent_train.trainer.run_folder import RunFolder
-from agent_train.trainer.step import AdvantageError, NothingPlayed
 from agent_train.trainer.warm_start import ExpertError, NoExpertError
 from agent_train.weights.sync import WeightSyncError
 

@@ -39,10 +39,6 @@ async def expert_trajectories(
     Args:
         split: of the tasks, in an order that depends on the seed; from the first again when they run out.
         mistakes: share of random actions.
-
-    Raises:
-        NoExpertError: the environment has no `expert_action`, or no `random_action` where mistakes are asked for.
-        ExpertError: an episode failed.
     """
     tasks = env_spec.tasks(split).shuffled(seed)
     env = env_spec.make()
@@ -83,9 +79,6 @@ def sft_samples(
     """Samples to imitate, token for token in the form that sampling will have.
 
     The expert's tokens are in the mask, with log-probability 0 and version -1, since nothing sampled them.
-
-    Raises:
-        ValueError: a reply with tool calls or reasoning that the template does not write.
     """
     return [sample for trajectory in trajectories for sample in samples_of(_with_tokens(trajectory, renderer, tools))]
 
@@ -142,9 +135,7 @@ async def warm_start(
 ) -> SftUpdate:
     """Train on the samples, the learning rate falling linearly to 1/steps of it; the metrics of the last step.
 
-    Args:
-        on_step: called after each step with its number, the number of all, the loss and the tokens.
-        seed: of the order, which differs from epoch to epoch.
+    `on_step` is called after each step with its number, the number of all, the loss and the tokens.
     """
     if not samples:
         raise ValueError("a warm start needs samples")

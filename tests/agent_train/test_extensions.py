@@ -18,7 +18,7 @@ from agent_train.config.extensions import POINTS, corrections, engines, rollouts
 from agent_train.config.schema import Config, EngineConfig
 from agent_train.engine.base import Completion, Engine
 from agent_train.learner.roles import roles_of
-from agent_train.trainer.step import give_advantages
+from agent_train.trainer.rl import give_advantages
 from agentgym.core.extensions import ExtensionPoint
 from agentgym.policies.base import ExpertPolicy, NullPolicy
 from agentgym.rollout.episode import Episode, run_episode, run_many

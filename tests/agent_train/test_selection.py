@@ -20,7 +20,7 @@ from agent_train.algorithms.selection import (
 )
 from agent_train.config.schema import AlgorithmConfig, Config, OverlongConfig
 from agent_train.trainer.checkpoint import Progress
-from agent_train.trainer.step import play
+from agent_train.trainer.rl import play
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.core.trajectory import Group
 

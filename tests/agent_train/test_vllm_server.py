@@ -16,9 +16,8 @@ from engine_models import build
 from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import EngineError, Sampling
 from agent_train.engine.http import ServerFailed, open_client, post
-from agent_train.engine.router import Router
 from agent_train.engine.server import server_options
-from agent_train.engine.vllm import VllmEngine
+from agent_train.engine.vllm import Router, VllmEngine
 from agentgym.processes.vllm_server import ServingError, VllmServer, check_vllm
 
 

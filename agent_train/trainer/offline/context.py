@@ -72,10 +72,6 @@ async def open_offline(
     """Read the files, build or find the model, start Ray and the learner, and ask the reference.
 
     However the block ends, the ranks are killed and Ray is shut down.
-
-    Raises:
-        DataError: a file cannot be trained on.
-        LearnerError, RendererError: a part did not start.
     """
     from agent_train.learner.actor_group import Learner
 

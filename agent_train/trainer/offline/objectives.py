@@ -75,11 +75,7 @@ async def with_reference(
 async def loss_of(
     learner: Learner, objective: Objective, examples: Sequence[TokenizedExample], batch_rows: int | None = None
 ) -> Judged:
-    """The loss of the examples with the present weights, its derivatives, and what is measured.
-
-    Args:
-        batch_rows: most samples that one call of the learner scores; None: all.
-    """
+    """The loss of the examples with the present weights, its derivatives, and what is measured."""
     if objective.form == "rm":
         return await _loss_of_scores(learner, examples, batch_rows)
     answers = _answers(examples)

@@ -50,9 +50,6 @@ def tokenize_examples(
         longest: most tokens of a sample; None for no limit.
         mismatched: whether each gets `other`, the answer of the example after it, as KTO needs.
         split: begins the ids of the samples, which are unique in a run.
-
-    Raises:
-        DataError: the template cannot write a conversation, or an environment whose tools it needs cannot be made.
     """
     samples = []
     for number, example in enumerate(examples):
