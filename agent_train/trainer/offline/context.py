@@ -62,7 +62,9 @@ class OfflineContext(TrainerContext):
         """The loss of the held-out samples, if there are any."""
         if self.test:
             judged = await loss_of(self.learners[0], self.objective, self.test, self.config.data.batch_rows)
-            self.tracker.held_out(HeldOut(step, judged.loss, judged.measures, len(self.test)))
+            self.tracker.held_out(
+                HeldOut(step=step, loss=judged.loss, measures=judged.measures, examples=len(self.test))
+            )
 
 
 @asynccontextmanager
