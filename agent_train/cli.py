@@ -30,14 +30,12 @@ Exit code: 0 done, 1 failed while running, 2 refused before anything started.
 
 
 class _Parser(argparse.ArgumentParser):
-    """Errors as one line, like all others of this command."""
-
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"agent-train: error: {message}\nusage: {USAGE}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Returns its exit code: 2 if the settings are refused."""
+    """Run the command; its exit code, 2 if the settings are refused."""
     parser = _Parser("agent-train", usage=USAGE, description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "settings", nargs="*", metavar="key=value", help="+env=NAME, a choice such as engine=embedded, or a dotted key"
@@ -55,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _refuse_or_run(arguments: argparse.Namespace) -> int:
     try:
         from agent_train.config.advice import unusual
-        from agent_train.config.compose import compose, to_yaml
+        from agent_train.config.compose import compose
         from agent_train.config.schema import ConfigError
         from agent_train.config.validation import validate
     except ModuleNotFoundError as error:
@@ -71,10 +69,10 @@ def _refuse_or_run(arguments: argparse.Namespace) -> int:
     for line in unusual(config):
         print(f"agent-train: warning: {line}", file=sys.stderr)
     if arguments.dry_run:
-        from agent_train.config.plan import as_text, plan
+        from agent_train.config.plan import as_text, documented, plan
 
         with contextlib.suppress(BrokenPipeError):  # the reader of our output, `head` say, has left
-            print(f"Would run:\n{as_text(plan(config))}\n\nSettings:\n{to_yaml(config).rstrip()}", flush=True)
+            print(f"Would run:\n{as_text(plan(config))}\n\nSettings:\n{documented(config)}", flush=True)
         return 0
     from agent_train.trainer.run import run
 

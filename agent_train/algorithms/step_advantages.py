@@ -61,7 +61,8 @@ def with_advantages(inputs: AdvantageInputs, samples: Sequence[TrainingSample]) 
         totals = moments(advantages_T, inputs.trained_T)
         advantages_T = whiten(advantages_T, inputs.mask_T, totals, settings.std, settings.eps)
     advantages = inputs.by_sample(advantages_T)
-    targets = inputs.by_sample(TARGETS[settings.name](inputs)) if settings.name in TARGETS else {}
+    targets_of = TARGETS.get(settings.name) or getattr(formula, "targets", None)
+    targets = inputs.by_sample(targets_of(inputs)) if targets_of else {}
     return [replace(each, advantages=advantages[each.id], targets=targets.get(each.id, [])) for each in samples]
 
 

@@ -15,18 +15,13 @@ from agent_train.learner.roles import roles_of
 
 
 class PlacementError(RuntimeError):
-    """The cluster has no room for the workers of the environments, or they do not start. Says what there is and what to do."""
+    """The cluster has no room for the workers of the environments, or they do not start."""
 
 
 def gpu_share(gpus: int, engine: str) -> float:
     """GPUs of one learner rank and, times its tensor parallelism, of one vLLM server: 1, or a half each of an only GPU.
 
-    Halves are given only where there is one GPU: on several, two learner ranks could meet on the same one, and NCCL
-    refuses that.
-
-    Args:
-        gpus: how many the cluster has; 0 gives 0.
-        engine: `engine.name`.
+    On several GPUs two ranks with halves could meet on the same one, which NCCL refuses.
     """
     if not gpus:
         return 0.0
@@ -37,10 +32,7 @@ def gpu_share(gpus: int, engine: str) -> float:
 class Room:
     """The resources of one rank of a role.
 
-    Attributes:
-        gpus, cpus: of the rank itself.
-        bundle: what rank i of all roles take together, on one device, as Ray names it; None where each rank is placed for
-            itself.
+    `bundle` is what rank i of all roles take together, on one device, as Ray names it; None where each rank is placed by itself.
     """
 
     gpus: float
@@ -52,10 +44,6 @@ def rank_room(config: Config, gpus: int) -> Room:
     """The resources of a rank: a whole device, or with `learner.placement=shared` its part of one that all roles share.
 
     Without a GPU the roles share a CPU for each rank: they work one after another.
-
-    Args:
-        config: of the run.
-        gpus: how many the cluster has.
     """
     device, parts = gpu_share(gpus, config.engine.name), len(roles_of(config))
     if config.learner.placement == "own" or parts == 1:
@@ -74,12 +62,12 @@ def learner_devices(config: Config) -> int:
 
 def gpus_needed(config: Config) -> int:
     """GPUs that learner ranks and vLLM servers take when none is shared. The embedded engine shares with rank 0."""
-    servers = config.engine.replicas * config.engine.tensor_parallel if config.engine.name == "vllm" else 0
-    return learner_devices(config) + servers
+    serves = config.engine.name == "vllm" and config.mode == "rl"
+    return learner_devices(config) + serves * config.engine.replicas * config.engine.tensor_parallel
 
 
 def own_ray_cpus(config: Config) -> int:
-    """CPUs that a Ray of the run's own is told to have: enough for all its parts, also where this machine has fewer."""
+    """CPUs that the run's own Ray is told to have: enough for all parts, also where this machine has fewer."""
     parts = learner_devices(config) + 1
     cpus = max(os.cpu_count() or 1, parts)
     if config.env.placement != "ray":
@@ -89,15 +77,7 @@ def own_ray_cpus(config: Config) -> int:
 
 
 def env_workers_wanted(config: Config, nodes: Sequence[float]) -> int:
-    """The number of environment workers: `env.workers`, or for 0 as many as fit beside the learner.
-
-    Args:
-        config: of the run.
-        nodes: CPUs of each node of the cluster.
-
-    Raises:
-        PlacementError: the nodes have too few CPUs for that.
-    """
+    """The number of environment workers: `env.workers`, or for 0 as many as fit beside the learner on nodes of so many CPUs."""
     env, ranks = config.env, learner_devices(config)
     there = f"the cluster has {sum(nodes):g} ({', '.join(f'{cpus:g}' for cpus in nodes)} on its nodes)"
     free = int((sum(nodes) - ranks) / env.cpus)

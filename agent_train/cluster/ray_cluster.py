@@ -21,17 +21,13 @@ _POLL_SECONDS = 0.05
 
 
 async def start_ray(cpus: int, stack: AsyncExitStack) -> None:
-    """Start Ray, or connect to it; it ends with the stack.
+    """Start Ray with so many CPUs, or connect to a cluster; it ends with the stack.
 
-    Ray cannot be stopped while it starts: whoever cancels this waits until it has started.
-
-    Args:
-        cpus: of a Ray of the run's own. More than the machine has is fine.
-        stack: takes what has to be closed.
+    Ray cannot be stopped while it starts: if cancelled, this waits until it has started.
     """
     import ray
 
-    # It would warn that it is started in a thread, from where it cannot handle signals.
+    # It would warn that a thread, where it cannot handle signals, starts it.
     logging.getLogger("ray").setLevel(logging.ERROR)
     start: Callable[..., Any] = functools.partial(ray.init, log_to_driver=False, configure_logging=False)
     if not os.environ.get("RAY_ADDRESS"):

@@ -1,8 +1,7 @@
 """Clean up Ray after a run that could not do so itself, because it was killed or hung.
 
-`python -m agent_train.cluster.reaper FOLDER` waits until its standard input closes, which happens when its parent ends, however
-it ends. Then it kills Ray's processes that have files in FOLDER, and removes the folder. Without it, some of them would search
-for each other for a minute before they end.
+`python -m agent_train.cluster.reaper FOLDER` waits until its standard input closes, which happens when its parent ends. Then it kills
+Ray's processes that have files in FOLDER, which would search for each other for a minute, and removes the folder.
 """
 
 from __future__ import annotations

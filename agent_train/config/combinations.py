@@ -1,7 +1,6 @@
-"""Checks combinations of an algorithm's settings. Each problem is one line: the key, the reason, and what to do.
+"""Checks combinations of settings. Each problem is one line: the key, the reason, and what to do.
 
-Nothing here imports torch, so a wrong word is refused at once; the parameters of a loss are read from its source. Only a loss
-of one's own is imported, and tried.
+Nothing here imports torch: the parameters of a shipped loss are read from its source.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from pathlib import Path
 
 from agent_train.config.extensions import WHOLE_SAMPLE_LOSSES, advantages, losses
 from agent_train.config.schema import Config
-from agent_train.learner.roles import WITH_CRITIC
+from agent_train.learner.roles import WITH_CRITIC, has_critic
+from agent_train.trainer.offline.records import DataError, form_of, read_examples
 from agentgym.service.client.address import is_url
 
 # What a loss may read: every other parameter of its function is a setting.
@@ -28,22 +28,26 @@ IN_GROUPS = ("rloo", "opo", "maxrl", "best_of", "reinforce_pp_baseline", "turn",
 MAX_LORA_RANK = 512  # of vLLM
 # One number for all tokens of an episode, whatever its rewards and settings; the others may differ from turn to turn.
 OF_EPISODES = ("group", "rloo", "opo", "maxrl", "best_of", "reinforce_pp_baseline", "constant")
-# Each row weighs the same, or each trajectory, however long it is.
-OF_ROWS = ("seq-mean-token-mean", "trajectory-mean")
+# Each sample weighs the same, or each trajectory, however long it is.
+OF_SAMPLES = ("seq-mean-token-mean", "trajectory-mean")
 WITHOUT_REWARDS = ("distill", "constant")
+MODES = {
+    "sft": "imitates the assistant's messages",
+    "dpo": "prefers answers to others",
+    "rm": "learns a reward model",
+}
 
 
 def wrong_combinations(config: Config) -> Iterator[str]:
-    """What is wrong with the settings of the algorithm and its roles, taken together; each setting by itself is checked by `validation`."""
+    """Problems of the settings of the algorithm and its roles, taken together."""
     yield from _wrong_loss(config)
     yield from _wrong_weights(config)
     try:
         advantages.path(config.algorithm.advantage.name)
-    except ValueError as error:
-        yield f"algorithm.advantage.name={config.algorithm.advantage.name}: {error}"
+    except ValueError:  # `wrong_values` tells it
         return
     yield from _wrong_advantage(config)
-    yield from _wrong_for_whole_rows(config)
+    yield from _wrong_for_whole_samples(config)
     yield from _wrong_groups(config)
     yield from _wrong_kl(config)
     yield from _wrong_overlong(config)
@@ -52,13 +56,7 @@ def wrong_combinations(config: Config) -> Iterator[str]:
 
 
 def loss_parameters(name: str) -> list[str]:
-    """The names of the parameters of one of the losses that are shipped.
-
-    Raises:
-        ValueError: it is none of them.
-    """
-    if name not in losses.shipped:
-        raise ValueError(f"{name!r} is not one of {', '.join(losses.shipped)}")
+    """The names of the parameters of a shipped loss."""
     module, _, function = losses.shipped[name].partition(":")
     path = Path(__file__).parents[1].joinpath(*module.split(".")[1:]).with_suffix(".py")
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -74,7 +72,6 @@ def _wrong_loss(config: Config) -> Iterator[str]:
         yield f"algorithm.loss={algorithm.loss}: {error}"
         return
     if algorithm.loss not in losses.shipped:
-        # A loss of one's own brings torch with it anyway.
         from agent_train.algorithms.policy_loss import policy_loss
 
         try:
@@ -128,16 +125,15 @@ def _wrong_advantage(config: Config) -> Iterator[str]:
         yield f"{name}: needs rewards of at least 0, and {cause} takes from them: leave one of the two out"
 
 
-def _wrong_for_whole_rows(config: Config) -> Iterator[str]:
-    """Credit that differs inside a row, or weights by its length, with a loss that is of whole rows."""
+def _wrong_for_whole_samples(config: Config) -> Iterator[str]:
+    """Credit that differs inside a sample, or weights by its length, with a loss of whole samples."""
     algorithm = config.algorithm
     if algorithm.loss not in WHOLE_SAMPLE_LOSSES:
         return
-    # What your own function gives is seen in the first update.
     if algorithm.advantage.name in advantages.shipped and algorithm.advantage.name not in OF_EPISODES:
         instead = "algorithm.loss=gspo_token" if algorithm.loss == "gspo" else "algorithm.loss=gspo_token or ppo"
         yield f"algorithm.loss={algorithm.loss}: its ratio is of a whole sequence, and would average the credit of advantage {algorithm.advantage.name} away, which differs inside a sequence: set {instead}"
-    if algorithm.reduction not in OF_ROWS:
+    if algorithm.reduction not in OF_SAMPLES:
         instead = " (or algorithm.loss=gspo_token)" if algorithm.loss == "gspo" else ""
         yield f"algorithm.reduction={algorithm.reduction}: loss {algorithm.loss} is one number for a whole sequence, and this would weigh it by its length: set algorithm.reduction=seq-mean-token-mean{instead}"
 
@@ -176,31 +172,25 @@ def _wrong_overlong(config: Config) -> Iterator[str]:
 
 def _wrong_roles(config: Config) -> Iterator[str]:
     """Roles that are described and would not be asked, and folders that hold no model."""
+    yield from _wrong_role_folders(config)
     name, critic = config.algorithm.advantage.name, config.critic
-    if name not in WITH_CRITIC:
-        learns = ", ".join(WITH_CRITIC)
-        if critic.alone_steps:
-            yield f"critic.alone_steps={critic.alone_steps}: advantage {name} has no critic (those with one: {learns}): leave it out"
-        if critic.path is not None and name != "prime":
-            yield f"critic.path={critic.path}: advantage {name} has no critic (those with one: {learns}): leave it out"
+    if not has_critic(config):
+        unused = {"alone_steps": critic.alone_steps, "path": None if name == "prime" else critic.path}
+        for key, value in unused.items():
+            if value:
+                yield f"critic.{key}={value}: advantage {name} has no critic ({', '.join(WITH_CRITIC)} have one): leave it out"
     elif critic.alone_steps >= config.trainer.steps:
         yield f"critic.alone_steps={critic.alone_steps}: must be below trainer.steps={config.trainer.steps}, or the policy never learns"
     if config.reference.path is not None and not config.algorithm.kl.coef and name != "prime":
         yield f"reference.path={config.reference.path}: nothing is compared with it: set algorithm.kl.coef above 0, or leave it out"
     if name == "remax" and config.reward_model.path is not None:
         yield f"reward_model.path={config.reward_model.path}: the greedy episode of advantage remax has the environment's reward alone: leave one of the two out"
-    paths = {"reference": config.reference.path, "critic": critic.path, "reward_model": config.reward_model.path}
-    for role, path in {**paths, "teacher": config.teacher.path}.items():
-        if path is not None and not (Path(path).expanduser() / "config.json").is_file():
-            yield f"{role}.path={path}: no model folder: there is no config.json in it"
 
 
 def _wrong_teacher(config: Config) -> Iterator[str]:
     teacher, name = config.teacher, config.algorithm.advantage.name
     given = [f"teacher.{key}={getattr(teacher, key)}" for key in ("path", "url") if getattr(teacher, key)]
-    if name != "distill":
-        yield from [f"{one}: advantage {name} asks no teacher: set algorithm=opd, or leave it out" for one in given]
-    elif not given:
+    if name == "distill" and not given:
         yield "algorithm.advantage.name=distill: needs a teacher: set teacher.path to a model folder, or teacher.url to a vLLM endpoint"
     elif len(given) > 1:
         yield f"{given[0]}: and {given[1]}: a run has one teacher: leave one of the two out"
@@ -208,8 +198,34 @@ def _wrong_teacher(config: Config) -> Iterator[str]:
         yield f"teacher.url={teacher.url}: is no URL: write http://HOST:PORT"
 
 
+def wrong_files(config: Config) -> Iterator[str]:
+    """Problems of the settings of a mode that learns from files, which are read whole."""
+    data = config.data
+    yield from _wrong_role_folders(config)
+    if config.mode != "dpo" and config.reference.path:
+        yield f"reference.path={config.reference.path}: mode={config.mode} has no reference: leave it out"
+    if data.train is None:
+        yield f"data.train: is missing: mode={config.mode} {MODES[config.mode]} of a file: set data.train=FILE.jsonl"
+        return
+    if data.test is not None and Path(data.test).expanduser().resolve() == Path(data.train).expanduser().resolve():
+        yield f"data.test={data.test}: is data.train too: what is held out needs a file of its own"
+    for name, path in (("data.train", data.train), ("data.test", data.test)):
+        try:
+            if path is not None:
+                read_examples(path, form_of(config), data.min_reward)
+        except DataError as error:
+            yield f"{name}: {error}"
+
+
+def _wrong_role_folders(config: Config) -> Iterator[str]:
+    for role in ("reference", "critic", "reward_model", "teacher"):
+        path = getattr(config, role).path
+        if path is not None and not (Path(path).expanduser() / "config.json").is_file():
+            yield f"{role}.path={path}: no model folder: there is no config.json in it"
+
+
 def wrong_learner(config: Config) -> Iterator[str]:
-    """Problems of the learner's parallelism, in all modes."""
+    """Problems of parallelism, adapters and optimizer, in all modes."""
     learner = config.learner
     for key in ("tensor_parallel", "sequence_parallel"):
         ranks = getattr(learner, key)

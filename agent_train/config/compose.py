@@ -1,7 +1,4 @@
-"""From the command line to a `Config`: Hydra composes `configs/`, the dataclasses are the schema.
-
-Nothing here imports torch, ray or transformers, so that a wrong word is refused at once.
-"""
+"""From the command line to a `Config`: Hydra composes `configs/`, the dataclasses are the schema. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -21,9 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from agent_train.cluster.placement import visible_gpus
-from agent_train.config.keys import default_config, settings
 from agent_train.config.model_folder import context_of, is_tiny
-from agent_train.config.schema import MODES, Config, ConfigError
+from agent_train.config.schema import MODES, Config, ConfigError, default_config, first_line, settings
 from agentgym.core.registration import UnknownEnvError, registry, spec
 
 GROUPS = ("env", "model", "engine", "algorithm")
@@ -32,12 +28,12 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 
 def compose(overrides: Sequence[str]) -> Config:
-    """The settings that a command line asks for. `validate` still has to look at them.
+    """The settings that a command line asks for, not yet validated.
 
     Args:
         overrides: `+env=NAME` or `env=NAME` (a file of `configs/env`, a registered id or "pkg.mod:Class"), a choice of
             another group such as `engine=embedded`, and dotted keys such as `trainer.steps=3`. A mode that learns from files
-            takes no environment. With `trainer.resume=FOLDER` and no choice at all, what is not said is as in that run.
+            takes no environment. With `trainer.resume=FOLDER` and no choice at all, other settings are those of that run.
 
     Raises:
         ConfigError: an unknown key, choice or environment, or a value of the wrong type; it names the nearest valid one.
@@ -49,17 +45,22 @@ def compose(overrides: Sequence[str]) -> Config:
         key = override.key_or_group
         if key in GROUPS:
             groups[key] = _choice_name(override)
+        elif key == "env.id":
+            groups.setdefault("env", _choice_name(override))
         else:
             values[key] = _value_override(override)
-    env = groups.pop("env", None) or _id_of(values.pop("env.id", None))
+    env = groups.pop("env", None)
     if env is None and not groups and (settings := _settings_of_run(parsed)) is not None:
         return _compose_again(settings, parsed)
-    mode = _mode_of(values.get("mode"))
+    mode = _value_of("mode", parsed) or "rl"
+    if mode not in MODES:
+        guess = f"did you mean mode={nearest(mode, MODES)}? Choices: {', '.join(MODES)}"
+        raise ConfigError([f"mode={mode}: unknown: {guess}"])
     if mode != "rl":
         _refuse_env(mode, env, values)
     elif env is None:
         raise ConfigError([f"no environment: choose one with +env=NAME. {_environments()}"])
-    folder = _model_path_of(parsed)
+    folder = _value_of("model.path", parsed)
     if is_tiny(folder):
         groups.setdefault("model", "tiny")
     chosen = [f"{group}={_known_choice(group, name)}" for group, name in groups.items()]
@@ -76,11 +77,7 @@ def to_yaml(config: Config) -> str:
 
 
 def config_from_yaml(text: str) -> Config:
-    """The reverse of `to_yaml`: keys that are left out keep their defaults.
-
-    Raises:
-        ConfigError: the text is no YAML, or has an unknown key or a value of the wrong type.
-    """
+    """The reverse of `to_yaml`: keys that are left out keep their defaults."""
     try:
         merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text))
     except OmegaConfBaseException as error:
@@ -91,11 +88,7 @@ def config_from_yaml(text: str) -> Config:
 
 
 def config_folder() -> Path:
-    """The folder `configs/`: beside the packages in a checkout, inside `agent_train` when installed from a wheel.
-
-    Raises:
-        ConfigError: it is in neither place; the installation is broken.
-    """
+    """The folder `configs/`: beside the packages in a checkout, inside `agent_train` when installed from a wheel."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "configs", package.parent / "configs"):
         if (folder / "config.yaml").is_file():
@@ -104,7 +97,6 @@ def config_folder() -> Path:
 
 
 def choices(group: str) -> list[str]:
-    """The names of a group's files, sorted."""
     return sorted(path.stem for path in (config_folder() / group).glob("*.yaml"))
 
 
@@ -114,11 +106,6 @@ def environment_names() -> list[str]:
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
-    """The candidate that looks most like the word.
-
-    Raises:
-        ValueError: no candidates.
-    """
     return max(sorted(candidates), key=lambda name: difflib.SequenceMatcher(None, word, name).ratio())
 
 
@@ -143,13 +130,12 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
 
 def _settings_of_run(overrides: Sequence[Override]) -> Path | None:
     """The settings of the run whose folder `trainer.resume` names; None where it names none."""
-    named = [str(_plain(override.value())) for override in overrides if override.key_or_group == "trainer.resume"]
-    settings = Path(named[-1]).expanduser() / "config.yaml" if named else None
+    named = _value_of("trainer.resume", overrides)
+    settings = Path(named).expanduser() / "config.yaml" if named else None
     return settings if settings is not None and settings.is_file() else None
 
 
 def _compose_again(settings: Path, overrides: Sequence[Override]) -> Config:
-    """The settings of a run, with the given keys over them."""
     try:
         merged = OmegaConf.structured(config_from_yaml(settings.read_text(encoding="utf-8")))
     except ConfigError as error:
@@ -158,8 +144,8 @@ def _compose_again(settings: Path, overrides: Sequence[Override]) -> Config:
         raise ConfigError([f"{settings} cannot be read: {error}"]) from error
     try:
         for override in overrides:
-            free = any(override.key_or_group.startswith(f"{key}.") for key in FREE_KEYS)
-            OmegaConf.update(merged, override.key_or_group, _plain(override.value()), force_add=free)
+            key = override.key_or_group
+            OmegaConf.update(merged, key, _plain(override.value()), force_add=_is_free(key))
     except OmegaConfBaseException as error:
         raise ConfigError([_explain(error)]) from error
     return _to_object(merged)
@@ -175,9 +161,7 @@ def _plain(value: Any) -> Any:
 
 
 def _choice_name(override: Override) -> str:
-    value = override.value()
-    if isinstance(value, QuotedString):
-        value = value.text
+    value = _plain(override.value())
     if not isinstance(value, str) or not value:
         group = override.key_or_group
         raise ConfigError(
@@ -186,12 +170,22 @@ def _choice_name(override: Override) -> str:
     return value
 
 
+def _value_of(key: str, overrides: Sequence[Override]) -> str | None:
+    """The last value that the command line gives a key."""
+    named = [_plain(override.value()) for override in overrides if override.key_or_group == key]
+    return str(named[-1]) if named and named[-1] else None
+
+
 def _value_override(override: Override) -> str:
     """The override in the form that Hydra takes for a key that is there and for one that is new in a free dict."""
     key = override.key_or_group
-    if not any(key.startswith(free + ".") for free in FREE_KEYS):
+    if not _is_free(key):
         _check_key(key)
     return "++" + str(override.input_line).lstrip("+")
+
+
+def _is_free(key: str) -> bool:
+    return key.startswith(tuple(f"{free}." for free in FREE_KEYS))
 
 
 def _check_key(key: str) -> None:
@@ -208,38 +202,12 @@ def _check_key(key: str) -> None:
 def _known_choice(group: str, name: str) -> str:
     names = choices(group)
     if name not in names:
-        raise ConfigError(
-            [
-                f"{group}={name}: unknown choice: did you mean {group}={nearest(name, names)}? Choices: {', '.join(names)}"
-            ]
-        )
+        guess = f"did you mean {group}={nearest(name, names)}? Choices: {', '.join(names)}"
+        raise ConfigError([f"{group}={name}: unknown choice: {guess}"])
     return name
 
 
-def _id_of(override: str | None) -> str | None:
-    """The environment that `env.id=NAME` names: the same as `+env=NAME`."""
-    if override is None:
-        return None
-    return _choice_name(OverridesParser.create().parse_override(override))
-
-
-def _mode_of(override: str | None) -> str:
-    mode = Config.mode if override is None else str(OverridesParser.create().parse_override(override).value())
-    if mode not in MODES:
-        raise ConfigError(
-            [f"mode={mode}: unknown: did you mean mode={nearest(mode, MODES)}? Choices: {', '.join(MODES)}"]
-        )
-    return mode
-
-
-def _model_path_of(overrides: Sequence[Override]) -> str | None:
-    """The folder that `model.path` names on the command line."""
-    named = [_plain(override.value()) for override in overrides if override.key_or_group == "model.path"]
-    return str(named[-1]) if named and named[-1] else None
-
-
 def _refuse_env(mode: str, env: str | None, values: dict[str, str]) -> None:
-    """An environment beside a mode that plays none is a mistake about what will be done."""
     named = [f"env={env}"] if env else []
     named += [key for key in values if key.startswith("env.")]
     if named:
@@ -254,15 +222,12 @@ def _env_overrides(name: str) -> list[str]:
     try:
         found = spec(name)
     except UnknownEnvError as error:
-        raise ConfigError([_unknown_env(name)]) from error
+        guess = f"did you mean {nearest(name, environment_names())}? {_environments()}"
+        raise ConfigError([f"unknown environment {name!r}: {guess}"]) from error
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError([f"env={name}: {_first_line(error)}"]) from error
+        raise ConfigError([f"env={name}: {first_line(error)}"]) from error
     env_id = name if ":" in name else found.id
     return [f"++env.id={QuotedString(env_id, quote=Quote.single).with_quotes()}"]
-
-
-def _unknown_env(name: str) -> str:
-    return f"unknown environment {name!r}: did you mean {nearest(name, environment_names())}? {_environments()}"
 
 
 def _environments() -> str:
@@ -293,19 +258,12 @@ def _explain(error: BaseException) -> str:
     while cause is not None and not isinstance(cause, OmegaConfBaseException):
         cause = cause.__cause__ or cause.__context__
     if cause is None:
-        return _first_line(error)
+        return first_line(error)
     key = str(getattr(cause, "full_key", None) or "")
     keys = settings()
-    if (
-        key
-        and key not in keys
-        and not any(known.startswith(f"{key}.") or key.startswith(free) for known in keys for free in FREE_KEYS)
-    ):
+    is_section = any(known.startswith(f"{key}.") for known in keys)
+    if key and key not in keys and not is_section and not key.startswith(FREE_KEYS):
         return f"unknown key {key!r}: did you mean {nearest(key, keys)}?"
     wanted = KINDS.get(keys[key].kind) if key in keys else None
-    problem = _first_line(cause)
+    problem = first_line(cause)
     return f"{key}: needs {wanted}: {problem}" if wanted else f"{key}: {problem}" if key else problem
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,7 +1,4 @@
-"""The extension points of training. A setting names an implementation; docs/algorithms.md and docs/training.md say what each takes.
-
-Nothing here imports torch: settings are checked before it is imported.
-"""
+"""The extension points of training; docs/algorithms.md and docs/training.md say what each takes. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -9,24 +6,18 @@ from agentgym.core.extensions import ExtensionPoint
 
 _ALGORITHMS = "agent_train.algorithms"
 
+
+def _functions(module: str, names: str, ending: str = "") -> dict[str, str]:
+    return {name: f"{_ALGORITHMS}.{module}:{name.replace('-', '_')}{ending}" for name in names.split()}
+
+
 losses = ExtensionPoint(
     "policy loss",
     "agentgym.losses",
     {
         "ppo": f"{_ALGORITHMS}.losses:ppo_clip",
-        "reinforce": f"{_ALGORITHMS}.policy_losses:reinforce",
-        "gspo": f"{_ALGORITHMS}.sequence_losses:gspo",
-        "gspo_token": f"{_ALGORITHMS}.sequence_losses:gspo_token",
-        "gmpo": f"{_ALGORITHMS}.sequence_losses:gmpo",
-        "cispo": f"{_ALGORITHMS}.policy_losses:cispo",
-        "sapo": f"{_ALGORITHMS}.policy_losses:sapo",
-        "topr": f"{_ALGORITHMS}.policy_losses:topr",
-        "topr_sequence": f"{_ALGORITHMS}.sequence_losses:topr_sequence",
-        "raft_pp": f"{_ALGORITHMS}.policy_losses:raft_pp",
-        "kimi": f"{_ALGORITHMS}.policy_losses:kimi",
-        "dppo": f"{_ALGORITHMS}.policy_losses:dppo",
-        "aipo": f"{_ALGORITHMS}.policy_losses:aipo",
-        "m2po": f"{_ALGORITHMS}.policy_losses:m2po",
+        **_functions("policy_losses", "reinforce cispo sapo topr raft_pp kimi dppo aipo m2po"),
+        **_functions("sequence_losses", "gspo gspo_token gmpo topr_sequence"),
     },
 )
 # One ratio for all tokens of a sample, times one advantage: credit that differs within a sample would be averaged away.
@@ -35,13 +26,11 @@ WHOLE_SAMPLE_LOSSES = frozenset({"gspo", "gmpo"})
 advantages = ExtensionPoint(
     "advantage",
     "agentgym.advantages",
-    {
-        name: f"{_ALGORITHMS}.step_advantages:{name}_advantage"
-        for name in (
-            *("group", "rloo", "opo", "maxrl", "remax", "best_of", "reinforce_pp", "reinforce_pp_baseline"),
-            *("gae", "bilevel_gae", "turn", "gigpo", "prime", "distill", "constant"),
-        )
-    },
+    _functions(
+        "step_advantages",
+        "group rloo opo maxrl remax best_of reinforce_pp reinforce_pp_baseline gae bilevel_gae turn gigpo prime distill constant",
+        "_advantage",
+    ),
 )
 filters = ExtensionPoint(
     "filter",
@@ -56,30 +45,22 @@ filters = ExtensionPoint(
 corrections = ExtensionPoint(
     "correction",
     "agentgym.corrections",
-    {
-        name: f"{_ALGORITHMS}.corrections:{name.replace('-', '_')}"
-        for name in (
-            *("tis", "icepop", "seq-mask-tis", "sequence-is", "geometric-is"),
-            *("sequence-mask", "geometric-mask"),
-        )
-    },
+    _functions("corrections", "tis icepop seq-mask-tis sequence-is geometric-is sequence-mask geometric-mask"),
 )
 reward_shaping = ExtensionPoint("reward shaping", "agentgym.reward_shaping", {})
 rollouts = ExtensionPoint("rollout", "agentgym.rollouts", {"episode": "agentgym.rollout.episode:run_episode"})
+# Called as `await start(config.engine, model_dir, logs, dtype=, seed=, adapter_rank=, deterministic=, on_progress=)`.
 engines = ExtensionPoint(
     "engine",
     "agentgym.engines",
-    {"vllm": "agent_train.engine.start:start_vllm", "embedded": "agent_train.engine.start:start_embedded"},
+    {
+        "vllm": "agent_train.engine.vllm:VllmEngine.start",
+        "embedded": "agent_train.engine.embedded:EmbeddedEngine.start",
+    },
 )
 trackers = ExtensionPoint("tracker", "agentgym.trackers", {})
 
-POINTS: dict[str, ExtensionPoint] = {
-    "losses": losses,
-    "advantages": advantages,
-    "filters": filters,
-    "corrections": corrections,
-    "reward_shaping": reward_shaping,
-    "rollouts": rollouts,
-    "engines": engines,
-    "trackers": trackers,
+POINTS = {
+    point.group.removeprefix("agentgym."): point
+    for point in (losses, advantages, filters, corrections, reward_shaping, rollouts, engines, trackers)
 }

@@ -1,10 +1,12 @@
-"""What a model folder says of its model: how large it is and how much it reads. From `config.json`, without torch."""
+"""How large a model is and how much it reads, by the `config.json` of its folder, without torch."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+
+from agent_train.config.schema import Config
 
 TINY_PARAMETERS = 20e6  # a model of fewer gets the defaults of the tiny one
 
@@ -22,6 +24,13 @@ def context_of(folder: str | Path) -> int | None:
     """Most tokens that the model reads; None: the folder does not say."""
     longest = _text_config(folder).get("max_position_embeddings")
     return longest if isinstance(longest, int) and longest > 0 else None
+
+
+def longest_sample(config: Config) -> int | None:
+    """Most tokens of a sample of a data file: `data.max_tokens`, and no more than the model reads. None: any number."""
+    # A tiny model is built for `engine.max_model_len` tokens.
+    reads = context_of(config.model.path) if config.model.path else config.engine.max_model_len
+    return min((bound for bound in (config.data.max_tokens, reads) if bound is not None), default=None)
 
 
 def parameters_of(folder: str | Path) -> float | None:

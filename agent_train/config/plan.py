@@ -1,119 +1,143 @@
-"""The table of `agent-train --dry-run`."""
+"""The output of `agent-train --dry-run`: a table of the run, and every setting with its documentation."""
 
 from __future__ import annotations
 
+import re
+
 from agent_train.cluster.placement import visible_gpus
-from agent_train.config.schema import Config
+from agent_train.config.combinations import MODES
+from agent_train.config.compose import to_yaml
+from agent_train.config.model_folder import longest_sample
+from agent_train.config.schema import Config, settings
 from agent_train.config.validation import env_spec, sandbox_choice
 from agent_train.learner.roles import learning_rate, learns, roles_of, source_of
-from agent_train.trainer.offline import plan as files
+from agent_train.trainer.offline.records import Example, form_of, read_examples
 from agent_train.trainer.resume import run_path
+from agent_train.trainer.schedule import step_count
 from agentgym.core.env import close_unused
 
+Rows = list[tuple[str, str]]
+LOSSES = {"dpo": "DPO", "ipo": "IPO, margins per token", "kto": "KTO"}
+DOC_COLUMN = 40
 
-def plan(config: Config) -> list[tuple[str, str]]:
+
+def plan(config: Config) -> Rows:
     """The rows of the table: what, and how. The config must have passed `validate`."""
     if config.mode != "rl":
-        return [*files.what(config), _model(config), ("learner", _file_learner(config)), ("files", _files(config))]
-    return [
-        *_what(config),
-        *_sandboxes(config),
+        return [*_data(config), _model(config), ("learner", _learner(config)), ("files", _files(config))]
+    updates = _count(config.algorithm.updates_per_step, "update")
+    rows = [
+        *_tasks(config),
+        ("sandbox", sandbox_choice(config) or ""),
         ("each step", _each_step(config)),
         ("rollout", _rollout(config)),
         ("algorithm", _algorithm(config)),
-        *_chosen(config),
-        ("learner", _learner(config)),
-        *_roles(config),
+        ("trained on", _chosen(config)),
+        ("learner", f"{_learner(config)}, {updates} a step"),
+        ("beside it", _roles(config)),
         ("evaluation", _evaluation(config)),
         ("processes", _processes(config)),
         ("files", _files(config)),
     ]
+    return [(name, text) for name, text in rows if text]
 
 
-def as_text(rows: list[tuple[str, str]]) -> str:
+def as_text(rows: Rows) -> str:
     """The table as aligned lines."""
     width = max(len(name) for name, _ in rows) + 2
-    return "\n".join(f"  {name:<{width}}{line}" for name, text in rows for name, line in _with_indent(name, text))
+    lines = [(name if i == 0 else "", line) for name, text in rows for i, line in enumerate(text.splitlines())]
+    return "\n".join(f"  {name:<{width}}{line}" for name, line in lines)
 
 
-def _with_indent(name: str, text: str) -> list[tuple[str, str]]:
-    return [(name if i == 0 else "", line) for i, line in enumerate(text.splitlines())]
+def documented(config: Config) -> str:
+    """The settings as YAML, each followed by its documentation as a comment."""
+    lines, sections = to_yaml(config).splitlines(), [""]
+    for number, line in enumerate(lines):
+        if found := re.match(r"( *)(\w+):", line):
+            sections[len(found[1]) // 2 :] = [found[2]]
+            if known := settings().get(".".join(sections)):
+                doc = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", known.setting.doc)  # without links
+                lines[number] = f"{line:<{DOC_COLUMN}} # {doc}"
+    return "\n".join(lines)
 
 
-def _what(config: Config) -> list[tuple[str, str]]:
-    spec = env_spec(config)
-    env, sft = config.env, config.sft
-    tasks = [spec.tasks(split) for split in (env.train_split, env.test_split)]
-    source = f" ({tasks[0].source})" if tasks[0].source else ""
-    told = f": {spec.description}" if spec.description else ""
+def _data(config: Config) -> Rows:
+    """The rows about data and objective of a mode that learns from files."""
+    data, form, longest = config.data, form_of(config), longest_sample(config)
+    train = read_examples(str(data.train), form, data.min_reward)
+    held_out = read_examples(data.test, form, data.min_reward) if data.test else []
+    testing = f"{_examples(held_out)} of {data.test}" if held_out else "nothing: set data.test=FILE to measure on"
     rows = [
-        ("environment", f"{env.id}{told}"),
-        (
-            "tasks",
-            f"{len(tasks[0]):,} in {env.train_split!r} to train on, {len(tasks[1]):,} in {env.test_split!r} held out{source}",
-        ),
+        ("mode", f"{config.mode}: {MODES[config.mode]}"),
+        ("data", f"{_examples(train)} of {data.train} to learn from"),
+        ("held out", testing),
     ]
-    rows.append(_model(config))
+    if longest is not None:
+        rows.append(("length", f"examples of more than {longest:,} tokens are left out"))
+    if config.mode == "dpo":
+        reference = (
+            f"reference: {config.reference.path or 'the model as the run starts'}, asked once before the first step"
+        )
+        rows.append(("loss", f"{LOSSES[data.loss]}, beta {data.beta:g}; {reference}"))
+    steps = _count(step_count(len(train), data.batch_rows, data.epochs), "step")
+    return [*rows, ("steps", f"{data.batch_rows:,} examples a step, {steps} in {_count(data.epochs, 'epoch')}")]
+
+
+def _examples(examples: list[Example]) -> str:
+    return _count(len(examples), "pair" if examples[0].is_pair else "conversation")
+
+
+def _tasks(config: Config) -> Rows:
+    spec, env, sft = env_spec(config), config.env, config.sft
+    train, test = (spec.tasks(split) for split in (env.train_split, env.test_split))
+    source = f" ({train.source})" if train.source else ""
+    told = f": {spec.description}" if spec.description else ""
+    counts = f"{len(train):,} in {env.train_split!r} to train on, {len(test):,} in {env.test_split!r} held out{source}"
     warm = f"{sft.episodes:,} expert episodes with {sft.mistakes:.0%} random actions, {_count(sft.epochs, 'epoch')}"
-    cold = (
-        "none: a tiny model then starts from random weights and knows no language"
-        if config.model.path is None
-        else "none"
-    )
-    rows.append(("warm start", warm if sft.episodes else cold))
-    return rows
+    cold = "none" if config.model.path else "none: a tiny model then starts from random weights and knows no language"
+    return [
+        ("environment", f"{env.id}{told}"),
+        ("tasks", counts),
+        _model(config),
+        ("warm start", warm if sft.episodes else cold),
+    ]
 
 
 def _model(config: Config) -> tuple[str, str]:
     model, tiny = config.model, config.model.tiny
     if model.path is not None:
         return "model", f"{model.path}, {model.dtype}"
-    size = _tiny_size(config) / 1e6
-    return (
-        "model",
-        f"tiny, built by code: {tiny.layers} layers of {tiny.hidden}, about {size:.1f} M parameters, {model.dtype}",
-    )
+    # Without the norms; the embedding is tied to the head.
+    size = tiny.vocab * tiny.hidden + tiny.layers * (4 * tiny.hidden**2 + 3 * tiny.hidden * tiny.intermediate)
+    shape = f"{tiny.layers} layers of {tiny.hidden}, about {size / 1e6:.1f} M parameters"
+    return "model", f"tiny, built by code: {shape}, {model.dtype}"
 
 
-def _file_learner(config: Config) -> str:
+def _learner(config: Config) -> str:
     learner = config.learner
     device = "CUDA, NCCL" if visible_gpus() else "CPU, gloo"
     falling = ", falling in a line to 1/N of it at the last of N steps" if learner.schedule == "linear" else ""
-    return (
-        f"{_count(learner.workers, 'FSDP2 worker')} ({device}), learning rate {learner.lr:g} after "
-        f"{_count(learner.warmup_steps, 'warm-up step')}{falling}"
-    )
-
-
-def _sandboxes(config: Config) -> list[tuple[str, str]]:
-    choice = sandbox_choice(config)
-    return [] if choice is None else [("sandbox", choice)]
-
-
-def _tiny_size(config: Config) -> int:
-    """Parameters of the tiny model, norms left out; the embedding is tied to the head."""
-    tiny = config.model.tiny
-    return tiny.vocab * tiny.hidden + tiny.layers * (4 * tiny.hidden**2 + 3 * tiny.hidden * tiny.intermediate)
+    rate = f"learning rate {learner.lr:g} after {_count(learner.warmup_steps, 'warm-up step')}{falling}"
+    return f"{_count(learner.workers, 'FSDP2 worker')} ({device}), {rate}"
 
 
 def _each_step(config: Config) -> str:
-    trainer, group = config.trainer, config.algorithm.group_size
+    trainer, group, tokens = config.trainer, config.algorithm.group_size, config.sampling.max_tokens
     episodes = trainer.groups_per_step * group
     env = env_spec(config).make()
     turns = env.unwrapped.max_turns  # type: ignore[attr-defined]
     close_unused(env)
-    most = episodes * turns * config.sampling.max_tokens
     return (
-        f"{episodes:,} episodes ({trainer.groups_per_step} tasks x {group}), at most {_count(turns, 'turn')} of {_count(config.sampling.max_tokens, 'token')}: "
-        f"up to {most:,} sampled tokens\n{_count(trainer.steps, 'step')}, {trainer.steps * episodes:,} episodes in all"
+        f"{episodes:,} episodes ({trainer.groups_per_step} tasks x {group}), at most {_count(turns, 'turn')} of "
+        f"{_count(tokens, 'token')}: up to {episodes * turns * tokens:,} sampled tokens\n"
+        f"{_count(trainer.steps, 'step')}, {trainer.steps * episodes:,} episodes in all"
     )
 
 
 def _rollout(config: Config) -> str:
     engine = config.engine
-    if engine.name == "embedded":
-        where = "in this process"
-    else:
+    where = "in this process"
+    if engine.name != "embedded":
         port = f"from port {engine.port}" if engine.port else "on a free port"
         where = f"{_count(engine.replicas, 'server')} of {_count(engine.tensor_parallel, 'device')}, {port}"
     return (
@@ -122,12 +146,7 @@ def _rollout(config: Config) -> str:
     )
 
 
-def _learner(config: Config) -> str:
-    return f"{_file_learner(config)}, {_count(config.algorithm.updates_per_step, 'update')} a step"
-
-
 def _algorithm(config: Config) -> str:
-    """Rows of the algorithm, and of settings that differ from their defaults."""
     algorithm, kl = config.algorithm, config.algorithm.kl
     parts = [f"{algorithm.name}: advantages {algorithm.advantage.name}, loss {algorithm.loss} ({algorithm.reduction})"]
     if algorithm.correction.name or algorithm.proximal != "recomputed":
@@ -138,67 +157,66 @@ def _algorithm(config: Config) -> str:
     return "; ".join(parts)
 
 
-def _chosen(config: Config) -> list[tuple[str, str]]:
-    """Rows of the filters, where not all episodes are trained on."""
-    chosen, overlong = config.algorithm.filter, config.algorithm.overlong
-    told = {
+def _chosen(config: Config) -> str:
+    """Which episodes are trained on, where not all are."""
+    chosen, overlong, wanted = config.algorithm.filter, config.algorithm.overlong, config.trainer.groups_per_step
+    filters = {
         "none": "",
         "spread": "groups whose rewards differ",
         "uncertain": f"the {chosen.share:.0%} of the groups whose rewards differ most",
         "top_p": f"the fewest groups that hold {chosen.share:.0%} of the spread of rewards",
-    }[chosen.name]
+    }
+    told = filters.get(chosen.name, f"groups that {chosen.name} chooses")
     if chosen.rounds > 1:
-        told += (
-            f", further tasks until there are {config.trainer.groups_per_step}, at most {chosen.rounds} rollouts a step"
-        )
+        told += f", further tasks until there are {wanted}, at most {chosen.rounds} rollouts a step"
     parts = [told] if told else []
     if overlong.length is not None:
-        parts.append(
-            f"episodes of over {overlong.length - overlong.buffer:,} sampled tokens lose up to {overlong.factor:g}"
-        )
+        limit = overlong.length - overlong.buffer
+        parts.append(f"episodes of over {limit:,} sampled tokens lose up to {overlong.factor:g}")
     if overlong.mask:
         parts.append("episodes that a limit cut off are left out")
-    return [("trained on", "; ".join(parts))] if parts else []
+    return "; ".join(parts)
 
 
-def _roles(config: Config) -> list[tuple[str, str]]:
+def _roles(config: Config) -> str:
     """The models beside the policy."""
     rows = []
     for role in roles_of(config)[1:]:
-        source = source_of(config, role)
-        start = source or ("the policy as the run starts" if role != "critic" else "the policy, with a new value head")
+        default = "the policy, with a new value head" if role == "critic" else "the policy as the run starts"
         lr = f", learning rate {learning_rate(config, role)[0]:g}" if learns(config, role) else ", frozen"
-        rows.append(f"{role.replace('_', ' ')} from {start}{lr}")
+        rows.append(f"{role.replace('_', ' ')} from {source_of(config, role) or default}{lr}")
     if config.teacher.url and config.algorithm.advantage.name == "distill":
         rows.append(f"teacher at {config.teacher.url}")
     if config.critic.alone_steps and "critic" in roles_of(config):
         rows.append(f"the critic learns alone for {_count(config.critic.alone_steps, 'step')}")
-    return [("beside it", "\n".join(rows))] if rows else []
+    return "\n".join(rows)
 
 
 def _evaluation(config: Config) -> str:
     trainer = config.trainer
     episodes = min(trainer.eval_episodes, len(env_spec(config).tasks(config.env.test_split)))
-    return f"{_count(episodes, 'held-out episode')} before the first step, every {_count(trainer.eval_every, 'step')} and after the last"
+    every = _count(trainer.eval_every, "step")
+    return f"{_count(episodes, 'held-out episode')} before the first step, every {every} and after the last"
 
 
 def _processes(config: Config) -> str:
-    engine, workers = config.engine, config.learner.workers
-    servers = engine.replicas if engine.name == "vllm" else 0
-    parts = ["this one", "Ray", _count(workers * len(roles_of(config)), "learner worker")]
-    if config.env.placement == "ray":
-        workers_of_env = _count(config.env.workers, "env worker") if config.env.workers else "env workers"
-        parts.append(f"{workers_of_env} of {config.env.cpus:g} CPU each in Ray")
-    return ", ".join([*parts, _count(servers, "vLLM server")] if servers else parts)
+    env, engine = config.env, config.engine
+    parts = ["this one", "Ray", _count(config.learner.workers * len(roles_of(config)), "learner worker")]
+    if env.placement == "ray":
+        workers = _count(env.workers, "env worker") if env.workers else "env workers"
+        parts.append(f"{workers} of {env.cpus:g} CPU each in Ray")
+    if engine.name == "vllm":
+        parts.append(_count(engine.replicas, "vLLM server"))
+    return ", ".join(parts)
 
 
 def _files(config: Config) -> str:
     trainer = config.trainer
-    folder = run_path(config)
     episodes = "trajectories/ (every episode), " if config.mode == "rl" else ""
+    saved = f"every {_count(trainer.save_every, 'step')} and after the last, the newest {trainer.keep_checkpoints} kept"
     return (
-        f"{folder}/\n  config.yaml, versions.json, metrics.jsonl, report.html, logs/\n"
-        f"  {episodes}checkpoints/ (every {_count(trainer.save_every, 'step')} and after the last, the newest {trainer.keep_checkpoints} kept)"
+        f"{run_path(config)}/\n  config.yaml, versions.json, metrics.jsonl, report.html, logs/\n"
+        f"  {episodes}checkpoints/ ({saved})"
     )
 
 

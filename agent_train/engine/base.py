@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agent_train.weights.manifest import TensorInfo, WeightAddress
 
 
 @dataclass(frozen=True)
 class Sampling:
     """The sampling parameters of one completion. Log-probabilities are those of the raw logits divided by `temperature`.
 
-    `top_p` and `top_k` are left out on purpose: an engine that cuts the distribution returns log-probabilities that are
-    off by the kept mass.
+    There is no top-p and no top-k: an engine that cuts the distribution returns log-probabilities that are off by the kept mass.
     """
 
     max_tokens: int
@@ -35,33 +37,67 @@ class Completion:
 
 
 class EngineError(RuntimeError):
-    """The engine failed: it did not start, died, or did not answer in time. The message names which and where its log is."""
+    """The engine failed: it did not start, died, or did not answer in time. Names which one and where its log is."""
 
 
-class Engine(Protocol):
-    """An inference engine that holds one set of weights at a time."""
+class Engine:
+    """An inference engine that holds one set of weights at a time.
+
+    An episode that will ask again holds a session between its turns, so that an engine can wait for a batch of all of them:
+    its batches are then the same in every run.
+
+    Attributes:
+        max_model_len: longest prompt and completion together, in tokens.
+        receivers: ranks of a weight group that it takes.
+        version: of its weights.
+    """
 
     max_model_len: int
+    receivers: int = 1
+    version: int = 0
+    live_sessions: int = 0
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, episode: str | None = None) -> Completion:
-        """Sample one completion of a prompt. Raises EngineError after its timeout or when the engine is gone.
+        """Sample one completion. All turns of an `episode` go to the replica that has their prefix."""
+        raise NotImplementedError
 
-        `episode` names whose turn it is: an engine with replicas sends all its turns to the one that has their prefix.
+    async def connect_weights(self, address: WeightAddress) -> None:
+        """Join the weight group from rank `address.rank_offset` on. Call it while the sender joins."""
+        raise NotImplementedError
+
+    async def receive_weights(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]:
+        """Receive and load the tensors that the sender broadcasts meanwhile, then raise the version; the checksum of each.
+
+        If that fails, the engine refuses to generate, because its weights are mixed.
         """
-        ...
-
-    def open_session(self, count: int = 1) -> None:
-        """Announce `count` episodes that will ask, before the first of them does."""
-        ...
-
-    def close_session(self, count: int = 1) -> None:
-        """Say that `count` episodes will not ask again."""
-        ...
+        raise NotImplementedError
 
     async def live(self) -> None:
         """Raise EngineError if the engine cannot answer any more."""
-        ...
 
     async def close(self) -> None:
         """Stop and release everything. May be called twice."""
-        ...
+
+    def open_session(self, count: int = 1) -> None:
+        """Announce `count` episodes. Open those of a whole batch before the first of them asks."""
+        self.live_sessions += count
+
+    def close_session(self, count: int = 1) -> None:
+        """Say that `count` episodes will not ask again."""
+        if count > self.live_sessions:
+            raise ValueError(f"{count} sessions closed, but only {self.live_sessions} are open")
+        self.live_sessions -= count
+
+    def check_request(self, prompt_ids: Sequence[int], sampling: Sampling) -> None:
+        """Raise ValueError for a request that no engine can answer."""
+        if not prompt_ids:
+            raise ValueError("generate: the prompt has no token ids")
+        if sampling.max_tokens < 1:
+            raise ValueError(f"generate: max_tokens must be at least 1, not {sampling.max_tokens}")
+        if sampling.temperature < 0:
+            raise ValueError(f"generate: temperature must not be negative, not {sampling.temperature}")
+        if len(prompt_ids) + sampling.max_tokens > self.max_model_len:
+            raise ValueError(
+                f"generate: {len(prompt_ids)} prompt tokens and {sampling.max_tokens} new ones are more than "
+                f"max_model_len {self.max_model_len}: shorten the prompt or raise engine.max_model_len"
+            )

@@ -17,8 +17,6 @@ from agent_train.engine.base import Completion, Sampling
 
 @dataclass
 class Request:
-    """One prompt, and what has been sampled for it."""
-
     prompt_ids: list[int]
     sampling: Sampling
     ids: list[int] = field(default_factory=list)
@@ -26,13 +24,12 @@ class Request:
 
     @property
     def order(self) -> tuple[int, int, list[int]]:
-        """A key that does not depend on when the request came. Prompts of like length lie together."""
+        """A key that does not depend on when the request came. Prompts of similar length come together."""
         seed = -1 if self.sampling.seed is None else self.sampling.seed
         return len(self.prompt_ids), seed, self.prompt_ids
 
     @property
     def finish_reason(self) -> str | None:
-        """None while it goes on."""
         if self.ids and self.ids[-1] in self.sampling.stop_token_ids:
             return "stop"
         return "length" if len(self.ids) >= self.sampling.max_tokens else None

@@ -1,8 +1,7 @@
 """A transformers model in this process as the engine, for machines without vLLM.
 
-Prompts that wait are answered together: one batch runs from its prompts to its last token in a worker thread. With
-sessions open (see `sessions.py`) a batch starts when every session waits, so that equal seeds give equal batches and
-equal numbers, to the last bit.
+Prompts that wait are answered together: one batch runs from its prompts to its last token in a worker thread. With sessions open a
+batch starts when every session waits, so that equal seeds give equal batches and equal numbers, to the last bit.
 """
 
 from __future__ import annotations
@@ -12,16 +11,14 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from agent_train.engine.base import Completion, EngineError, Sampling
+from agent_train.config.schema import EngineConfig
+from agent_train.engine.base import Completion, Engine, EngineError, Sampling
 from agent_train.engine.decoding import Request, decode
-from agent_train.engine.requests import check_request
-from agent_train.engine.sessions import Sessions
 from agent_train.weights.collective import (
     TensorInfo,
     WeightAddress,
@@ -35,30 +32,22 @@ from agent_train.weights.collective import (
 
 @dataclass(eq=False)
 class _Waiting:
-    """A prompt, its answer, and that its batch has begun to be computed."""
-
     request: Request
     answer: asyncio.Future[Completion]
     begun: asyncio.Event
 
 
-class EmbeddedEngine(Sessions):
-    """An engine of one process.
+class EmbeddedEngine(Engine):
+    """An engine of one process. On a CPU torch's threads are set to one unless OMP_NUM_THREADS says otherwise.
 
     Args:
-        model_dir: Hugging Face folder.
-        max_model_len: longest prompt and completion together, in tokens.
         dtype: of the weights; log-probabilities are float32 in any case.
         device: "cuda", "cpu"; None takes the first GPU if there is one.
         max_concurrent: most prompts in one forward pass; more are answered in parts.
         batch_wait: seconds without a new prompt after which a batch starts although a session does not wait. None waits for all
-            sessions, however long, so that no clock decides what a batch holds.
-        request_timeout: seconds one `generate` may take: waiting included, but for the wait without end of `batch_wait` None.
-
-    On a CPU torch's threads are set to one unless OMP_NUM_THREADS says otherwise.
+            sessions, so that no clock decides what a batch holds.
+        request_timeout: seconds of one `generate`, the wait for all sessions left out.
     """
-
-    receivers = 1
 
     def __init__(
         self,
@@ -76,7 +65,6 @@ class EmbeddedEngine(Sessions):
         from agent_train.engine.grouped_attention import attend_grouped
 
         self.max_model_len = max_model_len
-        self.version = 0
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if self._device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(1)
@@ -96,17 +84,31 @@ class EmbeddedEngine(Sessions):
         self._group: WeightGroup | None = None
         self._closed: str | None = None
 
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        model_dir: str | Path,
+        logs: str | Path,
+        *,
+        dtype: str,
+        deterministic: bool,
+        **_: object,
+    ) -> EmbeddedEngine:
+        """Load the model. In a deterministic run a batch waits for every session. It writes no logs."""
+        return await asyncio.to_thread(
+            cls,
+            model_dir,
+            config.max_model_len,
+            dtype=dtype,
+            max_concurrent=config.max_concurrent,
+            batch_wait=None if deterministic else config.batch_wait,
+            request_timeout=config.request_timeout,
+        )
+
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, episode: str | None = None) -> Completion:
-        """Sample one completion. With a seed it depends on nothing but weights, prompt and sampling, up to rounding.
-
-        Args:
-            episode: taken for the sake of other engines.
-
-        Raises:
-            ValueError: the request cannot be answered by any engine of this length.
-            EngineError: it took more than `request_timeout`, or the engine is closed or failed.
-        """
-        check_request(prompt_ids, sampling, self.max_model_len)
+        """With a seed a completion depends on nothing but weights, prompt and sampling, up to rounding."""
+        self.check_request(prompt_ids, sampling)
         self._check_open()
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         waiting = _Waiting(Request(list(prompt_ids), sampling), answer, asyncio.Event())
@@ -117,40 +119,27 @@ class EmbeddedEngine(Sessions):
                 await waiting.begun.wait()
             return await asyncio.wait_for(answer, self._request_timeout)
         except TimeoutError as error:
-            raise EngineError(
-                f"generate: the embedded engine did not answer within {self._request_timeout:g} s"
-            ) from error
+            late = f"generate: the embedded engine did not answer within {self._request_timeout:g} s"
+            raise EngineError(late) from error
         finally:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
 
     def close_session(self, count: int = 1) -> None:
-        """See `Sessions`. The others may now all be waiting, so that a batch can start."""
         super().close_session(count)
-        if self._waiting:
+        if self._waiting:  # the others may now all be waiting
             self._consider()
 
     async def connect_weights(self, address: WeightAddress) -> None:
-        """Join the weight group as rank `address.rank_offset`. Call it while the sender joins.
-
-        Raises:
-            EngineError: the group did not come together.
-        """
         if self._group is not None:
             self._group.close()
-        self._group = await self._in_thread(partial(make_group, address, address.rank_offset, self._device))
+        self._group = await self._in_thread(lambda: make_group(address, address.rank_offset, self._device))
 
     async def receive_weights(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]:
-        """Receive and load what the sender broadcasts meanwhile, then raise the version. Returns checksums by name.
-
-        Raises:
-            EngineError: the transfer failed, or the sender left out parameters that the model has.
-        """
-        sums: dict[str, int] = await self._in_thread(partial(self._load, manifest, version))
+        sums: dict[str, int] = await self._in_thread(lambda: self._load(manifest, version))
         return sums
 
     async def live(self) -> None:
-        """Raise EngineError if the engine is closed or its weights are mixed."""
         self._check_open()
 
     async def close(self) -> None:
@@ -171,7 +160,7 @@ class EmbeddedEngine(Sessions):
         self._model = None
 
     def _consider(self) -> None:
-        """Start a batch now, soon, or after a quiet time; called whenever what that depends on has changed."""
+        """Start a batch now, soon, or after a quiet time."""
         if self._batch is not None or self._closed:
             return
         if self._timer is not None:
@@ -196,9 +185,7 @@ class EmbeddedEngine(Sessions):
                 requests = [each.request for each in part]
                 for each in part:
                     each.begun.set()
-                completions = await self._in_thread(
-                    lambda requests=requests: decode(self._model, requests, self.version)
-                )
+                completions = await self._in_thread(lambda given=requests: decode(self._model, given, self.version))
                 for each, completion in zip(part, completions, strict=True):
                     if not each.answer.done():
                         each.answer.set_result(completion)
@@ -216,8 +203,7 @@ class EmbeddedEngine(Sessions):
         if self._group is None:
             raise WeightTransferError("the embedded engine is in no weight group: call connect_weights first")
         parameters = dict(self._model.named_parameters())
-        missing = sorted(parameters.keys() - {info.name for info in manifest})
-        if missing:
+        if missing := sorted(parameters.keys() - {info.name for info in manifest}):
             raise WeightTransferError(
                 f"the sender leaves out {len(missing)} parameters of the model, first {missing[0]!r}"
             )

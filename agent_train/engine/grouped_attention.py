@@ -1,7 +1,7 @@
 """Attention of padded rows on a CPU, where several heads of queries share one of keys.
 
-With a mask transformers repeats keys and values for every head of queries, and does so again for every token: on a CPU that takes
-longer than attention itself. torch's function on CPUs takes them as they are.
+With a mask transformers repeats keys and values for every head of queries and every token, which takes longer than attention
+itself. torch's function on CPUs takes them as they are.
 """
 
 from __future__ import annotations

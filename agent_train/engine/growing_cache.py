@@ -27,7 +27,7 @@ class GrowingLayer(DynamicLayer):
         self._with_room: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append R x H x n x D keys and values; all there are."""
+        """Append R x H x n x D keys and values; returns all."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start = self.get_seq_length()
@@ -53,7 +53,6 @@ def growing_cache(config: Any) -> DynamicCache:
 
 
 def _longer(old: Tensor, states: Tensor, start: int, end: int) -> Tensor:
-    """A tensor with room beyond `end`, and what there was before `start`."""
     room: Tensor = states.new_empty(*states.shape[:-2], end + max(ROOM, end // 2), states.shape[-1])
     if start:
         room[..., :start, :] = old

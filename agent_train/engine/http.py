@@ -17,10 +17,7 @@ class ServerFailed(EngineError):
 
 
 def open_client() -> aiohttp.ClientSession:
-    """A session without a bound on connections; the caller bounds its own requests. Make it inside a running loop.
-
-    It drops a connection that was idle before the server does, which vLLM's do after 5 s.
-    """
+    """A session without a limit of connections. It drops an idle connection before vLLM does, after 5 s."""
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3))
 
 
@@ -36,8 +33,7 @@ async def post(
 ) -> Any:
     """POST and return the JSON answer.
 
-    A connection that was kept alive can be closed by the server just as it is used again, so a broken one is tried again:
-    give `attempts=1` for what may not be sent twice.
+    A server can close a connection just as it is used again, so a broken one is retried: `attempts=1` for what may not be sent twice.
 
     Raises:
         ValueError: the server refused the request (4xx).
@@ -52,7 +48,8 @@ async def post(
                 if response.status == 200:
                     return await response.json() if response.content_type == "application/json" else None
                 text = (await response.text())[:500]
-                raise _failure(response.status, f"{what}: {url} answered {response.status}: {text}")
+                failure = ValueError if 400 <= response.status < 500 else ServerFailed
+                raise failure(f"{what}: {url} answered {response.status}: {text}")
         except TimeoutError as error:
             raise EngineError(f"{what}: {url} did not answer within {seconds:g} s") from error
         except aiohttp.ClientError as error:
@@ -68,7 +65,3 @@ async def healthy(client: aiohttp.ClientSession, base_url: str, seconds: float =
             return response.status == 200
     except (TimeoutError, aiohttp.ClientError):
         return False
-
-
-def _failure(status: int, text: str) -> Exception:
-    return ValueError(text) if 400 <= status < 500 else ServerFailed(text)

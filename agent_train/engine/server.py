@@ -8,10 +8,8 @@ from agent_train.config.schema import EngineConfig
 from agentgym.processes.vllm_server import VllmOptions
 
 MODEL_NAME = "policy"
-WORKER_MARK = "AGENT_TRAIN_ENGINE_WORKER"
-"""Environment variable of a server, by which its worker processes know to die with it."""
-# Ranks of adapters that vLLM makes room for.
-ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+WORKER_MARK = "AGENT_TRAIN_ENGINE_WORKER"  # variable of a server, by which its workers know to die with it
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 _WORKER_EXTENSION = "agent_train.engine.vllm_worker.WeightReceiver"
 
 

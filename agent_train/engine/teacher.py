@@ -1,7 +1,6 @@
-"""A teacher that is an endpoint: how likely it finds each token that the policy sampled, by exact ids.
+"""A teacher that is an endpoint: its log-probability, at temperature 1, of each token that the policy sampled, by exact ids.
 
-A teacher that is a model folder is a frozen role of the learner; `logprobs` of both says the same. The teacher's distribution
-is that at temperature 1, whatever the policy sampled at.
+A teacher that is a model folder is a frozen role of the learner.
 """
 
 from __future__ import annotations
@@ -21,23 +20,17 @@ from agent_train.engine.base import EngineError
 from agent_train.engine.http import open_client, post
 from agent_train.learner.vocabulary import tokenizer_of
 
-# Ids whose text is asked for in one request.
-IDS_AT_ONCE = 4096
-# A log-probability above this is none; rounding may lift one over 0.
-ABOVE_ZERO = 1e-4
-# What vLLM says in place of minus infinity, which JSON has not.
-RULED_OUT = -9999.0
+IDS_AT_ONCE = 4096  # whose text is asked for in one request
+ABOVE_ZERO = 1e-4  # rounding may lift a log-probability so far over 0
+RULED_OUT = -9999.0  # vLLM's word for minus infinity, which JSON has not
 
 
 class TeacherError(EngineError):
-    """The teacher's endpoint does not answer, or answers what cannot be. Names the endpoint and what is wrong."""
+    """The teacher's endpoint does not answer, or answers what cannot be."""
 
 
 class Teacher:
-    """An endpoint of vLLM that scores given ids. Make one with `await Teacher.connect(...)`.
-
-    Each request waits `engine.request_timeout` seconds at most, and `engine.max_concurrent` of them go out at once.
-    """
+    """An endpoint of vLLM that scores given ids. Make one with `await Teacher.connect(...)`."""
 
     def __init__(self, config: Config, client: aiohttp.ClientSession):
         self.url = str(config.teacher.url).rstrip("/").removesuffix("/v1")
@@ -48,11 +41,7 @@ class Teacher:
 
     @classmethod
     async def connect(cls, config: Config, policy_dir: str | Path) -> Teacher:
-        """Reach the endpoint and make sure that it means by each id what the policy does.
-
-        Raises:
-            TeacherError: it does not answer, has no such model, or has another vocabulary.
-        """
+        """Reach the endpoint and check that it means the same by each id as the policy."""
         teacher = cls(config, open_client())
         try:
             await teacher._check_vocabulary(await asyncio.to_thread(tokenizer_of, policy_dir))
@@ -61,43 +50,44 @@ class Teacher:
             raise
         return teacher
 
-    async def logprobs(self, rows: Sequence[TrainingSample]) -> list[list[float]]:
-        """The teacher's log-probability of each sampled token of each row, in nats, 0.0 elsewhere.
-
-        Raises:
-            TeacherError: the endpoint failed, was late, or scored other tokens. No request is left behind.
-        """
+    async def logprobs(self, samples: Sequence[TrainingSample]) -> list[list[float]]:
+        """The teacher's log-probability of each sampled token of each sample, in nats, 0.0 elsewhere."""
         try:
             async with asyncio.TaskGroup() as asking:
-                asked = [asking.create_task(self._score(row)) for row in rows]
+                asked = [asking.create_task(self._score(sample)) for sample in samples]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [each.result() for each in asked]
 
     async def close(self) -> None:
-        """Close the connections. May be called twice."""
         await self._client.close()
 
-    async def _score(self, row: TrainingSample) -> list[float]:
-        if not any(row.mask):
-            return [0.0] * len(row.ids)
-        # One token has to be sampled; nothing is asked of it.
-        body = {"prompt": row.ids, "max_tokens": 1, "prompt_logprobs": 0, "return_token_ids": True, "temperature": 0.0}
+    async def _score(self, sample: TrainingSample) -> list[float]:
+        if not any(sample.mask):
+            return [0.0] * len(sample.ids)
+        # One token has to be sampled; it is ignored.
+        body = {
+            "prompt": sample.ids,
+            "max_tokens": 1,
+            "prompt_logprobs": 0,
+            "return_token_ids": True,
+            "temperature": 0.0,
+        }
         async with self._places:
             answer = await self._ask("/v1/completions", body)
         try:
             choice = answer["choices"][0]
-            return _read(choice["prompt_logprobs"], choice.get("prompt_token_ids"), row)
+            return _read(choice["prompt_logprobs"], choice.get("prompt_token_ids"), sample)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise self._wrong(
-                f"the answer to {len(row.ids)} ids of trajectory {row.trajectory!r}: {_why(error)}"
-            ) from error
+            unreadable = f"it cannot be read ({type(error).__name__}: {error})"
+            why = str(error) if isinstance(error, ValueError) else unreadable
+            what = f"the answer to {len(sample.ids)} ids of trajectory {sample.trajectory!r}"
+            raise self._wrong(f"{what}: {why}") from error
 
     async def _check_vocabulary(self, tokenizer: Any) -> None:
         """Have the endpoint spell all ids of the policy, and compare."""
-        size = len(tokenizer)
-        for first in range(0, size, IDS_AT_ONCE):
-            ids = list(range(first, min(first + IDS_AT_ONCE, size)))
+        for first in range(0, len(tokenizer), IDS_AT_ONCE):
+            ids = list(range(first, min(first + IDS_AT_ONCE, len(tokenizer))))
             answer = await self._ask("/detokenize", {"tokens": ids})
             text = answer.get("prompt") if isinstance(answer, dict) else None
             if not isinstance(text, str):
@@ -121,19 +111,14 @@ class Teacher:
         return TeacherError(f"teacher: {self.url}: {what}")
 
 
-def _read(scored: Any, ids: Any, row: TrainingSample) -> list[float]:
-    """The numbers of one row out of the endpoint's answer.
-
-    Raises:
-        ValueError: it is about other tokens, or a number cannot be a log-probability.
-    """
-    if ids is not None and ids != row.ids:
+def _read(scored: Any, ids: Any, sample: TrainingSample) -> list[float]:
+    if ids is not None and ids != sample.ids:
         raise ValueError("it scored other ids than it was sent")
-    if len(scored) != len(row.ids):
+    if len(scored) != len(sample.ids):
         raise ValueError(f"it scored {len(scored)} tokens")
     return [
         _number(entry, token, position) if sampled else 0.0
-        for position, (entry, token, sampled) in enumerate(zip(scored, row.ids, row.mask, strict=True))
+        for position, (entry, token, sampled) in enumerate(zip(scored, sample.ids, sample.mask, strict=True))
     ]
 
 
@@ -144,7 +129,3 @@ def _number(entry: Any, token: int, position: int) -> float:
     if math.isnan(found) or found > ABOVE_ZERO:
         raise ValueError(f"{found} is no log-probability (id {token} at position {position})")
     return -math.inf if found <= RULED_OUT else min(found, 0.0)
-
-
-def _why(error: Exception) -> str:
-    return str(error) if isinstance(error, ValueError) else f"it cannot be read ({type(error).__name__}: {error})"

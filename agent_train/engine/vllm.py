@@ -1,16 +1,18 @@
 """vLLM as the engine: servers in Ray actors, token ids in and out over HTTP, weights by a collective.
 
-The requests go to `/inference/v1/generate`: it speaks token ids only, detokenises nothing, and says which weight version
-sampled each token.
+Requests go to `/inference/v1/generate`, which speaks token ids only and says which weight version sampled each token.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,9 @@ import aiohttp
 
 from agent_train.cluster.placement import gpu_share
 from agent_train.config.schema import EngineConfig
-from agent_train.engine.base import Completion, EngineError, Sampling
+from agent_train.engine.base import Completion, Engine, EngineError, Sampling
 from agent_train.engine.http import ServerFailed, healthy, open_client, post
-from agent_train.engine.requests import check_request
-from agent_train.engine.router import Router
 from agent_train.engine.server import server_options
-from agent_train.engine.sessions import Sessions
 from agent_train.weights.manifest import TensorInfo, WeightAddress, manifest_to_json
 from agentgym.processes.vllm_server import ServerState, ServingError, VllmOptions, VllmServer, check_vllm
 
@@ -32,12 +31,44 @@ Progress = Callable[[str, float], None]
 CONNECT_SECONDS = 150.0
 LOAD_SECONDS = 600.0
 _POLL_SECONDS = 0.25
+_REMEMBERED = 4096  # episodes
 _UNUSABLE = "the vLLM engine cannot be used any more"
 _ACTOR_SECONDS = 60.0
 _LIVE_SECONDS = 10.0
 _DYING_SECONDS = 3.0
 
 log = logging.getLogger(__name__)
+
+
+class Router:
+    """Picks among `size` replicas, numbered from 0. A picked one is busy until `done`."""
+
+    def __init__(self, size: int):
+        self.in_flight = [0] * size
+        self.dead: dict[int, str] = {}
+        self._homes: OrderedDict[str, int] = OrderedDict()
+
+    def pick(self, episode: str | None = None) -> int:
+        """A living replica: where `episode` was before if it is named, else the least busy. EngineError if none lives."""
+        living = [number for number in range(len(self.in_flight)) if number not in self.dead]
+        if not living:
+            raise EngineError("; ".join(self.dead.values()) or "the engine has no replica")
+        home = self._homes.get(episode) if episode is not None else None
+        number = home if home in living else min(living, key=lambda each: self.in_flight[each])
+        if episode is not None:
+            self._homes[episode] = number
+            self._homes.move_to_end(episode)
+            if len(self._homes) > _REMEMBERED:
+                self._homes.popitem(last=False)
+        self.in_flight[number] += 1
+        return number
+
+    def done(self, number: int) -> None:
+        self.in_flight[number] -= 1
+
+    def bury(self, number: int, why: str) -> None:
+        """Leave a replica out from now on."""
+        self.dead.setdefault(number, why)
 
 
 @dataclass
@@ -52,72 +83,66 @@ class Replica:
         """Call a method of the actor's `VllmServer`. Raises EngineError if it fails, is gone or takes too long."""
         import ray
 
+        actor = f"the Ray actor of the vLLM server at {self.url or 'no port yet'}"
         try:
-            return await asyncio.wait_for(_awaited(getattr(self.actor, method).remote()), seconds)
+            async with asyncio.timeout(seconds):
+                return await getattr(self.actor, method).remote()
         except ray.exceptions.RayTaskError as error:
             raise EngineError(str(error.cause if isinstance(error.cause, ServingError) else error)) from error
         except ray.exceptions.RayError as error:
-            raise EngineError(
-                f"the Ray actor of the vLLM server at {self.url or 'no port yet'} is gone: {error}"
-            ) from error
+            raise EngineError(f"{actor} is gone: {error}") from error
         except TimeoutError as error:
-            raise EngineError(
-                f"the Ray actor of the vLLM server did not answer {method} within {seconds:g} s"
-            ) from error
+            raise EngineError(f"{actor} did not answer {method} within {seconds:g} s") from error
+
+    def obituary(self, state: ServerState) -> str:
+        return f"the vLLM server at {self.url} has exited with code {state.exit_code}; log: {self.options.log}\n{state.tail}"
 
 
-class VllmEngine(Sessions):
-    """One or more vLLM servers that hold the same weights. Make it with `VllmEngine.start`.
-
-    `receivers` is how many ranks of a weight group the servers take: replicas times tensor parallel.
-    """
+class VllmEngine(Engine):
+    """One or more vLLM servers that hold the same weights. Make it with `VllmEngine.start`."""
 
     def __init__(self, replicas: list[Replica], config: EngineConfig):
         self.replicas = replicas
         self.max_model_len = config.max_model_len
         self.receivers = config.replicas * config.tensor_parallel
-        self.version = 0
         self._config = config
         self._router = Router(len(replicas))
         self._client: aiohttp.ClientSession | None = None
         self._broken: str | None = None
         self._adapter: str | None = None
-        self._adapters = 0
+        self._adapters = itertools.count(1)
 
     @classmethod
     async def start(
         cls,
-        model_dir: str | Path,
         config: EngineConfig,
+        model_dir: str | Path,
         logs: str | Path,
         *,
-        dtype: str = "float32",
-        seed: int = 0,
-        adapter_rank: int = 0,
         on_progress: Progress | None = None,
+        deterministic: bool = False,
+        **more: Any,
     ) -> VllmEngine:
-        """Start `config.replicas` servers and return when all answer. Ray must have been initialised.
+        """Start `config.replicas` servers and return when all answer. Ray must run. `more`: see `server_options`.
 
         Args:
             logs: folder for `vllm-0.log`, `vllm-1.log` ...
-            adapter_rank: rank of the adapters that `load_adapter` gives it; 0: none.
             on_progress: called several times a second with the servers' last log line and the seconds since the start.
+            deterministic: not promised by vLLM.
 
         Raises:
-            EngineError: vLLM is not installed, a port is in use, a server exited or was not ready in `start_timeout`.
-                The message ends with the last lines of its log. Nothing is left running.
+            EngineError: vLLM is not installed, a port is in use, a server exited or was late. Ends with the last lines of its log.
         """
-        problem = check_vllm()
-        if problem:
+        import ray
+
+        if problem := check_vllm():
             raise EngineError(f"{problem}; or use engine=embedded")
-        share = _gpu_share()
-        options = [
-            server_options(
-                model_dir, logs, config, number=n, gpu_share=share, dtype=dtype, seed=seed, adapter_rank=adapter_rank
-            )
-            for n in range(config.replicas)
-        ]
-        replicas = [_replica(each, config.tensor_parallel * share) for each in options]
+        share = gpu_share(int(ray.cluster_resources().get("GPU", 0)), "vllm")
+        actor_class = ray.remote(num_cpus=0, num_gpus=config.tensor_parallel * share)(VllmServer)
+        replicas = []
+        for number in range(config.replicas):
+            options = server_options(model_dir, logs, config, number=number, gpu_share=share, **more)
+            replicas.append(Replica(actor_class.remote(options), options))
         engine = cls(replicas, config)
         try:
             for replica in replicas:
@@ -130,16 +155,7 @@ class VllmEngine(Sessions):
         return engine
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, episode: str | None = None) -> Completion:
-        """Sample one completion.
-
-        Args:
-            episode: names the episode, so that all its turns go to the replica that has their prefix in its cache.
-
-        Raises:
-            ValueError: the request cannot be answered by any engine of this length.
-            EngineError: no server lives, or it failed or did not answer in `request_timeout`.
-        """
-        check_request(prompt_ids, sampling, self.max_model_len)
+        self.check_request(prompt_ids, sampling)
         body = _request_body(prompt_ids, sampling)
         if self._adapter is not None:
             body["model"] = self._adapter
@@ -156,92 +172,57 @@ class VllmEngine(Sessions):
                 self._router.done(number)
 
     async def connect_weights(self, address: WeightAddress) -> None:
-        """Have every worker join the weight group, from rank `address.rank_offset` on. Call it while the sender joins.
-
-        Raises:
-            EngineError: a server could not join.
-        """
         step = self._config.tensor_parallel
-        await asyncio.gather(
-            *(
-                self._rpc(
-                    number,
-                    "connect_weights",
-                    [address.host, address.port, address.world_size, address.rank_offset + number * step],
-                    CONNECT_SECONDS,
-                )
-                for number in range(len(self.replicas))
-            )
-        )
+        group = [address.host, address.port, address.world_size]
+        offsets = [address.rank_offset + number * step for number in self._numbers]
+        joining = (self._rpc(n, "connect_weights", [*group, o], CONNECT_SECONDS) for n, o in enumerate(offsets))
+        await asyncio.gather(*joining)
 
     async def receive_weights(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]:
-        """Receive and load what the sender broadcasts meanwhile, clear the prefix caches, then raise the version.
-
-        Returns:
-            The checksum of each tensor as it arrived, which is the same in every worker.
-
-        Raises:
-            EngineError: a server failed; the engine then refuses to generate, because its weights are mixed.
-        """
-        broken, self._broken = self._broken, f"weights of version {version} were not loaded whole"
-        if broken:
-            raise EngineError(f"{_UNUSABLE}: {broken}")
-        arguments = [manifest_to_json(manifest)]
-        numbers = range(len(self.replicas))
-        answers = await asyncio.gather(
-            *(self._rpc(each, "receive_weights", arguments, LOAD_SECONDS) for each in numbers)
-        )
-        sums: list[dict[str, int]] = [worker for workers in answers for worker in workers]
-        if any(other != sums[0] for other in sums):
-            raise EngineError(f"weights of version {version} arrived differently at the {len(sums)} workers")
-        await asyncio.gather(*(self._reset_cache(each) for each in numbers))
-        await self._set_version(version)
-        self._broken = None
-        return sums[0]
+        async with self._loading(f"weights of version {version} were not loaded whole", version):
+            return await self._checksums("receive_weights", manifest_to_json(manifest), LOAD_SECONDS, version)
 
     async def load_adapter(self, folder: str | Path, version: int) -> dict[str, int]:
-        """Serve the adapter of a folder from now on, clear the prefix caches, then raise the version.
+        """Serve the adapter of a folder (absolute, in PEFT's format, new each time) as a version; the checksum of each tensor."""
+        path, before, name = os.fspath(folder), self._adapter, f"adapter-{next(self._adapters)}"
+        async with self._loading(f"the adapter of version {version} was not loaded everywhere", version):
+            sums = await self._checksums("adapter_checksums", path, _ACTOR_SECONDS, version)
+            await asyncio.gather(*(self._swap_adapter(number, name, path, before) for number in self._numbers))
+            self._adapter = name
+            return sums
 
-        Args:
-            folder: absolute, in PEFT's format, which every server can read, and another one each time.
-            version: of the weights with it.
-
-        Returns:
-            The checksum of each tensor as every worker reads it.
-
-        Raises:
-            EngineError: a server failed, or was started without `adapter_rank`; the engine then refuses to generate.
-        """
-        broken, self._broken = self._broken, f"the adapter of version {version} was not loaded everywhere"
-        if broken:
-            raise EngineError(f"{_UNUSABLE}: {broken}")
-        before, path = self._adapter, os.fspath(folder)
-        self._adapters += 1
-        name, numbers = f"adapter-{self._adapters}", range(len(self.replicas))
-        answers = await asyncio.gather(
-            *(self._rpc(each, "adapter_checksums", [path], _ACTOR_SECONDS) for each in numbers)
-        )
-        sums: list[dict[str, int]] = [worker for workers in answers for worker in workers]
-        if any(other != sums[0] for other in sums):
-            raise EngineError(f"the adapter of version {version} is not the same at the {len(sums)} workers: {path}")
-        await asyncio.gather(*(self._swap_adapter(each, name, path, before) for each in numbers))
-        self._adapter = name
-        await asyncio.gather(*(self._reset_cache(each) for each in numbers))
+    @asynccontextmanager
+    async def _loading(self, unfinished: str, version: int) -> AsyncIterator[None]:
+        """Refuse to generate until the block has loaded a version everywhere; then clear the caches and raise the version."""
+        if self._broken:
+            raise EngineError(f"{_UNUSABLE}: {self._broken}")
+        self._broken = unfinished
+        yield
+        await asyncio.gather(*(self._reset_cache(number) for number in self._numbers))
         await self._set_version(version)
         self._broken = None
+
+    async def _checksums(self, method: str, argument: str, seconds: float, version: int) -> dict[str, int]:
+        """What a method of every worker says, which must be the same in all."""
+        answers = await asyncio.gather(*(self._rpc(number, method, [argument], seconds) for number in self._numbers))
+        sums: list[dict[str, int]] = [worker for workers in answers for worker in workers]
+        if any(other != sums[0] for other in sums):
+            raise EngineError(f"version {version} is not the same at the {len(sums)} workers")
         return sums[0]
 
+    @property
+    def _numbers(self) -> range:
+        return range(len(self.replicas))
+
     async def live(self) -> None:
-        """Raise EngineError, with the end of its log, if a server is dead."""
         for number, replica in enumerate(self.replicas):
             state = await replica.call("state", _LIVE_SECONDS)
             if state.exit_code is not None:
-                self._router.bury(number, _obituary(replica, state))
+                self._router.bury(number, replica.obituary(state))
         if self._router.dead:
             raise EngineError("; ".join(self._router.dead.values()))
 
     async def close(self) -> None:
-        """Stop the servers and their actors. May be called twice."""
         import ray
 
         replicas, self.replicas = self.replicas, []
@@ -261,13 +242,13 @@ class VllmEngine(Sessions):
             state = await replica.call("state")
             seconds = time.monotonic() - begun
             if state.exit_code is not None:
-                raise EngineError(_obituary(replica, state))
+                raise EngineError(replica.obituary(state))
             if await healthy(self._http(), replica.url):
                 return
             if seconds > self._config.start_timeout:
+                limit = f"{self._config.start_timeout:g} s (engine.start_timeout)"
                 raise EngineError(
-                    f"the vLLM server was not ready within {self._config.start_timeout:g} s (engine.start_timeout); "
-                    f"log: {replica.options.log}\n{state.tail}"
+                    f"the vLLM server was not ready within {limit}; log: {replica.options.log}\n{state.tail}"
                 )
             if on_progress:
                 on_progress(state.last_line, seconds)
@@ -287,9 +268,8 @@ class VllmEngine(Sessions):
         body = {"lora_name": name, "lora_path": path}
         await self._post(number, "/v1/load_lora_adapter", body, LOAD_SECONDS, "loading the adapter")
         if before is not None:
-            await self._post(
-                number, "/v1/unload_lora_adapter", {"lora_name": before}, _ACTOR_SECONDS, "dropping an adapter"
-            )
+            body = {"lora_name": before}
+            await self._post(number, "/v1/unload_lora_adapter", body, _ACTOR_SECONDS, "dropping an adapter")
 
     async def _reset_cache(self, number: int) -> None:
         # Requests in flight are begun again: what is in their cache is of the old weights.
@@ -299,7 +279,7 @@ class VllmEngine(Sessions):
             raise EngineError(f"{self.replicas[number].url} did not clear its prefix cache: old weights would answer")
 
     async def _set_version(self, version: int) -> None:
-        for number in range(len(self.replicas)):
+        for number in self._numbers:
             body = {"new_version": str(version)}
             await self._post(number, "/update_weight_version", body, _ACTOR_SECONDS, "raising the weight version")
         self.version = version
@@ -309,8 +289,7 @@ class VllmEngine(Sessions):
             raise EngineError(f"{_UNUSABLE}: {self._broken}")
         url = self.replicas[number].url
         if path in ("/collective_rpc", "/v1/load_lora_adapter"):
-            # Sent once, so on a connection that cannot be stale: a second `receive_weights` would wait for a broadcast
-            # that has been.
+            # Sent once, so on a connection that cannot be stale: a second `receive_weights` would wait for a past broadcast.
             async with open_client() as fresh:
                 return await post(fresh, url, path, body, seconds, what, attempts=1)
         return await post(self._http(), url, path, body, seconds, what)
@@ -324,7 +303,7 @@ class VllmEngine(Sessions):
             replica = self.replicas[number]
             state: ServerState = await replica.call("state", _LIVE_SECONDS)
             if state.exit_code is not None:
-                self._router.bury(number, _obituary(replica, state))
+                self._router.bury(number, replica.obituary(state))
             elif time.monotonic() > deadline:
                 raise error
             else:
@@ -334,23 +313,6 @@ class VllmEngine(Sessions):
         if self._client is None:
             self._client = open_client()
         return self._client
-
-
-def _gpu_share() -> float:
-    import ray
-
-    return gpu_share(int(ray.cluster_resources().get("GPU", 0)), "vllm")
-
-
-def _replica(options: VllmOptions, gpus: float) -> Replica:
-    import ray
-
-    actor_class = ray.remote(num_cpus=0, num_gpus=gpus)(VllmServer)
-    return Replica(actor_class.remote(options), options)
-
-
-async def _awaited(reference: Any) -> Any:
-    return await reference
 
 
 def _request_body(prompt_ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
@@ -368,7 +330,6 @@ def _request_body(prompt_ids: Sequence[int], sampling: Sampling) -> dict[str, An
 
 
 def _completion(choice: dict[str, Any]) -> Completion:
-    """The answer of `/inference/v1/generate` as a completion."""
     ids = choice["token_ids"]
     reason = choice["finish_reason"]
     if reason not in ("stop", "length"):
@@ -378,11 +339,6 @@ def _completion(choice: dict[str, Any]) -> Completion:
     for span in choice["weight_versions"]:
         versions += [int(span["version"])] * (span["end"] - span["start"])
     if not len(ids) == len(logprobs) == len(versions):
-        raise EngineError(
-            f"generate: {len(ids)} ids, {len(logprobs)} log-probabilities, {len(versions)} versions in one answer"
-        )
+        counts = f"{len(ids)} ids, {len(logprobs)} log-probabilities, {len(versions)} versions"
+        raise EngineError(f"generate: {counts} in one answer")
     return Completion(ids, logprobs, versions, reason)
-
-
-def _obituary(replica: Replica, state: ServerState) -> str:
-    return f"the vLLM server at {replica.url} has exited with code {state.exit_code}; log: {replica.options.log}\n{state.tail}"

@@ -1,7 +1,6 @@
 """The part that runs inside every vLLM worker: joins the weight group and loads what arrives.
 
-vLLM mixes this class into its worker (`--worker-extension-cls`) and calls it by `/collective_rpc`, which carries only
-JSON. It imports no vllm at its top, so that it can be read and tested without it.
+vLLM mixes this class into its worker (`--worker-extension-cls`) and calls it by `/collective_rpc`, which carries only JSON.
 """
 
 from __future__ import annotations
@@ -43,13 +42,7 @@ class WeightReceiver:
         return rank
 
     def receive_weights(self, manifest_json: str) -> dict[str, int]:
-        """Receive all tensors and load them. Returns the checksum of each as it arrived.
-
-        The model cannot be used if this fails: some of its layers are new.
-
-        Raises:
-            WeightTransferError: the transfer failed, or the sender left out parameters that the model has.
-        """
+        """Receive all tensors and load them. Returns the checksum of each as it arrived."""
         group = self._weight_group
         if group is None:
             raise WeightTransferError("this worker is in no weight group: call connect_weights first")
@@ -66,22 +59,16 @@ class WeightReceiver:
 
     def adapter_checksums(self, path: str) -> dict[str, int]:
         """The checksum of each tensor of an adapter's file, as this worker reads it."""
-        return _read_checksums(path)
+        from safetensors.torch import load_file
 
-
-def _read_checksums(path: str) -> dict[str, int]:
-    from safetensors import safe_open
-
-    with safe_open(os.path.join(path, ADAPTER_FILE), "pt") as tensors:
-        return {name: checksum(tensors.get_tensor(name)) for name in tensors.keys()}  # noqa: SIM118  # no mapping
+        return {name: checksum(tensor) for name, tensor in load_file(os.path.join(path, ADAPTER_FILE)).items()}
 
 
 def _load(model: torch.nn.Module, vllm_config: Any, weights: Any) -> None:
     """Load Hugging Face weights into a model that already serves.
 
-    vLLM repacks weights after loading them (always on a CPU, for many kernels on a GPU), so loading over them would
-    write the wrong layout. Its layerwise reload puts each layer back to how it was before, loads, and repacks. It leaves
-    out a layer that is tied to another's weights, whose repacked copy would go on serving the old ones.
+    vLLM repacks weights after loading them, so loading over them would write the wrong layout. Its layerwise reload restores each
+    layer's layout, loads, and repacks. It leaves out a layer that is tied to another's weights, whose copy would stay old.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -94,8 +81,8 @@ def _load(model: torch.nn.Module, vllm_config: Any, weights: Any) -> None:
         finalize_layerwise_reload(model, vllm_config.model_config)
         for layer in tied:
             layer.quant_method.process_weights_after_loading(layer)
-    missing = sorted(expected - loaded) if loaded is not None and vllm_config.quant_config is None else []
-    if missing:
+    unquantized = loaded is not None and vllm_config.quant_config is None
+    if unquantized and (missing := sorted(expected - loaded)):
         raise WeightTransferError(f"the sender left out {len(missing)} parameters of the model, first {missing[0]!r}")
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
+from agent_train.config.extensions import advantages
 from agent_train.config.schema import Config
 
 ROLES = ("policy", "reference", "critic", "prm", "teacher", "reward_model")
 # Those that give a number for each position in place of log-probabilities.
 VALUED = ("critic", "reward_model")
-# Advantages that a critic is asked for.
+# Shipped advantages that ask for a critic; your own says so by an attribute `targets`.
 WITH_CRITIC = ("gae", "bilevel_gae")
 
 
@@ -21,12 +23,20 @@ def roles_of(config: Config) -> tuple[str, ...]:
     wanted = {
         "policy": True,
         "reference": needs_reference(config) and not reference_is_base(config),
-        "critic": advantage in WITH_CRITIC,
+        "critic": has_critic(config),
         "prm": advantage == "prime",
         "teacher": advantage == "distill" and config.teacher.url is None,
         "reward_model": config.reward_model.path is not None,
     }
     return tuple(role for role in ROLES if wanted[role])
+
+
+def has_critic(config: Config) -> bool:
+    """True if the advantage reads the values of a critic."""
+    name = config.algorithm.advantage.name
+    with contextlib.suppress(ValueError):  # validation refuses such a name
+        return name in WITH_CRITIC or (name not in advantages.shipped and hasattr(advantages.load(name), "targets"))
+    return False
 
 
 def needs_reference(config: Config) -> bool:

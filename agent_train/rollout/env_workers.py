@@ -1,9 +1,8 @@
 """Environments spread over a Ray cluster, as `env.placement=ray` asks for.
 
-A worker is a Ray actor that holds `env.cpus` CPUs of a node and serves the run's environment there, as `agentgym serve` does:
-a process for each episode that runs, deadlines, and nothing left when it dies. The trainer is a client of all workers, which
-shares its episodes out by their load. A worker that dies costs the episodes on it, which are run again elsewhere, and is
-placed again.
+A worker is a Ray actor that holds `env.cpus` CPUs of a node and serves the run's environment there, as `agentgym serve` does. The
+trainer is a client of all workers and balances its episodes over them. If a worker dies, its episodes are run again elsewhere,
+and it is placed again.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from agent_train.cluster.placement import PlacementError, env_workers_wanted
-from agent_train.config.schema import Config
+from agent_train.config.schema import Config, first_line
 from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.service.client.address import RemoteError
@@ -35,8 +34,8 @@ NAME = "env"
 PLACE_SECONDS = 120.0
 START_SECONDS = 180.0
 FIRST_REST, LONGEST_REST = 0.5, 30.0
-# What environments read that is the same on every node; folders (AGENTGYM_DATA) and secrets are each node's own.
-_TOLD = ("AGENTGYM_RUN", "AGENTGYM_SANDBOX", "AGENTGYM_SANDBOX_URL")
+# Variables that are the same on every node; folders (AGENTGYM_DATA) and secrets are each node's own.
+_SHARED = ("AGENTGYM_RUN", "AGENTGYM_SANDBOX", "AGENTGYM_SANDBOX_URL")
 
 log = logging.getLogger(__name__)
 
@@ -48,32 +47,23 @@ class EnvWorker:
         self._front: EnvServer | None = None
 
     def where(self) -> str:
-        """The address of its node."""
         import ray
 
         return str(ray.util.get_node_ip_address())
 
     async def start(self, spec: EnvSpec, token: str, limits: ServiceLimits, most: int, home: str, told: dict) -> str:
-        """Serve; the URL. On the trainer's own node nobody else can reach it."""
+        """Serve; the URL. On the trainer's own node only that node can reach it."""
         import ray
 
         os.environ.update(told)
         bounds = Bounds(open_files=raise_open_files(most))
         host = "127.0.0.1" if ray.get_runtime_context().get_node_id() == home else self.where()
-        settings = ServeSettings(
-            envs={NAME: spec},
-            host=host,
-            port=0,
-            max_sessions=most,
-            tokens={"trainer": token},
-            limits=limits,
-            bounds=bounds,
-        )
-        self._front = await serve(settings)
+        more = {"max_sessions": most, "tokens": {"trainer": token}, "limits": limits, "bounds": bounds}
+        self._front = await serve(ServeSettings(envs={NAME: spec}, host=host, port=0, **more))  # type: ignore[arg-type]
         return self._front.url
 
     async def wait(self) -> None:
-        """Never returns: a caller that waits for it learns when this process ends."""
+        """Never return: a caller that waits learns when this process ends."""
         await asyncio.Event().wait()
 
 
@@ -82,15 +72,13 @@ class EnvWorkers:
     """The workers of a run. `placed_env` makes and closes them.
 
     Attributes:
-        config: of the run.
-        spec: what they serve.
+        spec: of the environment that they serve.
         note: told what happens to them.
         most: sessions that each takes: all of them, so that those that are left can take over.
         token: which they let in.
-        actors: one each.
-        urls: where each was last.
+        urls: where each is now.
         first: where each was first; these stay their names when they move.
-        client: what makes clients of them all.
+        client: makes clients of them all.
     """
 
     config: Config
@@ -104,23 +92,13 @@ class EnvWorkers:
     client: EnvSpec | None = None
 
     def make(self) -> Env:
-        """A new environment, on whichever worker has the most room. It asks a worker what it serves, and opens no session yet."""
-        if self.client is None:
-            raise RuntimeError("the workers of the environments have not been started")
-        env = self.client.make()
+        """A new environment, on the worker that has the most room. It opens no session yet."""
+        env = cast(EnvSpec, self.client).make()
         env.unwrapped.spec = self.spec  # type: ignore[assignment]  # episodes are recorded by the environment's own id
         return env
 
     async def start(self, count: int, token_file: str) -> None:
-        """Place and start so many, side by side.
-
-        Args:
-            count: how many.
-            token_file: holds their token; clients read it.
-
-        Raises:
-            PlacementError: one did not start.
-        """
+        """Place and start so many, side by side. Clients read their token in `token_file`."""
         try:
             async with asyncio.TaskGroup() as starting:
                 for number in range(count):
@@ -137,7 +115,7 @@ class EnvWorkers:
 
         make = ray.remote(num_cpus=self.config.env.cpus, scheduling_strategy="SPREAD", max_restarts=0)(EnvWorker)
         actor = self.actors[number] = make.remote()
-        told = {name: os.environ[name] for name in _TOLD if name in os.environ}
+        told = {name: os.environ[name] for name in _SHARED if name in os.environ}
         home = ray.get_runtime_context().get_node_id()
         try:
             node = await _within(actor.where.remote(), PLACE_SECONDS, f"env worker {number} found no place{_free()}")
@@ -146,7 +124,7 @@ class EnvWorkers:
         except RayTaskError as error:
             raise PlacementError(f"env worker {number}: {error.cause}") from error
         except RayError as error:
-            raise PlacementError(f"env worker {number} died while it started: {_first_line(error)}") from error
+            raise PlacementError(f"env worker {number} died while it started: {first_line(error)}") from error
         log.info("env worker %d serves at %s", number, self.urls[number])
 
     def _limits(self) -> ServiceLimits:
@@ -155,14 +133,14 @@ class EnvWorkers:
         return ServiceLimits(step_seconds=self.config.env.step_timeout, idle_seconds=patience)
 
     async def keep(self, number: int) -> None:
-        """Place a worker again whenever it dies; until this is cancelled."""
+        """Place a worker again whenever it dies, until cancelled."""
         from ray.exceptions import RayError
 
         while True:
             try:
                 await self.actors[number].wait.remote()
             except RayError as error:
-                self.note(f"env worker {number} at {self.urls[number]} died and is placed again: {_first_line(error)}")
+                self.note(f"env worker {number} at {self.urls[number]} died and is placed again: {first_line(error)}")
             await self._start_again(number)
 
     async def _start_again(self, number: int) -> None:
@@ -181,7 +159,7 @@ class EnvWorkers:
                 return
 
     def close(self) -> None:
-        """Kill them; their servers end with them."""
+        """Kill the workers; their servers end with them."""
         for number in list(self.actors):
             self._kill(number)
 
@@ -195,16 +173,7 @@ class EnvWorkers:
 
 @asynccontextmanager
 async def placed_env(config: Config, env: EnvSpec, note: Callable[[str], None]) -> AsyncIterator[EnvWorkers]:
-    """Spread an environment over the cluster that Ray is connected to.
-
-    Args:
-        config: of the run; `env.workers` and `env.cpus` say how many workers there are, and of how many CPUs.
-        env: how the environment is made.
-        note: told when a worker dies, and when it is back.
-
-    Raises:
-        PlacementError: the cluster has too few CPUs, or a worker did not start.
-    """
+    """Spread an environment over the cluster that Ray is connected to. `note` is told when a worker dies, and when it is back."""
     count = env_workers_wanted(config, _cpus_of_nodes())
     workers = EnvWorkers(config, env, note, most=config.engine.max_concurrent * config.engine.replicas)
     async with AsyncExitStack() as stack:
@@ -227,11 +196,7 @@ async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def _within(reference: Any, seconds: float, otherwise: str) -> Any:
-    """The result of a Ray call.
-
-    Raises:
-        PlacementError: it takes longer than so many seconds.
-    """
+    """The result of a Ray call; PlacementError if it takes too long."""
     try:
         return await asyncio.wait_for(asyncio.wrap_future(reference.future()), seconds)
     except TimeoutError:
@@ -259,7 +224,3 @@ def _free() -> str:
     import ray
 
     return f" ({ray.available_resources().get('CPU', 0):g} CPUs are free in the cluster)"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

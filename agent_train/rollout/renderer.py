@@ -1,9 +1,8 @@
 """Chat messages to token ids and back, by the tokenizer's own chat template.
 
-Sampled ids are never encoded again. A later prompt is the previous prompt, the sampled completion, and the bridge: what
-the template writes after the completion, encoded by itself. The template has the last word: where it writes the past
-differently from what was sampled (it drops earlier think blocks, trims, re-orders the JSON of a tool call), the prompt is
-encoded from scratch, and `agent_train.data.samples.rows_of` begins a new row there.
+Sampled ids are never encoded again: a later prompt is the previous prompt, the sampled completion, and the text that the template
+writes after it, encoded by itself. Where the template writes the past otherwise than it was sampled (it drops earlier think blocks,
+trims, re-orders the JSON of a tool call), the prompt is encoded from scratch, and a new training sample begins there.
 """
 
 from __future__ import annotations
@@ -28,28 +27,25 @@ _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
 
 
 class RendererError(ValueError):
-    """The tokenizer has no usable chat template, or the template refuses these messages. The message says which and why."""
+    """The tokenizer has no usable chat template, or the template refuses these messages."""
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A prompt as the engine was given it: its ids, the text the template wrote, and what was sampled after it."""
+    """A prompt: its ids, the text that the template wrote, and the ids that were sampled after it, stop token included."""
 
     ids: list[int]
     text: str
     completion: list[int] = field(default_factory=list)
 
     def answered(self, completion: Sequence[int]) -> Rendered:
-        """The same prompt with its sampled completion, stop token included: what the next prompt may extend."""
         return Rendered(self.ids, self.text, list(completion))
 
 
 class Renderer:
     """Renders conversations for one tokenizer.
 
-    Args:
-        tokenizer: a Hugging Face tokenizer with a chat template.
-        eos_ids: further ids that end an answer, those of the model's generation config.
+    `eos_ids` are further ids that end an answer, those of the model's generation config.
 
     Attributes:
         end_of_turn: the token with which the template ends an assistant turn; the eos token where that is no special one.
@@ -73,72 +69,43 @@ class Renderer:
 
     @classmethod
     def of_folder(cls, model_dir: str | Path) -> Renderer:
-        """For the tokenizer of a model folder; `generation_config.json` says what else ends an answer, as it does to vLLM.
-
-        Raises:
-            RendererError: as above, or that file cannot be read.
-        """
+        """For the tokenizer of a model folder; `generation_config.json` says what else ends an answer, as it does to vLLM."""
         from transformers import AutoTokenizer
 
         return cls(AutoTokenizer.from_pretrained(str(model_dir)), eos_ids_of(model_dir))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, without special tokens of the tokenizer's own; those written out in the text become ids."""
+        """Token ids of a text; only special tokens that are written out in it are added."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, completion_ids: Sequence[int]) -> str:
-        """The text of a completion, special tokens kept, as it reads after a prompt.
-
-        Decoding it behind the end of a prompt keeps its first space, which some tokenizers drop at the start of a text.
-        """
+        """The text of a completion, special tokens kept, as it reads after a prompt."""
+        # Behind the end of a prompt its first space is kept, which some tokenizers drop at the start of a text.
         whole = self._decode([*self._anchor_ids, *completion_ids])
         return whole[len(self._anchor) :] if whole.startswith(self._anchor) else self._decode(completion_ids)
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answering: bool = True) -> str:
-        """The template's text of a conversation; with `answering`, up to where the assistant's answer begins.
-
-        Raises:
-            RendererError: the template refuses the messages.
-        """
+        """The template's text of a conversation; with `answering`, up to where the assistant's answer begins."""
         view = [self._for_template(message) for message in messages]
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    view, tools=list(tools) or None, tokenize=False, add_generation_prompt=answering
-                )
-            )
+            given = {"tools": list(tools) or None, "tokenize": False, "add_generation_prompt": answering}
+            return str(self.tokenizer.apply_chat_template(view, **given))
         except Exception as error:  # a template is code of the model's author: jinja errors, TypeError, anything
             roles = ", ".join(str(message.get("role")) for message in messages)
-            raise RendererError(
-                f"the chat template refuses the roles [{roles}]: {type(error).__name__}: {error}"
-            ) from error
+            why = f"{type(error).__name__}: {error}"
+            raise RendererError(f"the chat template refuses the roles [{roles}]: {why}") from error
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), previous: Rendered | None = None
     ) -> Rendered:
-        """The next prompt of a conversation.
+        """The next prompt of a conversation, in which the assistant's messages are as `parse` returned them.
 
-        Args:
-            messages: the whole conversation so far, the assistant's earlier messages as `parse` returned them.
-            tools: OpenAI tool schemas.
-            previous: the previous prompt with its completion. Its ids are an exact prefix of the new ones wherever the
-                template writes the past as it was sampled. None begins from scratch.
+        The ids of `previous` and its completion are a prefix of the new ones if the template writes the past as it was sampled.
         """
         text = self.text(messages, tools)
-        if previous is None:
-            return Rendered(self.encode(text), text)
-        said = previous.text + self.decode(previous.completion)
-        if not text.startswith(said):
-            return Rendered(self.encode(text), text)
-        return Rendered([*previous.ids, *previous.completion, *self.encode(text[len(said) :])], text)
-
-    def first_prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
-        """Ids of the prompt of a conversation's first turn."""
-        return self.prompt(messages, tools).ids
-
-    def next_prompt(self, previous: Rendered, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
-        """Ids of the prompt of a later turn; see `prompt`."""
-        return self.prompt(messages, tools, previous).ids
+        if previous is not None and text.startswith(said := previous.text + self.decode(previous.completion)):
+            return Rendered([*previous.ids, *previous.completion, *self.encode(text[len(said) :])], text)
+        return Rendered(self.encode(text), text)
 
     def parse(self, completion_ids: Sequence[int], turn: int = 0) -> Message:
         """The assistant message of a completion, in the OpenAI form.
@@ -147,9 +114,7 @@ class Renderer:
         `<think>` goes into `reasoning_content` if the template then writes the sampled text again, or if it cuts thoughts
         out of the content anyway; else it stays in the content.
 
-        Args:
-            completion_ids: what the engine sampled; a stop token at the end is left out of the message.
-            turn: the turn in its episode, which makes the ids of tool calls differ from those of other turns.
+        A stop token at the end is left out. `turn` is part of the ids of tool calls.
         """
         said = list(completion_ids)
         if said and said[-1] in self.stop_token_ids:
@@ -163,11 +128,7 @@ class Renderer:
         return next(faithful, None) or self._unfaithful(readings, text)
 
     def _unfaithful(self, readings: list[Message], text: str) -> Message:
-        """The best reading where the template writes none of them as sampled.
-
-        A template that cuts thoughts out of the content knows them: they may as well be `reasoning_content`, which keeps
-        them out of what the environment reads. Another would lose them there.
-        """
+        """The best reading where the template writes none as sampled: `reasoning_content` if it cuts thoughts out of the content."""
         thought = readings[0].get("reasoning_content", "").strip()
         if thought and thought not in self.text([user(_PROBE), assistant(text), user(_PROBE)]):
             return readings[0]
@@ -198,11 +159,7 @@ class Renderer:
         return view
 
     def _probe_answer(self) -> tuple[list[int], str]:
-        """The last ids of a prompt, and the space that the template writes before an answer where the prompt has none.
-
-        After "[/INST]" such a template writes " " and the content: what is sampled there begins with the space, and the
-        content is the rest.
-        """
+        """The last ids of a prompt, and the space that the template writes before an answer, as after "[/INST]"."""
         prompt = self.text([user(_PROBE)])
         if _PROBE not in prompt:
             raise RendererError("the chat template leaves out what the user says")
@@ -211,7 +168,7 @@ class Renderer:
         return self.encode(prompt)[-8:], "" if lead.strip() else lead
 
     def _find_stop_tokens(self, eos_ids: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        """The special token right behind an assistant's text (an end of turn, or the next role's), and all that stop an answer."""
+        """The special token behind an assistant's text (an end of turn, or the next role's), and all that stop an answer."""
         stops: list[int] = [] if self.tokenizer.eos_token_id is None else [int(self.tokenizer.eos_token_id)]
         _, found, behind = self.text([user("."), assistant(_PROBE), user(".")], answering=False).rpartition(_PROBE)
         if not found:
@@ -229,20 +186,15 @@ class Renderer:
         """True if the template writes the text of a tool call's arguments as it is, and does not quote it once more."""
         self._plain_arguments = True
         arguments = '{"a":  "b"}'  # two spaces: a template that reads it and writes it again keeps one
+        called = _calling("", [_call("f", arguments, "call00000")])
         try:
-            return arguments in self.text(
-                [user("."), _calling("", [_call("f", arguments, "call00000")])], answering=False
-            )
+            return arguments in self.text([user("."), called], answering=False)
         except RendererError:
             return False
 
 
 def eos_ids_of(model_dir: str | Path) -> list[int]:
-    """`eos_token_id` of a model folder's `generation_config.json`, which may be one id, several, or none.
-
-    Raises:
-        RendererError: the file cannot be read, or holds something else there.
-    """
+    """`eos_token_id` of a model folder's `generation_config.json`: one id, several, or none."""
     path = Path(model_dir) / "generation_config.json"
     if not path.is_file():
         return []
@@ -258,8 +210,7 @@ def eos_ids_of(model_dir: str | Path) -> list[int]:
 
 def _readings(text: str, turn: int) -> Iterator[Message]:
     """Messages that a sampled text may stand for, from the most structured to the plainest."""
-    thoughts = list(_split_thoughts(text))
-    for reasoning, rest in [*thoughts, (None, text)]:
+    for reasoning, rest in [*_split_thoughts(text), (None, text)]:
         for content, calls in _split_calls(rest, turn):
             message = _calling(content, calls) if calls else assistant(content)
             if reasoning is not None:
@@ -268,7 +219,7 @@ def _readings(text: str, turn: int) -> Iterator[Message]:
 
 
 def _split_thoughts(text: str) -> Iterator[tuple[str, str]]:
-    """Reasoning and the rest, without the line breaks that templates put between them and then exactly as sampled.
+    """Reasoning and the rest, without the line breaks between them and then exactly as sampled.
 
     The opening tag may be missing: some templates write it at the end of the prompt.
     """
@@ -305,9 +256,8 @@ def _read_call(block: str, call_id: str) -> dict[str, Any] | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = value.get("arguments", {})
-    if isinstance(arguments, str):
-        return _call(value["name"], arguments, call_id)
-    return _call(value["name"], _sampled_arguments(block, arguments), call_id)
+    text = arguments if isinstance(arguments, str) else _sampled_arguments(block, arguments)
+    return _call(value["name"], text, call_id)
 
 
 def _sampled_arguments(block: str, arguments: Any) -> str:

@@ -1,8 +1,4 @@
-"""From tasks to groups of trajectories: the tasks of a step, the number of episodes in flight, and their seeds.
-
-Nothing here depends on the order in which episodes finish: groups keep the order of their tasks and samples, and every seed
-derives from (run seed, step, position of the task in the step, sample).
-"""
+"""From tasks to groups of trajectories. Nothing here depends on the order in which episodes finish."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from dataclasses import dataclass, replace
 from agent_train.engine.base import Engine, Sampling
 from agent_train.rollout.renderer import Renderer
 from agent_train.rollout.token_policy import TokenPolicy
-from agent_train.trainer.seeds import derive_seed
+from agent_train.trainer.schedule import derive_seed
 from agentgym.core.env import Env
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.core.trajectory import Group, Trajectory
@@ -25,19 +21,9 @@ OnEnd = Callable[[Trajectory], None]
 
 
 def pick_tasks(tasks: TaskSet, first: int, count: int, seed: int) -> list[Task]:
-    """The next `count` tasks of an endless sequence of epochs, each in a new order.
+    """`count` tasks, from place `first`, of an endless sequence of epochs, each in a new order.
 
-    The row follows from the seed alone, so a run that is resumed with the place it had reached (`Progress.tasks`) goes on where it
-    stopped, and no epoch repeats or skips a task.
-
-    Args:
-        tasks: what to draw from.
-        first: the place in the row to begin at, from 0.
-        count: how many; may be more than there are tasks.
-        seed: of the run.
-
-    Raises:
-        ValueError: no tasks, a place below 0, or fewer than 1 task.
+    The sequence follows from the seed alone, so a resumed run goes on at the place it had reached (`Progress.tasks`).
     """
     if not len(tasks):
         raise ValueError(f"task set {tasks.name!r} is empty: there is nothing to train on")
@@ -58,18 +44,10 @@ def _order(size: int, seed: int) -> tuple[int, ...]:
 
 
 def admit(*, batch: int, version: int, staleness: int, accepted: int, running: int, max_concurrent: int) -> int:
-    """The number of trajectories that may start now: `min(max_concurrent - running, (s + v + 1) * B - (accepted + running))`.
+    """The number of trajectories that may start now (AReaL, arXiv:2505.24298).
 
-    None is then more than `staleness` versions old when it is trained on, if batches take trajectories in the order in which
-    they started. The formula is that of AReaL (arXiv:2505.24298).
-
-    Args:
-        batch: trajectories of one training step, B.
-        version: of the weights that the engine holds, v: training steps done.
-        staleness: s; 0 is synchronous.
-        accepted: trajectories finished since the run began, those trained on included.
-        running: trajectories in flight.
-        max_concurrent: most in flight.
+    None is then more than `staleness` versions old when it is trained on, if batches take trajectories in the order of their
+    start. `batch` trajectories are one step; `accepted` have finished since the run began, and `running` are in flight.
     """
     return max(0, min(max_concurrent - running, (staleness + version + 1) * batch - (accepted + running)))
 
@@ -79,14 +57,10 @@ class Sampler:
     """Plays episodes with the engine's present weights.
 
     Attributes:
-        make_env: makes a new environment.
-        engine: generates the answers.
-        renderer: of the engine's tokenizer.
         sampling: of every turn; its seed is replaced.
         group_size: trajectories of one task in training.
         seed: of the run.
         concurrency: most episodes at a time.
-        limits: of turns and seconds of an episode.
         play: runs one episode; see `run_many`.
     """
 
@@ -103,17 +77,9 @@ class Sampler:
     async def collect(
         self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None, before: Sequence[Task] = ()
     ) -> list[Group]:
-        """Play each task `group_size` times.
+        """Play each task `group_size` times; a group for each, in order, with all samples in order, failed ones too.
 
-        Args:
-            tasks: of this step; see `pick_tasks`. A task that occurs twice gets two groups, whose samples count on.
-            step: number of the step, 0 for the first: its trajectories are those of policy version `step`.
-            on_end: called with each trajectory as it ends, in the order in which they end.
-            before: tasks that the step has played already; positions and samples count on from theirs.
-
-        Returns:
-            A group for each task, in the order of `tasks`, with all samples in order. Those whose environment or engine failed
-            are marked (`Trajectory.failed`) and have no reward.
+        The samples of a task that occurs twice count on, as do positions from the tasks that the step has played `before`.
 
         Raises:
             EngineError: an episode failed because the engine is dead.
@@ -136,17 +102,12 @@ class Sampler:
     async def play_greedily(self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None) -> list[Trajectory]:
         """Play each task once at temperature 0, in order: ReMax's baseline (arXiv 2310.10505). Raises as `collect`."""
         greedy = replace(self.sampling, temperature=0.0)
-        seeds = [derive_seed(self.seed, "greedy", step, position) for position in range(len(tasks))]
-        episodes = [Episode(task, 0, seed) for task, seed in zip(tasks, seeds, strict=True)]
+        episodes = [Episode(task, 0, derive_seed(self.seed, "greedy", step, n)) for n, task in enumerate(tasks)]
         return await self._play(episodes, greedy, self.concurrency, on_end)
 
     async def evaluate(self, tasks: Sequence[Task], on_end: OnEnd | None = None) -> list[Trajectory]:
-        """Play each held-out task once, in order. Raises as `collect`.
-
-        The seeds are the same in every evaluation of a run, so that two differ by the weights alone.
-        """
-        seeds = [derive_seed(self.seed, "eval", position) for position in range(len(tasks))]
-        episodes = [Episode(task, 0, seed) for task, seed in zip(tasks, seeds, strict=True)]
+        """Play each held-out task once, in order, with the same seeds in every evaluation of a run. Raises as `collect`."""
+        episodes = [Episode(task, 0, derive_seed(self.seed, "eval", n)) for n, task in enumerate(tasks)]
         return await self._play(episodes, self.sampling, self.concurrency, on_end)
 
     async def _play(

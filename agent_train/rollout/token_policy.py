@@ -8,7 +8,7 @@ from typing import Any
 
 from agent_train.engine.base import Engine, Sampling
 from agent_train.rollout.renderer import Rendered, Renderer
-from agent_train.trainer.seeds import derive_seed
+from agent_train.trainer.schedule import derive_seed
 from agentgym.core.messages import Message
 from agentgym.core.trajectory import Tokens
 from agentgym.policies.base import EndEpisode, Reply
@@ -18,11 +18,8 @@ class TokenPolicy:
     """Answers one episode with an engine. One object per episode: it holds the tokens said so far.
 
     Args:
-        engine: what samples.
-        renderer: of the engine's tokenizer.
         sampling: for every turn; its `stop_token_ids` default to the renderer's, its `seed` is replaced.
-        seed: of the episode; each turn's seed derives from it, and the engine knows the episode by it. None leaves sampling
-            unseeded.
+        seed: of the episode; each turn's seed derives from it, and the engine knows the episode by it. None: unseeded.
     """
 
     def __init__(self, engine: Engine, renderer: Renderer, sampling: Sampling, seed: int | None):
@@ -35,13 +32,7 @@ class TokenPolicy:
         self._turn = 0
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """Sample the answer to the whole conversation so far.
-
-        Raises:
-            EndEpisode: "context": the prompt and `max_tokens` are more than the engine's `max_model_len`.
-            EngineError: the engine failed or did not answer in time.
-            RendererError: the chat template refuses the messages.
-        """
+        """Sample the answer to the whole conversation so far."""
         prompt = self._renderer.prompt(messages, tools, self._previous)
         if len(prompt.ids) + self._sampling.max_tokens > self._engine.max_model_len:
             raise EndEpisode("context")

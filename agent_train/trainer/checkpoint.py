@@ -7,8 +7,7 @@
         manifest.json              size and SHA-256 of every file above; written last
     checkpoints/latest             the name of the newest
 
-A folder gets its name when everything in it is on the disk. One whose manifest is missing, or does not fit, is taken by nobody.
-Nothing here imports torch.
+A folder gets its name when all of it is on the disk. One without a manifest that fits is never used. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -19,53 +18,55 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from agent_train.trainer.progress import Progress
 from agent_train.trainer.run_folder import RunFolder
 from agentgym.storage.files import write_json, write_text
 
+if TYPE_CHECKING:
+    from agent_train.learner.actor_group import Learner
+
 FORMAT = 1
-MANIFEST = "manifest.json"
-PROGRESS = "progress.json"
-_EXPORT = ".export"
-_UNFINISHED = ".unfinished-"
-REPLACED = ".replaced-"
-_REMOVED = ".removed-"
-_BLOCK = 1 << 22
-# The end of a run that is stopped has to come within seconds.
-CLOSE_SECONDS = 3.0
+MANIFEST, PROGRESS = "manifest.json", "progress.json"
+_EXPORT, _UNFINISHED, REPLACED, _REMOVED = ".export", ".unfinished-", ".replaced-", ".removed-"
+CLOSE_SECONDS = 3.0  # a run that is stopped has to end within seconds
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint is not whole, or could not be written. Names the folder and what is wrong with it."""
+    """A checkpoint is not whole, or could not be written."""
 
 
-class Saves(Protocol):
-    """The methods that a checkpoint needs of a learning role; `agent_train.learner.actor_group.Learner` has them."""
+@dataclass(frozen=True)
+class Progress:
+    """The loop's state between two training steps.
 
-    async def save_state(self, folder: Path, export: Path | None = None) -> None:
-        """Copy the state and begin to write it."""
-        ...
+    Attributes:
+        step: training steps done, which is the version of the weights too.
+        tasks: how many tasks of the endless sequence were taken (`sampler.pick_tasks`); the next step begins there.
+        kl_coef: the coefficient of the KL to the reference in the next step.
+        episodes, tokens: of all finished episodes, trained on or dropped.
+    """
 
-    async def state_saved(self) -> str:
-        """Wait until it is written; "" or what failed."""
-        ...
+    step: int = 0
+    tasks: int = 0
+    kl_coef: float = 0.0
+    episodes: int = 0
+    tokens: int = 0
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Progress:
+        """The reverse of `dataclasses.asdict`. Raises ValueError if another version wrote the record."""
+        if wrong := sorted({field.name for field in fields(cls)} ^ set(record)):
+            raise ValueError(f"not the progress of a run of this version: {wrong[0]!r} is missing or unknown")
+        return cls(**record)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint.
-
-    Attributes:
-        path: its folder.
-        progress: where the loop was.
-        metrics_bytes: how long `metrics.jsonl` was.
-        elapsed: seconds that the run had taken.
-    """
+    """A whole checkpoint: its folder, where the loop was, the length of `metrics.jsonl`, and the seconds the run had taken."""
 
     path: Path
     progress: Progress
@@ -74,7 +75,6 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """Training steps done."""
         return self.progress.step
 
     def state(self, role: str) -> Path:
@@ -85,10 +85,9 @@ class Checkpoint:
 class Checkpoints:
     """Saves the steps of one run, one at a time, while training goes on. Use it as an async context manager.
 
-    A save that fails is told by `note`, and leaves what was there. On leaving the block the last one gets CLOSE_SECONDS more.
+    A save that fails is told by `note`, and leaves the earlier ones. On leaving the block the last one gets CLOSE_SECONDS more.
 
     Args:
-        run: of the run.
         keep: how many of the newest stay; at least 1.
         timeout: seconds that writing one may take.
         note: takes a line for people.
@@ -103,12 +102,9 @@ class Checkpoints:
         note: Callable[[str], None],
         elapsed: Callable[[], float] = lambda: 0.0,
     ):
-        self._run = run
-        self._keep = keep
-        self._timeout = timeout
-        self._note = note
-        self._elapsed = elapsed
-        self._writing: asyncio.Task[str] | None = None
+        self._run, self._keep, self._timeout = run, keep, timeout
+        self._note, self._elapsed = note, elapsed
+        self._writing: asyncio.Task[None] | None = None
         self._failed = ""
 
     async def __aenter__(self) -> Checkpoints:
@@ -120,11 +116,10 @@ class Checkpoints:
             self._writing.cancel()
             await asyncio.wait([self._writing])
 
-    async def save(self, progress: Progress, learners: Mapping[str, Saves]) -> None:
+    async def save(self, progress: Progress, learners: Mapping[str, Learner]) -> None:
         """Begin to save a step: returns when the ranks have copied their state. The save before is waited for first.
 
         Args:
-            progress: where the loop is.
             learners: the roles that learn. Each is written as a Hugging Face folder too, the first as the checkpoint itself.
 
         Raises:
@@ -136,11 +131,10 @@ class Checkpoints:
         try:
             size = self._run.metrics.stat().st_size if self._run.metrics.exists() else 0
             await asyncio.to_thread(_begin, self._run, folder)
-            record = {"progress": progress.to_json(), "metrics_bytes": size, "elapsed": self._elapsed()}
+            record = {"progress": asdict(progress), "metrics_bytes": size, "elapsed": self._elapsed()}
             write_json(folder / PROGRESS, record)
         except OSError as error:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-            self._tell(step, str(error))
+            await self._give_up(step, folder, str(error))
             return
         for number, (role, learner) in enumerate(learners.items()):
             await learner.save_state(folder / "state" / role, folder / (role if number else _EXPORT))
@@ -153,35 +147,30 @@ class Checkpoints:
             self._writing = None
 
     async def finish(self) -> None:
-        """As `settle`, at the end of a run.
-
-        Raises:
-            CheckpointError: the last save failed, so that what was trained since the one before is on no disk.
-        """
+        """As `settle`, at the end of a run."""
         await self.settle()
         if self._failed:
             raise CheckpointError(self._failed)
 
-    async def _write(self, step: int, folder: Path, learners: list[Saves]) -> str:
-        """Wait for the ranks, and make the folder a checkpoint; what failed, "" for nothing."""
+    async def _write(self, step: int, folder: Path, learners: Sequence[Learner]) -> None:
+        """Wait for the ranks, and make the folder a checkpoint."""
         try:
             async with asyncio.timeout(self._timeout):
                 said = await asyncio.gather(*(learner.state_saved() for learner in learners))
             failed = next((text for text in said if text), "")
-            if not failed:  # whatever it takes: it cannot be stopped half way
+            if not failed:  # without a limit: it cannot be stopped half way
                 await asyncio.to_thread(commit, self._run, folder, step, self._keep)
         except TimeoutError:
             failed = f"it took longer than {self._timeout:g} s"
         except OSError as error:
             failed = str(error)
         if failed:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-            self._tell(step, failed)
+            await self._give_up(step, folder, failed)
         else:
             self._failed = ""
-        return failed
 
-    def _tell(self, step: int, failed: str) -> None:
+    async def _give_up(self, step: int, folder: Path, failed: str) -> None:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         newest = self._run.latest_checkpoint()
         stays = f"the newest is {newest.name}" if newest else "there is none yet"
         self._failed = f"the checkpoint of step {step} was not saved ({failed}): {stays}"
@@ -189,7 +178,7 @@ class Checkpoints:
 
 
 def commit(run: RunFolder, folder: Path, step: int, keep: int) -> None:
-    """Make what was written into `folder` the checkpoint of a step, and the latest; then all but the `keep` newest go.
+    """Make `folder` the checkpoint of a step, and the latest; then all but the `keep` newest go.
 
     Whenever the machine stops in between, the checkpoint before or this one is found whole.
     """
@@ -197,7 +186,8 @@ def commit(run: RunFolder, folder: Path, step: int, keep: int) -> None:
         for path in sorted((folder / _EXPORT).iterdir()):
             path.rename(folder / path.name)
         (folder / _EXPORT).rmdir()
-    write_json(folder / MANIFEST, {"format": FORMAT, "step": step, "files": _sums(folder)})
+    sums = {str(path.relative_to(folder)): _sum(path) for path in _files(folder)}
+    write_json(folder / MANIFEST, {"format": FORMAT, "step": step, "files": sums})
     for path in [*_files(folder), *(p for p in folder.rglob("*") if p.is_dir()), folder]:
         _to_disk(path)
     _to_disk(run.metrics)
@@ -213,15 +203,15 @@ def commit(run: RunFolder, folder: Path, step: int, keep: int) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
     for old in run.saved_checkpoints()[: -max(keep, 1)]:
         if old != final:
-            _remove(old)
+            # Under another name first: half of a checkpoint must not have the name of one.
+            removed = old.with_name(f"{_REMOVED}{old.name}")
+            shutil.rmtree(removed, ignore_errors=True)
+            old.rename(removed)
+            shutil.rmtree(removed, ignore_errors=True)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """A folder of `checkpoints/`, once every file of its manifest was found to be what it says.
-
-    Raises:
-        CheckpointError: the folder is torn: something is missing, cut off or changed. Or another version wrote it.
-    """
+    """A folder of `checkpoints/` whose files are all as its manifest says."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
@@ -232,14 +222,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
             if not (path / name).is_file() or _sum(path / name) != said:
                 raise CheckpointError(f"{path}: not whole: {name} is not as it was written")
         record = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
-        found = Checkpoint(path, Progress.from_json(record["progress"]), record["metrics_bytes"], record["elapsed"])
+        return Checkpoint(path, Progress.from_json(record["progress"]), record["metrics_bytes"], record["elapsed"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: not whole: {error or type(error).__name__}") from error
-    return found
 
 
 def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[CheckpointError]]:
-    """The newest checkpoint of a run that is whole, and what is wrong with those after it. Only for the one who writes the run.
+    """The newest checkpoint of a run that is whole, and what is wrong with those after it. Only for the run's writer.
 
     One that was being replaced when the machine stopped has its name back afterwards.
     """
@@ -259,21 +248,13 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[CheckpointErro
 
 
 def _begin(run: RunFolder, folder: Path) -> None:
-    """An empty folder, after what earlier crashes left was removed."""
+    """Make an empty folder, and remove what earlier crashes left."""
     for left in (_UNFINISHED, _REMOVED):
         for path in run.checkpoints.glob(f"{left}*"):
             shutil.rmtree(path, ignore_errors=True)
     for half in run.checkpoints.glob(".latest.*.tmp"):
         half.unlink(missing_ok=True)
     folder.mkdir(parents=True)
-
-
-def _remove(path: Path) -> None:
-    """Under another name first: half of a checkpoint must not have the name of one."""
-    removed = path.with_name(f"{_REMOVED}{path.name}")
-    shutil.rmtree(removed, ignore_errors=True)
-    path.rename(removed)
-    shutil.rmtree(removed, ignore_errors=True)
 
 
 def _name(step: int) -> str:
@@ -284,21 +265,14 @@ def _files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.rglob("*")) if path.is_file())
 
 
-def _sums(folder: Path) -> dict[str, dict[str, Any]]:
-    return {str(path.relative_to(folder)): _sum(path) for path in _files(folder)}
-
-
 def _sum(path: Path) -> dict[str, Any]:
-    digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            size += len(block)
-    return {"bytes": size, "sha256": digest.hexdigest()}
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
 
 
 def _to_disk(path: Path) -> None:
-    """A file's bytes, or a folder's names, outlive a loss of power. File systems that cannot promise that are left alone."""
+    """Have a file's bytes, or a folder's names, outlive a loss of power, on file systems that can."""
     with contextlib.suppress(FileNotFoundError):
         descriptor = os.open(path, os.O_RDONLY)
         try:

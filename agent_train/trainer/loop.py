@@ -1,89 +1,96 @@
-"""The training loop: play, choose, score, compute advantages, update, sync. It is the only one, and reads top to bottom."""
+"""The training loop of every mode: take a step, measure, save. `rl.py` and `offline/context.py` say what a step is."""
 
 from __future__ import annotations
 
-from agent_train.algorithms.selection import choose
-from agent_train.algorithms.step_advantages import mean_and_spread
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from agent_train.config.schema import Config
-from agent_train.report.metrics import Clock, step_metrics
+from agent_train.learner.tiny import build_tiny
 from agent_train.report.tracking import Tracker
-from agent_train.trainer.context import TrainerContext
-from agent_train.trainer.progress import Progress
-from agent_train.trainer.step import (
-    add_reward_model_scores,
-    after,
-    give_advantages,
-    learn,
-    nothing_played,
-    play,
-    score_with_models,
-    training_samples,
-)
-from agentgym.core.trajectory import Trajectory, write_jsonl
+from agent_train.trainer.checkpoint import Checkpoint, Checkpoints, Progress
+from agent_train.trainer.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from agent_train.learner.actor_group import Learner
 
 
-async def train(config: Config, context: TrainerContext, tracker: Tracker) -> None:
-    """Train the policy of a run; all measurements go to `tracker`.
+@dataclass(frozen=True, kw_only=True)
+class TrainerContext:
+    """The open parts of a run, and what its mode does with them.
 
-    Raises:
-        EngineError, LearnerError, WeightSyncError: a part failed for good; the last checkpoint stays usable.
-        NothingPlayed: every episode of a step or of an evaluation failed.
-        AdvantageError: the advantage cannot be computed from the environment's rewards.
+    Attributes:
+        learners: what a checkpoint holds, the trained model first.
+        steps: training steps of the whole run.
+        resumed: where the run goes on; None for a new run.
     """
-    trainer, algorithm, models = config.trainer, config.algorithm, context.models
-    progress = context.resumed or Progress(kl_coef=algorithm.kl.coef)
+
+    config: Config
+    folder: RunFolder
+    tracker: Tracker
+    learners: Sequence[Learner]
+    checkpoints: Checkpoints
+    steps: int
+    resumed: Progress | None
+
+    async def begin(self, progress: Progress) -> None:
+        """Do what comes before the first step and the first evaluation."""
+
+    async def take_step(self, progress: Progress) -> Progress:
+        raise NotImplementedError
+
+    async def measure(self, step: int) -> None:
+        """Evaluate the present weights."""
+        raise NotImplementedError
+
+    async def save(self, progress: Progress) -> None:
+        await self.checkpoints.save(progress, {learner.role: learner for learner in self.learners})
+
+
+async def train(context: TrainerContext) -> None:
+    """Train until the last step; all measurements go to the tracker. If a part fails for good, the last checkpoint stays usable."""
+    settings = context.config.trainer
+    progress = context.resumed or Progress(kl_coef=context.config.algorithm.kl.coef)
+    await context.begin(progress)
     if context.resumed is None:
-        await context.imitate_expert(tracker)
-    await context.sync(version=progress.step)
-    if context.resumed is None:
-        await measure(config, context, tracker, step=0)
+        await context.measure(0)
         await context.save(progress)
-
-    while progress.step < trainer.steps:
-        clock = Clock()
-        groups, greedy, rounds = await play(config, context, progress, tracker)
-        clock.lap("rollout")
-
-        kept, selection = choose(groups, algorithm, trainer.groups_per_step, rounds)
-        samples = training_samples(config, groups, kept)
-        samples = await add_reward_model_scores(models, samples)
-        samples = await score_with_models(config, models, samples)
-        samples = give_advantages(config, kept, samples, greedy, progress.kl_coef)
-        clock.lap("score")
-
-        kl_coef = progress.kl_coef
-        update, critic, prm = await learn(config, models, progress, kept, samples)
-        progress = after(config, progress, groups, selection.episodes, update)
-        clock.lap("learn")
-
-        checksum = await context.sync(version=progress.step)
-        clock.lap("sync")
-
-        step = progress.step
-        write_jsonl(
-            context.folder.trajectories / f"train-{step:06d}.jsonl", [t for g in groups for t in g.trajectories]
-        )
-        if greedy:
-            write_jsonl(context.folder.trajectories / f"greedy-{step:06d}.jsonl", greedy)
-        spread = mean_and_spread([sample for sample in samples if sample.in_loss])
-        tracker.train_step(step_metrics(step, groups, clock, checksum, selection, spread, kl_coef, update, critic, prm))
-        if step % trainer.eval_every == 0 or step == trainer.steps:
-            await measure(config, context, tracker, step)
-        if step % trainer.save_every == 0 or step == trainer.steps:
+    while progress.step < context.steps:
+        progress = await context.take_step(progress)
+        step, is_last = progress.step, progress.step == context.steps
+        if is_last or step % settings.eval_every == 0:
+            await context.measure(step)
+        if is_last or step % settings.save_every == 0:
             await context.save(progress)
     await context.checkpoints.finish()
 
 
-async def measure(config: Config, context: TrainerContext, tracker: Tracker, step: int) -> list[Trajectory]:
-    """Play the held-out tasks with the present weights.
+def find_model(config: Config, folder: RunFolder, tracker: Tracker, texts: Callable[[], Sequence[str]]) -> Path:
+    """The folder of `model.path`, or a tiny model built into the run folder, its tokenizer made for the texts."""
+    from transformers.utils.logging import disable_progress_bar
 
-    Raises:
-        NothingPlayed: every episode failed.
-    """
-    tasks = context.test_tasks.take(config.trainer.eval_episodes)
-    trajectories = await context.sampler.evaluate(tasks, tracker.episode_ended)
-    write_jsonl(context.folder.trajectories / f"eval-{step:06d}.jsonl", trajectories)
-    tracker.evaluation(step, trajectories)
-    if all(t.failed for t in trajectories):
-        raise nothing_played("evaluation", trajectories)
-    return trajectories
+    disable_progress_bar()  # it would be drawn over the display of the run
+    if config.model.path:
+        return Path(config.model.path).expanduser().absolute()
+    target = folder.path / "model"
+    if not (target / "tokenizer.json").is_file():  # written last
+        tracker.phase("building the tiny model")
+        build_tiny(target, texts(), config.model.tiny, config.engine.max_model_len, config.trainer.seed)
+    return target
+
+
+@asynccontextmanager
+async def open_checkpoints(
+    config: Config, folder: RunFolder, tracker: Tracker, learners: Sequence[Learner], checkpoint: Checkpoint | None
+) -> AsyncIterator[Checkpoints]:
+    """Load the state of `checkpoint`, if there is one, into the learners; then save further ones."""
+    if checkpoint is not None:
+        tracker.phase("loading the checkpoint", checkpoint.path.name)
+        await asyncio.gather(*(learner.load_state(checkpoint.state(learner.role)) for learner in learners))
+    keep, timeout = config.trainer.keep_checkpoints, config.learner.timeout
+    async with Checkpoints(folder, keep, timeout, tracker.note, lambda: tracker.elapsed) as checkpoints:
+        yield checkpoints

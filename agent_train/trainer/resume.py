@@ -1,8 +1,7 @@
 """Chooses the folder of a run: a new one, or one to resume.
 
-`trainer.resume` auto goes on with the run of that name, never refuses it, a path goes on with that folder. A run goes on from its
-newest whole checkpoint. What it wrote after that is moved aside, to names that end in `.before-resume-N`, so that the files
-read as those of a run that nobody disturbed. Nothing here imports torch.
+A run goes on from its newest whole checkpoint. What it wrote after that is moved aside, to names that end in `.before-resume-N`, so
+that the files read as those of an undisturbed run. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -13,41 +12,26 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from agent_train.config.compose import config_from_yaml, to_yaml
-from agent_train.config.keys import get, settings
-from agent_train.config.schema import Config, ConfigError
+from agent_train.config.schema import Config, ConfigError, get, settings
 from agent_train.report.metrics import record_of
 from agent_train.trainer.checkpoint import REPLACED, Checkpoint, newest_whole
 from agent_train.trainer.run_folder import RunFolder, run_name, versions
 from agentgym.storage.files import write_json, write_text
 from agentgym.storage.locks import hold, lock_held
 
-# What may be another when a run goes on: how long, how often, where and how fast, but not what is learned from what.
+# A resumed run may change how long, how often, where and how fast it works, but not what is learned from what.
 MAY_CHANGE = (
     *("trainer.name", "trainer.runs_dir", "trainer.resume", "trainer.record"),
     *("trainer.steps", "trainer.eval_every", "trainer.save_every", "trainer.keep_checkpoints"),
-    *(
-        "learner.workers",
-        "learner.tensor_parallel",
-        "learner.sequence_parallel",
-        "learner.timeout",
-        "learner.placement",
-    ),
+    *("learner.workers", "learner.tensor_parallel", "learner.sequence_parallel", "learner.timeout"),
     *("learner.microbatch_tokens", "learner.head_chunk", "learner.vocab_chunk", "learner.gradient_checkpointing"),
-    *("learner.offload", "learner.compile", "learner.shared_prefix"),
-    *(
-        "engine.port",
-        "engine.replicas",
-        "engine.tensor_parallel",
-        "engine.max_concurrent",
-        "engine.batch_wait",
-        "engine.kv_cache_bytes",
-    ),
-    *("engine.gpu_memory_utilization", "engine.start_timeout", "engine.request_timeout"),
+    *("learner.offload", "learner.compile", "learner.shared_prefix", "learner.placement"),
+    *("engine.port", "engine.replicas", "engine.tensor_parallel", "engine.max_concurrent", "engine.batch_wait"),
+    *("engine.kv_cache_bytes", "engine.gpu_memory_utilization", "engine.start_timeout", "engine.request_timeout"),
     *("sandbox", "env.url", "env.placement", "env.workers", "env.cpus", "env.step_timeout"),
 )
 _OWN = frozenset({"lock", "trajectories", "checkpoints", "logs"})
@@ -57,12 +41,11 @@ _ASIDE = ".before-resume-"
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run folder that this process alone writes.
+    """A run folder that only this process writes.
 
     Attributes:
-        folder: its paths.
-        checkpoint: where the run goes on; None where it starts from the beginning.
-        told: what was found that people should know, a line each.
+        checkpoint: where the run goes on; None: from the beginning.
+        told: lines for people.
         lock: the descriptor that holds the folder's lock until this process ends.
     """
 
@@ -83,12 +66,13 @@ def run_path(config: Config) -> Path:
 def refusals(config: Config) -> Iterator[str]:
     """The reasons why the folder of the settings cannot be written or resumed, a line each. Changes nothing."""
     path, trainer = run_path(config), config.trainer
-    key = f"trainer.name={path.name}" if trainer.resume in ("auto", "never") else f"trainer.resume={trainer.resume}"
+    by_path = trainer.resume not in ("auto", "never")
+    key = f"trainer.resume={trainer.resume}" if by_path else f"trainer.name={path.name}"
     run = RunFolder(path)
     if not run.config.is_file():
-        if trainer.resume not in ("auto", "never"):
+        if by_path:
             yield f"{key}: no run to go on with there: no config.yaml"
-        elif path.is_dir() and any(_holds_something(entry) for entry in path.iterdir()):
+        elif path.is_dir() and any(e.name not in _OWN or (e.is_dir() and any(e.iterdir())) for e in path.iterdir()):
             yield f"{key}: {path} already holds other things: choose another name or move it away"
         return
     if trainer.resume == "never":
@@ -107,12 +91,7 @@ def refusals(config: Config) -> Iterator[str]:
 
 
 def open_run(config: Config, command: Sequence[str] = ()) -> OpenRun:
-    """Take the folder that the settings name for this process, and leave in it what the run goes on from.
-
-    Raises:
-        ConfigError: as `refusals`; or the run is past `trainer.steps`.
-        OSError: it cannot be written.
-    """
+    """Take the folder that the settings name for this process, and leave in it what the run goes on from."""
     if problems := list(refusals(config)):
         raise ConfigError(problems)
     run = RunFolder(run_path(config))
@@ -131,7 +110,7 @@ def open_run(config: Config, command: Sequence[str] = ()) -> OpenRun:
         raise ConfigError(
             [f"trainer.steps={config.trainer.steps}: {run.path} is at step {checkpoint.step} already: take more steps"]
         )
-    number = _next_number(run)
+    number = 1 + max((int(path.name.rpartition(_ASIDE)[2]) for path in run.path.rglob(f"*{_ASIDE}*")), default=0)
     lost = _set_aside(run, checkpoint, number)
     _write_settings_again(run, config, command, checkpoint, number)
     where = f"from step {checkpoint.step}" if checkpoint else "from the beginning: it has no whole checkpoint"
@@ -139,16 +118,10 @@ def open_run(config: Config, command: Sequence[str] = ()) -> OpenRun:
 
 
 def resume_command(run: RunFolder) -> list[str]:
-    """The command that goes on with a run; its settings are in its folder."""
     path = str(run.path)
     if not re.fullmatch(r"[\w./-]+", path):
         path = QuotedString(path, quote=Quote.single).with_quotes()
     return ["agent-train", f"trainer.resume={path}"]
-
-
-def _holds_something(entry: Path) -> bool:
-    """True if an entry of a folder is more than what a run makes first."""
-    return entry.name not in _OWN or (entry.is_dir() and any(entry.iterdir()))
 
 
 def _differences(config: Config, run: RunFolder, key: str) -> Iterator[str]:
@@ -157,22 +130,16 @@ def _differences(config: Config, run: RunFolder, key: str) -> Iterator[str]:
     except (OSError, ValueError) as error:  # a ConfigError is one, and so is what is no UTF-8
         yield f"{key}: the settings of the run there cannot be read: {error}"
         return
-    there, here = _flat(old), _flat(config)
-    differing = [name for name in here if not _may_change(name, config) and there[name] != here[name]]
+    differing = [name for name in settings() if get(old, name) != get(config, name) and not _may_change(name, config)]
     if differing:
-        told = ", ".join(f"{name} ({there[name]} there, {here[name]} now)" for name in differing)
+        told = ", ".join(f"{name} ({get(old, name)} there, {get(config, name)} now)" for name in differing)
         yield f"{key}: {run.path} already holds a run with other settings: {told}: take the same ones, or choose another name"
 
 
 def _may_change(name: str, config: Config) -> bool:
     if name == "learner.shared_prefix" and config.algorithm.updates_per_step > 1:
-        return False  # which optimizer step a row belongs to follows from it
+        return False  # which optimizer step a sample belongs to follows from it
     return name in MAY_CHANGE
-
-
-def _flat(config: Config) -> dict[str, Any]:
-    """Every setting by its dotted key; the kwargs of an environment are one."""
-    return {key: get(config, key) for key in settings()}
 
 
 def _wrong_latest(run: RunFolder) -> str | None:
@@ -187,21 +154,13 @@ def _wrong_latest(run: RunFolder) -> str | None:
 
 
 def _last_step(run: RunFolder) -> int:
-    newest = run.latest_checkpoint() or next(iter(run.saved_checkpoints()[::-1]), None)
+    saved = run.saved_checkpoints()
+    newest = run.latest_checkpoint() or (saved[-1] if saved else None)
     return int(newest.name.removeprefix("step-")) if newest else 0
 
 
-def _next_number(run: RunFolder) -> int:
-    found = [int(path.name.rpartition(_ASIDE)[2]) for path in run.path.rglob(f"*{_ASIDE}*")]
-    return 1 + max(found, default=0)
-
-
 def _set_aside(run: RunFolder, checkpoint: Checkpoint | None, number: int) -> list[str]:
-    """Move what the run wrote after the checkpoint to other names. A crash in between is made good by the next call.
-
-    Returns:
-        What people should know of the metrics that are left, a line each.
-    """
+    """Move what the run wrote after the checkpoint to other names; lines for people. The next call makes good a crash in between."""
     step = checkpoint.step if checkpoint else -1
     # First, so that it never names what was moved away.
     if checkpoint is not None:
@@ -226,10 +185,7 @@ def _aside(path: Path, number: int) -> None:
 
 
 def _cut(metrics: Path, size: int, number: int) -> list[str]:
-    """Move what a file has after so many bytes into another one, and the lines before that are no records. Says what was wrong.
-
-    What is left is a new file: who reads along begins again.
-    """
+    """Move what follows `size` bytes of a file, and earlier lines that are no records, into another one; lines for people."""
     whole = metrics.read_bytes() if metrics.is_file() else b""
     lines = whole[:size].splitlines(keepends=True)
     broken = [line for line in lines if record_of(line) is None]

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from agent_train.cluster.placement import PlacementError
 from agent_train.config.extensions import trackers
@@ -25,14 +26,12 @@ from agent_train.report.metrics import Summary
 from agent_train.report.tracking import Tracker
 from agent_train.rollout.renderer import RendererError
 from agent_train.trainer.checkpoint import CheckpointError
-from agent_train.trainer.context import open_context
 from agent_train.trainer.loop import train
-from agent_train.trainer.offline.context import open_file_job
-from agent_train.trainer.offline.loop import train_on_files
+from agent_train.trainer.offline.context import open_offline
 from agent_train.trainer.offline.records import DataError
 from agent_train.trainer.resume import OpenRun, open_run, resume_command
+from agent_train.trainer.rl import AdvantageError, NothingPlayed, open_rl
 from agent_train.trainer.run_folder import RunFolder
-from agent_train.trainer.step import AdvantageError, NothingPlayed
 from agent_train.trainer.warm_start import ExpertError, NoExpertError
 from agent_train.weights.sync import WeightSyncError
 from agentgym.viewer.export import write_report
@@ -71,7 +70,6 @@ class Stop:
         self._deadline.start()
 
     def done(self) -> None:
-        """All is closed and written: there is nothing left that could hang."""
         if self._deadline is not None:
             self._deadline.cancel()
 
@@ -106,8 +104,8 @@ def run(config: Config) -> int:
     except OSError as failure:  # the disk is full, say
         tracker.note(f"{folder.report} was not written: {failure}")
     stop.done()
-    for record in _records(config, folder) if code == 0 else []:
-        _write_record(record, config, summary, command)
+    if code == 0 and summary.start is not None and summary.end is not None:
+        _write_records(config, folder, summary, command)
     if error:
         print(f"agent-train: error: {error}", file=sys.stderr)
         print(f"agent-train: logs and all that was measured: {folder.path}", file=sys.stderr)
@@ -115,7 +113,7 @@ def run(config: Config) -> int:
 
 
 def _train(config: Config, opened: OpenRun, tracker: Tracker, stop: Stop) -> tuple[int, str]:
-    """Run the job; the exit code, and what to say of a failure."""
+    """Train; the exit code, and what to say of a failure."""
     error = ""
     try:
         asyncio.run(_until_stopped(config, opened, tracker, stop))
@@ -126,17 +124,12 @@ def _train(config: Config, opened: OpenRun, tracker: Tracker, stop: Stop) -> tup
 
 
 async def _until_stopped(config: Config, opened: OpenRun, tracker: Tracker, stop: Stop) -> None:
-    """Train until done, or until a signal cancels it; the job closes on the way out."""
     with _signals(stop):
         try:
-            if config.mode == "rl":
-                async with open_context(config, opened.folder, tracker, opened.checkpoint) as context:
-                    await train(config, context, tracker)
-                    tracker.phase("stopping")
-            else:
-                async with open_file_job(config, opened.folder, tracker, opened.checkpoint) as job:
-                    await train_on_files(config, job, tracker)
-                    tracker.phase("stopping")
+            open_mode = open_rl if config.mode == "rl" else open_offline
+            async with open_mode(config, opened.folder, tracker, opened.checkpoint) as context:
+                await train(context)
+                tracker.phase("stopping")
         except asyncio.CancelledError:
             if not stop.number:
                 raise
@@ -163,20 +156,15 @@ def _signals(stop: Stop) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def _records(config: Config, folder: RunFolder) -> list[Path]:
-    return [folder.path / "result.json", *([Path(config.trainer.record)] if config.trainer.record else [])]
-
-
-def _write_record(path: Path, config: Config, summary: Summary, command: list[str]) -> None:
-    if summary.start is None or summary.end is None:
-        return
-    write_result(
-        path,
-        env=config.env.id,
-        seed=config.trainer.seed,
-        start=summary.start,
-        end=summary.end,
-        minutes=summary.minutes,
-        curve=summary.curve,
-        command=shlex.join(command),
-    )
+def _write_records(config: Config, folder: RunFolder, summary: Summary, command: list[str]) -> None:
+    for path in [folder.path / "result.json", *([Path(config.trainer.record)] if config.trainer.record else [])]:
+        write_result(
+            path,
+            env=config.env.id,
+            seed=config.trainer.seed,
+            start=cast(float, summary.start),
+            end=cast(float, summary.end),
+            minutes=summary.minutes,
+            curve=summary.curve,
+            command=shlex.join(command),
+        )

@@ -1,18 +1,17 @@
-"""Supervised warm start: the environment's scripted expert plays, and the policy learns from rows like those it will sample."""
+"""Supervised warm start: the environment's scripted expert plays, and the policy learns from samples like those it will sample."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from agent_train.config.schema import Config, SftConfig
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.learner.measures import SftUpdate
 from agent_train.rollout.renderer import Rendered, Renderer
-from agent_train.trainer.seeds import derive_seed
+from agent_train.trainer.schedule import batch_of_step, derive_seed, step_count
 from agentgym.core.env import close_unused
 from agentgym.core.messages import Message, text_of, tool_result
 from agentgym.core.registration import EnvSpec
@@ -20,9 +19,12 @@ from agentgym.core.trajectory import Tokens, Trajectory, Turn
 from agentgym.policies.base import ExpertPolicy
 from agentgym.rollout.episode import close_env, run_episode
 
+if TYPE_CHECKING:
+    from agent_train.learner.actor_group import Learner
+
 
 class NoExpertError(ValueError):
-    """The environment has no scripted expert, so there is nothing to warm-start from."""
+    """The environment has no scripted expert."""
 
 
 class ExpertError(RuntimeError):
@@ -30,31 +32,18 @@ class ExpertError(RuntimeError):
 
 
 async def expert_trajectories(
-    env_spec: EnvSpec,
-    split: str = "train",
-    episodes: int = 1000,
-    mistakes: float = 0.3,
-    seed: int = 0,
+    env_spec: EnvSpec, split: str = "train", episodes: int = 1000, mistakes: float = 0.3, seed: int = 0
 ) -> list[Trajectory]:
     """Episodes of the environment's expert, without tokens. The same arguments give the same episodes.
 
     Args:
-        env_spec: the environment, with the settings that it is made with.
-        split: whose tasks are played, in an order that depends on the seed; from the first again when they run out.
-        episodes: how many.
-        mistakes: share of random actions, which are recorded and learned like any other: the more, the weaker the start.
-        seed: of the order, the mistakes and the episodes.
-
-    Raises:
-        NoExpertError: the environment has no `expert_action`, or no `random_action` where mistakes are asked for.
-        ExpertError: an episode failed.
+        split: of the tasks, in an order that depends on the seed; from the first again when they run out.
+        mistakes: share of random actions.
     """
     tasks = env_spec.tasks(split).shuffled(seed)
     env = env_spec.make()
-    missing = [
-        name for name in ("expert_action", *["random_action"] * bool(mistakes)) if not env.has_wrapper_attr(name)
-    ]
-    if missing:
+    needed = ["expert_action", *["random_action"] * bool(mistakes)]
+    if missing := [name for name in needed if not env.has_wrapper_attr(name)]:
         raise NoExpertError(
             f"environment {env_spec.id!r} has no {missing[0]}(): set sft.episodes=0 to start without a warm start"
         )
@@ -74,7 +63,7 @@ async def expert_trajectories(
 
 
 async def demonstrations(config: Config, env_spec: EnvSpec, model_dir: str | Path) -> list[TrainingSample]:
-    """The rows of the warm start that `config.sft` asks for. Runs in any process that can read the model folder."""
+    """The samples of the warm start that `config.sft` asks for. Runs in any process that can read the model folder."""
     sft = config.sft
     seed = derive_seed(config.trainer.seed, "sft")
     played = await expert_trajectories(env_spec, config.env.train_split, sft.episodes, sft.mistakes, seed)
@@ -87,20 +76,11 @@ async def demonstrations(config: Config, env_spec: EnvSpec, model_dir: str | Pat
 def sft_samples(
     trajectories: Sequence[Trajectory], renderer: Renderer, tools: Sequence[dict[str, Any]] = ()
 ) -> list[TrainingSample]:
-    """Rows to imitate, token for token in the form that sampling will have.
+    """Samples to imitate, token for token in the form that sampling will have.
 
-    Each turn's prompt is the renderer's; its completion is the reply's text, encoded, and the stop token. What the expert
-    said is in the mask, with log-probability 0 and version -1, since nothing sampled it.
-
-    Args:
-        trajectories: with or without tokens; what tokens they have is not used.
-        renderer: of the policy's tokenizer.
-        tools: the environment's tool schemas, which are part of the prompt.
-
-    Raises:
-        ValueError: a reply with tool calls or reasoning that the template does not write.
+    The expert's tokens are in the mask, with log-probability 0 and version -1, since nothing sampled them.
     """
-    return [row for trajectory in trajectories for row in samples_of(_with_tokens(trajectory, renderer, tools))]
+    return [sample for trajectory in trajectories for sample in samples_of(_with_tokens(trajectory, renderer, tools))]
 
 
 def _with_tokens(trajectory: Trajectory, renderer: Renderer, tools: Sequence[dict[str, Any]]) -> Trajectory:
@@ -112,10 +92,8 @@ def _with_tokens(trajectory: Trajectory, renderer: Renderer, tools: Sequence[dic
         conversation += turn.observation
         prompt = renderer.prompt(conversation, tools, previous)
         said = _completion(renderer, prompt, conversation, turn.reply, tools)
-        size = len(said)
-        turns.append(
-            Turn(turn.observation, turn.reply, turn.reward, tokens=Tokens(prompt.ids, said, [0.0] * size, [-1] * size))
-        )
+        tokens = Tokens(prompt.ids, said, [0.0] * len(said), [-1] * len(said))
+        turns.append(Turn(turn.observation, turn.reply, turn.reward, tokens=tokens))
         conversation.append(turn.reply)
         previous = prompt.answered(said)
     return Trajectory(trajectory.id, trajectory.env, trajectory.task_id, trajectory.sample, turns=turns)
@@ -128,11 +106,7 @@ def _completion(
     reply: Message,
     tools: Sequence[dict[str, Any]],
 ) -> list[int]:
-    """The tokens that the policy would have sampled to say this, with the token that ends its turn.
-
-    A reply that is more than text is what the template writes of it.
-    """
-    # The template's own end of an assistant turn comes last among the stop tokens.
+    """The tokens that the policy would have sampled to say this, with the token that ends its turn."""
     end = renderer.end_of_turn
     thought = (reply.get("reasoning_content") or "").strip()
     calls = reply.get("tool_calls") or []
@@ -146,69 +120,28 @@ def _completion(
         said, ended, _ = text.removeprefix(prompt.text).partition(renderer.decode([end]))
         if text.startswith(prompt.text) and ended and all(part in said for part in written):
             return [*renderer.encode(said), end]
-    what = "reasoning_content" if thought else "tool_calls"
     raise ValueError(
-        f"{what}: the chat template does not write it behind the prompt as the policy would say it: leave it out, or take "
-        "a model whose template has it"
+        f"{'reasoning_content' if thought else 'tool_calls'}: the chat template does not write it behind the prompt as the"
+        " policy would say it: leave it out, or take a model whose template has it"
     )
 
 
-class SftLearner(Protocol):
-    """The methods that `warm_start` needs of a learner."""
-
-    async def sft(self, rows: Sequence[TrainingSample], lr: float) -> SftUpdate:
-        """One supervised step at this learning rate."""
-        ...
-
-
-@dataclass(frozen=True)
-class SftProgress:
-    """The progress of a warm start: `step` of `steps` is done, in `epoch` of `epochs`, with these metrics."""
-
-    step: int
-    steps: int
-    epoch: int
-    epochs: int
-    metrics: SftUpdate
-
-
 async def warm_start(
-    learner: SftLearner,
-    rows: Sequence[TrainingSample],
+    learner: Learner,
+    samples: Sequence[TrainingSample],
     config: SftConfig,
-    on_progress: Callable[[SftProgress], None] | None = None,
+    on_step: Callable[[int, int, float, int], None] = lambda *_: None,
     seed: int = 0,
 ) -> SftUpdate:
-    """Train on the rows: `config.epochs` times over, in batches of `config.batch_rows`, the rate falling linearly to 1/steps of it at the last.
+    """Train on the samples, the learning rate falling linearly to 1/steps of it; the metrics of the last step.
 
-    Args:
-        learner: takes the steps.
-        rows: what `sft_samples` made.
-        config: epochs, rows of a batch, learning rate.
-        on_progress: called after each step.
-        seed: of the order, which differs from epoch to epoch.
-
-    Returns:
-        The metrics of the last step.
-
-    Raises:
-        ValueError: no rows, or fewer than 1 epoch or 1 row of a batch.
-        LearnerError: a rank failed.
+    `on_step` is called after each step with its number, the number of all, the loss and the tokens.
     """
-    if not rows or config.epochs < 1 or config.batch_rows < 1:
-        raise ValueError(
-            f"a warm start needs rows, epochs and batch_rows of at least 1: {len(rows)} rows, "
-            f"sft.epochs={config.epochs}, sft.batch_rows={config.batch_rows}"
-        )
-    per_epoch = -(-len(rows) // config.batch_rows)
-    steps = per_epoch * config.epochs
-    for step in range(steps):
-        epoch, place = divmod(step, per_epoch)
-        if place == 0:
-            order = list(range(len(rows)))
-            random.Random(derive_seed(seed, "sft", epoch)).shuffle(order)
-        batch = [rows[i] for i in order[place * config.batch_rows :][: config.batch_rows]]
-        metrics = await learner.sft(batch, config.lr * (1 - step / steps))
-        if on_progress:
-            on_progress(SftProgress(step + 1, steps, epoch + 1, config.epochs, metrics))
+    if not samples:
+        raise ValueError("a warm start needs samples")
+    steps = step_count(len(samples), config.batch_rows, config.epochs)
+    for step in range(1, steps + 1):
+        batch = batch_of_step(samples, config.batch_rows, seed, step, "sft")
+        metrics = await learner.sft(batch, config.lr * (1 - (step - 1) / steps))
+        on_step(step, steps, metrics.loss, metrics.tokens)
     return metrics

@@ -1,6 +1,7 @@
 """A checkpoint is on the disk whole or not at all, whatever stops while it is written, and the one before stays."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import shutil
@@ -11,8 +12,7 @@ import pytest
 
 from agent_train.config.schema import Config
 from agent_train.trainer import checkpoint as module
-from agent_train.trainer.checkpoint import CheckpointError, Checkpoints, commit, newest_whole, read_checkpoint
-from agent_train.trainer.progress import Progress
+from agent_train.trainer.checkpoint import CheckpointError, Checkpoints, Progress, commit, newest_whole, read_checkpoint
 from agent_train.trainer.run_folder import RunFolder
 
 
@@ -49,7 +49,7 @@ def written(run: RunFolder, step: int, text: str = "weights") -> Path:
     for inside in ("state/policy", "state/critic", ".export"):
         (folder / inside).mkdir(parents=True)
         (folder / inside / f"{inside[-6:]}.file").write_text(text)
-    record = {"progress": Progress(step).to_json(), "metrics_bytes": 18, "elapsed": 2.5}
+    record = {"progress": dataclasses.asdict(Progress(step)), "metrics_bytes": 18, "elapsed": 2.5}
     (folder / "progress.json").write_text(json.dumps(record))
     return folder
 

@@ -43,7 +43,7 @@ BAD = {
     "mode with a file that is not there": (["mode=sft", "data.train=nope.jsonl"], "nope.jsonl: no such file"),
     "mode with an environment": (["mode=sft", "+env=frozen_lake", "data.train=x"], "env=frozen_lake: mode=sft"),
     "mode with a setting of one": (["mode=rm", "env.kwargs.size=3", "data.train=x"], "env.kwargs.size: mode=rm"),
-    "file without a mode": ([*QUICK, "data.train=x"], "data.train=x: belongs to mode=sft, dpo or rm"),
+    "file without a mode": ([*QUICK, "data.train=x"], "data.train=x: has no effect without mode=sft or dpo or rm"),
     "unknown preference loss": (["mode=dpo", "data.train=x", "data.loss=kt"], "data.loss=kt: unknown"),
 }
 
@@ -100,6 +100,8 @@ def test_dry_run_prints_the_plan_and_all_settings_wherever_the_flag_stands(place
     ):
         assert words in plan
     assert config_from_yaml(yaml).trainer.steps == 3
+    (steps,) = [line for line in yaml.splitlines() if line.startswith("  steps: 3")]
+    assert steps.endswith("# training steps")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,7 +11,7 @@ from agent_train.algorithms import corrections, kl, policy_loss, reductions
 from agent_train.config import combinations, extensions
 from agent_train.config.combinations import loss_parameters, wrong_combinations, wrong_learner
 from agent_train.config.compose import choices
-from agent_train.config.keys import settings
+from agent_train.config.schema import settings
 from agent_train.config.validation import wrong_values
 
 
@@ -73,7 +73,7 @@ OWN_LOSS = "algorithm.loss=agent_train.algorithms.losses:entropy_bonus"
         (["algorithm=remax", "reward_model.path=/nowhere"], ["reward_model.path=/nowhere", "greedy", "remax"]),
         (["algorithm=opd"], ["advantage.name=distill", "teacher.path", "teacher.url"]),
         (["algorithm=opd", "teacher.url=host:1"], ["teacher.url=host:1", "http://"]),
-        (["teacher.url=http://h:1"], ["teacher.url=http://h:1", "algorithm=opd"]),
+        (["teacher.url=http://h:1"], ["teacher.url=http://h:1", "advantage.name=distill"]),
         (
             ["algorithm=opd", "teacher.url=http://h:1", "algorithm.overlong.length=9"],
             ["overlong.length=9", "no reward"],
@@ -94,7 +94,7 @@ DIFFERING = ("gae", "bilevel_gae", "turn", "gigpo", "prime", "distill", "remax",
 
 @pytest.mark.parametrize("loss", sorted(extensions.WHOLE_SAMPLE_LOSSES))
 @pytest.mark.parametrize("name", [*DIFFERING, *combinations.OF_EPISODES])
-def test_a_loss_of_whole_rows_takes_one_advantage_for_an_episode(loss, name):
+def test_a_loss_of_whole_samples_takes_one_advantage_for_an_episode(loss, name):
     told = [text for text in problems(f"algorithm={loss}", f"algorithm.advantage.name={name}") if "credit" in text]
     assert bool(told) == (name in DIFFERING)
     assert problems("algorithm=gspo_token", "algorithm.advantage.name=gigpo") == []

@@ -17,8 +17,7 @@ from agent_train.config.compose import (
     nearest,
     to_yaml,
 )
-from agent_train.config.keys import settings
-from agent_train.config.schema import Config, ConfigError, TrainerConfig
+from agent_train.config.schema import Config, ConfigError, TrainerConfig, settings
 from agentgym.core.env import Env
 from agentgym.core.registration import registry
 

@@ -11,12 +11,12 @@ import torch
 from engine_models import MAX_LEN, build, perturb, reference_greedy, reference_logprobs
 from transformers import AutoModelForCausalLM
 
+from agent_train.config.extensions import engines
 from agent_train.config.schema import Config, EngineConfig
 from agent_train.data.samples import TrainingSample
 from agent_train.engine.base import Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.engine.server import MODEL_NAME
-from agent_train.engine.start import start_engine
 from agent_train.engine.teacher import Teacher
 from agent_train.weights.collective import WeightAddress, broadcast_buckets, free_port, make_group, manifest_of
 
@@ -81,7 +81,14 @@ def served(request, model_dir, tmp_path_factory):
         ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
     with asyncio.Runner() as runner:
         engine = runner.run(
-            start_engine(config, model_dir, logs, on_progress=lambda line, seconds: progress.append((line, seconds)))
+            engines.load(config.name)(
+                config,
+                model_dir,
+                logs,
+                dtype="float32",
+                deterministic=False,
+                on_progress=lambda line, seconds: progress.append((line, seconds)),
+            )
         )
         pids = [replica_pid(runner, each) for each in getattr(engine, "replicas", [])]
         family = [p for pid in pids for p in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))]
@@ -274,9 +281,11 @@ def test_equal_weights_have_equal_checksums_and_equal_answers(served) -> None:
 
 def test_sessions_are_counted(served) -> None:
     async def episode():
-        async with served.engine.session():
-            assert served.engine.live_sessions == 1
-            return await served.engine.generate([5, 6], Sampling(2, seed=0))
+        served.engine.open_session()
+        assert served.engine.live_sessions == 1
+        completion = await served.engine.generate([5, 6], Sampling(2, seed=0))
+        served.engine.close_session()
+        return completion
 
     assert len(served.run(episode()).ids) == 2
     assert served.engine.live_sessions == 0

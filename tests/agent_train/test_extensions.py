@@ -8,15 +8,17 @@ from importlib import metadata
 
 import pytest
 import torch
-from step_cases import algorithm, example
+from step_cases import algorithm, example, group, samples_for
 
 import agentgym
 from agent_train.algorithms.corrections import Gap
 from agent_train.algorithms.selection import choose, turn_rewards
-from agent_train.config.extensions import POINTS, corrections, rollouts, trackers
-from agent_train.config.schema import EngineConfig
-from agent_train.engine.base import Completion
-from agent_train.engine.start import start_engine
+from agent_train.config.combinations import wrong_combinations
+from agent_train.config.extensions import POINTS, corrections, engines, rollouts, trackers
+from agent_train.config.schema import Config, EngineConfig
+from agent_train.engine.base import Completion, Engine
+from agent_train.learner.roles import roles_of
+from agent_train.trainer.rl import give_advantages
 from agentgym.core.extensions import ExtensionPoint
 from agentgym.policies.base import ExpertPolicy, NullPolicy
 from agentgym.rollout.episode import Episode, run_episode, run_many
@@ -32,6 +34,14 @@ def hardest(rewards, share):
     means = [sum(group) / len(group) if group else math.inf for group in known]
     order = sorted(range(len(means)), key=means.__getitem__)
     return sorted(order[: math.ceil(share * len(means))])
+
+
+def above_the_value(inputs):
+    """An advantage with a critic, which learns the numbers of `targets`."""
+    return inputs.on_tokens(inputs.rewards) - inputs.tokens("values")
+
+
+above_the_value.targets = lambda inputs: inputs.on_tokens(inputs.rewards)
 
 
 def half_way(gap, mask_T, segment_T, n_segments, *, cap, low, high):
@@ -63,19 +73,13 @@ def to_csv(folder):
     return track
 
 
-class Parrot:
+class Parrot(Engine):
     """An engine: it samples the last token of the prompt again. A run also needs `connect_weights` and `receive_weights`."""
 
     max_model_len = 64
 
     async def generate(self, prompt_ids, sampling, episode=None):
         return Completion([prompt_ids[-1]], [0.0], [0], "stop")
-
-    def open_session(self, count=1): ...
-
-    def close_session(self, count=1): ...
-
-    async def close(self): ...
 
 
 async def start_parrot(config, model_dir, logs, **more):
@@ -102,6 +106,18 @@ def test_a_filter_that_returns_other_than_indices_is_refused():
 
 def backwards(rewards, share):
     return list(reversed(range(len(rewards))))
+
+
+def test_an_advantage_with_a_critic():
+    settings = algorithm(name=f"{__name__}:above_the_value")
+    config = Config(algorithm=settings)
+    assert roles_of(config) == ("policy", "critic")
+    config.critic.alone_steps = 1
+    assert list(wrong_combinations(config)) == []
+    groups, samples = samples_for([group("t", [[(2, 1.0)]])], settings)
+    (sample,) = give_advantages(config, groups, [replace(each, values=each.spread(0.25)) for each in samples], [], 0.0)
+    assert [a for a, on in zip(sample.advantages, sample.mask, strict=True) if on] == [0.75, 0.75]
+    assert [t for t, on in zip(sample.targets, sample.mask, strict=True) if on] == [1.0, 1.0]
 
 
 def test_a_correction():
@@ -156,7 +172,7 @@ def test_a_tracker(tmp_path):
 
 def test_an_engine(tmp_path):
     async def sampled():
-        engine = await start_engine(EngineConfig(name=f"{__name__}:start_parrot"), tmp_path, tmp_path)
+        engine = await engines.load(f"{__name__}:start_parrot")(EngineConfig(), tmp_path, tmp_path, dtype="float32")
         return await engine.generate([3, 9], None)
 
     assert asyncio.run(sampled()).ids == [9]

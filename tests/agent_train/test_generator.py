@@ -17,7 +17,6 @@ from agent_train.config.schema import EngineConfig, TinyConfig
 from agent_train.data.samples import samples_of
 from agent_train.engine.base import EngineError, Sampling
 from agent_train.engine.embedded import EmbeddedEngine
-from agent_train.engine.start import start_engine
 from agent_train.learner.tiny import build_tiny, texts_of_env
 from agent_train.rollout.renderer import Renderer
 from agent_train.rollout.sampler import Sampler, admit, pick_tasks
@@ -106,7 +105,7 @@ def test_deterministic_rollouts_are_equal_to_the_last_bit_however_long_a_step_ta
                 return super().step(action)
 
         async def play():
-            engine = await start_engine(settings, folder, folder, deterministic=deterministic)
+            engine = await EmbeddedEngine.start(settings, folder, folder, dtype="float32", deterministic=deterministic)
             groups = await Sampler(Slow, engine, renderer, SAMPLING, group_size=3, seed=11).collect(tasks(2), 0)
             await engine.close()
             return [[t.error, [vars(turn.tokens) for turn in t.turns]] for group in groups for t in group.trajectories]
@@ -215,7 +214,7 @@ def test_evaluation_plays_each_task_once_and_the_same_way_each_time(engine, rend
 def test_a_conversation_that_does_not_fit_ends_by_context(folder, renderer):
     engine = EmbeddedEngine(folder, 60)
     policy = TokenPolicy(engine, renderer, SAMPLING, seed=1)
-    fits = renderer.first_prompt([user("a" * 20)])
+    fits = renderer.prompt([user("a" * 20)]).ids
     assert len(fits) + SAMPLING.max_tokens <= 60
     asyncio.run(policy.act([user("a" * 20)], []))
     with pytest.raises(EndEpisode, match="context"):
@@ -227,7 +226,7 @@ def test_a_policy_reports_exact_tokens(folder, renderer, engine):
     policy = TokenPolicy(engine, renderer, SAMPLING, seed=3)
     reply = asyncio.run(policy.act([user("P _ G")], []))
     model = AutoModelForCausalLM.from_pretrained(folder)
-    assert reply.tokens.prompt_ids == renderer.first_prompt([user("P _ G")])
+    assert reply.tokens.prompt_ids == renderer.prompt([user("P _ G")]).ids
     assert reply.message == renderer.parse(reply.tokens.completion_ids)
     assert reply.usage == {
         "prompt_tokens": len(reply.tokens.prompt_ids),

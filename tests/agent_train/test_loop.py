@@ -11,8 +11,8 @@ from agent_train.algorithms.selection import choose
 from agent_train.config.schema import Config
 from agent_train.learner.role_start import Models
 from agent_train.learner.roles import lr_scale
-from agent_train.trainer.progress import Progress
-from agent_train.trainer.step import (
+from agent_train.trainer.checkpoint import Progress
+from agent_train.trainer.rl import (
     AdvantageError,
     NothingPlayed,
     add_reward_model_scores,

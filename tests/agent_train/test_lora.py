@@ -187,7 +187,7 @@ def test_vllm_serves_the_adapter_as_the_learner_computes_it(tmp_path):
     prompt = [5, 9, 17, 40, 23, 8] * 6
 
     async def run(worker):
-        engine = await VllmEngine.start(model, config.engine, tmp_path / "logs", adapter_rank=3)
+        engine = await VllmEngine.start(config.engine, model, tmp_path / "logs", adapter_rank=3)
         try:
             base = await engine.generate(prompt, Sampling(8, 0.0))
             sums = [await sync_adapter(Writer(worker), engine, tmp_path / "adapters", 1)]

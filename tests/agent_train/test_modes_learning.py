@@ -16,7 +16,7 @@ from agent_train.rollout.renderer import Renderer
 from agent_train.trainer.offline.objectives import learn, loss_of, objective_of, with_reference
 from agent_train.trainer.offline.records import form_of, read_examples
 from agent_train.trainer.offline.samples import tokenize_examples
-from agent_train.trainer.offline.schedule import batch_of_step, learning_rate, step_count
+from agent_train.trainer.schedule import batch_of_step, rate_of_step, step_count
 
 TRAIN, TEST = range(100, 160), range(160, 180)
 
@@ -104,7 +104,7 @@ def test_a_reward_model_tells_right_from_wrong_in_examples_that_it_never_saw(mod
 
 
 def test_a_resumed_run_asks_the_reference_again_and_takes_the_same_steps(model_dir, tmp_path):
-    """As `open_file_job` does: the model as the run began scores the samples, then the checkpoint's state comes."""
+    """As `open_offline` does: the model as the run began scores the samples, then the checkpoint's state comes."""
     config = config_of("dpo")
     examples = read_examples(write_lines(tmp_path / "data.jsonl", records("dpo", TRAIN)), "dpo")
     samples = tokenize_examples(examples, Renderer(AutoTokenizer.from_pretrained(str(model_dir))))
@@ -143,6 +143,6 @@ def test_each_epoch_has_every_example_once_in_an_order_of_its_own():
 
 def test_the_rate_warms_up_and_falls():
     config = Config(learner=LearnerConfig(lr=1.0, warmup_steps=2, schedule="linear"))
-    assert [learning_rate(config, step, 4) for step in (1, 2, 3, 4)] == pytest.approx([0.5, 0.75, 0.5, 0.25])
+    assert [rate_of_step(config, step, 4) for step in (1, 2, 3, 4)] == pytest.approx([0.5, 0.75, 0.5, 0.25])
     constant = Config(learner=LearnerConfig(lr=1.0, warmup_steps=0))
-    assert [learning_rate(constant, step, 2) for step in (1, 2)] == [1.0, 1.0]
+    assert [rate_of_step(constant, step, 2) for step in (1, 2)] == [1.0, 1.0]

@@ -13,7 +13,12 @@ from agent_train.trainer.run_folder import RunFolder
 
 
 def step_of(number, loss=0.5, **measures):
-    return FileStep("preference", number, 4, 1, loss, measures, 10, 0.25, 1e-3, False, 2.0)
+    told = {"epoch": 1, "tokens": 10, "grad_norm": 0.25, "lr": 1e-3, "skipped": False, "seconds": 2.0}
+    return FileStep(kind="preference", step=number, steps=4, loss=loss, measures=measures, **told)
+
+
+def held_out_of(step, loss, **measures):
+    return HeldOut(step=step, loss=loss, measures=measures, examples=20)
 
 
 @pytest.fixture
@@ -35,7 +40,7 @@ def tracked(run, *told):
 
 
 def test_records_read_back_as_what_was_told(run):
-    step, held_out = step_of(1, accuracy=0.5, margin=0.1), HeldOut(0, 0.7, {"accuracy": 0.25}, 20)
+    step, held_out = step_of(1, accuracy=0.5, margin=0.1), held_out_of(0, 0.7, accuracy=0.25)
     tracked(run, held_out, step)
     first, second = read_metrics(run.metrics)
     assert HeldOut.of(first) == held_out
@@ -53,7 +58,7 @@ def test_a_number_that_is_not_finite_is_null_and_not_told(run):
 
 
 def test_each_step_is_a_line_and_the_end_compares_what_was_held_out(run):
-    told = [HeldOut(0, 0.7, {"accuracy": 0.25}, 20), step_of(1, accuracy=0.5), HeldOut(1, 0.6, {"accuracy": 0.75}, 20)]
+    told = [held_out_of(0, 0.7, accuracy=0.25), step_of(1, accuracy=0.5), held_out_of(1, 0.6, accuracy=0.75)]
     printed = tracked(run, *told)
     assert "step 1/4  loss 0.5000  accuracy 50.0%  grad norm 0.250" in printed
     assert "held-out after step 1: loss 0.6000, accuracy 75.0% (20 examples)" in printed
@@ -62,7 +67,7 @@ def test_each_step_is_a_line_and_the_end_compares_what_was_held_out(run):
 
 
 def test_a_resumed_run_counts_what_came_before(run):
-    tracked(run, HeldOut(0, 0.7, {}, 20), step_of(1))
-    printed = tracked(run, step_of(2), HeldOut(2, 0.1, {}, 20))
+    tracked(run, held_out_of(0, 0.7), step_of(1))
+    printed = tracked(run, step_of(2), held_out_of(2, 0.1))
     assert "2 steps, 20 learned tokens" in printed
     assert "loss 0.7000" in printed

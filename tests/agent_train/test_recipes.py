@@ -23,8 +23,8 @@ from agent_train.learner.roles import ROLES, roles_of
 from agent_train.learner.tiny import build_tiny, texts_of_env
 from agent_train.rollout.renderer import Renderer
 from agent_train.rollout.sampler import Sampler
-from agent_train.trainer.progress import Progress
-from agent_train.trainer.step import after, give_advantages, learn, score_with_models, training_samples
+from agent_train.trainer.checkpoint import Progress
+from agent_train.trainer.rl import after, give_advantages, learn, score_with_models, training_samples
 from agentgym.core.env import Env
 from agentgym.core.messages import text_of, user
 from agentgym.core.tasks import Task, TaskSet

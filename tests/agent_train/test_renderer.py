@@ -212,7 +212,7 @@ def test_a_tokenizer_that_nothing_would_stop_is_refused():
 def test_what_a_template_refuses_is_told_with_its_roles():
     render = renderer("tekken")
     with pytest.raises(RendererError, match=r"\[assistant\].*start with a user message"):
-        render.first_prompt([assistant("hi")])
+        render.prompt([assistant("hi")])
 
 
 def test_content_parts_are_joined():

@@ -15,8 +15,7 @@ from agent_train.config.compose import compose, config_from_yaml
 from agent_train.config.schema import Config, ConfigError
 from agent_train.report.metrics import read_metrics, step_metrics
 from agent_train.report.tracking import Tracker
-from agent_train.trainer.checkpoint import commit
-from agent_train.trainer.progress import Progress
+from agent_train.trainer.checkpoint import Progress, commit
 from agent_train.trainer.resume import OpenRun, open_run, refusals, resume_command, run_path
 from agent_train.trainer.run_folder import RunFolder
 from agentgym.core.trajectory import write_jsonl
@@ -64,7 +63,7 @@ def save(folder: RunFolder, step: int) -> None:
     made = folder.checkpoints / ".unfinished"
     made.mkdir()
     size = folder.metrics.stat().st_size
-    record = {"progress": Progress(step).to_json(), "metrics_bytes": size, "elapsed": 100.0 * step}
+    record = {"progress": dataclasses.asdict(Progress(step)), "metrics_bytes": size, "elapsed": 100.0 * step}
     (made / "progress.json").write_text(json.dumps(record))
     commit(folder, made, step, keep=3)
 

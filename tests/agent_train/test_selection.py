@@ -1,6 +1,7 @@
 """Which episodes a step trains on: whole groups in their order, whatever ended first, and a count of all that was left out."""
 
 import asyncio
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -18,8 +19,8 @@ from agent_train.algorithms.selection import (
     turn_rewards,
 )
 from agent_train.config.schema import AlgorithmConfig, Config, OverlongConfig
-from agent_train.trainer.progress import Progress
-from agent_train.trainer.step import play
+from agent_train.trainer.checkpoint import Progress
+from agent_train.trainer.rl import play
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.core.trajectory import Group
 
@@ -164,13 +165,13 @@ def test_no_task_is_skipped_and_none_is_played_twice_whatever_dynamic_sampling_d
         assert len(groups) <= rounds * wanted
         useful = sum(spreads[int(g.task_id)] for g in groups)
         assert useful >= wanted or rollouts == rounds or len(groups) == rounds * wanted
-        progress = Progress.from_json(Progress(step=step + 1, tasks=progress.tasks + len(groups)).to_json())
+        progress = Progress.from_json(dataclasses.asdict(Progress(step=step + 1, tasks=progress.tasks + len(groups))))
     assert len(seen) == progress.tasks
     assert len(set(seen[:60])) == min(len(seen), 60)
 
 
 def test_progress_of_another_version_is_refused():
-    assert Progress.from_json(Progress(3, 40, 0.1, 5, 6).to_json()) == Progress(3, 40, 0.1, 5, 6)
+    assert Progress.from_json(dataclasses.asdict(Progress(3, 40, 0.1, 5, 6))) == Progress(3, 40, 0.1, 5, 6)
     with pytest.raises(ValueError, match="'step' is missing or unknown"):
         Progress.from_json({"tasks": 1, "kl_coef": 0.0, "episodes": 0, "tokens": 0})
 

@@ -76,7 +76,7 @@ def test_the_template_spends_two_tokens_on_a_message():
         render.text([user("go"), assistant("right"), user("on")])
         == "<|user|>go<|end|><|assistant|>right<|end|><|user|>on<|end|><|assistant|>"
     )
-    assert len(render.first_prompt([user("")])) == 3
+    assert len(render.prompt([user("")]).ids) == 3
 
 
 def test_tools_are_told_in_a_system_block_with_the_system_message():

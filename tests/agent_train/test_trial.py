@@ -6,7 +6,7 @@ from recipe_cases import settings_of
 from agent_train.config import combinations, trial
 from agent_train.config.compose import choices
 from agent_train.config.extensions import advantages
-from agent_train.config.keys import settings
+from agent_train.config.schema import settings
 from agent_train.config.trial import wrong_formulas
 
 

@@ -16,9 +16,8 @@ from engine_models import build
 from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import EngineError, Sampling
 from agent_train.engine.http import ServerFailed, open_client, post
-from agent_train.engine.router import Router
 from agent_train.engine.server import server_options
-from agent_train.engine.vllm import VllmEngine
+from agent_train.engine.vllm import Router, VllmEngine
 from agentgym.processes.vllm_server import ServingError, VllmServer, check_vllm
 
 
@@ -151,7 +150,7 @@ def ray_cluster():
 def test_a_server_that_cannot_start_is_an_error_with_the_end_of_its_log(ray_cluster, tmp_path) -> None:
     config = EngineConfig(max_model_len=64, start_timeout=120)
     with pytest.raises(EngineError, match=r"exited with code [\s\S]*vllm-0\.log[\s\S]*Error"):
-        asyncio.run(VllmEngine.start(tmp_path / "no-model", config, tmp_path / "logs"))
+        asyncio.run(VllmEngine.start(config, tmp_path / "no-model", tmp_path / "logs"))
     assert "no-model" in (tmp_path / "logs" / "vllm-0.log").read_text()
 
 
@@ -160,7 +159,7 @@ def test_a_server_that_cannot_start_is_an_error_with_the_end_of_its_log(ray_clus
 def test_a_server_that_is_not_ready_in_time_is_stopped_and_named(ray_cluster, tmp_path) -> None:
     config = EngineConfig(max_model_len=64, start_timeout=1)
     with pytest.raises(EngineError, match=r"not ready within 1 s \(engine\.start_timeout\)"):
-        asyncio.run(VllmEngine.start(build(tmp_path / "model"), config, tmp_path / "logs"))
+        asyncio.run(VllmEngine.start(config, build(tmp_path / "model"), tmp_path / "logs"))
     wait_until(lambda: not processes_with(str(tmp_path)))
 
 
@@ -178,7 +177,7 @@ def test_a_killed_server_fails_its_requests_within_seconds_and_leaves_nothing(ra
     config = EngineConfig(max_model_len=512, kv_cache_bytes=64 << 20)
 
     async def run() -> None:
-        engine = await VllmEngine.start(build(tmp_path / "model"), config, tmp_path / "logs")
+        engine = await VllmEngine.start(config, build(tmp_path / "model"), tmp_path / "logs")
         try:
             state = await engine.replicas[0].call("state")
             family = psutil.Process(state.pid).children(recursive=True)

@@ -1,171 +1,155 @@
-"""The open resources of a run on files: Ray, learner, samples. Opened and closed together."""
+"""The modes sft, dpo and rm: batch -> loss -> step. No environment is played and no engine runs."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_train.cluster.placement import own_ray_cpus
 from agent_train.cluster.ray_cluster import start_ray
+from agent_train.config.model_folder import longest_sample
 from agent_train.config.schema import Config
 from agent_train.learner.roles import roles_of, start_of
-from agent_train.learner.tiny import build_tiny
 from agent_train.learner.vocabulary import check_folder
 from agent_train.report.tracking import Tracker
-from agent_train.trainer.checkpoint import Checkpoint, Checkpoints
-from agent_train.trainer.offline.objectives import Objective, objective_of, with_reference
-from agent_train.trainer.offline.records import DataError, Example, form_of, read_examples
+from agent_train.trainer.checkpoint import Checkpoint, Progress
+from agent_train.trainer.loop import TrainerContext, find_model, open_checkpoints
+from agent_train.trainer.offline.metrics import KINDS, FileStep, HeldOut
+from agent_train.trainer.offline.objectives import Objective, learn, loss_of, objective_of, with_reference
+from agent_train.trainer.offline.records import DataError, form_of, read_examples
 from agent_train.trainer.offline.samples import TokenizedExample, texts_of, tokenize_examples
-from agent_train.trainer.offline.validation import longest_row
-from agent_train.trainer.progress import Progress
 from agent_train.trainer.run_folder import RunFolder
+from agent_train.trainer.schedule import batch_of_step, rate_of_step, step_count
 
 if TYPE_CHECKING:
     from agent_train.learner.actor_group import Learner
 
 TOKENIZER_EXAMPLES = 1000
+SPLITS = ("data.train", "data.test")
 
 
-@dataclass(frozen=True)
-class FileJob:
-    """The open parts of a run. `open_file_job` makes one and closes everything in it."""
+@dataclass(frozen=True, kw_only=True)
+class OfflineContext(TrainerContext):
+    """A run that learns from files."""
 
-    learner: Learner
     objective: Objective
     train: list[TokenizedExample]
     test: list[TokenizedExample]
-    checkpoints: Checkpoints
-    resumed: Progress | None = None
 
-    async def save(self, progress: Progress) -> None:
-        """Begin to keep the state after a step as a checkpoint."""
-        await self.checkpoints.save(progress, {self.learner.role: self.learner})
+    async def take_step(self, progress: Progress) -> Progress:
+        started, step, data = time.monotonic(), progress.step + 1, self.config.data
+        batch = batch_of_step(self.train, data.batch_rows, self.config.trainer.seed, step)
+        rate = rate_of_step(self.config, step, self.steps)
+        learned = await learn(self.learners[0], self.objective, batch, rate)
+        self.tracker.file_step(
+            FileStep(
+                kind=KINDS[self.config.mode],
+                step=step,
+                steps=self.steps,
+                epoch=1 + (step - 1) * data.epochs // self.steps,
+                seconds=time.monotonic() - started,
+                **vars(learned),
+            )
+        )
+        return replace(progress, step=step, tokens=progress.tokens + learned.tokens)
+
+    async def measure(self, step: int) -> None:
+        """The loss of the held-out samples, if there are any."""
+        if self.test:
+            judged = await loss_of(self.learners[0], self.objective, self.test, self.config.data.batch_rows)
+            self.tracker.held_out(
+                HeldOut(step=step, loss=judged.loss, measures=judged.measures, examples=len(self.test))
+            )
 
 
 @asynccontextmanager
-async def open_file_job(
+async def open_offline(
     config: Config, folder: RunFolder, tracker: Tracker, checkpoint: Checkpoint | None = None
-) -> AsyncIterator[FileJob]:
+) -> AsyncIterator[OfflineContext]:
     """Read the files, build or find the model, start Ray and the learner, and ask the reference.
 
-    On leaving, by whatever way, the ranks are killed and Ray is shut down.
-
-    Args:
-        config: of the run.
-        folder: of the run.
-        tracker: is told what is going on.
-        checkpoint: what the run goes on from; None for one that begins.
-
-    Raises:
-        DataError: a file cannot be trained on.
-        LearnerError, RendererError: a part did not start.
+    However the block ends, the ranks are killed and Ray is shut down.
     """
-    train, test, model_dir = await asyncio.to_thread(_read, config, folder, tracker)
+    from agent_train.learner.actor_group import Learner
+
+    splits, model_dir = await asyncio.to_thread(_read, config, folder, tracker)
     async with AsyncExitStack() as stack:
         tracker.phase("starting Ray")
         await start_ray(own_ray_cpus(config), stack)
-        objective = objective_of(config, train)
+        objective = objective_of(config, splits[0])
         if objective.needs_reference and config.reference.path:
-            train, test = await _ask_other_reference(config, train, test, tracker)
+            # Closed before the policy is loaded.
+            tracker.phase("starting the reference", config.reference.path)
+            reference = await Learner.start(start_of(config, "reference", ""), config, "reference")
+            try:
+                splits = await _ask_reference(config, reference, splits, tracker)
+            finally:
+                reference.close()
         tracker.phase("starting the learner")
-        learner = await _learner(config, model_dir, stack)
+        learner = await Learner.start(model_dir, config, roles_of(config)[0])
+        stack.callback(learner.close)
         if objective.needs_reference and not config.reference.path:
-            train, test = await _ask_reference(config, learner, train, test, tracker)
-        if checkpoint is not None:
-            # After the reference was asked, which is the policy as the run began.
-            tracker.phase("loading the checkpoint", checkpoint.path.name)
-            await learner.load_state(checkpoint.state(learner.role))
-        keep, timeout = config.trainer.keep_checkpoints, config.learner.timeout
-        checkpoints = Checkpoints(folder, keep, timeout, tracker.note, lambda: tracker.elapsed)
-        await stack.enter_async_context(checkpoints)
+            # Before the checkpoint is loaded: the reference is the policy as the run began.
+            splits = await _ask_reference(config, learner, splits, tracker)
+        saving = open_checkpoints(config, folder, tracker, [learner], checkpoint)
+        checkpoints = await stack.enter_async_context(saving)
         tracker.phase("training")
-        yield FileJob(learner, objective, train, test, checkpoints, checkpoint.progress if checkpoint else None)
-
-
-async def _learner(config: Config, model_dir: Path, stack: AsyncExitStack) -> Learner:
-    from agent_train.learner.actor_group import Learner
-
-    (role,) = roles_of(config)
-    learner = await Learner.start(model_dir, config, role)
-    stack.callback(learner.close)
-    return learner
-
-
-Examples = list[TokenizedExample]
-
-
-async def _ask_other_reference(
-    config: Config, train: Examples, test: Examples, tracker: Tracker
-) -> tuple[Examples, Examples]:
-    """Load `reference.path`, have it score the examples, and close it before the policy is loaded."""
-    from agent_train.learner.actor_group import Learner
-
-    tracker.phase("starting the reference", str(config.reference.path))
-    reference = await Learner.start(start_of(config, "reference", ""), config, "reference")
-    try:
-        return await _ask_reference(config, reference, train, test, tracker)
-    finally:
-        reference.close()
+        yield OfflineContext(
+            config=config,
+            folder=folder,
+            tracker=tracker,
+            learners=[learner],
+            checkpoints=checkpoints,
+            steps=step_count(len(splits[0]), config.data.batch_rows, config.data.epochs),
+            resumed=checkpoint.progress if checkpoint else None,
+            objective=objective,
+            train=splits[0],
+            test=splits[1],
+        )
 
 
 async def _ask_reference(
-    config: Config, learner: Learner, train: Examples, test: Examples, tracker: Tracker
-) -> tuple[Examples, Examples]:
-    both = [*train, *test]
+    config: Config, learner: Learner, splits: list[list[TokenizedExample]], tracker: Tracker
+) -> list[list[TokenizedExample]]:
+    both = [example for split in splits for example in split]
     total = sum(len(example.training_samples) for example in both)
+
+    def show(done: int) -> None:
+        tracker.phase("asking the reference", f"{done:,} of {total:,} samples")
+
     tracker.phase("asking the reference")
-    scored = await with_reference(
-        learner,
-        both,
-        config.data.batch_rows,
-        lambda done: tracker.phase("asking the reference", f"{done:,} of {total:,} samples"),
-    )
-    return scored[: len(train)], scored[len(train) :]
+    scored = await with_reference(learner, both, config.data.batch_rows, show)
+    return [scored[: len(splits[0])], scored[len(splits[0]) :]]
 
 
-def _read(config: Config, folder: RunFolder, tracker: Tracker) -> tuple[Examples, Examples, Path]:
-    """The samples to train on and those held out, and the model's folder."""
-    from transformers.utils.logging import disable_progress_bar
-
+def _read(config: Config, folder: RunFolder, tracker: Tracker) -> tuple[list[list[TokenizedExample]], Path]:
+    """The samples of both splits, and the model's folder."""
     from agent_train.rollout.renderer import Renderer
 
-    disable_progress_bar()
     data, form = config.data, form_of(config)
     tracker.phase("reading", str(data.train))
-    examples = read_examples(str(data.train), form, data.min_reward)
-    held_out = read_examples(data.test, form, data.min_reward) if data.test else []
-    model_dir = _model(config, folder, examples, tracker)
+    paths = (str(data.train), data.test)
+    both = [read_examples(path, form, data.min_reward) if path else [] for path in paths]
+    model_dir = find_model(config, folder, tracker, lambda: texts_of(both[0][:TOKENIZER_EXAMPLES]))
     if config.reference.path and form in ("dpo", "kto"):
         check_folder(Path(config.reference.path).expanduser(), model_dir, "reference.path")
-    renderer = Renderer.of_folder(model_dir)
-    longest = longest_row(config)
-    found = []
-    for name, path, read in (("data.train", data.train, examples), ("data.test", data.test, held_out)):
-        if read:
-            tracker.phase("writing rows", f"{len(read):,} examples of {path}")
-        samples = tokenize_examples(read, renderer, longest, mismatched=form == "kto", split=name)
-        left = len(read) - len(samples)
-        if read and not samples:
+    renderer, longest = Renderer.of_folder(model_dir), longest_sample(config)
+    splits = []
+    for name, path, examples in zip(SPLITS, paths, both, strict=True):
+        if examples:
+            tracker.phase("tokenizing", f"{len(examples):,} examples of {path}")
+        tokenized = tokenize_examples(examples, renderer, longest, mismatched=form == "kto", split=name)
+        left = len(examples) - len(tokenized)
+        if examples and not tokenized:
             raise DataError(f"{name}={path}: every example is longer than {longest} tokens: raise data.max_tokens")
         if left:
             tracker.note(
-                f"{path}: {left:,} of {len(read):,} examples are longer than {longest} tokens and are left out"
+                f"{path}: {left:,} of {len(examples):,} examples are longer than {longest} tokens and left out"
             )
-        found.append(samples)
-    return found[0], found[1], model_dir
-
-
-def _model(config: Config, folder: RunFolder, examples: list[Example], tracker: Tracker) -> Path:
-    """The folder of `model.path`, or a tiny model built into the run folder, its tokenizer made for the training file."""
-    if config.model.path:
-        return Path(config.model.path).expanduser().absolute()
-    target = folder.path / "model"
-    if not (target / "config.json").is_file():
-        tracker.phase("building the tiny model")
-        texts = texts_of(examples[:TOKENIZER_EXAMPLES])
-        build_tiny(target, texts, config.model.tiny, config.engine.max_model_len, config.trainer.seed)
-    return target
+        splits.append(tokenized)
+    return splits, model_dir

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 KINDS = {"sft": "sft", "dpo": "preference", "rm": "reward_model"}
 HELD_OUT = "held_out"
 
 
 @dataclass(frozen=True)
-class FileStep:
+class _Measured:
+    """A line of `metrics.jsonl`: the fields, and beside them the measures."""
+
+    measures: dict[str, float]
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Self:
+        """The reverse of `record`. A null was no finite number."""
+        names = {field.name for field in fields(cls)} - {"measures"}
+        numbers = {name: math.nan if value is None else value for name, value in record.items() if name != "elapsed"}
+        measures = {name: value for name, value in numbers.items() if name not in names}
+        return cls(measures=measures, **{name: numbers[name] for name in names})
+
+    def record(self) -> dict[str, Any]:
+        return {**{key: value for key, value in vars(self).items() if key != "measures"}, **self.measures}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileStep(_Measured):
     """One optimizer step of a mode.
 
     Attributes:
@@ -22,9 +40,7 @@ class FileStep:
             models the scores: margin, chosen, rejected.
         tokens: that were learned.
         grad_norm: before clipping.
-        lr: learning rate.
-        skipped: whether the weights were left as they are because the loss or the gradient was not finite.
-        seconds: wall time.
+        skipped: the weights were not changed, because the loss or the gradient was not finite.
     """
 
     kind: str
@@ -32,25 +48,13 @@ class FileStep:
     steps: int
     epoch: int
     loss: float
-    measures: dict[str, float]
     tokens: int
     grad_norm: float
     lr: float
     skipped: bool
     seconds: float
 
-    @classmethod
-    def of(cls, record: dict[str, Any]) -> FileStep:
-        """The reverse of `record`."""
-        return cls(**_split(cls, record))
-
-    def record(self) -> dict[str, Any]:
-        """The fields of its line in `metrics.jsonl`."""
-        own = {key: value for key, value in vars(self).items() if key != "measures"}
-        return {**own, **self.measures}
-
     def line(self) -> str:
-        """For people."""
         numbers = "  ".join(["", *_told(self.measures)]) if self.measures else ""
         skipped = "  skipped: not finite" if self.skipped else ""
         return (
@@ -59,27 +63,16 @@ class FileStep:
         )
 
 
-@dataclass(frozen=True)
-class HeldOut:
+@dataclass(frozen=True, kw_only=True)
+class HeldOut(_Measured):
     """The examples of `data.test` with the weights of a step; `loss` and `measures` as in `FileStep`, means over all of them."""
 
     step: int
     loss: float
-    measures: dict[str, float]
     examples: int
     kind: str = HELD_OUT
 
-    @classmethod
-    def of(cls, record: dict[str, Any]) -> HeldOut:
-        """The reverse of `record`."""
-        return cls(**_split(cls, record))
-
-    def record(self) -> dict[str, Any]:
-        """The fields of its line in `metrics.jsonl`."""
-        return {"kind": self.kind, "step": self.step, "loss": self.loss, "examples": self.examples, **self.measures}
-
     def line(self) -> str:
-        """For people."""
         told = ", ".join([f"loss {self.loss:.4f}", *_told(self.measures)])
         return f"held-out after step {self.step}: {told} ({self.examples:,} examples)"
 
@@ -95,14 +88,6 @@ def closing(held_out: list[HeldOut], steps: list[FileStep], seconds: float) -> l
     rows.append(("time", f"{seconds / 60:.1f} minutes"))
     rows.append(("training", f"{len(steps)} steps, {sum(step.tokens for step in steps):,} learned tokens"))
     return rows
-
-
-def _split(kind: type, record: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a dataclass from a record; what it has no field for are its measures. A null was no finite number."""
-    names = {field.name for field in fields(kind)} - {"measures"}
-    numbers = {name: math.nan if value is None else value for name, value in record.items() if name != "elapsed"}
-    measures = {name: value for name, value in numbers.items() if name not in names}
-    return {"measures": measures, **{name: numbers[name] for name in names}}
 
 
 def _told(measures: dict[str, float]) -> list[str]:

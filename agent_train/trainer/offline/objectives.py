@@ -5,44 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from agent_train.config.schema import Config
 from agent_train.data.samples import TrainingSample
-from agent_train.learner.measures import SftUpdate, StepResult
-from agent_train.learner.preference_objective import (
-    Judged,
-    of_liked,
-    of_pairs,
-    of_scored_pairs,
-    of_scores,
-)
+from agent_train.learner.preference_objective import Judged, of_liked, of_pairs, of_scored_pairs, of_scores
 from agent_train.trainer.offline.records import form_of
 from agent_train.trainer.offline.samples import TokenizedExample
 
+if TYPE_CHECKING:
+    from agent_train.learner.actor_group import Learner
+
 T = TypeVar("T")
-
-
-class FileLearner(Protocol):
-    """The methods that the modes need of a learner."""
-
-    async def sft(self, samples: Sequence[TrainingSample], lr: float) -> SftUpdate:
-        """One supervised step."""
-        ...
-
-    async def logprobs(self, samples: Sequence[TrainingSample]) -> list[list[float]]:
-        """Log-probabilities of each sample's sampled tokens."""
-        ...
-
-    async def scores(self, samples: Sequence[TrainingSample]) -> list[float]:
-        """The reward model's score of each sample."""
-        ...
-
-    async def apply_loss_gradients(
-        self, samples: Sequence[TrainingSample], derivatives: Sequence[Sequence[float]], lr: float
-    ) -> StepResult:
-        """One optimizer step along derivatives."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -83,7 +57,7 @@ def objective_of(config: Config, examples: Sequence[TokenizedExample]) -> Object
 
 
 async def with_reference(
-    learner: FileLearner,
+    learner: Learner,
     examples: Sequence[TokenizedExample],
     batch_rows: int,
     said: Callable[[int], None] = lambda _: None,
@@ -99,64 +73,56 @@ async def with_reference(
 
 
 async def loss_of(
-    learner: FileLearner, objective: Objective, examples: Sequence[TokenizedExample], batch_rows: int | None = None
+    learner: Learner, objective: Objective, examples: Sequence[TokenizedExample], batch_rows: int | None = None
 ) -> Judged:
-    """The loss of the examples with the present weights, its derivatives, and what is measured.
-
-    Args:
-        learner: whose weights.
-        objective: of the run.
-        examples: the mean is over all of them.
-        batch_rows: most samples that one call of the learner scores; None: all.
-    """
+    """The loss of the examples with the present weights, its derivatives, and what is measured."""
     if objective.form == "rm":
         return await _loss_of_scores(learner, examples, batch_rows)
-    columns = list(zip(*(example.answers for example in examples), strict=True))
-    answers = [own for column in columns for own in column]
+    answers = _answers(examples)
     others = [example.other for example in examples if objective.form == "kto"]
     samples = [sample for own in [*answers, *others] for sample in own]
     logprobs = await _in_parts(learner.logprobs, samples, batch_rows)
     if objective.form == "sft":
         return _likelihood(samples, logprobs)
     if objective.form == "dpo":
-        return of_pairs(objective.loss, objective.beta, columns[0], columns[1], logprobs)
+        chosen, rejected = answers[: len(examples)], answers[len(examples) :]
+        return of_pairs(objective.loss, objective.beta, chosen, rejected, logprobs)
     count = sum(len(own) for own in answers)
     liked = [bool(example.label) for example in examples]
     return of_liked(objective.beta, answers, liked, logprobs[:count], others, logprobs[count:], objective.weights)
 
 
-async def learn(learner: FileLearner, objective: Objective, examples: Sequence[TokenizedExample], lr: float) -> Learned:
-    """One optimizer step on these examples."""
+async def learn(learner: Learner, objective: Objective, examples: Sequence[TokenizedExample], lr: float) -> Learned:
     if objective.form == "sft":
         said = await learner.sft([sample for each in examples for sample in each.training_samples], lr)
         return Learned(said.loss, {}, said.grad_norm, said.tokens, said.lr, said.skipped)
     judged = await loss_of(learner, objective, examples)
-    answers = [own for column in zip(*(e.answers for e in examples), strict=True) for own in column]
-    samples = _scored_samples(answers) if objective.form == "rm" else [sample for own in answers for sample in own]
+    answers = _answers(examples)
+    samples = _whole(answers) if objective.form == "rm" else [sample for own in answers for sample in own]
     done = await learner.apply_loss_gradients(samples, judged.derivatives, lr)
     tokens = sum(sample.sampled for sample in samples)
     return Learned(judged.loss, judged.measures, done.grad_norm, tokens, done.lr, not done.applied)
 
 
-async def _loss_of_scores(learner: FileLearner, examples: Sequence[TokenizedExample], batch_rows: int | None) -> Judged:
-    answers = [own for column in zip(*(e.answers for e in examples), strict=True) for own in column]
-    samples = _scored_samples(answers)
+async def _loss_of_scores(learner: Learner, examples: Sequence[TokenizedExample], batch_rows: int | None) -> Judged:
+    samples = _whole(_answers(examples))
     scores = await _in_parts(learner.scores, samples, batch_rows)
     wanted = [example.score for example in examples if example.score is not None]
     judged = of_scores(scores, wanted) if wanted else of_scored_pairs(scores)
     spread = [sample.spread(0.0) for sample in samples]
     for sample, derivatives, (derivative,) in zip(samples, spread, judged.derivatives, strict=True):
-        derivatives[_last_sampled(sample)] = derivative
+        derivatives[len(sample.mask) - 1 - sample.mask[::-1].index(True)] = derivative  # at the last sampled token
     return replace(judged, derivatives=spread)
 
 
-def _scored_samples(answers: Sequence[list[TrainingSample]]) -> list[TrainingSample]:
-    """The sample that holds the whole conversation as the template writes it at its end."""
+def _answers(examples: Sequence[TokenizedExample]) -> list[list[TrainingSample]]:
+    """The samples of each answer: all single or preferred ones, then the others in the same order."""
+    return [own for column in zip(*(example.answers for example in examples), strict=True) for own in column]
+
+
+def _whole(answers: Sequence[list[TrainingSample]]) -> list[TrainingSample]:
+    """The sample of each answer that holds the whole conversation as the template writes it at its end."""
     return [own[-1] for own in answers]
-
-
-def _last_sampled(sample: TrainingSample) -> int:
-    return len(sample.mask) - 1 - sample.mask[::-1].index(True)
 
 
 def _likelihood(samples: Sequence[TrainingSample], logprobs: Sequence[Sequence[float]]) -> Judged:
@@ -172,7 +138,7 @@ async def _in_parts(
     size: int | None,
     said: Callable[[int], None] = lambda _: None,
 ) -> list[T]:
-    """`call` on the samples, `size` at a time, so that no call takes longer than it may; `said` gets how many are done."""
+    """`call` on `size` samples at a time, so that no call takes too long; `said` gets the number of those done."""
     found: list[T] = []
     for start in range(0, len(samples), size or len(samples)):
         found += await call(samples[start : start + (size or len(samples))])

@@ -1,7 +1,7 @@
 """The files that the modes sft, dpo and rm learn from: records read and checked, not yet tokens. No torch here.
 
 A file is JSON Lines (gzipped if its name ends in `.gz`) or Parquet; a folder stands for the files of episodes of the run in it.
-What a record may hold is in docs/training.md. Every error names the file, the line and the field.
+docs/training.md lists the fields of a record. Every error names the file, the line and the field.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import gzip
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from agentgym.core.messages import Message, problem_of, user
 from agentgym.core.trajectory import Trajectory
 
 Record = dict[str, Any]
+Episodes = list[tuple[str, Trajectory]]  # each with its place
 
 MESSAGES = "messages"
 # Fields of a file written by people, of which a record has one.
@@ -39,7 +40,7 @@ class Conversation:
     """The learned part of a record: the assistant's messages in `said`, each at its place after `prompt`.
 
     Attributes:
-        id: where it comes from, "train.jsonl:12".
+        id: its place, "train.jsonl:12".
         prompt: messages that are only read; the last one is not the assistant's.
         said: begins and ends with the assistant's.
         tools: OpenAI tool schemas, which are part of the prompt.
@@ -63,7 +64,6 @@ class Example:
 
     @property
     def is_pair(self) -> bool:
-        """True if it is one of two answers that is to be preferred."""
         return len(self.answers) == 2
 
 
@@ -84,12 +84,16 @@ def read_examples(path: str | Path, form: str, min_reward: float | None = None) 
         DataError: no such file, nothing in it, a broken line, a field that is missing or wrong, or examples of two kinds.
     """
     examples: list[Example] = []
-    episodes: list[tuple[str, Trajectory]] = []
+    episodes: Episodes = []
     for where, record in _records(Path(path).expanduser()):
-        if "turns" in record:
-            episodes.append((where, _episode(where, record)))
-        else:
-            examples.append(_READERS[form](where, record))
+        try:
+            if "turns" in record:
+                episodes.append((where, _episode(record)))
+            else:
+                example = _READERS[form](record)
+                examples.append(replace(example, answers=tuple(replace(a, id=where) for a in example.answers)))
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
     examples += _of_episodes(episodes, form, min_reward)
     if not examples:
         raise DataError(f"{path}: nothing to learn from: {_why_nothing(form, episodes, min_reward)}")
@@ -97,7 +101,7 @@ def read_examples(path: str | Path, form: str, min_reward: float | None = None) 
     return examples
 
 
-def _why_nothing(form: str, episodes: Sequence[tuple[str, Trajectory]], min_reward: float | None) -> str:
+def _why_nothing(form: str, episodes: Episodes, min_reward: float | None) -> str:
     if not episodes:
         return f"it has no record with {' or '.join(FORMS[form])}"
     if form in ("dpo", "rm"):
@@ -108,18 +112,13 @@ def _why_nothing(form: str, episodes: Sequence[tuple[str, Trajectory]], min_rewa
 
 
 def _check_kinds(path: str | Path, form: str, examples: Sequence[Example]) -> None:
-    if form == "kto" and len({e.label for e in examples}) == 1:
-        raise DataError(
-            f"{path}: label: every example is {'liked' if examples[0].label else 'disliked'}: kto needs both kinds"
-        )
-    if form == "kto" and len(examples) < 2:
-        raise DataError(f"{path}: kto needs at least 2 examples")
-    other = next((e for e in examples if e.is_pair != examples[0].is_pair), None)
+    first = examples[0]
+    if form == "kto" and len({example.label for example in examples}) == 1:
+        raise DataError(f"{path}: label: every example is {'' if first.label else 'dis'}liked: kto needs both kinds")
+    other = next((example for example in examples if example.is_pair != first.is_pair), None)
     if other is not None:
-        kinds = ("a score", "a pair")
-        raise DataError(
-            f"{other.answers[0].id}: {kinds[other.is_pair]}, where the file began with {kinds[examples[0].is_pair]}: use one form"
-        )
+        began, then = ("a pair", "a score") if first.is_pair else ("a score", "a pair")
+        raise DataError(f"{other.answers[0].id}: {then}, where the file began with {began}: use one form")
 
 
 def _records(path: Path) -> Iterator[tuple[str, Record]]:
@@ -147,15 +146,14 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Record]]:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            where = f"{path}:{number}"
             try:
                 record = json.loads(line)
             except ValueError as error:
                 hint = "; the file is JSON Lines: one object a line" if line.strip() in "[{" else ""
-                raise DataError(f"{where}: no JSON: {error}{hint}") from error
+                raise DataError(f"{path}:{number}: no JSON: {error}{hint}") from error
             if not isinstance(record, dict):
-                raise DataError(f"{where}: a record is a JSON object, not {type(record).__name__}")
-            yield where, record
+                raise DataError(f"{path}:{number}: a record is a JSON object, not {type(record).__name__}")
+            yield f"{path}:{number}", record
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Record]]:
@@ -179,107 +177,91 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _imitated(where: str, record: Record) -> Example:
-    return Example((_conversation(where, record),))
+def _imitated(record: Record) -> Example:
+    return Example((_conversation(record),))
 
 
-def _judged(where: str, record: Record) -> Example:
-    label = _need(where, record, "label")
+def _judged(record: Record) -> Example:
+    label = _need(record, "label")
     if not isinstance(label, bool):
-        raise DataError(f"{where}: label: must be true or false, not {label!r}")
-    return Example((_conversation(where, record),), label=label)
+        raise DataError(f"label: must be true or false, not {label!r}")
+    return Example((_conversation(record),), label=label)
 
 
-def _preferred(where: str, record: Record) -> Example:
-    tools = _tools(where, record)
-    chosen, rejected = (_said(where, name, _need(where, record, name)) for name in ("chosen", "rejected"))
+def _preferred(record: Record) -> Example:
+    tools = _tools(record)
+    both = [_messages(name, _need(record, name), "assistant") for name in ("chosen", "rejected")]
     opening = next((name for name in ("prompt", MESSAGES) if name in record), None)
     if opening is not None:
-        prompt = _opening(where, opening, record[opening])
-        both = [_behind(prompt, said) for said in (chosen, rejected)]
-    else:
-        shared = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
-        if shared is None:
-            raise DataError(f"{where}: rejected: says nothing else than chosen")
+        prompt = _messages(opening, record[opening], "user")
+        # The hub's files repeat the prompt.
+        both = [said[len(prompt) :] if said[: len(prompt)] == prompt else said for said in both]
+    elif both[0] != both[1]:
         # The prompt ends where the assistant first answers differently.
-        prompt, both = chosen[:shared], [chosen[shared:], rejected[shared:]]
+        shared = next((i for i, (a, b) in enumerate(zip(*both, strict=False)) if a != b), min(map(len, both)))
+        prompt, both = both[0][:shared], [said[shared:] for said in both]
         if not prompt:
-            raise DataError(f"{where}: prompt: is missing, and chosen and rejected begin with nothing in common")
+            raise DataError("prompt: is missing, and chosen and rejected begin with nothing in common")
     if both[0] == both[1]:
-        raise DataError(f"{where}: rejected: says nothing else than chosen")
+        raise DataError("rejected: says nothing else than chosen")
     names = ("chosen", "rejected")
-    return Example(tuple(_whole(where, name, prompt, said, tools) for name, said in zip(names, both, strict=True)))
+    return Example(tuple(_whole(name, prompt, said, tools) for name, said in zip(names, both, strict=True)))
 
 
-def _scored(where: str, record: Record) -> Example:
+def _scored(record: Record) -> Example:
     if "score" not in record:
-        return _preferred(where, record)
+        return _preferred(record)
     score = record["score"]
     if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-        raise DataError(f"{where}: score: must be a number, not {score!r}")
-    return Example((_conversation(where, record),), score=float(score))
+        raise DataError(f"score: must be a number, not {score!r}")
+    return Example((_conversation(record),), score=float(score))
 
 
 _READERS = {"sft": _imitated, "kto": _judged, "dpo": _preferred, "rm": _scored}
 
 
-def _conversation(where: str, record: Record) -> Conversation:
+def _conversation(record: Record) -> Conversation:
     """Of "messages", all of whose assistant messages are learned, or of "prompt" and "completion"."""
-    tools = _tools(where, record)
+    tools = _tools(record)
     if "completion" in record:
         name = "prompt" if "prompt" in record else MESSAGES
-        prompt = _opening(where, name, _need(where, record, name))
-        return _whole(where, "completion", prompt, _said(where, "completion", record["completion"]), tools)
-    messages = _messages(where, MESSAGES, _need(where, record, MESSAGES))
+        prompt = _messages(name, _need(record, name), "user")
+        return _whole("completion", prompt, _messages("completion", record["completion"], "assistant"), tools)
+    messages = _messages(MESSAGES, _need(record, MESSAGES))
     first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
-    return _whole(where, MESSAGES, messages[:first], messages[first:], tools)
+    return _whole(MESSAGES, messages[:first], messages[first:], tools)
 
 
-def _whole(
-    where: str, name: str, prompt: list[Message], said: list[Message], tools: list[dict[str, Any]]
-) -> Conversation:
+def _whole(name: str, prompt: list[Message], said: list[Message], tools: list[dict[str, Any]]) -> Conversation:
     while said and said[-1]["role"] != "assistant":  # nothing is learned of what nobody answered
         said = said[:-1]
     if not said:
-        raise DataError(f"{where}: {name}: the assistant says nothing in it")
+        raise DataError(f"{name}: the assistant says nothing in it")
     if said[0]["role"] != "assistant":
-        raise DataError(
-            f"{where}: {name}: must begin with the assistant's answer, not with the role {said[0]['role']!r}"
-        )
+        raise DataError(f"{name}: must begin with the assistant's answer, not with the role {said[0]['role']!r}")
     if not prompt:
-        raise DataError(f"{where}: {name}: nothing comes before the assistant's first message")
-    silent = next((m for m in said if m["role"] == "assistant" and not (m.get("content") or m.get("tool_calls"))), None)
-    if silent is not None:
-        raise DataError(f"{where}: {name}: message {said.index(silent) + len(prompt) + 1}: content: is empty")
-    return Conversation(where, prompt, said, tools)
+        raise DataError(f"{name}: nothing comes before the assistant's first message")
+    for number, message in enumerate(said, start=len(prompt) + 1):
+        if message["role"] == "assistant" and not (message.get("content") or message.get("tool_calls")):
+            raise DataError(f"{name}: message {number}: content: is empty")
+    return Conversation("", prompt, said, tools)
 
 
-def _behind(prompt: list[Message], said: list[Message]) -> list[Message]:
-    """The text after the prompt, where the hub's files repeat the prompt."""
-    return said[len(prompt) :] if said[: len(prompt)] == prompt else said
-
-
-def _need(where: str, record: Record, name: str) -> Any:
+def _need(record: Record, name: str) -> Any:
     if name not in record:
-        raise DataError(f"{where}: {name}: is missing; the record has {', '.join(sorted(record)) or 'nothing'}")
+        raise DataError(f"{name}: is missing; the record has {', '.join(sorted(record)) or 'nothing'}")
     return record[name]
 
 
-def _opening(where: str, name: str, value: Any) -> list[Message]:
-    return [user(value)] if isinstance(value, str) else _messages(where, name, value)
-
-
-def _said(where: str, name: str, value: Any) -> list[Message]:
-    return [{"role": "assistant", "content": value}] if isinstance(value, str) else _messages(where, name, value)
-
-
-def _messages(where: str, name: str, value: Any) -> list[Message]:
+def _messages(name: str, value: Any, role: str = "") -> list[Message]:
+    """The messages of a field. With a role, a text is one message of it."""
+    if role and isinstance(value, str):
+        return [user(value)] if role == "user" else [{"role": role, "content": value}]
     if not isinstance(value, list) or not value:
-        raise DataError(f"{where}: {name}: must be a list of messages, not {value!r:.80}")
+        raise DataError(f"{name}: must be a list of messages, not {value!r:.80}")
     for number, message in enumerate(value, start=1):
-        problem = problem_of(message) or _wrong_calls(message)
-        if problem:
-            raise DataError(f"{where}: {name}: message {number}: {problem}")
+        if problem := problem_of(message) or _wrong_calls(message):
+            raise DataError(f"{name}: message {number}: {problem}")
     return [dict(message) for message in value]
 
 
@@ -296,27 +278,27 @@ def _wrong_calls(message: Message) -> str | None:
     return None
 
 
-def _tools(where: str, record: Record) -> list[dict[str, Any]]:
+def _tools(record: Record) -> list[dict[str, Any]]:
     tools = record.get("tools") or []
     if isinstance(tools, str):  # so that one column holds schemas of any shape
         try:
             tools = json.loads(tools)
         except ValueError as error:
-            raise DataError(f"{where}: tools: text that is no JSON: {error}") from error
+            raise DataError(f"tools: text that is no JSON: {error}") from error
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise DataError(f"{where}: tools: must be a list of tool schemas, not {tools!r:.80}")
+        raise DataError(f"tools: must be a list of tool schemas, not {tools!r:.80}")
     return tools
 
 
-def _episode(where: str, record: Record) -> Trajectory:
+def _episode(record: Record) -> Trajectory:
     try:
         return Trajectory.from_json(record)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise DataError(f"{where}: turns: not an episode of agentgym: {error!r}") from error
+        raise DataError(f"turns: not an episode of agentgym: {error!r}") from error
 
 
-def _of_episodes(episodes: Sequence[tuple[str, Trajectory]], form: str, min_reward: float | None) -> list[Example]:
-    """Records of stored episodes. Failed ones have no reward and are left out."""
+def _of_episodes(episodes: Episodes, form: str, min_reward: float | None) -> list[Example]:
+    """Examples of stored episodes. Failed ones have no reward and are left out."""
     played = [(where, e) for where, e in episodes if not e.failed and e.turns]
     if form in ("dpo", "rm"):
         return _best_and_worst(played)
@@ -327,9 +309,9 @@ def _of_episodes(episodes: Sequence[tuple[str, Trajectory]], form: str, min_rewa
     return [Example((said,), label=liked) for (said, _), liked in zip(spoken, good, strict=True)]
 
 
-def _best_and_worst(played: Sequence[tuple[str, Trajectory]]) -> list[Example]:
+def _best_and_worst(played: Episodes) -> list[Example]:
     """One pair for each opening that was played with different rewards: the first best episode and the first worst one."""
-    tasks: dict[tuple[str, str, str], list[tuple[str, Trajectory]]] = {}
+    tasks: dict[tuple[str, str, str], Episodes] = {}
     for where, episode in played:
         opening = json.dumps(episode.turns[0].observation, sort_keys=True, default=str)
         tasks.setdefault((episode.env, episode.task_id, opening), []).append((where, episode))
@@ -343,9 +325,9 @@ def _best_and_worst(played: Sequence[tuple[str, Trajectory]]) -> list[Example]:
 
 
 def _played(where: str, episode: Trajectory) -> Conversation:
-    said: list[Message] = []
-    for turn in episode.turns:
-        said += [*turn.observation, turn.reply]
-    first = len(episode.turns[0].observation)
-    whole = _whole(where, "turns", said[:first], said[first:], [])
-    return Conversation(whole.id, whole.prompt, whole.said, env=episode.env)
+    first, *later = episode.turns
+    said = [first.reply, *(message for turn in later for message in (*turn.observation, turn.reply))]
+    try:
+        return replace(_whole("turns", first.observation, said, []), id=where, env=episode.env)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error

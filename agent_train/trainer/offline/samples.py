@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_train.data.samples import TrainingSample
-from agent_train.rollout.renderer import Renderer, RendererError
+from agent_train.rollout.renderer import Renderer
 from agent_train.trainer.offline.records import Conversation, DataError, Example
 from agent_train.trainer.warm_start import sft_samples
 from agentgym.core.env import close_unused
@@ -33,7 +33,6 @@ class TokenizedExample:
 
     @property
     def training_samples(self) -> list[TrainingSample]:
-        """All of them."""
         return [sample for own in (*self.answers, self.other) for sample in own]
 
 
@@ -48,14 +47,9 @@ def tokenize_examples(
     """The examples as samples, in their order, without those that are too long.
 
     Args:
-        examples: from `read_examples`.
-        renderer: of the policy's tokenizer.
         longest: most tokens of a sample; None for no limit.
         mismatched: whether each gets `other`, the answer of the example after it, as KTO needs.
         split: begins the ids of the samples, which are unique in a run.
-
-    Raises:
-        DataError: the template cannot write a conversation, or an environment whose tools it needs cannot be made.
     """
     samples = []
     for number, example in enumerate(examples):
@@ -64,9 +58,7 @@ def tokenize_examples(
         other: list[TrainingSample] = []
         if mismatched:
             own, next_one = example.answers[0], examples[(number + 1) % len(examples)].answers[0]
-            other = _samples(
-                renderer, Conversation(own.id, own.prompt, next_one.said, own.tools, own.env), f"{name}/other"
-            )
+            other = _samples(renderer, replace(own, said=next_one.said), f"{name}/other")
         sample = TokenizedExample(answers, example.label, example.score, other)
         if longest is None or max(len(each.ids) for each in sample.training_samples) <= longest:
             samples.append(sample)
@@ -88,22 +80,18 @@ def _samples(renderer: Renderer, conversation: Conversation, name: str) -> list[
             observation = []
         else:
             observation.append(message)
-    tools = conversation.tools or _tools_of(conversation)
     try:
-        samples = sft_samples([Trajectory(conversation.id, "", conversation.id, turns=turns)], renderer, tools)
-    except (RendererError, ValueError) as error:
-        raise DataError(f"{conversation.id}: {error}") from error
-    return [replace(sample, id=f"{name}#{k}") for k, sample in enumerate(samples)]
-
-
-def _tools_of(conversation: Conversation) -> list[dict[str, Any]]:
-    try:
-        return _tools_of_env(conversation.env) if conversation.env else []
+        tools = conversation.tools or (_tools_of_env(conversation.env) if conversation.env else [])
     except Exception as error:  # an environment may raise anything
         lines = str(error).splitlines() or [type(error).__name__]
         raise DataError(
             f"{conversation.id}: env: {conversation.env!r} cannot be made here, and its tools are part of the prompt: {lines[0]}"
         ) from error
+    try:
+        samples = sft_samples([Trajectory(conversation.id, "", conversation.id, turns=turns)], renderer, tools)
+    except ValueError as error:
+        raise DataError(f"{conversation.id}: {error}") from error
+    return [replace(sample, id=f"{name}#{k}") for k, sample in enumerate(samples)]
 
 
 @functools.cache

@@ -1,0 +1,389 @@
+"""mode=rl: play, choose, score, compute advantages, update, sync. `RlContext.take_step` reads top to bottom."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from agent_train.algorithms.advantage_inputs import advantage_inputs
+from agent_train.algorithms.kl import adapted
+from agent_train.algorithms.selection import choose, more_groups, participants, turn_rewards
+from agent_train.algorithms.step_advantages import mean_and_spread, with_advantages
+from agent_train.cluster.placement import own_ray_cpus
+from agent_train.cluster.ray_cluster import start_ray
+from agent_train.config.extensions import engines, rollouts
+from agent_train.config.schema import Config
+from agent_train.config.validation import env_spec_of_run, sandbox_choice
+from agent_train.data.samples import TrainingSample, samples_of
+from agent_train.engine.base import Engine, Sampling
+from agent_train.learner.role_start import Models, begin_as_policy, check_vocabularies, learning_beside, start_models
+from agent_train.learner.roles import lr_scale, needs_reference, reference_is_base
+from agent_train.learner.tiny import texts_of_env
+from agent_train.report.metrics import Clock, step_metrics
+from agent_train.report.tracking import Tracker
+from agent_train.rollout.env_workers import placed_env
+from agent_train.rollout.renderer import Renderer
+from agent_train.rollout.sampler import Sampler, pick_tasks
+from agent_train.trainer.checkpoint import Checkpoint, Progress
+from agent_train.trainer.loop import TrainerContext, find_model, open_checkpoints
+from agent_train.trainer.run_folder import RunFolder
+from agent_train.trainer.warm_start import ExpertError, demonstrations, warm_start
+from agent_train.weights.adapter import AdapterReceiver, sync_adapter
+from agent_train.weights.manifest import WeightAddress, free_port
+from agent_train.weights.sync import sync
+from agentgym.core.env import Env
+from agentgym.core.registration import EnvSpec
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.core.trajectory import Group, Trajectory, write_jsonl
+from agentgym.rollout.episode import Limits
+
+if TYPE_CHECKING:
+    from agent_train.learner.critic_objective import CriticMetrics
+    from agent_train.learner.measures import UpdateMetrics
+    from agent_train.learner.prm_objective import PrmMetrics
+
+CLOSE_SECONDS = 5.0
+TOKENIZER_EPISODES = 64
+DEMONSTRATION_SECONDS = 1800.0
+
+
+class NothingPlayed(RuntimeError):
+    """Every episode of a step or of an evaluation failed, so there is nothing to learn from or to measure."""
+
+
+class AdvantageError(RuntimeError):
+    """`algorithm.advantage` cannot take the rewards of a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlContext(TrainerContext):
+    """A run that plays episodes. `demonstrations` are the samples of the warm start, while they are made; None without one."""
+
+    engine: Engine
+    sampler: Sampler
+    models: Models
+    train_tasks: TaskSet
+    test_tasks: TaskSet
+    demonstrations: asyncio.Future[list[TrainingSample]] | None
+
+    async def begin(self, progress: Progress) -> None:
+        """Imitate the expert, if the settings ask for it, and give the engine the policy's weights."""
+        if self.demonstrations is not None:
+            sft, show = self.config.sft, self.tracker.sft_step
+            self.tracker.phase("warm start", f"the expert plays {sft.episodes} episodes")
+            samples = await _demonstrated(self.demonstrations)
+            await warm_start(self.models.policy, samples, sft, show, self.config.trainer.seed)
+            await begin_as_policy(self.config, self.models, self.folder.start)
+        await self.sync(progress.step)
+
+    async def take_step(self, progress: Progress) -> Progress:
+        config, models, clock = self.config, self.models, Clock()
+        groups, greedy, rounds = await play(config, self, progress, self.tracker)
+        clock.lap("rollout")
+
+        kept, selection = choose(groups, config.algorithm, config.trainer.groups_per_step, rounds)
+        samples = training_samples(config, groups, kept)
+        samples = await add_reward_model_scores(models, samples)
+        samples = await score_with_models(config, models, samples)
+        samples = give_advantages(config, kept, samples, greedy, progress.kl_coef)
+        clock.lap("score")
+
+        kl_coef = progress.kl_coef
+        update, critic, prm = await learn(config, models, progress, kept, samples)
+        progress = after(config, progress, groups, selection.episodes, update)
+        clock.lap("learn")
+
+        step = progress.step
+        checksum = await self.sync(step)
+        clock.lap("sync")
+
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        write_jsonl(self.folder.trajectories / f"train-{step:06d}.jsonl", trajectories)
+        if greedy:
+            write_jsonl(self.folder.trajectories / f"greedy-{step:06d}.jsonl", greedy)
+        spread = mean_and_spread([sample for sample in samples if sample.in_loss])
+        metrics = step_metrics(step, groups, clock, checksum, selection, spread, kl_coef, update, critic, prm)
+        self.tracker.train_step(metrics)
+        return progress
+
+    async def measure(self, step: int) -> None:
+        """Play the held-out tasks with the present weights."""
+        tasks = self.test_tasks.take(self.config.trainer.eval_episodes)
+        trajectories = await self.sampler.evaluate(tasks, self.tracker.episode_ended)
+        write_jsonl(self.folder.trajectories / f"eval-{step:06d}.jsonl", trajectories)
+        self.tracker.evaluation(step, trajectories)
+        if all(trajectory.failed for trajectory in trajectories):
+            raise nothing_played("evaluation", trajectories)
+
+    async def sync(self, version: int) -> int:
+        """Move the policy's weights into the engine as a version: a vLLM engine gets adapters alone. See `weights.sync`."""
+        policy = self.models.policy
+        if self.config.lora.rank and self.config.engine.name == "vllm":
+            receiver = cast("AdapterReceiver", self.engine)
+            return await sync_adapter(policy, receiver, self.folder.path / "adapters", version)
+        return await sync(policy, self.engine, version)
+
+
+async def play(
+    config: Config, context: RlContext, progress: Progress, tracker: Tracker
+) -> tuple[list[Group], list[Trajectory], int]:
+    """Play the next tasks; with dynamic sampling further ones, until enough groups differ in their rewards.
+
+    Returns:
+        The groups in the order of their tasks; for ReMax the greedy episode of each task, else none; the number of rollouts.
+    """
+    trainer = config.trainer
+    tasks: list[Task] = []
+    groups: list[Group] = []
+    rounds, count = 0, trainer.groups_per_step
+    while count:
+        more = pick_tasks(context.train_tasks, progress.tasks + len(tasks), count, trainer.seed)
+        groups += await context.sampler.collect(more, progress.step, tracker.episode_ended, before=tasks)
+        tasks, rounds = tasks + more, rounds + 1
+        count = more_groups(groups, config.algorithm, trainer.groups_per_step, rounds)
+    remax = config.algorithm.advantage.name == "remax"
+    greedy = await context.sampler.play_greedily(tasks, progress.step, tracker.episode_ended) if remax else []
+    return groups, greedy, rounds
+
+
+def training_samples(config: Config, played: Sequence[Group], kept: Sequence[Group]) -> list[TrainingSample]:
+    """The samples of the kept trajectories that take part in advantages."""
+    trajectories = [trajectory for group in played for trajectory in group.trajectories]
+    if not any(t.sampled_tokens for t in trajectories if not t.failed):
+        raise nothing_played("training step", trajectories)
+    return [
+        sample
+        for group in kept
+        for trajectory, in_loss in participants(group, config.algorithm.overlong)
+        for sample in samples_of(
+            trajectory, config.sampling.temperature, turn_rewards(trajectory, config.algorithm), in_loss
+        )
+    ]
+
+
+async def add_reward_model_scores(models: Models, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """Add the reward model's score of each trajectory's last sample to the reward of its last turn, if there is such a model."""
+    if models.reward_model is None or not samples:
+        return list(samples)
+    scores = await models.reward_model.scores(samples)
+    last = {sample.trajectory: number for number, sample in enumerate(samples)}
+    return [
+        replace(sample, rewards=[*sample.rewards[:-1], sample.rewards[-1] + score])
+        if last[sample.trajectory] == number
+        else sample
+        for number, (sample, score) in enumerate(zip(samples, scores, strict=True))
+    ]
+
+
+async def score_with_models(config: Config, models: Models, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """The samples with the numbers of reference, critic, process reward model and teacher, as far as the run has them."""
+    if not samples:
+        return []
+    asked = {
+        "values": models.critic and models.critic.values(samples),
+        "reference": models.reference and models.reference.logprobs(samples),
+        "prm": models.prm and models.prm.logprobs(samples),
+        "teacher": models.teacher and models.teacher.logprobs(samples),
+    }
+    if reference_is_base(config) and needs_reference(config):
+        asked["reference"] = models.policy.reference_logprobs(samples)
+    scores = await asyncio.gather(*(each or _none() for each in asked.values()))
+    found = {name: numbers for name, numbers in zip(asked, scores, strict=True) if numbers}
+    return [
+        replace(sample, **{name: numbers[number] for name, numbers in found.items()})  # type: ignore[arg-type]
+        for number, sample in enumerate(samples)
+    ]
+
+
+async def _none() -> None:
+    return None
+
+
+def give_advantages(
+    config: Config,
+    kept: Sequence[Group],
+    samples: Sequence[TrainingSample],
+    greedy: Sequence[Trajectory],
+    kl_coef: float,
+) -> list[TrainingSample]:
+    """The samples with their advantages, and with the critic's targets; see `with_advantages`."""
+    baselines = {t.task_id: None if t.failed else t.reward for t in greedy}
+    try:
+        inputs = advantage_inputs(config.algorithm, kept, samples, baselines, config.teacher.coef, kl_coef)
+        return with_advantages(inputs, samples)
+    except ValueError as error:
+        raise AdvantageError(f"algorithm.advantage.name={config.algorithm.advantage.name}: {error}") from error
+
+
+async def learn(
+    config: Config, models: Models, progress: Progress, kept: Sequence[Group], samples: Sequence[TrainingSample]
+) -> tuple[UpdateMetrics | None, CriticMetrics | None, PrmMetrics | None]:
+    """Update policy, critic and process reward model side by side; None for each that is not updated."""
+    own = [sample for sample in samples if sample.in_loss]
+    if not own:
+        return None, None, None
+    scale = lr_scale(config, progress.step + 1, config.trainer.steps)
+    critic_alone = models.critic is not None and progress.step < config.critic.alone_steps
+    kl_coef = progress.kl_coef if config.algorithm.kl.place == "loss" else 0.0
+    outcomes = {t.id: t.success for group in kept for t in group.trajectories}
+    return await asyncio.gather(
+        _none() if critic_alone else models.policy.update(own, lr_scale=scale, kl_coef=kl_coef, version=progress.step),
+        _none() if models.critic is None else models.critic.update_critic(own, lr_scale=scale),
+        _none() if models.prm is None else models.prm.update_prm(samples, outcomes, lr_scale=scale),
+    )
+
+
+def after(
+    config: Config, progress: Progress, played: Sequence[Group], episodes: int, update: UpdateMetrics | None
+) -> Progress:
+    """The progress after a step that played `played` and trained on `episodes` of them."""
+    trajectories = [trajectory for group in played for trajectory in group.trajectories]
+    kl, kl_coef = config.algorithm.kl, progress.kl_coef
+    if kl.target is not None and update is not None and math.isfinite(update.kl_reference):
+        kl_coef = adapted(kl_coef, update.kl_reference, kl.target, episodes, kl.horizon)
+    return Progress(
+        step=progress.step + 1,
+        tasks=progress.tasks + len(played),
+        kl_coef=kl_coef,
+        episodes=progress.episodes + sum(not trajectory.failed for trajectory in trajectories),
+        tokens=progress.tokens + sum(trajectory.sampled_tokens for trajectory in trajectories),
+    )
+
+
+def nothing_played(what: str, trajectories: Sequence[Trajectory]) -> NothingPlayed:
+    """The error for a step or an evaluation without a usable episode."""
+    errors = [t.error for t in trajectories if t.error] or ["no tokens were sampled"]
+    return NothingPlayed(
+        f"not one of the {len(trajectories)} episodes of this {what} can be used; the first error: {errors[0]}"
+    )
+
+
+@asynccontextmanager
+async def open_rl(
+    config: Config, folder: RunFolder, tracker: Tracker, checkpoint: Checkpoint | None = None
+) -> AsyncIterator[RlContext]:
+    """Build or find the model, start Ray, engine and learner, and join the two by a weight group.
+
+    However the block ends, the engine stops, the ranks are killed and Ray is shut down.
+    """
+    tracker.phase("reading tasks", config.env.id)
+    spec = env_spec_of_run(config)
+    if (choice := sandbox_choice(config)) is not None:
+        tracker.note(f"sandbox: {choice}")
+    train_tasks, test_tasks = spec.tasks(config.env.train_split), spec.tasks(config.env.test_split)
+
+    def texts() -> list[str]:
+        return texts_of_env(spec.id, spec.kwargs, TOKENIZER_EPISODES, config.trainer.seed)
+
+    model_dir = await asyncio.to_thread(find_model, config, folder, tracker, texts)
+    await asyncio.to_thread(check_vocabularies, config, model_dir)
+    renderer = await asyncio.to_thread(Renderer.of_folder, model_dir)
+    async with AsyncExitStack() as stack:
+        tracker.phase("starting Ray")
+        await start_ray(own_ray_cpus(config), stack)
+        make_env: Callable[[], Env] = spec.make
+        if config.env.placement == "ray":
+            tracker.phase("placing environments")
+            make_env = (await stack.enter_async_context(placed_env(config, spec, tracker.note))).make
+        warm = config.sft.episodes and checkpoint is None
+        demonstrated = _demonstrate(config, spec, model_dir) if warm else None
+        engine, models = await _start_parts(config, folder, model_dir, tracker, stack)
+        tracker.phase("connecting learner and engine")
+        address = WeightAddress("127.0.0.1", free_port(), 1 + engine.receivers)
+        await asyncio.gather(models.policy.connect_weights(address), engine.connect_weights(address))
+        learners = [models.policy, *learning_beside(config, models)]
+        saving = open_checkpoints(config, folder, tracker, learners, checkpoint)
+        yield RlContext(
+            config=config,
+            folder=folder,
+            tracker=tracker,
+            learners=learners,
+            checkpoints=await stack.enter_async_context(saving),
+            steps=config.trainer.steps,
+            resumed=checkpoint.progress if checkpoint else None,
+            engine=engine,
+            sampler=_sampler(config, make_env, engine, renderer),
+            models=models,
+            train_tasks=train_tasks,
+            test_tasks=test_tasks,
+            demonstrations=demonstrated,
+        )
+
+
+def _sampler(config: Config, make_env: Callable[[], Env], engine: Engine, renderer: Renderer) -> Sampler:
+    # In a deterministic run of the embedded engine a request waits for a batch of all episodes, whose calls have their own limits.
+    waits_for_all = config.engine.name == "embedded" and config.trainer.deterministic
+    act_timeout = None if waits_for_all else config.engine.request_timeout
+    return Sampler(
+        make_env,
+        engine,
+        renderer,
+        Sampling(config.sampling.max_tokens, config.sampling.temperature),
+        group_size=config.algorithm.group_size,
+        seed=config.trainer.seed,
+        concurrency=config.engine.max_concurrent * config.engine.replicas,
+        limits=Limits(step_timeout=config.env.step_timeout, act_timeout=act_timeout),
+        play=rollouts.load(config.env.rollout),
+    )
+
+
+async def _start_parts(
+    config: Config, folder: RunFolder, model_dir: Path, tracker: Tracker, stack: AsyncExitStack
+) -> tuple[Engine, Models]:
+    """Start engine and learner side by side; whichever has started is closed with the stack even if the other fails."""
+
+    async def open_engine() -> Engine:
+        engine: Engine = await engines.load(config.engine.name)(
+            config.engine,
+            model_dir,
+            folder.logs,
+            dtype=config.model.dtype,
+            seed=config.trainer.seed,
+            adapter_rank=config.lora.rank,
+            deterministic=config.trainer.deterministic,
+            on_progress=lambda line, seconds: tracker.phase("starting the engine", f"{seconds:.0f} s: {line}"),
+        )
+        stack.push_async_callback(_close_in_time, engine)
+        return engine
+
+    try:
+        async with asyncio.TaskGroup() as parts:
+            begin = folder.start if folder.start.is_dir() else model_dir
+            engine = parts.create_task(open_engine())
+            models = parts.create_task(start_models(config, model_dir, begin, stack))
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return engine.result(), models.result()
+
+
+async def _close_in_time(engine: Engine) -> None:
+    """Close the engine, but not for longer than a stop may take: Ray's end takes its processes too."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(engine.close(), CLOSE_SECONDS)
+
+
+def _demonstrate(config: Config, spec: EnvSpec, model_dir: Path) -> asyncio.Future[list[TrainingSample]]:
+    """Have a worker of Ray play the expert while the engine starts: thousands of episodes would hold up this process."""
+    import ray
+
+    playing = ray.remote(num_cpus=0)(lambda *given: asyncio.run(demonstrations(*given)))
+    return asyncio.wrap_future(playing.remote(config, spec, str(model_dir)).future())
+
+
+async def _demonstrated(future: asyncio.Future[list[TrainingSample]]) -> list[TrainingSample]:
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        return await asyncio.wait_for(future, DEMONSTRATION_SECONDS)
+    except RayTaskError as error:
+        raise error.cause from None
+    except RayError as error:
+        raise ExpertError(f"the worker that makes the expert's demonstrations died: {error}") from error
+    except TimeoutError:
+        raise TimeoutError(f"the expert's demonstrations took longer than {DEMONSTRATION_SECONDS:g} s") from None
