@@ -1,7 +1,4 @@
-"""What an advantage reads: the samples of one training step, by trajectory and group.
-
-A return, a discount or a process reward runs from one sample of a trajectory into the next, so the samples of a trajectory lie one
-after another.
+"""The tokens and rewards that an advantage reads: the samples of one training step, by trajectory and group.
 
 Legend: T tokens of all samples of the step, S trajectories, K turns with sampled tokens.
 """
@@ -49,7 +46,6 @@ class AdvantageInputs:
 
     @property
     def settings(self) -> AdvantageConfig:
-        """The settings of the advantage."""
         return self.algorithm.advantage
 
     @property
@@ -59,14 +55,12 @@ class AdvantageInputs:
 
     @cached_property
     def trajectories(self) -> list[Trajectory]:
-        """All trajectories, group by group."""
         return list(chain.from_iterable(self.groups))
 
     @cached_property
     def turn_rewards(self) -> list[list[list[float]]]:
         """The rewards of each trajectory's turns, by group, less the KL of their tokens where the reward includes it."""
-        rewards_K = chain.from_iterable(sample.rewards for sample in self.samples)
-        rest = iter(self._paid_K.tolist() if self._kl_in_reward else rewards_K)
+        rest = iter((kl_scores(self._rewards_K, *self._kl) if self._kl else self._rewards_K).tolist())
         turns = dict.fromkeys((trajectory.id for trajectory in self.trajectories), 0)
         for sample in self.samples:
             turns[sample.trajectory] += len(sample.rewards)
@@ -79,9 +73,9 @@ class AdvantageInputs:
 
     @cached_property
     def rewards_T(self) -> Tensor:
-        """The rewards on tokens: each turn's on its last sampled one, less the KL of each token where the reward includes it."""
-        if self._kl_in_reward:
-            return kl_rewards(self._rewards_K, *self._kl_tokens, self.kl_coef, self.algorithm.kl.value)
+        """The reward of each turn on its last sampled token, less the KL of each token where the reward includes it."""
+        if self._kl:
+            return kl_rewards(self._rewards_K, *self._kl)
         return place(self._rewards_K, self.mask_T, self.turn_T)
 
     @property
@@ -123,11 +117,7 @@ class AdvantageInputs:
         return self.mask_T & torch.tensor(list(chain.from_iterable(self.in_loss)))[self.segment_T]
 
     def tokens(self, name: str) -> Tensor:
-        """One of the lists of every sample, such as "values", on all tokens; fp64.
-
-        Raises:
-            ValueError: a sample has not as many numbers as tokens.
-        """
+        """One of the lists of every sample, such as "values", on all tokens; fp64."""
         for sample in self.samples:
             if len(getattr(sample, name)) != len(sample.ids):
                 raise ValueError(
@@ -156,20 +146,16 @@ class AdvantageInputs:
         return {sample.id: part.tolist() for sample, part in zip(self.samples, parts, strict=True)}
 
     @property
-    def _kl_in_reward(self) -> bool:
-        return self.algorithm.kl.place == "reward" and bool(self.kl_coef)
-
-    @property
-    def _kl_tokens(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.tokens("logprobs"), self.tokens("reference"), self.mask_T, self.turn_T
+    def _kl(self) -> tuple[Tensor, Tensor, Tensor, Tensor, float, str] | None:
+        """The KL that the reward includes, as `kl_rewards` takes it."""
+        if self.algorithm.kl.place != "reward" or not self.kl_coef:
+            return None
+        logprobs_T, reference_T = self.tokens("logprobs"), self.tokens("reference")
+        return logprobs_T, reference_T, self.mask_T, self.turn_T, self.kl_coef, self.algorithm.kl.value
 
     @property
     def _rewards_K(self) -> Tensor:
         return torch.tensor([reward for sample in self.samples for reward in sample.rewards], dtype=torch.float64)
-
-    @property
-    def _paid_K(self) -> Tensor:
-        return kl_scores(self._rewards_K, *self._kl_tokens, self.kl_coef, self.algorithm.kl.value)
 
     def _spread(self, values: Sequence[float], index_T: Tensor) -> Tensor:
         return torch.where(self.mask_T, torch.tensor(values, dtype=torch.float64)[index_T], 0.0)

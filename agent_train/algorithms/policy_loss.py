@@ -1,8 +1,7 @@
-"""A policy loss as the learner holds it: a function, what it reads of a micro-batch, and its settings.
+"""A policy loss as the learner holds it: a function, the inputs that it reads, and its settings.
 
-A loss is a function whose parameters are named like the fields of `LossInputs`; any other parameter is a setting, and the
-config fills it. So the signature says all there is to know: `mine(logprobs_T, old_T, advantages_T, *, width=0.2)` reads three
-tensors, needs the proximal policy, and has one setting. It returns one loss per token.
+A loss is a function whose parameters are named like the fields of `LossInputs`; any other parameter is a setting, and the config
+fills it: `mine(logprobs_T, old_T, advantages_T, *, width=0.2)`. It returns one loss per token. It need not know of masks.
 
 Legend: T tokens of one packed micro-batch.
 """
@@ -33,8 +32,8 @@ class LossInputs:
         old_T: log-probabilities under the proximal policy.
         behaviour_T: log-probabilities under the policy that sampled, from the engine.
         entropy_T: entropy (nats) of the trained policy at each token, with gradient.
-        segment_T: number of each token's row in the micro-batch, int64, from 0.
-        n_segments: how many rows there are.
+        segment_T: number of each token's sample in the micro-batch, int64, from 0.
+        n_segments: number of samples.
         drift_limit: a scalar of the whole optimizer step, from `m2po_limit`.
     """
 
@@ -56,13 +55,9 @@ _KEPT = ("logprobs_T", "advantages_T", "old_T", "behaviour_T", "entropy_T")
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A loss with its settings. Calling it gives one fp32 loss per token, 0 outside the mask, to be summed with weights.
+    """A loss with its settings. Calling it gives loss_T, fp32, 0 outside the mask, to be summed with weights.
 
-    Attributes:
-        name: what the config calls it.
-        function: the formula.
-        reads: the fields of `LossInputs` that it is given.
-        settings: the rest of its arguments.
+    `reads` are the fields of `LossInputs` that the function is given.
     """
 
     name: str
@@ -81,11 +76,6 @@ class PolicyLoss:
         return "behaviour_T" in self.reads
 
     def __call__(self, inputs: LossInputs) -> Tensor:
-        """loss_T of a micro-batch.
-
-        Raises:
-            ValueError: something that the loss reads is missing, or it returned another shape.
-        """
         given = {name: getattr(inputs, name) for name in INPUTS if name in self.reads}
         missing = [name for name, value in given.items() if value is None]
         if missing:
@@ -106,9 +96,8 @@ class PolicyLoss:
     def with_clip_mask(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """loss_T and clip_mask_T: True on tokens that have an advantage but no gradient, because a clip holds them back.
 
-        It is computed from the gradient itself, back through the loss and not into the model, so it holds for any loss. With a loss
-        that also pulls towards another policy (`kimi`, `dppo`) every token has a gradient; `policy_losses.dppo_keeps` gives the
-        tokens that DPPO drops.
+        It is computed from the gradient itself, so it holds for any loss. With a loss that also pulls towards another policy (`kimi`,
+        `dppo`) every token has a gradient.
         """
         loss_T = self(inputs)
         (grad_T,) = torch.autograd.grad(loss_T.sum(), inputs.logprobs_T, retain_graph=True)
@@ -117,10 +106,6 @@ class PolicyLoss:
 
 def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyLoss:
     """The loss of this name with these settings, tried on a few tokens.
-
-    Args:
-        name: of `agent_train.config.extensions.losses`, or `"package.module:function"`.
-        settings: what the function takes besides inputs; those that have a default may be left out.
 
     Raises:
         ValueError: no such loss or setting; a setting without a value, or of the wrong kind; the function fails on the few tokens,

@@ -10,20 +10,12 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from agent_train.algorithms.advantages import RELATIVE_SPREAD
-from agent_train.algorithms.losses import keep
+from agent_train.algorithms.losses import keep, segment_means, segment_sums
 from agent_train.algorithms.returns import decayed_sum, goes_on, put_back
-from agent_train.algorithms.segments import segment_means, segment_sums
 
 
 def process_rewards(logprobs_T: Tensor, reference_T: Tensor, mask_T: Tensor, beta: float = 0.05) -> Tensor:
-    """`beta * (log q - log q_ref)` of each sampled token, 0 elsewhere, with gradient to `logprobs_T`.
-
-    Args:
-        logprobs_T: log-probabilities under the reward model.
-        reference_T: those under its reference, which is not trained.
-        mask_T: True on sampled tokens; what stands elsewhere is never read.
-        beta: scale.
-    """
+    """`beta * (log q - log q_ref)` of each sampled token, 0 elsewhere, with gradient to `logprobs_T`; q is the reward model."""
     index_M = mask_T.nonzero()[:, 0]
     rewards_M = beta * (logprobs_T[index_M].float() - reference_T[index_M].float().detach())
     return put_back(rewards_M, index_M, len(mask_T))
@@ -43,13 +35,10 @@ def prime_advantages(
     reward. Discount and means count sampled tokens only.
 
     Args:
-        process_T: what `process_rewards` gives.
-        mask_T: True on sampled tokens.
+        process_T: from `process_rewards`.
         segment_T: the trajectory of each token; the tokens of one lie together.
         outcomes_S: the reward of each trajectory.
-        group_S: the group of each trajectory, any numbers. The whole group must be here. A trajectory without sampled tokens
-            is in no baseline.
-        gamma: discount per sampled token.
+        group_S: the group of each trajectory, any numbers. A trajectory without sampled tokens is in no baseline.
 
     Returns:
         advantages_T, fp32, without gradient, 0 where nothing was sampled. A trajectory without siblings gets 0, and each of
@@ -77,16 +66,9 @@ def prime_advantages(
 
 
 def outcome_loss(process_T: Tensor, mask_T: Tensor, segment_T: Tensor, outcomes_S: Tensor) -> Tensor:
-    """The reward model's loss: cross-entropy of `sigmoid(sum of a trajectory's process rewards)` and its outcome.
+    """loss_S, fp32: cross-entropy of `sigmoid(sum of a trajectory's process rewards)` and its outcome, from 0 (wrong) to 1 (right).
 
-    Args:
-        process_T: what `process_rewards` gives, with gradient.
-        mask_T: True on sampled tokens.
-        segment_T: the trajectory of each token.
-        outcomes_S: from 0 (wrong) to 1 (right).
-
-    Returns:
-        loss_S, fp32; 0 for a trajectory without sampled tokens.
+    0 for a trajectory without sampled tokens.
     """
     process_T = process_T.float()
     logits_S = segment_sums(process_T, mask_T, segment_T, len(outcomes_S))
@@ -96,7 +78,6 @@ def outcome_loss(process_T: Tensor, mask_T: Tensor, segment_T: Tensor, outcomes_
 
 
 def _others(values_S: Tensor, counted_S: Tensor, group_S: Tensor) -> Tensor:
-    """The sum over the other counted trajectories of each one's group."""
     return segment_sums(values_S, counted_S, group_S, len(group_S))[group_S] - keep(values_S, counted_S)
 
 

@@ -1,8 +1,7 @@
-"""Which episodes of a step are trained on, and the penalty for their length. Pure functions on groups.
+"""Which episodes of a step are trained on, and the penalty for their length. Pure functions on groups, after DAPO (arXiv 2503.14476).
 
-Filters and dynamic sampling read rewards as the environment gave them; overlong shaping changes only the rewards that advantages
-are computed from. Selection does not depend on when an episode ended: groups stay whole and keep their order, and episodes that
-are left out are counted with their length.
+Filters and dynamic sampling read rewards as the environment gave them; overlong shaping changes only the rewards that advantages are
+computed from. Groups stay whole and keep their order, whatever ended first. Lengths count sampled tokens, never what a tool wrote.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_train.algorithms.shaping import informative, mask_truncated, overlong_penalty, sample_again
+from agent_train.algorithms.advantages import has_spread
 from agent_train.algorithms.turn_rewards import fold_silent_turns
 from agent_train.config.extensions import filters, reward_shaping
 from agent_train.config.schema import AlgorithmConfig, FilterConfig, OverlongConfig
@@ -45,19 +44,18 @@ class SelectionMetrics:
 
 
 def more_groups(played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, rounds: int) -> int:
-    """The number of further groups that dynamic sampling (DAPO, arXiv 2503.14476) plays before the step trains.
+    """The number of further groups that dynamic sampling plays before the step trains; 0 to train with what there is.
 
-    Args:
-        played: of this step so far.
-        algorithm: its `filter.rounds` rollouts, each of `wanted` groups, are the most there are.
-        wanted: groups with spread that a step trains on.
-        rounds: rollouts so far.
+    It is what the share kept so far makes likely to suffice for `wanted` groups with spread, at least what is missing, at most `wanted`,
+    and within the bound of `algorithm.filter.rounds` rollouts of `wanted` groups.
     """
-    most = algorithm.filter.rounds
-    if rounds >= most:
+    most = algorithm.filter.rounds * wanted
+    kept = sum(has_spread(_rewards(group, algorithm.overlong)) for group in played)
+    missing = wanted - kept
+    if rounds >= algorithm.filter.rounds or missing <= 0 or len(played) >= most:
         return 0
-    kept = sum(_informative(group, algorithm.overlong) for group in played)
-    return sample_again(kept, len(played), wanted, most * wanted).groups
+    likely = math.ceil(missing * len(played) / kept) if kept else wanted
+    return min(max(missing, min(likely, wanted)), most - len(played))
 
 
 def choose(
@@ -67,7 +65,6 @@ def choose(
 
     Args:
         played: whole groups, in the order of their tasks.
-        algorithm: its `filter` chooses groups; its `overlong` shapes rewards and masks truncated episodes.
         wanted: with dynamic sampling, the most groups that a step trains on; further ones are dropped.
         rounds: rollouts of the step.
     """
@@ -94,18 +91,11 @@ def kept_groups(groups: Sequence[Group], settings: FilterConfig, overlong: Overl
 def participants(group: Group, overlong: OverlongConfig) -> list[tuple[Trajectory, bool]]:
     """The trajectories of a group that take part in advantages, and whether each is in the loss.
 
-    A trajectory that failed or sampled nothing takes no part, nor does a truncated one that `overlong` excludes from the baseline.
+    A trajectory that failed or sampled nothing takes no part. With `overlong.mask` a truncated one is not in the loss, since nobody knows
+    whether it was good; `overlong.baseline` says whether it takes part.
     """
-    masked = mask_truncated(
-        [float(t.reward) if _took_part(t) else None for t in group.trajectories],
-        [overlong.mask and is_truncated(t) for t in group.trajectories],
-        overlong.baseline,
-    )
-    return [
-        (trajectory, in_loss)
-        for trajectory, reward, in_loss in zip(group.trajectories, masked.rewards, masked.in_loss, strict=True)
-        if reward is not None
-    ]
+    parts = zip(group.trajectories, _rewards(group, overlong), strict=True)
+    return [(t, not (overlong.mask and is_truncated(t))) for t, reward in parts if reward is not None]
 
 
 def is_truncated(trajectory: Trajectory) -> bool:
@@ -117,12 +107,14 @@ def is_truncated(trajectory: Trajectory) -> bool:
 
 
 def penalty(trajectory: Trajectory, overlong: OverlongConfig) -> float:
-    """Overlong shaping's addition to an episode's reward, 0 or less, by all its sampled tokens."""
+    """Overlong shaping's addition to an episode's reward: 0 up to `length - buffer` sampled tokens, then linear to `-factor` at `length`.
+
+    Without a buffer it is `-factor` beyond `length`.
+    """
     if overlong.length is None:
         return 0.0
-    if overlong.buffer == 0:
-        return -overlong.factor if trajectory.sampled_tokens > overlong.length else 0.0
-    return overlong_penalty(trajectory.sampled_tokens, overlong.length, overlong.buffer, overlong.factor)
+    over = trajectory.sampled_tokens - (overlong.length - overlong.buffer)
+    return -overlong.factor * min(over / max(overlong.buffer, 1), 1.0) if over > 0 else 0.0
 
 
 def turn_rewards(trajectory: Trajectory, algorithm: AlgorithmConfig) -> list[float]:
@@ -150,10 +142,6 @@ def _rewards(group: Group, overlong: OverlongConfig) -> list[float | None]:
     """As the environment gave them; None for those that are in no baseline."""
     out = overlong.mask and not overlong.baseline
     return [float(t.reward) if _took_part(t) and not (out and is_truncated(t)) else None for t in group.trajectories]
-
-
-def _informative(group: Group, overlong: OverlongConfig) -> bool:
-    return informative(_rewards(group, overlong))
 
 
 def _counted(

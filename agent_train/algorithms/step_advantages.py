@@ -1,7 +1,6 @@
 """The advantages of one training step, and the targets of its critic.
 
-A formula is a function of `AdvantageInputs` that returns one number for each token. `config.extensions.advantages` names those that are
-built in; any other is named as `package.module:function`.
+A formula is a function of `AdvantageInputs` that returns one number for each token. `config.extensions.advantages` names them.
 
 Legend: T tokens of all samples of the step, S trajectories, K turns with sampled tokens.
 """
@@ -9,7 +8,7 @@ Legend: T tokens of all samples of the step, S trajectories, K turns with sample
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -25,23 +24,25 @@ from agent_train.algorithms.advantages import (
     opo_advantages,
     rloo_advantages,
 )
-from agent_train.algorithms.distillation import distillation_advantages
-from agent_train.algorithms.gae import adaptive_lambda, bilevel_gae, gae
-from agent_train.algorithms.gigpo import gigpo_advantages, state_key
+from agent_train.algorithms.kl import distillation_advantages
 from agent_train.algorithms.prime import prime_advantages, process_rewards
-from agent_train.algorithms.returns import moments, reinforce_pp_baseline, return_to_go, whiten
-from agent_train.algorithms.turn_rewards import turn_advantages
+from agent_train.algorithms.returns import (
+    adaptive_lambda,
+    bilevel_gae,
+    gae,
+    moments,
+    reinforce_pp_baseline,
+    return_to_go,
+    whiten,
+)
+from agent_train.algorithms.turn_rewards import gigpo_advantages, state_key, turn_advantages
 from agent_train.config import extensions
 from agent_train.data.samples import TrainingSample
 from agentgym.core.trajectory import Trajectory
 
 
 def with_advantages(inputs: AdvantageInputs, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """The samples of a step with their `advantages`, and with `targets` where there is a critic.
-
-    Args:
-        inputs: of the same samples.
-        samples: in any order, which stays.
+    """The samples of a step with their `advantages`, and with `targets` where there is a critic. `inputs` are of the same samples.
 
     Raises:
         ValueError: an unknown advantage, something that it needs is missing, or rewards that it cannot take.
@@ -61,7 +62,10 @@ def with_advantages(inputs: AdvantageInputs, samples: Sequence[TrainingSample]) 
         totals = moments(advantages_T, inputs.trained_T)
         advantages_T = whiten(advantages_T, inputs.mask_T, totals, settings.std, settings.eps)
     advantages = inputs.by_sample(advantages_T)
-    targets = inputs.by_sample(TARGETS[settings.name](inputs)) if settings.name in TARGETS else {}
+    targets = {}
+    if critic := CRITIC_FORMULAS.get(settings.name):
+        targets_T = critic(inputs, settings.value_lam) + inputs.tokens("values")
+        targets = inputs.by_sample(torch.where(inputs.mask_T, targets_T, 0.0))
     return [replace(each, advantages=advantages[each.id], targets=targets.get(each.id, [])) for each in samples]
 
 
@@ -81,8 +85,6 @@ def group_advantage(inputs: AdvantageInputs) -> Tensor:
 
 
 def _of_each_group(formula: Callable[[Sequence[float]], list[float]]) -> Callable[[AdvantageInputs], Tensor]:
-    """The advantage whose formula reads the rewards of one group."""
-
     def of_step(inputs: AdvantageInputs) -> Tensor:
         return inputs.on_tokens([formula(rewards) for rewards in inputs.rewards])
 
@@ -126,7 +128,7 @@ def turn_advantage(inputs: AdvantageInputs) -> Tensor:
 
 
 def gigpo_advantage(inputs: AdvantageInputs) -> Tensor:
-    """GiGPO; see `gigpo.gigpo_advantages`."""
+    """GiGPO; see `turn_rewards.gigpo_advantages`."""
     s = inputs.settings
     states = [[_states(trajectory) for trajectory in group] for group in inputs.groups]
     advantages = [
@@ -157,7 +159,7 @@ def reinforce_pp_advantage(inputs: AdvantageInputs) -> Tensor:
 
 
 def gae_advantage(inputs: AdvantageInputs, lam: float | Tensor | None = None) -> Tensor:
-    """GAE over the sampled tokens of a trajectory; see `gae.gae`."""
+    """GAE over the sampled tokens of a trajectory; see `returns.gae`."""
     given = (inputs.rewards_T, inputs.tokens("values"), inputs.mask_T, inputs.segment_T)
     return gae(*given, inputs.settings.gamma, _lambda(inputs) if lam is None else lam)
 
@@ -174,21 +176,6 @@ def _lambda(inputs: AdvantageInputs) -> float | Tensor:
     return inputs.settings.lam if alpha is None else adaptive_lambda(inputs.mask_T, inputs.segment_T, alpha)
 
 
-def _targets_of(
-    formula: Callable[[AdvantageInputs, float | Tensor | None], Tensor],
-) -> Callable[[AdvantageInputs], Tensor]:
-    """The critic's targets: advantage plus value, with a separate lambda where `value_lam` is set.
-
-    VAPO (arXiv 2504.05118) sets it to 1: the target is then the plain return, which a wrong critic cannot bias.
-    """
-
-    def of_step(inputs: AdvantageInputs) -> Tensor:
-        advantages_T = formula(inputs, inputs.settings.value_lam)
-        return torch.where(inputs.mask_T, advantages_T + inputs.tokens("values"), 0.0)
-
-    return of_step
-
-
 def prime_advantage(inputs: AdvantageInputs) -> Tensor:
     """PRIME; see `prime.prime_advantages`."""
     process_T = process_rewards(
@@ -200,7 +187,7 @@ def prime_advantage(inputs: AdvantageInputs) -> Tensor:
 
 
 def distill_advantage(inputs: AdvantageInputs) -> Tensor:
-    """On-policy distillation; see `distillation.distillation_advantages`."""
+    """On-policy distillation; see `kl.distillation_advantages`."""
     return distillation_advantages(
         inputs.tokens("logprobs"), inputs.tokens("teacher"), inputs.mask_T, inputs.teacher_coef
     )
@@ -211,7 +198,6 @@ def constant_advantage(inputs: AdvantageInputs) -> Tensor:
     return inputs.mask_T.double()
 
 
-TARGETS: Mapping[str, Callable[[AdvantageInputs], Tensor]] = {
-    "gae": _targets_of(gae_advantage),
-    "bilevel_gae": _targets_of(bilevel_gae_advantage),
-}
+# These take a lambda. Advantage plus value are the critic's targets, with a separate lambda where `value_lam` is set. VAPO (arXiv
+# 2504.05118) sets it to 1: the target is then the plain return, which a wrong critic cannot bias.
+CRITIC_FORMULAS = {"gae": gae_advantage, "bilevel_gae": bilevel_gae_advantage}

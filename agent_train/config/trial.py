@@ -16,9 +16,9 @@ from agent_train.algorithms.advantage_inputs import advantage_inputs
 from agent_train.algorithms.selection import participants, turn_rewards
 from agent_train.algorithms.step_advantages import with_advantages
 from agent_train.config.schema import Config
-from agent_train.data.packing import batch_of, weights_of
+from agent_train.data.packing import batch_of, weighted
 from agent_train.data.samples import TrainingSample, samples_of
-from agent_train.learner.policy_objective import PolicyObjective, PolicyStep, policy_objective
+from agent_train.learner.policy_objective import PolicyObjective, policy_objective
 from agentgym.core.messages import assistant, user
 from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
 
@@ -72,8 +72,7 @@ def _rows(config: Config) -> list[TrainingSample]:
     for name in ("advantages", "targets"):
         if not all(math.isfinite(number) for row in rows for number in getattr(row, name)):
             raise ValueError(f"with these settings of algorithm.advantage the {name} are not all finite")
-    weights = weights_of(rows, algorithm.reduction, algorithm.reduction_length)
-    return [replace(row, weight=weight) for row, weight in zip(rows, weights, strict=True)]
+    return weighted(rows, algorithm.reduction, algorithm.reduction_length)
 
 
 def _group(task: str, size: int) -> Group:
@@ -107,14 +106,17 @@ def _try(objective: PolicyObjective, rows: list[TrainingSample], kl_coef: float)
     objective.check(rows, kl_coef, 1)
     batch = batch_of(rows)
     start_T = batch.behaviour_logprobs_T + 0.1
+    batch = replace(batch, start_T=start_T)
     drift_T = torch.tensor(DRIFTS).repeat(len(start_T) // len(DRIFTS) + 1)[: len(start_T)]
     for number in range(2):
         logprobs_T = (start_T + drift_T).requires_grad_()
         entropy_T = torch.ones_like(start_T, requires_grad=True)
         limit = torch.tensor(0.2) if objective.needs_drift_limit else None
-        step = PolicyStep([batch], [True], number, 2, kl_coef, 1, [start_T], limit)
+        output = (logprobs_T, entropy_T)
         try:
-            loss, _ = objective.terms(step, 0, logprobs_T, entropy_T)
+            loss, *_ = objective.contribute(
+                batch, output, number=number, steps=2, kl_coef=kl_coef, version=1, drift_limit=limit
+            )
             (grad_T,) = torch.autograd.grad(loss, logprobs_T)
         except ValueError:
             raise

@@ -1,4 +1,4 @@
-"""Equal work: what a row costs in the forward and backward pass, and how costs are dealt into equal parts.
+"""Equal work: the cost of a sample's forward and backward pass, and dealing costs into equal parts.
 
 Costs are whole numbers, so that sums do not depend on their order.
 """
@@ -28,7 +28,7 @@ class Cost:
     pair: int = 0
 
     def of(self, tokens: int, sampled: int, before: int = 0) -> int:
-        """Of `tokens` in a row, `sampled` of them in the loss, that also see all of `before` tokens in front of them."""
+        """Of `tokens` in a sample, `sampled` of them in the loss, that also see all of `before` tokens in front of them."""
         pairs = tokens * (tokens + 1) // 2 + tokens * before
         return tokens * self.token + sampled * self.sampled + pairs * self.pair
 
@@ -60,17 +60,10 @@ def model_cost(model_dir: str | Path) -> Cost:
 
 
 def balance(costs: Sequence[int], parts: int) -> list[list[int]]:
-    """Deal the costs to `parts` lists of nearly equal sums.
+    """Deal the costs to `parts` lists of nearly equal sums: the places in `costs` that each gets, the largest sum first.
 
     By largest differencing (Karmarkar-Karp), unless giving the largest first to the least loaded list has a smaller spread. The
     answer depends on the order of `costs` only where some are equal: bring equal ones into an order of your own.
-
-    Args:
-        costs: not negative.
-        parts: lists, at least 1; some stay empty where there are fewer costs.
-
-    Returns:
-        The places in `costs` that each list gets, the list of the largest sum first.
     """
     order = sorted(range(len(costs)), key=lambda place: -costs[place])
     candidates = [_differenced(costs, order, parts), _longest_first(costs, order, parts)]

@@ -31,7 +31,7 @@ class TrainingSample:
         trajectory: id of the trajectory; samples of the same one are in the order of its turns.
         group: id of its group.
         temperature: the sampling temperature, which divides the trainer's logits too.
-        weight: weight of each sampled token in the loss of its optimizer step, from `packing.weights_of`.
+        weight: weight of each sampled token in the loss of its optimizer step, from `packing.weighted`.
         advantages: T advantages of the sampled ids, 0.0 elsewhere. Empty until computed, as are the lists below.
         reference: T log-probabilities of the sampled ids under the reference policy.
         values: T values of the critic, before the update.
@@ -78,13 +78,10 @@ def samples_of(
     """Split a trajectory into samples by the prefix rule.
 
     A turn extends the sample while its prompt begins with all of the sample's ids, token for token; otherwise it begins the next
-    sample. Turns without sampled tokens add nothing; a trajectory of such turns gives no samples.
+    sample. Turns without sampled tokens, such as another policy's, add nothing.
 
     Args:
-        trajectory: turns with `tokens`; turns without (another policy's) are left out.
-        temperature: the sampling temperature.
         rewards: of each turn with sampled tokens; None for none.
-        in_loss: whether the samples are trained on.
 
     Raises:
         ValueError: a turn's ids, log-probabilities and versions differ in number, its prompt is empty, or there are not as many
@@ -120,7 +117,6 @@ def samples_of(
 
 
 def _joined(turns: Sequence[Tokens]) -> TrainingSample:
-    """The tokens of turns that extend one another: prompts are not in the mask, sampled ids are."""
     ids: list[int] = []
     mask: list[bool] = []
     logprobs: list[float] = []
@@ -137,11 +133,7 @@ def _joined(turns: Sequence[Tokens]) -> TrainingSample:
 
 
 def by_id(samples: Sequence[TrainingSample]) -> dict[str, TrainingSample]:
-    """The samples by their ids.
-
-    Raises:
-        ValueError: two samples have the same id.
-    """
+    """The samples by their ids. Raises ValueError if two have the same."""
     found = {sample.id: sample for sample in samples}
     if len(found) < len(samples):
         twice = next(sample.id for sample in samples if found[sample.id] is not sample)

@@ -22,15 +22,8 @@ from agent_train.engine.base import Completion, EngineError, Sampling
 from agent_train.engine.decoding import Request, decode
 from agent_train.engine.requests import check_request
 from agent_train.engine.sessions import Sessions
-from agent_train.weights.collective import (
-    TensorInfo,
-    WeightAddress,
-    WeightGroup,
-    WeightTransferError,
-    checksum,
-    make_group,
-    receive_buckets,
-)
+from agent_train.weights.collective import WeightGroup, checksum, make_group, receive_buckets
+from agent_train.weights.manifest import TensorInfo, WeightAddress, WeightTransferError
 
 
 @dataclass(eq=False)

@@ -1,6 +1,6 @@
 """Metrics of an update: sums and maxima per micro-batch, reduced over all ranks, and the means made from them.
 
-A fixed panel, the same whatever the objective is. Nothing is read back to the host but once for each optimizer step.
+A fixed panel, whatever the objective is. Numbers are read back to the host once for each optimizer step.
 
 Legend: T tokens of one packed micro-batch, K numbers that are measured, R ranks.
 """
@@ -21,43 +21,26 @@ from agent_train.algorithms.losses import k3, keep, log_ratio
 from agent_train.algorithms.mismatch import mismatch, mismatch_sums
 from agent_train.data.packing import MicroBatch
 
-# What an objective makes of micro-batch i and what the model gave for it: the loss to differentiate, fp64 sums and maxima to report.
-# The first sum is the loss.
-MicroBatchLoss = Callable[[int, Any], tuple[Tensor, Tensor, Tensor]]
+# Of a micro-batch and the model's output for it: the loss to differentiate, fp64 sums and maxima to report. The first sum is the loss.
+MicroBatchLoss = Callable[[MicroBatch, Any], tuple[Tensor, Tensor, Tensor]]
 
 # The first four are sums of tokens weighted already, `gap_*` are those of the mismatch panel; the rest are sums over tokens.
 _OWN_SUMS = (
-    "loss",
-    "loss_policy",
-    "loss_kl",
-    "loss_entropy",
-    "tokens",
-    "entropy",
-    "compared",
-    "ratio",
-    "kl_k1",
-    "kl_k3",
-    "clipped",
-    "correction",
-    "cut",
-    "dropped",
-    "referenced",
-    "kl_reference",
-    "dated",
-    "lag",
+    *("loss", "loss_policy", "loss_kl", "loss_entropy"),
+    *("tokens", "entropy", "compared", "ratio", "kl_k1", "kl_k3", "clipped"),
+    *("correction", "cut", "dropped", "referenced", "kl_reference", "dated", "lag"),
 )
 SUMS = (*_OWN_SUMS, *(f"gap_{name}" for name in panel.SUMS))
-MAXIMA = ("ratio_max", "lag_max", *(f"gap_{name}_max" for name in panel.MAXIMA))
+MAXIMA = ("ratio_max", "lag_max", "gap_abs_max")
 
 
 @dataclass(frozen=True)
 class UpdateMetrics:
-    """One update, over all ranks, micro-batches and optimizer steps. Means are over sampled tokens; nats.
+    """One update of the policy, over all ranks, micro-batches and optimizer steps. Means are over sampled tokens; nats.
 
     Attributes:
-        loss: what is differentiated, reduced as the settings say (the mean over the optimizer steps, where there are several).
-        ratio_mean: of the trained policy to what the loss's ratio divides by: the proximal policy, or the engine's where
-            `algorithm.proximal` says so. 1 where there is one optimizer step and the proximal policy is recomputed.
+        loss: reduced as the settings say; the mean over the optimizer steps.
+        ratio_mean: of the trained policy to the proximal one, or to the engine's where `algorithm.proximal` says so.
         ratio_max: the largest.
         clip_fraction: share of tokens that the clip holds back: they have an advantage and no gradient.
         kl_k1: KL(proximal || trained), estimated as the mean of -log ratio.
@@ -76,11 +59,11 @@ class UpdateMetrics:
         loss_kl: the part of the KL to the reference policy, times its coefficient.
         loss_entropy: the part of the entropy bonus, times its coefficient.
         kl_coef: coefficient of the KL in the loss.
-        kl_reference: KL(trained || reference) by the estimator `algorithm.kl.value`; 0 where rows have no reference.
+        kl_reference: KL(trained || reference) by the estimator `algorithm.kl.value`; 0 without a reference.
         gap_k1: KL(engine || trainer), the estimate of either sign.
         gap_chi_square: mean of (trainer / engine - 1)^2, what importance weights cost in variance.
         gap_ess: effective sample size of the weights trainer / engine, as a share of the tokens.
-        correction_mean: what a correction multiplies the policy's loss by; 1 without one.
+        correction_mean: factor of the policy's loss; 1 without a correction.
         cut_fraction: share of tokens whose weight a correction cut to its cap.
         dropped_fraction: share of tokens that a correction dropped.
         staleness: how many versions the trainer is ahead of the weights that sampled a token, at the start of the update.
@@ -119,43 +102,34 @@ class UpdateMetrics:
 
 
 @dataclass(frozen=True)
-class SftUpdate:
-    """One supervised step, over all ranks.
-
-    Attributes:
-        loss: mean negative log-likelihood of the masked tokens, nats.
-        grad_norm: before clipping.
-        tokens: masked tokens.
-        lr: of the step.
-        skipped: whether the weights were left as they are because the loss or the gradient was not finite.
-        seconds: wall time of rank 0.
-    """
-
-    loss: float
-    grad_norm: float
-    tokens: int
-    lr: float
-    skipped: bool
-    seconds: float
-
-
-@dataclass(frozen=True)
-class StepResult:
+class OptimizerStep:
     """One optimizer step of any role, reduced over micro-batches and ranks: the same on every rank.
 
     Attributes:
-        sums: what the objective sums, in its order; the first is the loss.
-        maxima: what it compares.
+        sums: of the objective, in its order; the first is the loss.
+        maxima: of the objective.
         grad_norm: of the whole gradient, before clipping.
-        applied: whether the weights were changed; not if the loss or the gradient was not finite.
         lr: the learning rate.
+        skipped: the weights were left as they are, because the loss or the gradient was not finite.
+        tokens: sampled tokens.
     """
 
     sums: list[float]
     maxima: list[float]
     grad_norm: float
-    applied: bool
     lr: float
+    skipped: bool
+    tokens: int
+
+    @property
+    def loss(self) -> float:
+        """Before the step."""
+        return self.sums[0]
+
+
+def loss_alone(loss: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A micro-batch's loss without other measures."""
+    return loss, loss.detach().double()[None], torch.zeros(1, dtype=torch.float64, device=loss.device)
 
 
 def reduced(
@@ -179,87 +153,83 @@ def reduced(
     return values[:split], values[split:-1], values[-1]
 
 
-@dataclass(frozen=True)
-class PolicyTerms:
-    """The terms of one micro-batch's policy objective, without gradient. Per token where the name ends in T.
+@torch.no_grad()
+def policy_sums(
+    batch: MicroBatch,
+    weighted: Sequence[Tensor],
+    logprobs_T: Tensor,
+    entropy_T: Tensor,
+    clip_mask_T: Tensor,
+    *,
+    old_T: Tensor | None,
+    start_T: Tensor | None,
+    correction_T: Tensor | None,
+    cap: float | None,
+    kl_T: Tensor | None,
+    version: int | None,
+) -> tuple[Tensor, Tensor]:
+    """The SUMS and MAXIMA of one micro-batch as two fp64 vectors on its device; nothing is read back to the host.
 
-    Attributes:
-        loss: the weighted sum that is differentiated.
-        parts: its three parts: policy, KL, entropy.
-        logprobs_T: of the policy that is trained.
-        entropy_T: its entropy.
-        old_T: what the loss's ratio divides by; None where nothing asks for it.
-        start_T: the trainer's log-probabilities at the start of the update; None where they are not known.
+    Args:
+        weighted: the loss and its three parts: policy, KL, entropy.
+        logprobs_T, entropy_T: of the policy that is trained.
         clip_mask_T: tokens that the clip holds back.
-        correction_T: what the policy's loss was multiplied by; None where nothing corrects.
-        cap: of the correction.
-        kl_T: estimates of the KL to the reference; None where the rows have none.
+        old_T: the denominator of the loss's ratio; None where nothing asks for it.
+        start_T: the trainer's log-probabilities at the start of the update; None where they are not known.
+        correction_T: the factor of the policy's loss, cut at `cap`; None where nothing corrects.
+        kl_T: estimates of the KL to the reference; None without a reference.
         version: of the trainer's weights at the start of the update; None where it is not known.
     """
-
-    loss: Tensor
-    parts: tuple[Tensor, Tensor, Tensor]
-    logprobs_T: Tensor
-    entropy_T: Tensor
-    old_T: Tensor | None
-    start_T: Tensor | None
-    clip_mask_T: Tensor
-    correction_T: Tensor | None
-    cap: float | None
-    kl_T: Tensor | None
-    version: int | None
-
-
-@torch.no_grad()
-def policy_sums(batch: MicroBatch, terms: PolicyTerms) -> tuple[Tensor, Tensor]:
-    """The SUMS and MAXIMA of one micro-batch as two fp64 vectors on its device; nothing is read back to the host."""
-    mask_T = batch.mask_T
+    mask_T, zeros_T = batch.mask_T, torch.zeros_like(logprobs_T)
     none_T = torch.zeros_like(mask_T)
-    zeros_T = torch.zeros_like(terms.logprobs_T)
-    log_ratio_T = zeros_T if terms.old_T is None else keep(log_ratio(terms.logprobs_T, terms.old_T), mask_T)
-    compared_T = none_T if terms.old_T is None else mask_T
+    log_ratio_T = zeros_T if old_T is None else keep(log_ratio(logprobs_T, old_T), mask_T)
+    compared_T = none_T if old_T is None else mask_T
     ratio_T = keep(log_ratio_T.exp(), compared_T)
-    weight_T = mask_T if terms.correction_T is None else terms.correction_T
-    cut_T = none_T if terms.correction_T is None or terms.cap is None else mask_T & (weight_T >= terms.cap)
-    dropped_T = none_T if terms.correction_T is None else mask_T & (weight_T == 0)
-    dated_T = none_T if terms.version is None else mask_T & (batch.versions_T >= 0)
-    lag_T = keep((terms.version or 0) - batch.versions_T, dated_T)
+    weight_T = mask_T if correction_T is None else correction_T
+    cut_T = none_T if correction_T is None or cap is None else mask_T & (weight_T >= cap)
+    dropped_T = none_T if correction_T is None else mask_T & (weight_T == 0)
+    dated_T = none_T if version is None else mask_T & (batch.versions_T >= 0)
+    lag_T = keep((version or 0) - batch.versions_T, dated_T)
     per_token = (
         mask_T,
-        keep(terms.entropy_T, mask_T),
+        keep(entropy_T, mask_T),
         compared_T,
         ratio_T,
         -log_ratio_T,
         k3(log_ratio_T),
-        terms.clip_mask_T,
+        clip_mask_T,
         keep(weight_T, mask_T),
         cut_T,
         dropped_T,
-        none_T if terms.kl_T is None else mask_T,
-        zeros_T if terms.kl_T is None else keep(terms.kl_T, mask_T),
+        none_T if kl_T is None else mask_T,
+        zeros_T if kl_T is None else keep(kl_T, mask_T),
         dated_T,
         lag_T,
     )
-    known_T = none_T if terms.start_T is None else mask_T
-    gap_T = zeros_T if terms.start_T is None else terms.start_T - batch.behaviour_logprobs_T
-    gap_sums_K, gap_maxima_K = mismatch_sums(gap_T, known_T)
+    known_T = none_T if start_T is None else mask_T
+    gap_T = zeros_T if start_T is None else start_T - batch.behaviour_logprobs_T
+    gap_sums_K, gap_max_1 = mismatch_sums(gap_T, known_T)
     totals = torch.stack([x_T.sum(dtype=torch.float64) for x_T in per_token])
-    weighted = torch.stack([terms.loss, *terms.parts]).double()
     maxima = torch.stack([ratio_T.max().double(), lag_T.max().double()])
-    return torch.cat([weighted, totals, gap_sums_K]), torch.cat([maxima, gap_maxima_K])
+    return torch.cat([torch.stack([*weighted]).double(), totals, gap_sums_K]), torch.cat([maxima, gap_max_1])
 
 
-def summarise(steps: Sequence[StepResult], packed_tokens: int, seconds: float, kl_coef: float = 0.0) -> UpdateMetrics:
+def summarise(
+    steps: Sequence[OptimizerStep], packed_tokens: int, seconds: float, kl_coef: float = 0.0
+) -> UpdateMetrics:
     """The metrics of an update from its optimizer steps."""
     total = {name: math.fsum(step.sums[k] for step in steps) for k, name in enumerate(SUMS)}
     largest = {name: max(step.maxima[k] for step in steps) for k, name in enumerate(MAXIMA)}
-    gap = mismatch([total[f"gap_{name}"] for name in panel.SUMS], [largest[f"gap_{name}_max"] for name in panel.MAXIMA])
+    gap = mismatch({name: total[f"gap_{name}"] for name in panel.SUMS})
 
     def mean(name: str, count: str = "tokens") -> float:
         return total[name] / max(total[count], 1.0)
 
     return UpdateMetrics(
-        loss=total["loss"] / len(steps),
+        **{name: total[name] / len(steps) for name in ("loss", "loss_policy", "loss_kl", "loss_entropy")},
+        **{f"gap_{name}": gap[name] for name in ("k1", "k3", "chi_square", "ess")},
+        gap_mean=gap["abs"],
+        gap_max=largest["gap_abs_max"],
         ratio_mean=mean("ratio", "compared"),
         ratio_max=largest["ratio_max"],
         clip_fraction=mean("clipped"),
@@ -267,22 +237,13 @@ def summarise(steps: Sequence[StepResult], packed_tokens: int, seconds: float, k
         kl_k3=mean("kl_k3", "compared"),
         entropy=mean("entropy"),
         grad_norm=math.fsum(step.grad_norm for step in steps) / len(steps),
-        gap_mean=gap.abs_mean,
-        gap_max=gap.abs_max,
-        gap_k3=gap.k3,
         tokens=int(total["tokens"]),
         packed_tokens=packed_tokens,
         lr=steps[-1].lr,
-        skipped=sum(not step.applied for step in steps),
+        skipped=sum(step.skipped for step in steps),
         seconds=seconds,
-        loss_policy=total["loss_policy"] / len(steps),
-        loss_kl=total["loss_kl"] / len(steps),
-        loss_entropy=total["loss_entropy"] / len(steps),
         kl_coef=kl_coef,
         kl_reference=mean("kl_reference", "referenced"),
-        gap_k1=gap.k1,
-        gap_chi_square=gap.chi_square,
-        gap_ess=gap.ess,
         correction_mean=mean("correction"),
         cut_fraction=mean("cut"),
         dropped_fraction=mean("dropped"),

@@ -1,8 +1,7 @@
-"""Attention where packed rows share prefixes: the tokens of a prefix are there once, and the rows that follow it all see them.
+"""Attention where packed samples share prefixes: the tokens of a prefix are there once, and the samples that follow it all see them.
 
-Elsewhere than on CUDA each stretch attends to itself, the rows of a prefix then attend to it in one call without a mask, and the
-two answers are joined by their log-sum-exps. Nothing is copied and nothing computed in vain, so the price is that of the pairs
-of tokens that see each other. On CUDA it is FlexAttention with a mask of blocks.
+Elsewhere than on CUDA each stretch attends to itself, the samples of a prefix then attend to it in one call without a mask, and the
+two answers are joined by their log-sum-exps. On CUDA it is FlexAttention with a mask of blocks.
 
 Legend: T packed tokens, N tokens that follow a prefix, P tokens of it, n stretches of one length L, H query heads, K key/value
 heads, D head size.
@@ -24,7 +23,7 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 @dataclass(frozen=True)
 class Trunk:
-    """A prefix in the packed tokens: it lies at `start:fork`, and what the rows have beyond it at `fork:end`."""
+    """A prefix in the packed tokens: it lies at `start:fork`, and what the samples have beyond it at `fork:end`."""
 
     start: int
     fork: int
@@ -44,12 +43,11 @@ def shared_attention(
     """query (1, H, T, D), key and value (1, K, T, D) -> (1, T, H, D).
 
     Args:
-        query, key, value: of the packed tokens.
         runs: `(n, L)` of neighbouring stretches of equal length.
-        trunks: the prefixes; each is a stretch, and so is what each row has beyond it.
+        trunks: the prefixes; each is a stretch, and so is what each sample has beyond it.
         scaling: of the scores; None divides by the root of D.
-        window: how many tokens each sees, with itself; None all.
-        masks: where the masks of FlexAttention are kept for the next layer.
+        window: number of tokens that each sees, with itself; None all.
+        masks: keeps the masks of FlexAttention for the next layer.
     """
     if query.is_cuda:
         return flex(query, key, value, runs, trunks, scaling, window, masks, torch.compile(_flex_attention()))
@@ -187,7 +185,7 @@ def _additive(seen: Tensor, like: Tensor) -> Tensor:
 
 
 def _positions(runs: Runs, trunks: Sequence[Trunk]) -> Tensor:
-    """position_T of each token in its row."""
+    """position_T of each token in its sample."""
     position_T = torch.cat([torch.arange(length) for n, length in runs for _ in range(n)])
     for trunk in trunks:
         position_T[trunk.fork : trunk.end] += trunk.fork - trunk.start

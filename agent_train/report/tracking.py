@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
 
-from agent_train.algorithms.collapse import Health, Sample, health
+from agent_train.algorithms.collapse import Health, health
 from agent_train.report.display import Display
 from agent_train.report.metrics_file import read_metrics
 from agent_train.trainer.offline.metrics import HELD_OUT, FileStep, HeldOut, closing
@@ -364,7 +364,7 @@ def step_metrics(
         sync_seconds=clock.seconds.get("sync", 0.0),
         step_seconds=clock.total,
         weights_checksum=checksum,
-        health=_health(groups, update),
+        health=health(groups, math.nan if update is None else update.entropy),
         selection=selection,
         advantage_mean=advantages[0],
         advantage_std=advantages[1],
@@ -373,23 +373,6 @@ def step_metrics(
         critic=critic,
         prm=prm,
     )
-
-
-def _health(groups: Sequence[Group], update: UpdateMetrics | None) -> Health | None:
-    """The diagnostics of all episodes that were played to an end; None without any."""
-    samples = [
-        [
-            Sample(
-                trajectory.reward,
-                [token for turn in trajectory.turns if turn.tokens for token in turn.tokens.completion_ids],
-                trajectory.end != "terminated",
-            )
-            for trajectory in group.trajectories
-            if not trajectory.failed
-        ]
-        for group in groups
-    ]
-    return health(samples, math.nan if update is None else update.entropy) if any(samples) else None
 
 
 def eval_metrics(step: int, trajectories: Sequence[Trajectory]) -> EvalMetrics:

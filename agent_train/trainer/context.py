@@ -29,9 +29,8 @@ from agent_train.trainer.checkpoint import Checkpoint, Checkpoints
 from agent_train.trainer.progress import Progress
 from agent_train.trainer.run_folder import RunFolder
 from agent_train.trainer.warm_start import ExpertError, SftProgress, demonstrations, warm_start
-from agent_train.weights.adapter import sync_adapter
 from agent_train.weights.manifest import WeightAddress, free_port
-from agent_train.weights.sync import sync
+from agent_train.weights.sync import sync, sync_adapter
 from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import TaskSet

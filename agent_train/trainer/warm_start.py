@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from agent_train.config.schema import Config, SftConfig
 from agent_train.data.samples import TrainingSample, samples_of
-from agent_train.learner.measures import SftUpdate
+from agent_train.learner.measures import OptimizerStep
 from agent_train.rollout.renderer import Rendered, Renderer
 from agent_train.trainer.seeds import derive_seed
 from agentgym.core.env import close_unused
@@ -156,7 +156,7 @@ def _completion(
 class SftLearner(Protocol):
     """The methods that `warm_start` needs of a learner."""
 
-    async def sft(self, rows: Sequence[TrainingSample], lr: float) -> SftUpdate:
+    async def sft(self, rows: Sequence[TrainingSample], lr: float) -> OptimizerStep:
         """One supervised step at this learning rate."""
         ...
 
@@ -169,7 +169,7 @@ class SftProgress:
     steps: int
     epoch: int
     epochs: int
-    metrics: SftUpdate
+    metrics: OptimizerStep
 
 
 async def warm_start(
@@ -178,7 +178,7 @@ async def warm_start(
     config: SftConfig,
     on_progress: Callable[[SftProgress], None] | None = None,
     seed: int = 0,
-) -> SftUpdate:
+) -> OptimizerStep:
     """Train on the rows: `config.epochs` times over, in batches of `config.batch_rows`, the rate falling linearly to 1/steps of it at the last.
 
     Args:

@@ -40,20 +40,15 @@ class WeightAddress:
 
 
 def manifest_of(tensors: Iterable[tuple[str, Any]]) -> list[TensorInfo]:
-    """The manifest of named tensors, in their order.
-
-    `model.named_parameters()` names tied weights once, which is how they are sent.
-    """
+    """The manifest of named tensors, in their order. `model.named_parameters()` names tied weights once, which is how they are sent."""
     return [TensorInfo(name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors]
 
 
 def manifest_to_json(manifest: Sequence[TensorInfo]) -> str:
-    """A manifest as text, for a process that is called over HTTP."""
     return json.dumps([asdict(info) for info in manifest])
 
 
 def manifest_from_json(text: str) -> list[TensorInfo]:
-    """The reverse of `manifest_to_json`."""
     return [TensorInfo(item["name"], tuple(item["shape"]), item["dtype"]) for item in json.loads(text)]
 
 

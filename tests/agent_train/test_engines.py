@@ -18,7 +18,8 @@ from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.engine.server import MODEL_NAME
 from agent_train.engine.start import start_engine
 from agent_train.engine.teacher import Teacher
-from agent_train.weights.collective import WeightAddress, broadcast_buckets, free_port, make_group, manifest_of
+from agent_train.weights.collective import broadcast_buckets, make_group
+from agent_train.weights.manifest import WeightAddress, free_port, manifest_of
 
 
 @dataclass

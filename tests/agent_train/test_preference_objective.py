@@ -15,7 +15,7 @@ from mode_cases import InProcess, along, nan_outside, write_reward_model
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from agent_train.data.packing import shares
+from agent_train.data.packing import rank_batches
 from agent_train.learner.worker import LearnerWorker
 from agent_train.trainer.offline.objectives import Objective, learn, loss_of
 from agent_train.trainer.offline.samples import TokenizedExample
@@ -201,7 +201,9 @@ def descend_in_worlds(rank, ports, model_dirs, cases, folder):
         config = dataclasses.replace(make_config(workers=world, timeout=300.0), mode=mode)
         worker = LearnerWorker(rank, world, config, "cpu", role)
         worker.start("127.0.0.1", port, str(model_dirs[role]))
-        _, grads = recorded(worker, partial(worker.apply_loss_gradients, shares(cases[role], world, 21)[rank], 0.0))
+        _, grads = recorded(
+            worker, partial(worker.apply_loss_gradients, rank_batches(cases[role], world, 21)[rank], 0.0)
+        )
         if rank == 0:
             torch.save(grads, folder / f"{role}-{world}.pt")
         dist.barrier()

@@ -6,19 +6,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_train.weights.collective import (
+from agent_train.weights.collective import broadcast_buckets, checksum, make_group, pick_backend, receive_buckets
+from agent_train.weights.manifest import (
     TensorInfo,
     WeightAddress,
     WeightTransferError,
-    broadcast_buckets,
-    checksum,
     free_port,
-    make_group,
     manifest_from_json,
     manifest_of,
     manifest_to_json,
-    pick_backend,
-    receive_buckets,
 )
 
 WRAP = 1 << 64

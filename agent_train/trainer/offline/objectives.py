@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from agent_train.config.schema import Config
 from agent_train.data.samples import TrainingSample
-from agent_train.learner.measures import SftUpdate, StepResult
+from agent_train.learner.measures import OptimizerStep
 from agent_train.learner.preference_objective import (
     Judged,
     of_liked,
@@ -26,7 +26,7 @@ T = TypeVar("T")
 class FileLearner(Protocol):
     """The methods that the modes need of a learner."""
 
-    async def sft(self, samples: Sequence[TrainingSample], lr: float) -> SftUpdate:
+    async def sft(self, samples: Sequence[TrainingSample], lr: float) -> OptimizerStep:
         """One supervised step."""
         ...
 
@@ -40,7 +40,7 @@ class FileLearner(Protocol):
 
     async def apply_loss_gradients(
         self, samples: Sequence[TrainingSample], derivatives: Sequence[Sequence[float]], lr: float
-    ) -> StepResult:
+    ) -> OptimizerStep:
         """One optimizer step along derivatives."""
         ...
 
@@ -135,7 +135,7 @@ async def learn(learner: FileLearner, objective: Objective, examples: Sequence[T
     samples = _scored_samples(answers) if objective.form == "rm" else [sample for own in answers for sample in own]
     done = await learner.apply_loss_gradients(samples, judged.derivatives, lr)
     tokens = sum(sample.sampled for sample in samples)
-    return Learned(judged.loss, judged.measures, done.grad_norm, tokens, done.lr, not done.applied)
+    return Learned(judged.loss, judged.measures, done.grad_norm, tokens, done.lr, done.skipped)
 
 
 async def _loss_of_scores(learner: FileLearner, examples: Sequence[TokenizedExample], batch_rows: int | None) -> Judged:
