@@ -26,23 +26,16 @@ X = TypeVar("X")
 
 @dataclass(frozen=True)
 class AdvantageInputs:
-    """The trajectories of a step that take part in advantages. Make one with `advantage_inputs`.
+    """The trajectories of a step that take part in advantages. Make one with `advantage_inputs`."""
 
-    Attributes:
-        algorithm: the settings.
-        groups: the trajectories that take part, by group.
-        samples: the samples of the first trajectory of the first group, then those of the next one, and so on.
-        greedy: of remax, the reward of each task's greedy episode by the task's id; None where it failed.
-        teacher_coef: of distill, the weight of a nat of difference.
-        kl_coef: the present coefficient of the KL; read where `algorithm.kl.place` is reward.
-    """
-
-    algorithm: AlgorithmConfig
-    groups: list[list[Trajectory]]
+    algorithm: AlgorithmConfig  # the settings
+    groups: list[list[Trajectory]]  # the trajectories that take part, by group
+    # the samples of the first trajectory of the first group, then those of the next one, and so on
     samples: list[TrainingSample]
+    # of remax, the reward of each task's greedy episode by the task's id; None where it failed
     greedy: Mapping[str, float | None] = field(default_factory=dict)
-    teacher_coef: float = 1.0
-    kl_coef: float = 0.0
+    teacher_coef: float = 1.0  # of distill, the weight of a nat of difference
+    kl_coef: float = 0.0  # the present coefficient of the KL; read where `algorithm.kl.place` is reward
 
     @property
     def settings(self) -> AdvantageConfig:
@@ -68,7 +61,6 @@ class AdvantageInputs:
 
     @property
     def rewards(self) -> list[list[float]]:
-        """The reward of each trajectory, by group."""
         return [[math.fsum(turns) for turns in group] for group in self.turn_rewards]
 
     @cached_property
@@ -80,7 +72,6 @@ class AdvantageInputs:
 
     @property
     def lengths(self) -> list[list[int]]:
-        """Sampled tokens of each trajectory, by group."""
         lengths = dict.fromkeys((trajectory.id for trajectory in self.trajectories), 0)
         for sample in self.samples:
             lengths[sample.trajectory] += sample.sampled
@@ -94,7 +85,6 @@ class AdvantageInputs:
 
     @cached_property
     def mask_T(self) -> Tensor:
-        """True on sampled tokens."""
         return self.tokens("mask").bool()
 
     @cached_property
@@ -127,7 +117,6 @@ class AdvantageInputs:
         return torch.tensor([x for sample in self.samples for x in getattr(sample, name)], dtype=torch.float64)
 
     def grouped(self, values: Sequence[X]) -> list[list[X]]:
-        """A value for each trajectory, by group."""
         rest = iter(values)
         return [[next(rest) for _ in group] for group in self.groups]
 
@@ -169,11 +158,7 @@ def advantage_inputs(
     teacher_coef: float = 1.0,
     kl_coef: float = 0.0,
 ) -> AdvantageInputs:
-    """Order the samples of a step by group and trajectory. Those of a trajectory must be in the order of its turns.
-
-    Raises:
-        ValueError: a sample is of no trajectory of the groups, or has not as many rewards as turns.
-    """
+    """Order the samples of a step by group and trajectory. Those of a trajectory must be in the order of its turns."""
     of_trajectory: dict[str, list[TrainingSample]] = {}
     for sample in samples:
         if len(sample.rewards) != len(sample.turn_ends):

@@ -18,11 +18,7 @@ RELATIVE_SPREAD = 1e-6
 
 
 def group_advantages(rewards: Rewards, std: str = "sample", eps: float = 1e-6) -> list[float]:
-    """`(r - mean) / (std + eps)` of one group: GRPO (arXiv 2402.03300); with `std` "none" Dr. GRPO (arXiv 2503.20783).
-
-    Raises:
-        ValueError: `std` is not "sample" (n-1), "population" (n) or "none", or a reward is not finite.
-    """
+    """`(r - mean) / (std + eps)` of one group: GRPO (arXiv 2402.03300); with `std` "none" Dr. GRPO (arXiv 2503.20783)."""
     _one_of("std", std, STDS)
     known = known_rewards(rewards)
     if not has_spread(known):
@@ -74,11 +70,7 @@ def rloo_advantages(rewards: Rewards) -> list[float]:
 
 
 def opo_advantages(rewards: Rewards, lengths: Sequence[int]) -> list[float]:
-    """OPO (arXiv 2505.23585): the reward less the group's mean weighted by sampled tokens, `r - sum(len * r) / sum(len)`.
-
-    Raises:
-        ValueError: not as many lengths as rewards, a negative length, or a reward that is not finite.
-    """
+    """OPO (arXiv 2505.23585): the reward less the group's mean weighted by sampled tokens, `r - sum(len * r) / sum(len)`."""
     known = known_rewards(rewards)
     weights = [n for r, n in zip(rewards, lengths, strict=True) if r is not None]
     if any(n < 0 for n in weights):
@@ -90,11 +82,7 @@ def opo_advantages(rewards: Rewards, lengths: Sequence[int]) -> list[float]:
 
 
 def maxrl_advantages(rewards: Rewards) -> list[float]:
-    """MaxRL (arXiv 2602.02710): `(r - mean) / mean`, so that a task which is solved rarely weighs more.
-
-    Raises:
-        ValueError: a reward below 0, which is no measure of success, or one that is not finite.
-    """
+    """MaxRL (arXiv 2602.02710): `(r - mean) / mean`, so that a task which is solved rarely weighs more."""
     known = known_rewards(rewards)
     if any(r < 0 for r in known):
         raise ValueError(f"MaxRL divides by the mean reward and needs rewards of at least 0, not {list(rewards)}")
@@ -116,7 +104,6 @@ def best_of_advantages(rewards: Rewards) -> list[float]:
 
 
 def known_rewards(rewards: Rewards) -> list[float]:
-    """The rewards of the trajectories that take part."""
     known = [float(r) for r in rewards if r is not None]
     if not all(map(math.isfinite, known)):
         raise ValueError(f"rewards must be finite numbers, or None for a failed trajectory: {list(rewards)}")

@@ -16,27 +16,17 @@ from agentgym.core.trajectory import Group, Trajectory
 
 @dataclass(frozen=True)
 class Health:
-    """Collapse metrics of a step's trajectories; failed ones are left out.
+    """Collapse metrics of a step's trajectories; failed ones are left out."""
 
-    Attributes:
-        reward_spread: mean over groups of the standard deviation of the rewards inside a group of at least two.
-        flat_groups: share of these groups whose rewards do not differ.
-        entropy: of the policy, mean over sampled tokens, nats.
-        repetition: share of the n-grams of sampled tokens that stood before in the same trajectory, mean over trajectories.
-        same: share of trajectories whose sampled tokens are, id for id, those of an earlier one of their group.
-        length: sampled tokens of a trajectory, mean.
-        length_max: the longest.
-        truncated: share of trajectories cut at a limit.
-    """
-
-    reward_spread: float
-    flat_groups: float
-    entropy: float
+    reward_spread: float  # mean over groups of the standard deviation of the rewards inside a group of at least two
+    flat_groups: float  # share of these groups whose rewards do not differ
+    entropy: float  # of the policy, mean over sampled tokens, nats
+    # share of the n-grams of sampled tokens that stood before in the same trajectory, mean over trajectories
     repetition: float
-    same: float
-    length: float
-    length_max: int
-    truncated: float
+    same: float  # share of trajectories whose sampled tokens are, id for id, those of an earlier one of their group
+    length: float  # sampled tokens of a trajectory, mean
+    length_max: int  # the longest
+    truncated: float  # share of trajectories cut at a limit
 
 
 def health(groups: Sequence[Group], entropy: float, n: int = 4) -> Health | None:

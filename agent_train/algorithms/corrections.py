@@ -25,14 +25,10 @@ LEVELS = ("token", "sequence", "geometric")
 
 @dataclass(frozen=True)
 class Gap:
-    """The denominator of a policy loss's ratio, and the gap that it leaves.
+    """The denominator of a policy loss's ratio, and the gap that it leaves."""
 
-    Attributes:
-        old_T: log-probabilities that the loss's ratio divides by, without gradient.
-        log_weight_T: `log(o / b)` without gradient, 0 outside the mask; None where the ratio divides by b already.
-    """
-
-    old_T: Tensor
+    old_T: Tensor  # log-probabilities that the loss's ratio divides by, without gradient
+    # `log(o / b)` without gradient, 0 outside the mask; None where the ratio divides by b already
     log_weight_T: Tensor | None
 
 
@@ -102,9 +98,6 @@ def correction(
             mean over its sample; None gives 1.
         cap: weights above it are cut to it; None cuts nothing.
         band_level: of the number that must lie in [low, high], else the weight is 0; None drops nothing.
-
-    Raises:
-        ValueError: the gap is covered by the loss's ratio already; an unknown level; a cap or a band that drops everything.
     """
     if gap.log_weight_T is None:
         raise ValueError(

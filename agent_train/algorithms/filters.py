@@ -15,7 +15,6 @@ Rewards = Sequence[Sequence[float | None]]  # of each group's episodes
 
 
 def all_groups(rewards: Rewards, share: float) -> list[int]:
-    """Keep every group."""
     return list(range(len(rewards)))
 
 

@@ -57,7 +57,6 @@ def segment_means(values_T: Tensor, mask_T: Tensor, segment_T: Tensor, n_segment
 
 
 def weighted_sum(loss_T: Tensor, weights_T: Tensor, mask_T: Tensor) -> Tensor:
-    """The sum of the masked tokens' losses times their weights."""
     return keep(keep(loss_T, mask_T) * weights_T, mask_T).sum()
 
 

@@ -23,29 +23,17 @@ from agent_train.config.extensions import losses
 
 @dataclass(frozen=True)
 class LossInputs:
-    """The inputs of a policy loss for one packed micro-batch. Those that no loss reads may be missing.
+    """The inputs of a policy loss for one packed micro-batch. Those that no loss reads may be missing."""
 
-    Attributes:
-        logprobs_T: log-probabilities (nats) under the policy that is trained, with gradient.
-        advantages_T: of each token.
-        mask_T: True on the sampled tokens; elsewhere the others may hold anything.
-        old_T: log-probabilities under the proximal policy.
-        behaviour_T: log-probabilities under the policy that sampled, from the engine.
-        entropy_T: entropy (nats) of the trained policy at each token, with gradient.
-        segment_T: number of each token's sample in the micro-batch, int64, from 0.
-        n_segments: number of samples.
-        drift_limit: a scalar of the whole optimizer step, from `m2po_limit`.
-    """
-
-    logprobs_T: Tensor
-    advantages_T: Tensor
-    mask_T: Tensor
-    old_T: Tensor | None = None
-    behaviour_T: Tensor | None = None
-    entropy_T: Tensor | None = None
-    segment_T: Tensor | None = None
-    n_segments: int | None = None
-    drift_limit: Tensor | None = None
+    logprobs_T: Tensor  # log-probabilities (nats) under the policy that is trained, with gradient
+    advantages_T: Tensor  # of each token
+    mask_T: Tensor  # True on the sampled tokens; elsewhere the others may hold anything
+    old_T: Tensor | None = None  # log-probabilities under the proximal policy
+    behaviour_T: Tensor | None = None  # log-probabilities under the policy that sampled, from the engine
+    entropy_T: Tensor | None = None  # entropy (nats) of the trained policy at each token, with gradient
+    segment_T: Tensor | None = None  # number of each token's sample in the micro-batch, int64, from 0
+    n_segments: int | None = None  # number of samples
+    drift_limit: Tensor | None = None  # a scalar of the whole optimizer step, from `m2po_limit`
 
 
 INPUTS = tuple(field.name for field in fields(LossInputs))

@@ -25,10 +25,6 @@ def sample_weights(
         trajectory_N: number of the trajectory of each sample, any integers.
         prompt_N: number of its prompt (group), any integers.
         max_length: of "constant" only: the constant length that a trajectory's sum is divided by.
-
-    Raises:
-        ValueError: an unknown mode, inputs of different lengths, a negative count, no sampled token at all, or `max_length`
-            missing, not positive, or given to a mode that has none.
     """
     if mode not in MODES:
         raise ValueError(f"reduction must be one of {', '.join(MODES)}, not {mode!r}")

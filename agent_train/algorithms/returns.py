@@ -62,9 +62,6 @@ def bilevel_gae(
     Over the last sampled tokens e_k of the turns: `D_k = r(e_k) + turn_gamma * V(e_k+1) - V(e_k)` and
     `B_k = D_k + turn_gamma * turn_lam * B_k+1`. Then GAE inside each turn, where the reward at its end is `B_k + V(e_k)` and nothing
     follows. `turn_T` (see `turn_rewards.turn_segments`) tells turns apart, not rewards: a turn of reward 0 is a turn.
-
-    Raises:
-        ValueError: `lam` is a tensor and `turn_lam` is None, which stands for `lam`.
     """
     if turn_lam is None:
         if isinstance(lam, Tensor):

@@ -19,28 +19,18 @@ from agentgym.core.trajectory import Group, Trajectory
 
 @dataclass(frozen=True)
 class SelectionMetrics:
-    """How much of a step is trained on: a part of `StepMetrics`. Lengths are sampled tokens of an episode that did not fail.
+    """How much of a step is trained on: a part of `StepMetrics`. Lengths are sampled tokens of an episode that did not fail."""
 
-    Attributes:
-        rounds: rollouts of the step.
-        groups: groups that were played; `dropped_groups` of them are not trained on.
-        episodes: episodes that are trained on; `length` is their mean length.
-        dropped: episodes that were played to an end and are not trained on; `dropped_length` is their mean length.
-        masked: dropped episodes that were truncated, in groups that are trained on.
-        short: groups that dynamic sampling wanted and did not find.
-        penalty: mean overlong penalty in the groups that are trained on.
-    """
-
-    rounds: int
-    groups: int
+    rounds: int  # rollouts of the step
+    groups: int  # groups that were played; `dropped_groups` of them are not trained on
     dropped_groups: int
-    episodes: int
+    episodes: int  # episodes that are trained on; `length` is their mean length
     length: float
-    dropped: int
+    dropped: int  # episodes that were played to an end and are not trained on; `dropped_length` is their mean length
     dropped_length: float
-    masked: int
-    short: int
-    penalty: float
+    masked: int  # dropped episodes that were truncated, in groups that are trained on
+    short: int  # groups that dynamic sampling wanted and did not find
+    penalty: float  # mean overlong penalty in the groups that are trained on
 
 
 def more_groups(played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, rounds: int) -> int:
@@ -77,11 +67,7 @@ def choose(
 
 
 def kept_groups(groups: Sequence[Group], settings: FilterConfig, overlong: OverlongConfig) -> list[int]:
-    """Indices of the groups that the filter keeps, ascending; none if no group has what it asks for.
-
-    Raises:
-        ValueError: an unknown filter, or it returns something else than ascending indices.
-    """
+    """Indices of the groups that the filter keeps, ascending; none if no group has what it asks for."""
     kept = list(filters.load(settings.name)([_rewards(group, overlong) for group in groups], settings.share))
     if kept != sorted(set(kept)) or not all(0 <= index < len(groups) for index in kept):
         raise ValueError(f"filter {settings.name!r} returns {kept}, not ascending indices of {len(groups)} groups")
@@ -118,11 +104,7 @@ def penalty(trajectory: Trajectory, overlong: OverlongConfig) -> float:
 
 
 def turn_rewards(trajectory: Trajectory, algorithm: AlgorithmConfig) -> list[float]:
-    """The rewards of the turns with sampled tokens, after `algorithm.reward_shaping`; the last includes the overlong penalty.
-
-    Raises:
-        ValueError: the shaping returns something else than a finite number for each turn.
-    """
+    """The rewards of the turns with sampled tokens, after `algorithm.reward_shaping`; the last includes the overlong penalty."""
     shaping = algorithm.reward_shaping
     given = [turn.reward for turn in trajectory.turns] if shaping is None else reward_shaping.load(shaping)(trajectory)
     sampled = [len(turn.tokens.completion_ids) if turn.tokens else 0 for turn in trajectory.turns]

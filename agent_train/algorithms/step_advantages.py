@@ -42,11 +42,7 @@ from agentgym.core.trajectory import Trajectory
 
 
 def with_advantages(inputs: AdvantageInputs, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """The samples of a step with their `advantages`, and with `targets` where there is a critic. `inputs` are of the same samples.
-
-    Raises:
-        ValueError: an unknown advantage, something that it needs is missing, or rewards that it cannot take.
-    """
+    """The samples of a step with their `advantages`, and with `targets` where there is a critic. `inputs` are of the same samples."""
     settings = inputs.settings
     formula = extensions.advantages.load(settings.name)
     if not samples:
@@ -79,7 +75,6 @@ def mean_and_spread(samples: Sequence[TrainingSample]) -> tuple[float, float]:
 
 
 def group_advantage(inputs: AdvantageInputs) -> Tensor:
-    """GRPO, Dr. GRPO and LitePPO; see `advantages.level_advantages`."""
     s = inputs.settings
     return inputs.on_tokens(level_advantages(inputs.rewards, s.mean_level, s.std_level, s.std, s.eps))
 
@@ -97,13 +92,11 @@ best_of_advantage = _of_each_group(best_of_advantages)
 
 
 def opo_advantage(inputs: AdvantageInputs) -> Tensor:
-    """OPO; see `advantages.opo_advantages`."""
     pairs = zip(inputs.rewards, inputs.lengths, strict=True)
     return inputs.on_tokens([opo_advantages(rewards, sizes) for rewards, sizes in pairs])
 
 
 def reinforce_pp_baseline_advantage(inputs: AdvantageInputs) -> Tensor:
-    """REINFORCE++ with a group baseline; see `returns.reinforce_pp_baseline`."""
     s = inputs.settings
     return inputs.on_tokens(reinforce_pp_baseline(inputs.rewards, inputs.lengths, s.std, s.eps, inputs.in_loss))
 
@@ -123,12 +116,10 @@ def remax_advantage(inputs: AdvantageInputs) -> Tensor:
 
 
 def turn_advantage(inputs: AdvantageInputs) -> Tensor:
-    """GRPO with process supervision; see `turn_rewards.turn_advantages`."""
     return inputs.on_turns([turn_advantages(turns, inputs.std, inputs.settings.eps) for turns in inputs.turn_rewards])
 
 
 def gigpo_advantage(inputs: AdvantageInputs) -> Tensor:
-    """GiGPO; see `turn_rewards.gigpo_advantages`."""
     s = inputs.settings
     states = [[_states(trajectory) for trajectory in group] for group in inputs.groups]
     advantages = [
@@ -159,13 +150,11 @@ def reinforce_pp_advantage(inputs: AdvantageInputs) -> Tensor:
 
 
 def gae_advantage(inputs: AdvantageInputs, lam: float | Tensor | None = None) -> Tensor:
-    """GAE over the sampled tokens of a trajectory; see `returns.gae`."""
     given = (inputs.rewards_T, inputs.tokens("values"), inputs.mask_T, inputs.segment_T)
     return gae(*given, inputs.settings.gamma, _lambda(inputs) if lam is None else lam)
 
 
 def bilevel_gae_advantage(inputs: AdvantageInputs, lam: float | Tensor | None = None) -> Tensor:
-    """GAE over turns and over the tokens of a turn; see `gae.bilevel_gae`."""
     s = inputs.settings
     given = (inputs.rewards_T, inputs.tokens("values"), inputs.mask_T, inputs.segment_T, inputs.turn_T)
     return bilevel_gae(*given, s.gamma, _lambda(inputs) if lam is None else lam, s.turn_gamma, s.turn_lam)
@@ -177,7 +166,6 @@ def _lambda(inputs: AdvantageInputs) -> float | Tensor:
 
 
 def prime_advantage(inputs: AdvantageInputs) -> Tensor:
-    """PRIME; see `prime.prime_advantages`."""
     process_T = process_rewards(
         inputs.tokens("prm"), inputs.tokens("reference"), inputs.mask_T, inputs.settings.prime_beta
     )
@@ -187,14 +175,12 @@ def prime_advantage(inputs: AdvantageInputs) -> Tensor:
 
 
 def distill_advantage(inputs: AdvantageInputs) -> Tensor:
-    """On-policy distillation; see `kl.distillation_advantages`."""
     return distillation_advantages(
         inputs.tokens("logprobs"), inputs.tokens("teacher"), inputs.mask_T, inputs.teacher_coef
     )
 
 
 def constant_advantage(inputs: AdvantageInputs) -> Tensor:
-    """1 on every sampled token."""
     return inputs.mask_T.double()
 
 

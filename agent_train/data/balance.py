@@ -15,17 +15,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a forward pass in multiplications: a part per token and a part per pair of tokens in attention.
+    """The cost of a forward pass in multiplications: a part per token and a part per pair of tokens in attention."""
 
-    Attributes:
-        token: of a token, in all layers.
-        sampled: of a token in the loss, in the output embedding.
-        pair: of a token and one that it sees, itself or before it.
-    """
-
-    token: int = 1
-    sampled: int = 0
-    pair: int = 0
+    token: int = 1  # of a token, in all layers
+    sampled: int = 0  # of a token in the loss, in the output embedding
+    pair: int = 0  # of a token and one that it sees, itself or before it
 
     def of(self, tokens: int, sampled: int, before: int = 0) -> int:
         """Of `tokens` in a sample, `sampled` of them in the loss, that also see all of `before` tokens in front of them."""

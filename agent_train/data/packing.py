@@ -29,61 +29,39 @@ PIECES = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Prefix:
-    """Neighbouring samples of a micro-batch that share their first tokens, which lie in the first of them only.
+    """Neighbouring samples of a micro-batch that share their first tokens, which lie in the first of them only."""
 
-    Attributes:
-        first: number of the first of them in the micro-batch.
-        samples: their number.
-        length: tokens that they share, none of them sampled.
-    """
-
-    first: int
-    samples: int
-    length: int
+    first: int  # number of the first of them in the micro-batch
+    samples: int  # their number
+    length: int  # tokens that they share, none of them sampled
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The input of one forward pass. Everything is aligned to the token itself, as in `TrainingSample`.
+    """The input of one forward pass. Everything is aligned to the token itself, as in `TrainingSample`."""
 
-    Attributes:
-        ids_T: token ids, int64.
-        positions_T: position of each token in its own sample, int64.
-        mask_T: True on sampled tokens, which the loss is about.
-        behaviour_logprobs_T: the engine's log-probabilities (nats) of the sampled tokens, fp32.
-        versions_T: the engine's weight version of the sampled tokens, int64, -1 where it is not known.
-        advantages_T: the advantage of each sampled token, fp32.
-        reference_T: log-probabilities under the reference policy, fp32; zeros where there is none. So are the next two.
-        values_T: the critic's values before the update.
-        targets_T: of the critic.
-        weights_T: weight of each token in the loss, the same on every token of a sample, fp32; the mask says which count.
-        temperature_T: sampling temperature of each token's sample, fp32.
-        segment_T: number of each token's sample in the micro-batch, from 0, int64.
-        previous_T: position of the token before each token in its sample, which predicts it; its own for the first. int64.
-        cu_seqlens: S+1 boundaries of the samples, int32, from 0 to T.
-        lengths: the S lengths, on the host; of a sample behind the first of a `Prefix`, without the prefix.
-        prefixes: the shared prefixes, in order.
-        has_reference: every sample with sampled tokens has `reference`, and there is one.
-        start_T: log-probabilities of the trained policy at the start of the training step; None where nothing reads them.
-    """
-
-    ids_T: Tensor
-    positions_T: Tensor
-    mask_T: Tensor
-    behaviour_logprobs_T: Tensor
-    versions_T: Tensor
-    advantages_T: Tensor
+    ids_T: Tensor  # token ids, int64
+    positions_T: Tensor  # position of each token in its own sample, int64
+    mask_T: Tensor  # True on sampled tokens, which the loss is about
+    behaviour_logprobs_T: Tensor  # the engine's log-probabilities (nats) of the sampled tokens, fp32
+    versions_T: Tensor  # the engine's weight version of the sampled tokens, int64, -1 where it is not known
+    advantages_T: Tensor  # the advantage of each sampled token, fp32
+    # log-probabilities under the reference policy, fp32; zeros where there is none. So are the next two.
     reference_T: Tensor
-    values_T: Tensor
-    targets_T: Tensor
+    values_T: Tensor  # the critic's values before the update
+    targets_T: Tensor  # of the critic
+    # weight of each token in the loss, the same on every token of a sample, fp32; the mask says which count
     weights_T: Tensor
-    temperature_T: Tensor
-    segment_T: Tensor
+    temperature_T: Tensor  # sampling temperature of each token's sample, fp32
+    segment_T: Tensor  # number of each token's sample in the micro-batch, from 0, int64
+    # position of the token before each token in its sample, which predicts it; its own for the first. int64.
     previous_T: Tensor
-    cu_seqlens: Tensor
+    cu_seqlens: Tensor  # S+1 boundaries of the samples, int32, from 0 to T
+    # the S lengths, on the host; of a sample behind the first of a `Prefix`, without the prefix
     lengths: tuple[int, ...]
-    prefixes: tuple[Prefix, ...] = ()
-    has_reference: bool = False
+    prefixes: tuple[Prefix, ...] = ()  # the shared prefixes, in order
+    has_reference: bool = False  # every sample with sampled tokens has `reference`, and there is one
+    # log-probabilities of the trained policy at the start of the training step; None where nothing reads them
     start_T: Tensor | None = None
 
     @property
@@ -99,19 +77,13 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class RankBatch:
-    """One rank's part of one optimizer step.
+    """One rank's part of one optimizer step."""
 
-    Attributes:
-        micro_batches: the samples of each micro-batch; equally many on every rank, some without samples.
-        n_tokens: sampled tokens of the whole step, over all ranks.
-        packed_tokens: all tokens of the samples of the whole step, over all ranks.
-        prefixes: the shared prefixes of each micro-batch.
-    """
-
+    # the samples of each micro-batch; equally many on every rank, some without samples
     micro_batches: list[list[TrainingSample]]
-    n_tokens: int
-    packed_tokens: int
-    prefixes: list[tuple[Prefix, ...]] = field(default_factory=list)
+    n_tokens: int  # sampled tokens of the whole step, over all ranks
+    packed_tokens: int  # all tokens of the samples of the whole step, over all ranks
+    prefixes: list[tuple[Prefix, ...]] = field(default_factory=list)  # the shared prefixes of each micro-batch
 
     @property
     def samples(self) -> list[TrainingSample]:
@@ -182,9 +154,6 @@ def rank_batches(
         reduction, length: see `weighted`.
         cost: of the model, by which the work is balanced.
         shared_prefix: compute once what the samples of a group have in common before their first sampled token.
-
-    Raises:
-        ValueError: no sampled token in any sample, or a malformed sample; see `check_sample`.
     """
     for sample in samples:
         check_sample(sample)

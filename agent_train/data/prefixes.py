@@ -43,7 +43,6 @@ def in_order(samples: Iterable[TrainingSample]) -> list[TrainingSample]:
 
 
 def alone(samples: Iterable[TrainingSample]) -> list[PrefixGroup]:
-    """Each sample by itself."""
     return [PrefixGroup((sample,)) for sample in in_order(samples)]
 
 

@@ -18,46 +18,28 @@ class TrainingSample:
 
     A sample never changes. Scores and advantages are added by `dataclasses.replace`, which keeps the id; results of the learner
     are joined to samples by it.
-
-    Attributes:
-        ids: T token ids, exactly as the engine was given and returned them.
-        mask: T booleans, True where the policy sampled the id. Never True at position 0.
-        logprobs: T behaviour log-probabilities of the sampled ids, 0.0 elsewhere.
-        id: unique among the samples of a step.
-        versions: T weight versions of the sampled ids, -1 elsewhere.
-        turn_ends: positions just past the last sampled token of each turn.
-        rewards: reward of each turn.
-        in_loss: whether it is trained on; if not, it still counts in the baseline of its group.
-        trajectory: id of the trajectory; samples of the same one are in the order of its turns.
-        group: id of its group.
-        temperature: the sampling temperature, which divides the trainer's logits too.
-        weight: weight of each sampled token in the loss of its optimizer step, from `packing.weighted`.
-        advantages: T advantages of the sampled ids, 0.0 elsewhere. Empty until computed, as are the lists below.
-        reference: T log-probabilities of the sampled ids under the reference policy.
-        values: T values of the critic, before the update.
-        targets: T targets of the critic.
-        prm: T log-probabilities of the sampled ids under PRIME's reward model.
-        teacher: T log-probabilities of the sampled ids under the teacher.
     """
 
-    ids: list[int]
-    mask: list[bool]
-    logprobs: list[float]
-    id: str = ""
-    versions: list[int] = field(default_factory=list)
-    turn_ends: list[int] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    in_loss: bool = True
-    trajectory: str = ""
-    group: str = ""
-    temperature: float = 1.0
-    weight: float = 0.0
+    ids: list[int]  # T token ids, exactly as the engine was given and returned them
+    mask: list[bool]  # T booleans, True where the policy sampled the id. Never True at position 0.
+    logprobs: list[float]  # T behaviour log-probabilities of the sampled ids, 0.0 elsewhere
+    id: str = ""  # unique among the samples of a step
+    versions: list[int] = field(default_factory=list)  # T weight versions of the sampled ids, -1 elsewhere
+    turn_ends: list[int] = field(default_factory=list)  # positions just past the last sampled token of each turn
+    rewards: list[float] = field(default_factory=list)  # reward of each turn
+    in_loss: bool = True  # whether it is trained on; if not, it still counts in the baseline of its group
+    trajectory: str = ""  # id of the trajectory; samples of the same one are in the order of its turns
+    group: str = ""  # id of its group
+    temperature: float = 1.0  # the sampling temperature, which divides the trainer's logits too
+    weight: float = 0.0  # weight of each sampled token in the loss of its optimizer step, from `packing.weighted`
+    # T advantages of the sampled ids, 0.0 elsewhere. Empty until computed, as are the lists below.
     advantages: list[float] = field(default_factory=list)
+    # T log-probabilities of the sampled ids under the reference policy
     reference: list[float] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-    targets: list[float] = field(default_factory=list)
-    prm: list[float] = field(default_factory=list)
-    teacher: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)  # T values of the critic, before the update
+    targets: list[float] = field(default_factory=list)  # T targets of the critic
+    prm: list[float] = field(default_factory=list)  # T log-probabilities of the sampled ids under PRIME's reward model
+    teacher: list[float] = field(default_factory=list)  # T log-probabilities of the sampled ids under the teacher
 
     @property
     def sampled(self) -> int:

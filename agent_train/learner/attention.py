@@ -30,21 +30,15 @@ UNSUPPORTED = ("softcap", "s_aux", "head_mask", "position_bias")
 
 @dataclass(frozen=True)
 class Segments:
-    """The bounds of the samples in a packed micro-batch.
+    """The bounds of the samples in a packed micro-batch."""
 
-    Attributes:
-        cu_seqlens: S+1 boundaries, int32, on the model's device.
-        longest: length of the longest sample, with the prefix that it shares.
-        runs: `(n, L)` for each run of neighbouring stretches of equal length, in order. A stretch is a sample, a shared prefix, or what
-            a sample has beyond it.
-        trunks: the shared prefixes.
-        masks: of FlexAttention, by sliding window, once one is made.
-    """
-
-    cu_seqlens: Tensor
-    longest: int
+    cu_seqlens: Tensor  # S+1 boundaries, int32, on the model's device
+    longest: int  # length of the longest sample, with the prefix that it shares
+    # `(n, L)` for each run of neighbouring stretches of equal length, in order. A stretch is a sample, a shared prefix,
+    # or what a sample has beyond it.
     runs: tuple[tuple[int, int], ...]
-    trunks: tuple[Trunk, ...] = ()
+    trunks: tuple[Trunk, ...] = ()  # the shared prefixes
+    # of FlexAttention, by sliding window, once one is made
     masks: dict[int | None, Any] = field(default_factory=dict, compare=False)
 
 
@@ -72,12 +66,7 @@ def packed_attention(
     segments: Segments | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention in the form that transformers calls: query (1, H, T, D), key and value (1, K, T, D) -> (1, T, H, D).
-
-    Raises:
-        ValueError: no `segments`, a mask, dropout, more than one sequence in the batch dimension, or a feature of the
-            architecture that packed attention does not compute.
-    """
+    """Attention in the form that transformers calls: query (1, H, T, D), key and value (1, K, T, D) -> (1, T, H, D)."""
     wrong = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
     if segments is None or attention_mask is not None or dropout or query.shape[0] != 1 or wrong:
         found = ", ".join(wrong) or f"mask {attention_mask is not None}, dropout {dropout}, batch {query.shape[0]}"

@@ -23,32 +23,20 @@ VALUE_SUMS = ("loss", "tokens", "value", "target", "target_square", "error", "er
 
 @dataclass(frozen=True)
 class CriticMetrics:
-    """One update of the critic, over all ranks, micro-batches and optimizer steps. Means are over sampled tokens.
+    """One update of the critic, over all ranks, micro-batches and optimizer steps. Means are over sampled tokens."""
 
-    Attributes:
-        loss: the weighted sum of half the squared errors; the mean over the optimizer steps.
-        explained_variance: 1 - Var(target - value) / Var(target), with the values before each optimizer step: 1 is perfect, 0 as
-            good as a constant. 0 where the targets do not vary.
-        clip_fraction: share of tokens that the clip holds back.
-        value_mean: of the values, before each optimizer step.
-        return_mean: of the targets.
-        error_max: the largest |target - value|.
-        grad_norm: before clipping; the mean over the optimizer steps.
-        lr: of the last optimizer step.
-        skipped: optimizer steps left out because the loss or the gradient was not finite.
-        seconds: wall time of rank 0.
-    """
-
-    loss: float
+    loss: float  # the weighted sum of half the squared errors; the mean over the optimizer steps
+    # 1 - Var(target - value) / Var(target), with the values before each optimizer step: 1 is perfect, 0 as good as a
+    # constant. 0 where the targets do not vary.
     explained_variance: float
-    clip_fraction: float
-    value_mean: float
-    return_mean: float
-    error_max: float
-    grad_norm: float
-    lr: float
-    skipped: int
-    seconds: float
+    clip_fraction: float  # share of tokens that the clip holds back
+    value_mean: float  # of the values, before each optimizer step
+    return_mean: float  # of the targets
+    error_max: float  # the largest |target - value|
+    grad_norm: float  # before clipping; the mean over the optimizer steps
+    lr: float  # of the last optimizer step
+    skipped: int  # optimizer steps left out because the loss or the gradient was not finite
+    seconds: float  # wall time of rank 0
 
 
 def check_targets(samples: Sequence[TrainingSample], clip: float | None) -> None:

@@ -66,9 +66,6 @@ def shard(policy: Packed, dims: ParallelDims, config: Config, model_dir: str | P
 
     The module, a `PackedPolicy` or `PackedValue`, comes from the host and moves to the device block by block. Parameters without memory are
     read from the files of `model_dir`. `model.dtype` is what the layers compute in.
-
-    Raises:
-        ValueError: an architecture that cannot be split as the settings ask.
     """
     model, settings = policy.model, config.learner
     blocks = blocks_of(model)

@@ -237,9 +237,6 @@ class PackedPolicy(nn.Module):
 
     Backbone and head are called in one forward, so that FSDP around this module gathers the head's weight too, also where it is tied to the
     input embedding.
-
-    Raises:
-        ValueError: the model changes its logits after the output embedding, which the chunked head would not repeat.
     """
 
     def __init__(self, model: Any, head_chunk: int, vocab_chunk: int = 0):

@@ -28,9 +28,6 @@ def add_adapters(model: Any, settings: LoraConfig) -> None:
     """Put an adapter around each layer that `settings.targets` names and freeze everything else, in place.
 
     The adapters' weights are on the meta device: `loading.fill` gives them their values, by `initial_adapter`.
-
-    Raises:
-        ValueError: PEFT is not installed, a target names no layer of the model, or one that is not linear.
     """
     try:
         from peft import LoraConfig as PeftConfig

@@ -36,90 +36,51 @@ MAXIMA = ("ratio_max", "lag_max", "gap_abs_max")
 
 @dataclass(frozen=True)
 class UpdateMetrics:
-    """One update of the policy, over all ranks, micro-batches and optimizer steps. Means are over sampled tokens; nats.
+    """One update of the policy, over all ranks, micro-batches and optimizer steps. Means are over sampled tokens; nats."""
 
-    Attributes:
-        loss: reduced as the settings say; the mean over the optimizer steps.
-        ratio_mean: of the trained policy to the proximal one, or to the engine's where `algorithm.proximal` says so.
-        ratio_max: the largest.
-        clip_fraction: share of tokens that the clip holds back: they have an advantage and no gradient.
-        kl_k1: KL(proximal || trained), estimated as the mean of -log ratio.
-        kl_k3: the same, by the estimate that is never negative.
-        entropy: of the policy, at its temperature.
-        grad_norm: before clipping; the mean over the optimizer steps.
-        gap_mean: mean |trainer's - engine's log-probability| of the sampled tokens, before the update.
-        gap_max: the largest.
-        gap_k3: KL(engine || trainer), the estimate that is never negative.
-        tokens: sampled tokens.
-        packed_tokens: tokens that went through the model, prompts too.
-        lr: of the last optimizer step.
-        skipped: optimizer steps left out because the loss or the gradient was not finite.
-        seconds: wall time of rank 0.
-        loss_policy: the policy's part of the loss, corrections included.
-        loss_kl: the part of the KL to the reference policy, times its coefficient.
-        loss_entropy: the part of the entropy bonus, times its coefficient.
-        kl_coef: coefficient of the KL in the loss.
-        kl_reference: KL(trained || reference) by the estimator `algorithm.kl.value`; 0 without a reference.
-        gap_k1: KL(engine || trainer), the estimate of either sign.
-        gap_chi_square: mean of (trainer / engine - 1)^2, what importance weights cost in variance.
-        gap_ess: effective sample size of the weights trainer / engine, as a share of the tokens.
-        correction_mean: factor of the policy's loss; 1 without a correction.
-        cut_fraction: share of tokens whose weight a correction cut to its cap.
-        dropped_fraction: share of tokens that a correction dropped.
-        staleness: how many versions the trainer is ahead of the weights that sampled a token, at the start of the update.
-        staleness_max: the largest.
-    """
-
-    loss: float
+    loss: float  # reduced as the settings say; the mean over the optimizer steps
+    # of the trained policy to the proximal one, or to the engine's where `algorithm.proximal` says so
     ratio_mean: float
-    ratio_max: float
-    clip_fraction: float
-    kl_k1: float
-    kl_k3: float
-    entropy: float
-    grad_norm: float
-    gap_mean: float
-    gap_max: float
-    gap_k3: float
-    tokens: int
-    packed_tokens: int
-    lr: float
-    skipped: int
-    seconds: float
-    loss_policy: float = 0.0
-    loss_kl: float = 0.0
-    loss_entropy: float = 0.0
-    kl_coef: float = 0.0
-    kl_reference: float = 0.0
-    gap_k1: float = 0.0
-    gap_chi_square: float = 0.0
-    gap_ess: float = 1.0
-    correction_mean: float = 1.0
-    cut_fraction: float = 0.0
-    dropped_fraction: float = 0.0
+    ratio_max: float  # the largest
+    clip_fraction: float  # share of tokens that the clip holds back: they have an advantage and no gradient
+    kl_k1: float  # KL(proximal || trained), estimated as the mean of -log ratio
+    kl_k3: float  # the same, by the estimate that is never negative
+    entropy: float  # of the policy, at its temperature
+    grad_norm: float  # before clipping; the mean over the optimizer steps
+    gap_mean: float  # mean |trainer's - engine's log-probability| of the sampled tokens, before the update
+    gap_max: float  # the largest
+    gap_k3: float  # KL(engine || trainer), the estimate that is never negative
+    tokens: int  # sampled tokens
+    packed_tokens: int  # tokens that went through the model, prompts too
+    lr: float  # of the last optimizer step
+    skipped: int  # optimizer steps left out because the loss or the gradient was not finite
+    seconds: float  # wall time of rank 0
+    loss_policy: float = 0.0  # the policy's part of the loss, corrections included
+    loss_kl: float = 0.0  # the part of the KL to the reference policy, times its coefficient
+    loss_entropy: float = 0.0  # the part of the entropy bonus, times its coefficient
+    kl_coef: float = 0.0  # coefficient of the KL in the loss
+    kl_reference: float = 0.0  # KL(trained || reference) by the estimator `algorithm.kl.value`; 0 without a reference
+    gap_k1: float = 0.0  # KL(engine || trainer), the estimate of either sign
+    gap_chi_square: float = 0.0  # mean of (trainer / engine - 1)^2, what importance weights cost in variance
+    gap_ess: float = 1.0  # effective sample size of the weights trainer / engine, as a share of the tokens
+    correction_mean: float = 1.0  # factor of the policy's loss; 1 without a correction
+    cut_fraction: float = 0.0  # share of tokens whose weight a correction cut to its cap
+    dropped_fraction: float = 0.0  # share of tokens that a correction dropped
+    # how many versions the trainer is ahead of the weights that sampled a token, at the start of the update
     staleness: float = 0.0
-    staleness_max: float = 0.0
+    staleness_max: float = 0.0  # the largest
 
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """One optimizer step of any role, reduced over micro-batches and ranks: the same on every rank.
+    """One optimizer step of any role, reduced over micro-batches and ranks: the same on every rank."""
 
-    Attributes:
-        sums: of the objective, in its order; the first is the loss.
-        maxima: of the objective.
-        grad_norm: of the whole gradient, before clipping.
-        lr: the learning rate.
-        skipped: the weights were left as they are, because the loss or the gradient was not finite.
-        tokens: sampled tokens.
-    """
-
-    sums: list[float]
-    maxima: list[float]
-    grad_norm: float
-    lr: float
-    skipped: bool
-    tokens: int
+    sums: list[float]  # of the objective, in its order; the first is the loss
+    maxima: list[float]  # of the objective
+    grad_norm: float  # of the whole gradient, before clipping
+    lr: float  # the learning rate
+    skipped: bool  # the weights were left as they are, because the loss or the gradient was not finite
+    tokens: int  # sampled tokens
 
     @property
     def loss(self) -> float:

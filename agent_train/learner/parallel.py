@@ -38,27 +38,17 @@ _HEADS_DIM = 2
 
 @dataclass(frozen=True)
 class ParallelDims:
-    """The coordinates of one rank.
+    """The coordinates of one rank."""
 
-    Attributes:
-        data, sequence, tensor: sizes of the mesh.
-        rank: of all.
-        fsdp: mesh over which blocks are sharded.
-        world: mesh over which the rest is.
-        tensor_mesh: over which the layers of a block are split.
-        data_group: one rank of each replica, which hold different tokens; None is all.
-        spread: the ranks of this replica; None where it is one rank.
-    """
-
-    data: int
+    data: int  # sizes of the mesh
     sequence: int
     tensor: int
-    rank: int
-    fsdp: DeviceMesh
-    world: DeviceMesh
-    tensor_mesh: DeviceMesh | None
-    data_group: dist.ProcessGroup | None
-    spread: SequenceParallelGroup | None
+    rank: int  # of all
+    fsdp: DeviceMesh  # mesh over which blocks are sharded
+    world: DeviceMesh  # mesh over which the rest is
+    tensor_mesh: DeviceMesh | None  # over which the layers of a block are split
+    data_group: dist.ProcessGroup | None  # one rank of each replica, which hold different tokens; None is all
+    spread: SequenceParallelGroup | None  # the ranks of this replica; None where it is one rank
 
     @property
     def gradient_scale(self) -> int:
@@ -133,11 +123,7 @@ def check_model(model: Any, dims: ParallelDims) -> None:
 
 
 def split_layers(model: Any, blocks: Iterable[nn.Module], mesh: DeviceMesh) -> None:
-    """Split the layers of each block over the ranks of a mesh, in place; the head's and the embedding's stay whole.
-
-    Raises:
-        ValueError: a layer has a name that says nothing about how to split it, or a size that does not divide.
-    """
+    """Split the layers of each block over the ranks of a mesh, in place; the head's and the embedding's stay whole."""
     for block in blocks:
         frozen = [name for name, parameter in block.named_parameters() if not parameter.requires_grad]
         parallelize_module(block, mesh, plan_of(type(model).__name__, block, mesh.size()))

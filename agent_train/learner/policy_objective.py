@@ -216,11 +216,7 @@ class PolicyObjective:
 
 
 def policy_objective(settings: AlgorithmConfig) -> PolicyObjective:
-    """The objective that these settings describe. It imports and tries the loss, so it is made once.
-
-    Raises:
-        ValueError: no such loss or correction, settings that it does not have, or two weights for one gap.
-    """
+    """The objective that these settings describe. It imports and tries the loss, so it is made once."""
     loss = policy_loss(settings.loss, settings.loss_settings)
     check_one_weight(settings.proximal, settings.correction.name, loss.divides_by_behaviour)
     return PolicyObjective(loss, settings)

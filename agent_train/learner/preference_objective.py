@@ -26,17 +26,12 @@ from agent_train.learner.value_head import last_sampled
 
 @dataclass(frozen=True)
 class Judged:
-    """A loss of a step, as the driver computes it from a first pass.
+    """A loss of a step, as the driver computes it from a first pass."""
 
-    Attributes:
-        loss: the mean over pairs, or over single answers.
-        derivatives: by each log-probability of each sample, in order, 0.0 outside the mask; or by the score of each, a list of one.
-        measures: means of accuracy, margin, chosen, rejected, as far as there are any.
-    """
-
-    loss: float
+    loss: float  # the mean over pairs, or over single answers
+    # by each log-probability of each sample, in order, 0.0 outside the mask; or by the score of each, a list of one
     derivatives: list[list[float]]
-    measures: dict[str, float]
+    measures: dict[str, float]  # means of accuracy, margin, chosen, rejected, as far as there are any
 
 
 def of_pairs(
@@ -102,7 +97,6 @@ def of_scored_pairs(scores: Sequence[float]) -> Judged:
 
 
 def of_scores(scores: Sequence[float], wanted: Sequence[float]) -> Judged:
-    """Half the mean squared error of A scores."""
     error_A = torch.tensor(scores, dtype=torch.float64) - torch.tensor(wanted, dtype=torch.float64)
     value = error_A.square().mean().item() / 2
     measures = {"error": error_A.abs().mean().item()}

@@ -27,25 +27,16 @@ REDUCTION = "seq-mean-token-sum"
 
 @dataclass(frozen=True)
 class PrmMetrics:
-    """One optimizer step of the process reward model, over all ranks.
+    """One optimizer step of the process reward model, over all ranks."""
 
-    Attributes:
-        loss: mean cross-entropy of the trajectories, before the step.
-        accuracy: share of the trajectories on whose right side of one half it was, with outcomes of a half and over as right.
-        reward_mean: mean process reward of a trajectory's tokens together, before the step.
-        grad_norm: before clipping.
-        lr: of the step.
-        skipped: whether the weights were left as they are because the gradient was not finite.
-        seconds: wall time of rank 0.
-    """
-
-    loss: float
+    loss: float  # mean cross-entropy of the trajectories, before the step
+    # share of the trajectories on whose right side of one half it was, with outcomes of a half and over as right
     accuracy: float
-    reward_mean: float
-    grad_norm: float
-    lr: float
-    skipped: bool
-    seconds: float
+    reward_mean: float  # mean process reward of a trajectory's tokens together, before the step
+    grad_norm: float  # before clipping
+    lr: float  # of the step
+    skipped: bool  # whether the weights were left as they are because the gradient was not finite
+    seconds: float  # wall time of rank 0
 
 
 def prm_targets(
@@ -60,9 +51,6 @@ def prm_targets(
 
     Returns:
         The samples, and `loss`, `accuracy` and `reward_mean` as in `PrmMetrics`.
-
-    Raises:
-        ValueError: a trajectory without an outcome, an outcome outside of 0 to 1, or lists that do not fit the samples.
     """
     for sample in samples:
         if not 0.0 <= outcomes.get(sample.trajectory, -1.0) <= 1.0:

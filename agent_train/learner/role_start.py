@@ -19,23 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Models:
-    """The models of a run. None where nothing asks for one.
+    """The models of a run. None where nothing asks for one."""
 
-    Attributes:
-        policy: the model that is trained.
-        reference: frozen; the policy is held to it, and PRIME's reward model started from it.
-        critic: gives values, and learns them.
-        prm: PRIME's process reward model, which learns from outcomes.
-        teacher: frozen, or an endpoint.
-        reward_model: frozen; scores whole trajectories.
-    """
-
-    policy: Learner
-    reference: Learner | None = None
-    critic: Learner | None = None
-    prm: Learner | None = None
-    teacher: Learner | Teacher | None = None
-    reward_model: Learner | None = None
+    policy: Learner  # the model that is trained
+    reference: Learner | None = None  # frozen; the policy is held to it, and PRIME's reward model started from it
+    critic: Learner | None = None  # gives values, and learns them
+    prm: Learner | None = None  # PRIME's process reward model, which learns from outcomes
+    teacher: Learner | Teacher | None = None  # frozen, or an endpoint
+    reward_model: Learner | None = None  # frozen; scores whole trajectories
 
 
 def learning_beside(config: Config, models: Models) -> list[Learner]:

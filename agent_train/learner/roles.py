@@ -63,7 +63,6 @@ def source_of(config: Config, role: str) -> str | None:
 
 
 def start_of(config: Config, role: str, policy_dir: str | Path) -> Path:
-    """The folder that a role is loaded from, where the policy starts from `policy_dir`."""
     source = source_of(config, role)
     return Path(source).expanduser().absolute() if source else Path(policy_dir)
 

@@ -40,7 +40,6 @@ class SequenceParallelGroup:
 
     @property
     def tensor_size(self) -> int:
-        """Ranks that share the layers."""
         return self.replica_size // self.sequence_size
 
     def part(self, size: int) -> slice:
@@ -49,7 +48,6 @@ class SequenceParallelGroup:
         return slice(self.sequence_rank * length, (self.sequence_rank + 1) * length)
 
     def padding(self, size: int) -> int:
-        """The number of tokens added to T."""
         return -size % self.sequence_size
 
 

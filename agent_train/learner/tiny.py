@@ -61,9 +61,6 @@ def build_tiny(folder: str | Path, texts: Iterable[str], tiny: TinyConfig, max_l
         tiny: shape of the model; `tiny.vocab` bounds the vocabulary, and fewer are used where `texts` hold fewer pieces.
         max_len: longest sequence in tokens.
         seed: of the random weights.
-
-    Raises:
-        ValueError: a size is not positive, `vocab` does not hold all bytes, or vLLM has no such head size.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM

@@ -26,9 +26,6 @@ class PackedValue(nn.Module):
     """A sequence classifier of one label, loaded with the packed attention: micro-batch in, values or scores out.
 
     With `of_samples` it scores each whole sample, as a reward model does, in place of each token, as a critic does.
-
-    Raises:
-        ValueError: the model has no linear `score` of one number without a bias.
     """
 
     def __init__(self, model: Any, of_samples: bool = False):

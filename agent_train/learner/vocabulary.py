@@ -32,7 +32,6 @@ def check_folder(folder: str | Path, policy_dir: str | Path, name: str) -> None:
 
 
 def tokenizer_of(folder: str | Path) -> Any:
-    """The tokenizer of a model folder."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(folder))

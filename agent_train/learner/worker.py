@@ -120,9 +120,6 @@ class LearnerWorker:
             lr_scale: factor of the configured learning rate, on top of the warm-up.
             kl_coef: of the KL to the reference in the loss.
             version: of the weights as they are, as the engine counts them; None where nobody counts.
-
-        Raises:
-            ValueError: the settings make no objective, or samples lack what it reads.
         """
         started = time.monotonic()
         if self._objective is None:
@@ -168,8 +165,6 @@ class LearnerWorker:
         return getattr(self, method)(given if method in ("update", "update_critic") else given[0], *arguments)
 
     def sft(self, step: RankBatch, lr: float) -> OptimizerStep:
-        """One optimizer step on the mean negative log-likelihood of the masked tokens."""
-
         def contribute(batch: MicroBatch, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
             return loss_alone(weighted_sum(-output[0], batch.weights_T, batch.mask_T))
 
@@ -186,11 +181,7 @@ class LearnerWorker:
         return step.by_sample(self._score(self._batches(step)))
 
     def update_critic(self, steps: Sequence[RankBatch], lr_scale: float = 1.0) -> CriticMetrics:
-        """Updates of the critic towards the samples' targets, one optimizer step for each batch; the same metrics on every rank.
-
-        Raises:
-            ValueError: samples lack their targets, or the old values that `critic.clip` needs.
-        """
+        """Updates of the critic towards the samples' targets, one optimizer step for each batch; the same metrics on every rank."""
         started = time.monotonic()
         clip = self.config.critic.clip
         check_targets([sample for step in steps for sample in step.samples], clip)
@@ -202,7 +193,6 @@ class LearnerWorker:
         return summarise_critic(results, time.monotonic() - started)
 
     def update_prm(self, step: RankBatch, lr_scale: float = 1.0) -> OptimizerStep:
-        """One optimizer step of PRIME's reward model on samples of `prm_objective.prm_targets`."""
         self._begin("prm")
         return self._optimizer_step(step, self._batches(step), prm_contribute, self._lr(lr_scale))
 
@@ -213,16 +203,13 @@ class LearnerWorker:
         return self._optimizer_step(step, self._batches(step), along, lr)
 
     def values(self, step: RankBatch) -> list[list[list[float]]]:
-        """The critic's value before each masked token of each sample of each micro-batch, 0.0 elsewhere."""
         return step.by_sample(self._outputs(self._batches(step)))
 
     def scores(self, step: RankBatch) -> list[list[float]]:
-        """The reward model's score of each sample of each micro-batch."""
         scored = self._outputs(self._batches(step))
         return [scores_S[: len(own)].tolist() for scores_S, own in zip(scored, step.micro_batches, strict=True)]
 
     def save(self, folder: str) -> None:
-        """Write a Hugging Face folder that transformers and vLLM load, adapters added to the weights, whole or not at all."""
         self._write(folder, merge=True)
 
     def save_adapter(self, folder: str) -> dict[str, int]:
@@ -244,7 +231,6 @@ class LearnerWorker:
         self._state.begin(self.module, self._optimizer, counters, folder, last)
 
     def state_saved(self) -> str | None:
-        """The outcome of the last save of the state: None while it is written, "" for success, else the failure."""
         return self._state.saved()
 
     def load_state(self, folder: str) -> None:
@@ -253,7 +239,6 @@ class LearnerWorker:
         self._phase, self._steps = counters["phase"], counters["steps"]
 
     def connect_weights(self, address: WeightAddress) -> None:
-        """Join the weight group as its sender, on rank 0; the receivers must join at the same time."""
         if self.rank == 0:
             if self._weights is not None:
                 self._weights.close()
@@ -261,7 +246,6 @@ class LearnerWorker:
             self._weights = make_group(address, 0, self.device, connect_seconds=timeout, transfer_seconds=timeout)
 
     def manifest(self) -> list[TensorInfo]:
-        """Names, shapes and type of the weights that `send_weights` sends, in its order. Tied weights are named once."""
         return [TensorInfo(name, shape, self.config.model.dtype) for name, shape in shapes_of(self.module)]
 
     def send_weights(self) -> dict[str, int]:
@@ -321,7 +305,6 @@ class LearnerWorker:
         return module if learns(self.config, self.role) else module.requires_grad_(False)
 
     def _write(self, folder: str, merge: bool) -> dict[str, Tensor]:
-        """Rank 0 writes all weights, or the adapters; what it wrote."""
         dtype = self.config.model.dtype
         weights = whole_on_host(self.module, self.rank, dtype, merge)
         if self.rank == 0:

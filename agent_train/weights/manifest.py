@@ -25,18 +25,12 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class WeightAddress:
-    """The rendezvous of a weight group.
+    """The rendezvous of a weight group."""
 
-    Attributes:
-        host, port: of the store, which rank 0 (the sender) serves.
-        world_size: the sender and all receiver ranks of all engines: `1 + engine.receivers`.
-        rank_offset: rank of the engine's first receiver. A sender ignores it.
-    """
-
-    host: str
+    host: str  # of the store, which rank 0 (the sender) serves
     port: int
-    world_size: int
-    rank_offset: int = 1
+    world_size: int  # the sender and all receiver ranks of all engines: `1 + engine.receivers`
+    rank_offset: int = 1  # rank of the engine's first receiver. A sender ignores it.
 
 
 def manifest_of(tensors: Iterable[tuple[str, Any]]) -> list[TensorInfo]:
