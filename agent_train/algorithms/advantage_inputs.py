@@ -15,7 +15,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from agent_train.algorithms.kl import kl_rewards, kl_scores
+from agent_train.algorithms.kl import kl_estimate
+from agent_train.algorithms.losses import segment_sums
 from agent_train.algorithms.turn_rewards import place, turn_segments
 from agent_train.config.schema import AdvantageConfig, AlgorithmConfig
 from agent_train.data.samples import TrainingSample
@@ -53,7 +54,11 @@ class AdvantageInputs:
     @cached_property
     def turn_rewards(self) -> list[list[list[float]]]:
         """The rewards of each trajectory's turns, by group, less the KL of their tokens where the reward includes it."""
-        rest = iter((kl_scores(self._rewards_K, *self._kl) if self._kl else self._rewards_K).tolist())
+        rewards_K = self._rewards_K
+        if self._kl_T is not None:
+            kl_K = segment_sums(self._kl_T, self.mask_T, self.turn_T, len(rewards_K))
+            rewards_K = rewards_K.float() - self.kl_coef * kl_K
+        rest = iter(rewards_K.tolist())
         turns = dict.fromkeys((trajectory.id for trajectory in self.trajectories), 0)
         for sample in self.samples:
             turns[sample.trajectory] += len(sample.rewards)
@@ -66,9 +71,8 @@ class AdvantageInputs:
     @cached_property
     def rewards_T(self) -> Tensor:
         """The reward of each turn on its last sampled token, less the KL of each token where the reward includes it."""
-        if self._kl:
-            return kl_rewards(self._rewards_K, *self._kl)
-        return place(self._rewards_K, self.mask_T, self.turn_T)
+        rewards_T = place(self._rewards_K, self.mask_T, self.turn_T)
+        return rewards_T if self._kl_T is None else rewards_T - self.kl_coef * self._kl_T
 
     @property
     def lengths(self) -> list[list[int]]:
@@ -134,13 +138,12 @@ class AdvantageInputs:
         parts = values_T.split([len(sample.ids) for sample in self.samples])
         return {sample.id: part.tolist() for sample, part in zip(self.samples, parts, strict=True)}
 
-    @property
-    def _kl(self) -> tuple[Tensor, Tensor, Tensor, Tensor, float, str] | None:
-        """The KL that the reward includes, as `kl_rewards` takes it."""
+    @cached_property
+    def _kl_T(self) -> Tensor | None:
+        """The KL of each token that the reward includes (InstructGPT, arXiv 2203.02155), before its coefficient; None for none."""
         if self.algorithm.kl.place != "reward" or not self.kl_coef:
             return None
-        logprobs_T, reference_T = self.tokens("logprobs"), self.tokens("reference")
-        return logprobs_T, reference_T, self.mask_T, self.turn_T, self.kl_coef, self.algorithm.kl.value
+        return kl_estimate(self.algorithm.kl.value, self.tokens("logprobs"), self.tokens("reference"), self.mask_T)
 
     @property
     def _rewards_K(self) -> Tensor:

@@ -146,9 +146,7 @@ geometric_mask = partial(correction, level=None, band_level="geometric")
 def check_one_weight(proximal: str, name: str | None, loss_divides_by_behaviour: bool) -> None:
     """Raise ValueError for settings that would weigh one gap twice, or leave half of one out.
 
-    Args:
-        name: of the correction; None corrects nothing.
-        loss_divides_by_behaviour: the loss has the ratio p / b inside (DPPO, AIPO, M2PO), whatever the proximal policy is.
+    `loss_divides_by_behaviour`: the loss has the ratio p / b inside (DPPO, AIPO, M2PO).
     """
     if proximal not in PROXIMAL:
         raise ValueError(f"proximal must be one of {', '.join(PROXIMAL)}, not {proximal!r}")

@@ -1,6 +1,6 @@
-"""KL(p || reference) from tokens that p sampled: as a number, as a loss, and as part of the reward. Distillation from a teacher.
+"""KL(p || reference) from tokens that p sampled, as a number and as a loss. Distillation from a teacher.
 
-Legend: T tokens of one packed micro-batch, S segments in it; p is the policy that is trained. Nats.
+Legend: T tokens of one packed micro-batch; p is the policy that is trained. Nats.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from agent_train.algorithms.losses import k3, keep, log_ratio, segment_sums
-from agent_train.algorithms.turn_rewards import place
+from agent_train.algorithms.losses import k3, keep, log_ratio
 
 IMPORTANCE = ("none", "detached", "full")
 # Of `lp - lref`; http://joschu.net/blog/kl-approx.html
@@ -68,38 +67,6 @@ def kl_loss(
         ratio_T = log_ratio(logprobs_T, keep(old_T, mask_T)).exp()
         kl_T = kl_T * (ratio_T.detach() if importance == "detached" else ratio_T)
     return kl_T
-
-
-@torch.no_grad()
-def kl_rewards(
-    scores_S: Tensor,
-    logprobs_T: Tensor,
-    reference_T: Tensor,
-    mask_T: Tensor,
-    segment_T: Tensor,
-    coefficient: float,
-    value: str = "k1",
-) -> Tensor:
-    """rewards_T: minus the KL on every sampled token, plus each segment's score on its last one. InstructGPT (2203.02155).
-
-    The score of a segment without sampled tokens stands nowhere. An advantage that knows no tokens (GRPO) takes `kl_scores`.
-    """
-    return place(scores_S, mask_T, segment_T) - coefficient * kl_estimate(value, logprobs_T, reference_T, mask_T)
-
-
-@torch.no_grad()
-def kl_scores(
-    scores_S: Tensor,
-    logprobs_T: Tensor,
-    reference_T: Tensor,
-    mask_T: Tensor,
-    segment_T: Tensor,
-    coefficient: float,
-    value: str = "k1",
-) -> Tensor:
-    """scores_S less the KL of all sampled tokens of each segment: KL in reward for group-relative advantages."""
-    kl_T = kl_estimate(value, logprobs_T, reference_T, mask_T)
-    return scores_S.float() - coefficient * segment_sums(kl_T, mask_T, segment_T, len(scores_S))
 
 
 def adapted(coefficient: float, kl: float, target: float, samples: int, horizon: int) -> float:

@@ -101,7 +101,13 @@ def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyL
     """
     function = losses.load(name)
     parameters = inspect.signature(function).parameters
-    _check_parameters(name, parameters)
+    if "logprobs_T" not in parameters:
+        raise ValueError(
+            f"policy loss {name!r} has no parameter logprobs_T, so it cannot change the policy; it may read {', '.join(INPUTS)}"
+        )
+    for key, parameter in parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ValueError(f"policy loss {name!r}: its parameter {key} must be one that is given by its name")
     known = {key: p for key, p in parameters.items() if key not in INPUTS}
     chosen = {key: p.default for key, p in known.items() if p.default is not p.empty} | dict(settings or {})
     for key, value in chosen.items():
@@ -112,16 +118,6 @@ def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyL
     loss = PolicyLoss(name, function, frozenset(parameters) & frozenset(INPUTS), chosen)
     _try(loss)
     return loss
-
-
-def _check_parameters(name: str, parameters: Mapping[str, inspect.Parameter]) -> None:
-    for key, parameter in parameters.items():
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ValueError(f"policy loss {name!r}: its parameter {key} must be one that is given by its name")
-    if "logprobs_T" not in parameters:
-        raise ValueError(
-            f"policy loss {name!r} has no parameter logprobs_T, so it cannot change the policy; it may read {', '.join(INPUTS)}"
-        )
 
 
 def _check_setting(name: str, key: str, value: Any, known: Mapping[str, inspect.Parameter]) -> None:

@@ -1,9 +1,8 @@
 """Policy losses. Each gives one value per token, to be summed with weights.
 
-Losses that differentiate a ratio give no gradient to a token that a clip holds back. Losses that differentiate `A * log p` with a
-detached weight keep every token's gradient and bound its size. A loss that reads `behaviour_T` closes the gap to the engine itself,
-and no correction may be added to it. Losses that read `segment_T` have one ratio for a whole sequence: a sample of the micro-batch, which
-lies in it whole. They write it on each of its tokens, so that weights of 1 / (sequences * length) give the papers' mean over sequences.
+A loss that reads `behaviour_T` closes the gap to the engine itself, and no correction may be added to it. Losses that read `segment_T`
+have one ratio for a whole sequence, a sample of the micro-batch, and write their loss on each of its tokens, so that weights of
+1 / (sequences * length) give the papers' mean over sequences.
 
 Legend: T tokens of one packed micro-batch, S sequences in it, N sampled tokens of the optimizer step. `old` is the proximal policy,
 `behaviour` the engine's, which sampled. `segment_T` numbers each token's sequence from 0, int64; `n_segments` is S, on the host.
@@ -127,14 +126,10 @@ def m2po_drift(logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor) ->
 
 
 def m2po_limit(drift_N: Tensor, budget: float = 0.04) -> Tensor:
-    """The smallest drift that `m2po` drops, so that the mean square of those that count and stay is at most `budget`.
+    """The smallest drift that `m2po` drops, so that the mean square of those that count and stay is at most `budget`; infinity if all stay.
 
-    Args:
-        drift_N: from `m2po_drift`, of the whole optimizer step over all micro-batches and ranks; drifts of 0 do not count.
-        budget: the second moment that stays, 0.04 in arXiv 2510.01161.
-
-    Returns:
-        A scalar on the device, infinity where all stay. Tokens with the same drift all stay or none does, whatever their order.
+    `drift_N` is `m2po_drift` of the whole optimizer step over all micro-batches and ranks; drifts of 0 do not count. The budget is 0.04 in
+    arXiv 2510.01161. Tokens with the same drift all stay or none does, whatever their order.
     """
     counted_N = single(drift_N)[drift_N > 0].sort().values
     counts_N = torch.arange(1, len(counted_N) + 1, dtype=torch.float64, device=counted_N.device)

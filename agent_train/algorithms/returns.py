@@ -101,14 +101,9 @@ def moments(values_T: Tensor, mask_T: Tensor) -> Tensor:
 
 
 def whiten(values_T: Tensor, mask_T: Tensor, totals: Tensor, std: str = "sample", eps: float = 1e-6) -> Tensor:
-    """`(x - mean) / (std + eps)` over every sampled token of the training step (arXiv 2501.03262); each token counts once.
+    """whitened_T, fp32: `(x - mean) / (std + eps)` over every sampled token of the training step, each counting once (arXiv 2501.03262).
 
-    Args:
-        totals: `moments` of the whole step, these tokens included.
-        std: "sample" (n-1) or "population" (n).
-
-    Returns:
-        whitened_T, fp32; all 0 where the values of the step do not differ.
+    `totals` are `moments` of the whole step; `std` is "sample" (n-1) or "population" (n). All is 0 where the values do not differ.
     """
     if std not in ("sample", "population"):
         raise ValueError(f"std must be sample or population, not {std!r}")
@@ -134,12 +129,8 @@ def reinforce_pp_baseline(
 ) -> list[list[float]]:
     """REINFORCE++-baseline (arXiv 2501.03262): the reward less its group's mean, whitened over all sampled tokens.
 
-    A group of one or without spread gets exactly 0 and is not counted in the whitening.
-
-    Args:
-        groups: the rewards of every group of the training step; None takes no part.
-        lengths: sampled tokens of each trajectory; one without any takes no part.
-        trained: which trajectories are in the loss; None all. The others are in their group's mean, not in the whitening, and get 0.
+    A reward of None and a trajectory of length 0 take no part. A group of one or without spread gets exactly 0 and is not counted in the
+    whitening. Trajectories that are not `trained` are in their group's mean, not in the whitening, and get 0.
     """
     played = [
         [reward if length else None for reward, length in zip(group, sizes, strict=True)]

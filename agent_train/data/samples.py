@@ -114,15 +114,6 @@ def _joined(turns: Sequence[Tokens]) -> TrainingSample:
     return TrainingSample(ids, mask, logprobs, versions=versions, turn_ends=turn_ends)
 
 
-def by_id(samples: Sequence[TrainingSample]) -> dict[str, TrainingSample]:
-    """The samples by their ids. Raises ValueError if two have the same."""
-    found = {sample.id: sample for sample in samples}
-    if len(found) < len(samples):
-        twice = next(sample.id for sample in samples if found[sample.id] is not sample)
-        raise ValueError(f"two samples have the id {twice!r}; ids must be unique within a step")
-    return found
-
-
 def _check_tokens(tokens: Tokens, where: str) -> None:
     sizes = (len(tokens.completion_ids), len(tokens.logprobs), len(tokens.versions))
     if len(set(sizes)) > 1:

@@ -67,13 +67,9 @@ class Learner:
         bundles: PlacementGroup | None = None,
         ship: Ship | None = None,
     ) -> Learner:
-        """Start the ranks, let them find each other, load the model. Ray must be running.
+        """Start the ranks, let them find each other, load the model from a folder that every node can read. Ray must be running.
 
-        Args:
-            model_dir: a Hugging Face folder that every node can read.
-            role: one of `roles.ROLES`.
-            bundles: from `shared_devices`, where roles share devices.
-            ship: shared by the models of a run, so that samples are packed and sent once; None makes one.
+        `bundles` come from `shared_devices`, where roles share devices. Models that share `ship` pack and send samples once.
 
         Raises:
             LearnerError: Ray is not running, there are too few GPUs, or a rank did not start.
@@ -105,13 +101,10 @@ class Learner:
         kl_coef: float = 0.0,
         version: int | None = None,
     ) -> UpdateMetrics:
-        """One training step: `algorithm.updates_per_step` optimizer steps, each on its part of the samples.
+        """One training step: `algorithm.updates_per_step` optimizer steps, each on its part of the samples, which have advantages.
 
-        Args:
-            samples: with their advantages.
-            lr_scale: factor of the learning rate.
-            kl_coef: of the KL to the reference in the loss; above 0 the samples need their `reference`.
-            version: of the policy's weights as they are; None takes the newest that sampled a token.
+        Above a `kl_coef` of 0 the samples need their `reference`. `version` is of the policy's weights as they are; None takes the newest that
+        sampled a token.
         """
         if version is None:
             version = max((max(sample.versions, default=-1) for sample in samples), default=-1)
@@ -136,11 +129,8 @@ class Learner:
     ) -> PrmMetrics:
         """One optimizer step of PRIME's reward model.
 
-        Args:
-            samples: all samples of the trajectories that it learns from, with `prm` (its own present log-probabilities) and
-                `reference` (those of the model that it started from).
-            outcomes: of each trajectory by its id, from 0 (wrong) to 1 (right).
-            lr_scale: factor of the learning rate.
+        The samples, all of each trajectory, need `prm` (its own present log-probabilities) and `reference` (those of the model that it started
+        from). `outcomes` of the trajectories, by id, are from 0 (wrong) to 1 (right).
         """
         started = time.monotonic()
         taught, measures = prm_targets(samples, outcomes, self._config.algorithm.advantage.prime_beta)
@@ -170,13 +160,9 @@ class Learner:
     async def apply_loss_gradients(
         self, samples: Sequence[TrainingSample], derivatives: Sequence[Sequence[float]], lr: float
     ) -> OptimizerStep:
-        """One optimizer step, at this learning rate, on a loss of which the derivatives are known.
+        """One optimizer step on a loss of which the derivatives are known, by the log-probability of each token of each sample, 0.0 elsewhere.
 
-        Args:
-            samples: of the whole step.
-            derivatives: of each sample, by the log-probability of each token, 0.0 outside the mask; of a reward model by the
-                sample's score, at its last sampled token.
-            lr: learning rate.
+        For a reward model they are by the sample's score, at its last sampled token.
         """
         along = [replace(sample, advantages=list(own)) for sample, own in zip(samples, derivatives, strict=True)]
         fields = ("weight", "advantages")
@@ -201,11 +187,7 @@ class Learner:
     ) -> list[Any]:
         """Call a method of the ranks on their batches of each optimizer step; the answers of ranks 0, 1, ...
 
-        Args:
-            method: of `LearnerWorker`.
-            steps: the samples of each optimizer step.
-            fields: those of a sample that are sent with the call, besides its temperature.
-            arguments: of the method, after the batches.
+        `fields` of each sample are sent with the call, besides its temperature. `arguments` come after the batches.
         """
         shipped = [self._ship(samples, self._cost) for samples in steps]
         numbers = {s.id: {name: getattr(s, name) for name in ("temperature", *fields)} for own in steps for s in own}
@@ -334,11 +316,7 @@ def _reason(error: BaseException) -> str:
 
 
 async def shared_devices(config: Config) -> PlacementGroup | None:
-    """One bundle for rank i of all roles, where roles share devices; None where each rank is placed for itself.
-
-    Raises:
-        LearnerError: the cluster has too few GPUs, or does not give them in `learner.timeout` seconds.
-    """
+    """One bundle for rank i of all roles, where roles share devices; None where each rank is placed for itself."""
     bundle = rank_room(config, _gpus(config)).bundle
     if bundle is None:
         return None
@@ -354,11 +332,7 @@ async def shared_devices(config: Config) -> PlacementGroup | None:
 
 
 def _gpus(config: Config) -> int:
-    """The number of GPUs in the cluster.
-
-    Raises:
-        LearnerError: fewer than the roles need.
-    """
+    """The number of GPUs in the cluster. Raises LearnerError if there are fewer than the roles need."""
     gpus, needed = int(ray.cluster_resources().get("GPU", 0)), learner_devices(config)
     if 0 < gpus < needed:
         less = " or share them: learner.placement=shared" if needed > config.learner.workers else ""

@@ -20,7 +20,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from agent_train.data.packing import Prefix
+from agent_train.data.packing import MicroBatch, Prefix
 from agent_train.learner.shared_attention import Trunk, band, shared_attention
 
 PACKED = "agentgym_packed"
@@ -122,6 +122,17 @@ def _by_runs(
         )
         parts.append(out_nHLD.transpose(1, 2).flatten(0, 1))
     return torch.cat(parts).unsqueeze(0)
+
+
+def hidden_states(model: Any, batch: MicroBatch) -> Tensor:
+    """hidden_TD of a micro-batch, behind the last layer of a transformers model with packed attention."""
+    hidden_TD: Tensor = model.base_model(
+        input_ids=batch.ids_T[None],
+        position_ids=batch.positions_T[None],
+        use_cache=False,
+        segments=segments_of(batch.lengths, batch.cu_seqlens, batch.prefixes),
+    ).last_hidden_state[0]
+    return hidden_TD
 
 
 def register() -> str:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from agent_train.data.packing import MicroBatch
-from agent_train.learner.attention import segments_of
+from agent_train.learner.attention import hidden_states
 
 
 class _ChunkedHead(torch.autograd.Function):
@@ -256,12 +256,7 @@ class PackedPolicy(nn.Module):
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """logprobs_T and entropy_T of the masked tokens, fp32, 0 elsewhere. Each token is predicted from the one before it."""
-        hidden_TD = self.model.base_model(
-            input_ids=batch.ids_T[None],
-            position_ids=batch.positions_T[None],
-            use_cache=False,
-            segments=segments_of(batch.lengths, batch.cu_seqlens, batch.prefixes),
-        ).last_hidden_state[0]
+        hidden_TD = hidden_states(self.model, batch)
         index_M = batch.mask_T.nonzero()[:, 0]
         logprobs_M, entropy_M = chunked_head(
             hidden_TD[batch.previous_T[index_M]],

@@ -98,10 +98,7 @@ def reduced(
 ) -> tuple[list[float], list[float], float]:
     """Sums and maxima over micro-batches and ranks: one collective, and the step's only wait for the device.
 
-    Args:
-        measured: fp64 sums and maxima of each micro-batch.
-        norm: the gradient's, the same on all ranks; it is read back with the rest.
-        group: the ranks that hold different tokens; None is all.
+    `norm` is the gradient's, the same on all ranks; it is read back with the rest. `group` has the ranks that hold different tokens; None is all.
     """
     sums_K = torch.stack([sums for sums, _ in measured]).sum(0)
     maxima_K = torch.stack([maxima for _, maxima in measured]).amax(0)

@@ -1,13 +1,10 @@
-"""The policy's objective: a policy loss with its corrections, the KL to a reference, and an entropy bonus.
-
-Three policies: p is trained, o is the trainer's at the start of the training step (the proximal one), b sampled (the engine's).
-The loss of a token is
+"""The policy's objective: a policy loss with its corrections, the KL to a reference, and an entropy bonus. The loss of a token is
 
     correction(o / b) * policy_loss(p / o) + kl_coef * kl(p, reference) - entropy_coef * entropy(p)
 
-and a micro-batch gives the sum of its tokens' losses times their weights. In the first optimizer step of a training step o is p: its
-log-probabilities are those of the same forward pass, and the ratio is exactly 1. For later ones they are computed before the first, over
-the same micro-batches, where something reads them.
+where p is trained, o is the trainer's policy at the start of the training step (the proximal one), and b sampled (the engine's). In the
+first optimizer step of a training step o is p, and the ratio exactly 1. For later ones the log-probabilities of o are computed before the
+first, where something reads them.
 
 Legend: T tokens of one packed micro-batch, N sampled tokens of an optimizer step over all ranks.
 """
@@ -88,12 +85,8 @@ class PolicyObjective:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The micro-batch's part of the loss, to be differentiated, and its `measures.policy_sums`.
 
-        Args:
-            output: logprobs_T and entropy_T of the policy that is trained.
-            number: which optimizer step of the training step it is, of `steps`, from 0. From 1 on `batch.start_T` is read.
-            kl_coef: coefficient of the KL in the loss.
-            version: of the trainer's weights at the start of the training step; None where it is not known.
-            drift_limit: of losses that read one.
+        `output` is logprobs_T and entropy_T. It is optimizer step `number` of `steps` of the training step, from 0; from 1 on `batch.start_T` is
+        read. `version` is of the trainer's weights at the start; None where it is not known.
         """
         logprobs_T, entropy_T = output
         coef, cap = self.settings.entropy_coef, self.settings.correction.cap
@@ -141,13 +134,9 @@ class PolicyObjective:
         n_tokens: int,
         group: dist.ProcessGroup | None = None,
     ) -> Tensor:
-        """The limit of one optimizer step, from all its tokens, the same on every rank. One collective.
+        """The limit of one optimizer step of `n_tokens` sampled tokens over all ranks, the same on every rank. One collective.
 
-        Args:
-            batches: this rank's.
-            logprobs: of the policy as it is, for each micro-batch.
-            n_tokens: sampled tokens of the step over all ranks.
-            group: the ranks that hold different tokens; None is all.
+        `logprobs` are of the policy as it is, for each of this rank's micro-batches; `group` has the ranks that hold different tokens.
         """
         given = [(batch, p_T[batch.mask_T]) for batch, p_T in zip(batches, logprobs, strict=True)]
         own_N = torch.cat(

@@ -42,15 +42,9 @@ class PrmMetrics:
 def prm_targets(
     samples: Sequence[TrainingSample], outcomes: Mapping[str, float], beta: float
 ) -> tuple[list[TrainingSample], dict[str, float]]:
-    """The samples with `beta * (outcome - sigmoid(sum))` of their trajectory as advantage on every sampled token.
+    """The samples with `beta * (outcome - sigmoid(sum))` of their trajectory as advantage, and `loss`, `accuracy`, `reward_mean` of `PrmMetrics`.
 
-    Args:
-        samples: every sample of each trajectory, with `prm` and `reference`.
-        outcomes: of each trajectory, from 0 (wrong) to 1 (right).
-        beta: scale of the process rewards.
-
-    Returns:
-        The samples, and `loss`, `accuracy` and `reward_mean` as in `PrmMetrics`.
+    `samples` are all those of each trajectory, with `prm` and `reference`; `outcomes` of each trajectory are from 0 (wrong) to 1 (right).
     """
     for sample in samples:
         if not 0.0 <= outcomes.get(sample.trajectory, -1.0) <= 1.0:

@@ -45,9 +45,7 @@ def check_vocabularies(config: Config, policy_dir: str | Path) -> None:
 async def start_models(config: Config, model_dir: str | Path, begin: str | Path, stack: AsyncExitStack) -> Models:
     """Start every role that the settings ask for, side by side; each is closed with the stack, also if another fails.
 
-    Args:
-        model_dir: of the policy.
-        begin: the policy as the run starts, for the roles that the settings name no folder for.
+    Roles that the settings name no folder for start from `begin`, the policy as the run starts.
 
     Raises:
         LearnerError: a role did not start.

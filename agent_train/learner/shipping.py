@@ -5,7 +5,7 @@ The weights in the loss and the numbers that models and advantages give to token
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ import ray
 from agent_train.config.schema import Config
 from agent_train.data.balance import Cost
 from agent_train.data.packing import RankBatch, check_sample
-from agent_train.data.samples import TrainingSample, by_id
+from agent_train.data.samples import TrainingSample
 from agent_train.learner.parallel import deal_to_ranks, replica_size
 
 # The batch of each rank, and references into the object store that give it to an actor.
@@ -34,9 +34,10 @@ def shipping(config: Config, put: Callable[[RankBatch], Any] = ray.put) -> Ship:
     )
 
     def ship(samples: Sequence[TrainingSample], cost: Cost) -> tuple[list[RankBatch], list[Any]]:
-        by_id(samples)
         for sample in samples:
             check_sample(sample)
+        if twice := [name for name, count in Counter(sample.id for sample in samples).items() if count > 1]:
+            raise ValueError(f"two samples have the id {twice[0]!r}; ids must be unique within a step")
         bare = [_bare(sample) for sample in samples]
         for earlier, its_cost, shipped in known:
             if its_cost == cost and earlier == bare:

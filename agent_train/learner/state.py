@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,8 @@ class StateStore:
         self._rank = rank
         self._timeout = timedelta(seconds=timeout)
         self._group: dist.ProcessGroup | None = None
-        self._running: Future[Any] | None = None
+        self._writer = ThreadPoolExecutor(1)
+        self._running: Future[None] | None = None
 
     def begin(
         self,
@@ -71,11 +72,12 @@ class StateStore:
         )
 
         def finish() -> None:
+            saved.result()
             if then is not None:
                 then()
             write_json(folder / f"rank-{self._rank}.json", record)
 
-        self._running = _then(saved, finish)
+        self._running = self._writer.submit(finish)
 
     def saved(self, wait: bool = False) -> str | None:
         """The outcome of the last save: None while it is written, "" for success or no save, else the failure."""
@@ -186,22 +188,6 @@ def _make_state(module: nn.Module, optimizer: torch.optim.Optimizer, held: Held,
     made = {f"optimizer.{name}.{key}" for name, p in stepped for key in optimizer.state[p]}
     if wrong := sorted(made ^ {name for name in held if name.startswith("optimizer.")}):
         raise StateError(f"{folder}: it is of another optimizer: {wrong[0]} is in one of the two alone")
-
-
-def _then(first: Future[Any], last: Callable[[], None]) -> Future[Any]:
-    both: Future[Any] = Future()
-
-    def go_on(done: Future[Any]) -> None:
-        try:
-            done.result()
-            last()
-        except BaseException as error:  # whatever a thread ends with is told by `saved`
-            both.set_exception(error)
-        else:
-            both.set_result(None)
-
-    first.add_done_callback(go_on)
-    return both
 
 
 def _reason(error: BaseException) -> str:

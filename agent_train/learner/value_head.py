@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from agent_train.data.packing import MicroBatch
-from agent_train.learner.attention import register, segments_of
+from agent_train.learner.attention import hidden_states, register
 from agent_train.learner.fsdp import plain
 from agent_train.learner.loading import build_empty, weight_files
 
@@ -42,12 +42,7 @@ class PackedValue(nn.Module):
         With `of_samples` scores_S: from the state at the last sampled token of each sample, that token read; at the last token of a sample
         without.
         """
-        hidden_TD = self.model.base_model(
-            input_ids=batch.ids_T[None],
-            position_ids=batch.positions_T[None],
-            use_cache=False,
-            segments=segments_of(batch.lengths, batch.cu_seqlens, batch.prefixes),
-        ).last_hidden_state[0]
+        hidden_TD = hidden_states(self.model, batch)
         if self.of_samples:
             return self._numbers(hidden_TD[last_sampled(batch)])
         index_M = batch.mask_T.nonzero()[:, 0]

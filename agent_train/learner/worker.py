@@ -43,14 +43,9 @@ from agent_train.weights.manifest import TensorInfo, WeightAddress
 
 
 class LearnerWorker:
-    """Rank `rank` of `world`. `start` comes first; `open_store` before it on rank 0.
+    """Rank `rank` of `world`, of one role. `start` comes first; `open_store` before it on rank 0.
 
-    Args:
-        rank: 0 is the one that writes files and sends weights.
-        world: number of ranks.
-        config: of the run; read, never written.
-        device: "cpu" (gloo, one thread) or "cuda" (NCCL, the process's first GPU).
-        role: which of the run's models this is.
+    Rank 0 writes files and sends weights. The device is "cpu" (gloo, one thread) or "cuda" (NCCL, the process's first GPU).
     """
 
     def __init__(self, rank: int, world: int, config: Config, device: str, role: str = "policy"):
@@ -113,13 +108,9 @@ class LearnerWorker:
     def update(
         self, steps: Sequence[RankBatch], lr_scale: float = 1.0, kl_coef: float = 0.0, version: int | None = None
     ) -> UpdateMetrics:
-        """Updates of the policy, one optimizer step for each batch; the same metrics on every rank.
+        """Updates of the policy, one optimizer step for each of this rank's batches; the same metrics on every rank.
 
-        Args:
-            steps: of this rank.
-            lr_scale: factor of the configured learning rate, on top of the warm-up.
-            kl_coef: of the KL to the reference in the loss.
-            version: of the weights as they are, as the engine counts them; None where nobody counts.
+        `lr_scale` is a factor of the learning rate, on top of the warm-up. `version` of the weights is as the engine counts them.
         """
         started = time.monotonic()
         if self._objective is None:
@@ -314,13 +305,7 @@ class LearnerWorker:
     def _optimizer_step(
         self, step: RankBatch, batches: Sequence[MicroBatch], contribute: MicroBatchLoss, lr: float
     ) -> OptimizerStep:
-        """Forward and backward over all micro-batches, then one step; none if the loss or the gradient is not finite.
-
-        Args:
-            step: of this rank; `batches` are its micro-batches, as many on every rank.
-            contribute: a micro-batch's part of the loss, and measures of it.
-            lr: learning rate.
-        """
+        """Forward and backward over all micro-batches, as many on every rank, then one step; none if loss or gradient is not finite."""
         measured = []
         for batch in batches:
             loss, sums_K, maxima_K = contribute(batch, self.module(batch))

@@ -61,10 +61,7 @@ def make_group(
 ) -> WeightGroup:
     """Join the group as `rank`; returns when all `address.world_size` ranks have joined.
 
-    Args:
-        device: of this rank's tensors. It takes part in the choice of the backend.
-        connect_seconds: limit of the wait for the other ranks.
-        transfer_seconds: limit of one bucket.
+    `device` is of this rank's tensors and takes part in the choice of the backend. `transfer_seconds` is the limit of one bucket.
 
     Raises:
         WeightTransferError: the others did not come in time, or the port is taken.
@@ -200,9 +197,7 @@ def _size_bytes(info: TensorInfo) -> int:
 
 
 def _dtype(info: TensorInfo) -> torch.dtype:
-    dtype = getattr(torch, info.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"manifest: {info.name} has dtype {info.dtype!r}, which torch does not know")
+    dtype: torch.dtype = getattr(torch, info.dtype)
     return dtype
 
 

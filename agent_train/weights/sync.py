@@ -24,11 +24,13 @@ class WeightSyncError(RuntimeError):
 
 
 class Sender(Protocol):
-    """The learner's side of a broadcast."""
+    """The learner's side. It answers with checksums."""
 
     def manifest(self) -> list[TensorInfo]: ...
 
     async def send_weights(self) -> dict[str, int]: ...
+
+    async def save_adapter(self, folder: str | Path) -> dict[str, int]: ...
 
 
 class Receiver(Protocol):
@@ -37,14 +39,8 @@ class Receiver(Protocol):
     async def receive_weights(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]: ...
 
 
-class AdapterSender(Protocol):
-    """The learner's side of an adapter."""
-
-    async def save_adapter(self, folder: str | Path) -> dict[str, int]: ...
-
-
 class AdapterReceiver(Protocol):
-    """The engine's side, as in `Receiver`."""
+    """As `Receiver`, of an engine that loads adapters."""
 
     async def load_adapter(self, folder: str | Path, version: int) -> dict[str, int]: ...
 
@@ -56,7 +52,7 @@ async def sync(learner: Sender, engine: Receiver, version: int) -> int:
     return _checked(sent, arrived, f"weight sync to version {version}")
 
 
-async def sync_adapter(learner: AdapterSender, engine: AdapterReceiver, folder: Path, version: int) -> int:
+async def sync_adapter(learner: Sender, engine: AdapterReceiver, folder: Path, version: int) -> int:
     """Move the learner's adapter into the engine as `version`, by a new folder in `folder`, which both see; the oldest are removed."""
     earlier, new = _adapters(folder)
     sent = await learner.save_adapter(new)
