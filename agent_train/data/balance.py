@@ -37,13 +37,10 @@ def model_cost(model_dir: str | Path) -> Cost:
     """
     try:
         config: dict[str, Any] = json.loads((Path(model_dir) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return TOKENS
-    config = config.get("text_config") or config
-    try:
+        config = config.get("text_config") or config
         hidden, layers, heads = (int(config[k]) for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
         dense = int(config["intermediate_size"])
-    except (KeyError, TypeError, ValueError):
+    except (OSError, KeyError, TypeError, ValueError):
         return TOKENS
     size = int(config.get("head_dim") or hidden // heads)
     key_heads = int(config.get("num_key_value_heads") or heads)

@@ -1,4 +1,4 @@
-"""Samples are dealt to ranks and packed into micro-batches.
+"""Samples are dealt to optimizer steps and ranks and packed into micro-batches.
 
 No padding: the samples of a micro-batch lie one after another and `cu_seqlens` says where each begins. Where prefixes are shared, the
 first sample of a prefix group lies there whole, and then what the others have beyond the prefix. The weight of a token in the loss is
@@ -9,7 +9,7 @@ Legend: T tokens of one packed micro-batch, S samples (segments) in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, chain
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from agent_train.algorithms.reductions import sample_weights
 from agent_train.data.balance import TOKENS, Cost, balance
-from agent_train.data.prefixes import PrefixGroup, alone, cut, prefix_groups_of
+from agent_train.data.prefixes import PrefixGroup, alone, cut, in_order, prefix_groups_of
 from agent_train.data.samples import TrainingSample
 
 FILLER_ID = 0
@@ -131,6 +131,35 @@ def weighted(
 def _numbered(names: Sequence[str]) -> Tensor:
     numbers: dict[str, int] = {}
     return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])
+
+
+def split_steps(
+    samples: Sequence[TrainingSample], parts: int, cost: Cost = TOKENS, groups_whole: bool = False
+) -> list[list[TrainingSample]]:
+    """Deal samples to `parts` optimizer steps of nearly equal cost, whole trajectories, whatever the order they come in.
+
+    A reduction counts a trajectory once in each optimizer step that holds a sample of it. Torn apart, one of several samples would weigh
+    more than the others. Samples whose trajectory has no name are each by themselves. With `groups_whole` groups stay whole, where there
+    are at least `parts` of them: reductions by prompt count them once in each step, and samples that share a prefix are computed together.
+
+    Returns:
+        `parts` lists or, where too few trajectories sampled a token, fewer; each with a sampled token. One list of all samples where
+        none sampled any.
+    """
+    ordered = in_order(samples)
+    units = _units((sample.trajectory or number, sample) for number, sample in enumerate(ordered))
+    if groups_whole and len(groups := _units((sample.group, sample) for sample in ordered)) >= parts:
+        units = groups
+    costs = [sum(cost.of(len(sample.ids), sample.sampled) for sample in unit) for unit in units]
+    dealt = [[sample for place in own for sample in units[place]] for own in balance(costs, parts)]
+    return [part for part in dealt if any(sample.sampled for sample in part)] or [list(samples)]
+
+
+def _units(named: Iterable[tuple[Hashable, TrainingSample]]) -> list[list[TrainingSample]]:
+    units: dict[Hashable, list[TrainingSample]] = {}
+    for name, sample in named:
+        units.setdefault(name, []).append(sample)
+    return list(units.values())
 
 
 def rank_batches(

@@ -18,11 +18,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from agent_train.cluster.placement import learner_devices, rank_room
 from agent_train.config.schema import Config
 from agent_train.data.balance import TOKENS, model_cost
-from agent_train.data.packing import weighted
+from agent_train.data.packing import split_steps, weighted
 from agent_train.data.samples import TrainingSample
 from agent_train.learner.critic_objective import CriticMetrics, check_targets
 from agent_train.learner.measures import OptimizerStep, UpdateMetrics
-from agent_train.learner.optimizer_steps import split_steps
 from agent_train.learner.prm_objective import REDUCTION, PrmMetrics, prm_targets
 from agent_train.learner.shipping import Ship, shipping
 from agent_train.learner.worker import LearnerWorker

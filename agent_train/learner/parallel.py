@@ -134,15 +134,16 @@ def split_layers(model: Any, blocks: Iterable[nn.Module], mesh: DeviceMesh) -> N
 
 def plan_of(architecture: str, block: nn.Module, ranks: int) -> dict[str, ParallelStyle]:
     """The split of each layer of a block over `ranks`. Raises as `split_layers`."""
+
+    def refused(why: str) -> ValueError:
+        return ValueError(f"learner.tensor_parallel={ranks}: {architecture} {why}: set learner.tensor_parallel=1")
+
     plan: dict[str, ParallelStyle] = {}
     for name, module in block.named_modules():
         layer, role = _layer(name)
         if isinstance(module, nn.Linear):
             if layer not in COLWISE + ROWWISE:
-                raise ValueError(
-                    f"learner.tensor_parallel={ranks}: {architecture} has a layer {name!r}, and only "
-                    f"{', '.join(COLWISE + ROWWISE)} are known: set learner.tensor_parallel=1"
-                )
+                raise refused(f"has a layer {name!r}, and only {', '.join(COLWISE + ROWWISE)} are known")
             size = module.out_features if layer in COLWISE else module.in_features
             if role != ("lora_A" if layer in COLWISE else "lora_B"):
                 if size % ranks:
@@ -152,16 +153,9 @@ def plan_of(architecture: str, block: nn.Module, ranks: int) -> dict[str, Parall
             # Each rank sees some heads only: the weight's gradient is added up over them.
             plan[name] = SequenceParallel(sequence_dim=_HEADS_DIM, use_local_output=True)
         elif wide := [own for own, p in module.named_parameters(recurse=False) if p.dim() > 1]:
-            raise ValueError(
-                f"learner.tensor_parallel={ranks}: {architecture} has weights {name}.{wide[0]!r} that are no linear layer's: "
-                "set learner.tensor_parallel=1"
-            )
-    missing = set(COLWISE + ROWWISE) - {_layer(name)[0] for name in plan}
-    if missing:
-        raise ValueError(
-            f"learner.tensor_parallel={ranks}: a block of {architecture} has no {', '.join(sorted(missing))}: "
-            "set learner.tensor_parallel=1"
-        )
+            raise refused(f"has weights {name}.{wide[0]!r} that are no linear layer's")
+    if missing := set(COLWISE + ROWWISE) - {_layer(name)[0] for name in plan}:
+        raise refused(f"has a block without {', '.join(sorted(missing))}")
     return plan
 
 

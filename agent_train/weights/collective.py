@@ -108,8 +108,8 @@ def broadcast_buckets(
     source = iter(tensors)
     with _leaving_if_it_fails(group):
         _agree(group, manifest)
-        for bucket in _buckets(manifest, bucket_bytes):
-            flat_B = torch.zeros(_bucket_size(bucket), dtype=torch.uint8, device=group.device)
+        for bucket, size in _buckets(manifest, bucket_bytes):
+            flat_B = torch.zeros(size, dtype=torch.uint8, device=group.device)
             for info, start in bucket:
                 tensor = _checked(info, next(source, None))
                 sums[info.name] = checksum(tensor)
@@ -131,8 +131,8 @@ def receive_buckets(
     """
     with _leaving_if_it_fails(group):
         _agree(group, manifest)
-        for bucket in _buckets(manifest, bucket_bytes):
-            flat_B = torch.empty(_bucket_size(bucket), dtype=torch.uint8, device=group.device)
+        for bucket, size in _buckets(manifest, bucket_bytes):
+            flat_B = torch.empty(size, dtype=torch.uint8, device=group.device)
             _broadcast(group, flat_B, bucket[0][0].name)
             for info, start in bucket:
                 bytes_B = flat_B[start : start + _size_bytes(info)]
@@ -172,24 +172,19 @@ def _device_id(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"
 
 
-def _buckets(manifest: Sequence[TensorInfo], bucket_bytes: int) -> Iterator[list[tuple[TensorInfo, int]]]:
-    """Runs of tensors with their offsets. A tensor larger than a bucket has its own."""
+def _buckets(manifest: Sequence[TensorInfo], most: int) -> Iterator[tuple[list[tuple[TensorInfo, int]], int]]:
+    """Runs of tensors with their offsets, and the bytes of each run. A tensor larger than `most` bytes has its own."""
     bucket: list[tuple[TensorInfo, int]] = []
     end = 0
     for info in manifest:
-        size = _size_bytes(info)
-        if bucket and end + size > bucket_bytes:
-            yield bucket
-            bucket, end = [], 0
-        bucket.append((info, end))
-        end += math.ceil(size / _ALIGNMENT) * _ALIGNMENT
+        start = math.ceil(end / _ALIGNMENT) * _ALIGNMENT
+        if bucket and start + _size_bytes(info) > most:
+            yield bucket, end
+            bucket, start = [], 0
+        bucket.append((info, start))
+        end = start + _size_bytes(info)
     if bucket:
-        yield bucket
-
-
-def _bucket_size(bucket: Sequence[tuple[TensorInfo, int]]) -> int:
-    info, start = bucket[-1]
-    return start + _size_bytes(info)
+        yield bucket, end
 
 
 def _size_bytes(info: TensorInfo) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 
 class WeightTransferError(RuntimeError):
@@ -31,11 +30,6 @@ class WeightAddress:
     port: int
     world_size: int  # the sender and all receiver ranks of all engines: `1 + engine.receivers`
     rank_offset: int = 1  # rank of the engine's first receiver. A sender ignores it.
-
-
-def manifest_of(tensors: Iterable[tuple[str, Any]]) -> list[TensorInfo]:
-    """The manifest of named tensors, in their order. `model.named_parameters()` names tied weights once, which is how they are sent."""
-    return [TensorInfo(name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors]
 
 
 def manifest_to_json(manifest: Sequence[TensorInfo]) -> str:

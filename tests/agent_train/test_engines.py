@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 import torch
-from engine_models import MAX_LEN, build, perturb, reference_greedy, reference_logprobs
+from engine_models import MAX_LEN, build, manifest_of, perturb, reference_greedy, reference_logprobs
 from transformers import AutoModelForCausalLM
 
 from agent_train.config.schema import Config, EngineConfig
@@ -19,7 +19,7 @@ from agent_train.engine.server import MODEL_NAME
 from agent_train.engine.start import start_engine
 from agent_train.engine.teacher import Teacher
 from agent_train.weights.collective import broadcast_buckets, make_group
-from agent_train.weights.manifest import WeightAddress, free_port, manifest_of
+from agent_train.weights.manifest import WeightAddress, free_port
 
 
 @dataclass

@@ -7,9 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_train.data.packing import batch_of, rank_batches
+from agent_train.data.packing import batch_of, rank_batches, split_steps
 from agent_train.data.samples import TrainingSample
-from agent_train.learner.optimizer_steps import split_steps
 
 
 def rows_of_sizes(sizes):

@@ -174,9 +174,9 @@ def test_an_answer_of_two_rows_is_one_answer(policy, rows):
     assert loss_of_sums.loss == pytest.approx(math.log1p(math.exp(-gap)), abs=1e-6)
 
 
-def test_a_row_without_a_reference_is_refused_by_name(policy, rows):
+def test_a_sample_without_a_reference_is_refused_by_name(policy, rows):
     bare = dataclasses.replace(rows[0], reference=[])
-    with pytest.raises(ValueError, match="row of 't0' has no log-probabilities under the reference"):
+    with pytest.raises(ValueError, match="sample of 't0' has no log-probabilities under the reference"):
         judged(policy, "dpo", [TokenizedExample(([bare], [rows[1]]))])
 
 

@@ -3,6 +3,7 @@ import time
 
 import pytest
 import torch
+from engine_models import manifest_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,6 @@ from agent_train.weights.manifest import (
     WeightTransferError,
     free_port,
     manifest_from_json,
-    manifest_of,
     manifest_to_json,
 )
 
