@@ -25,8 +25,6 @@ LEVELS = ("token", "sequence", "geometric")
 
 @dataclass(frozen=True)
 class Gap:
-    """The denominator of a policy loss's ratio, and the gap that it leaves."""
-
     old_T: Tensor  # log-probabilities that the loss's ratio divides by, without gradient
     # `log(o / b)` without gradient, 0 outside the mask; None where the ratio divides by b already
     log_weight_T: Tensor | None
@@ -116,7 +114,6 @@ def correction(
 
 
 def level_ratios(level: str, log_weight_T: Tensor, mask_T: Tensor, segment_T: Tensor, n_segments: int) -> Tensor:
-    """The ratio that stands for each token: its own, its sample's product, or its sample's geometric mean."""
     if level not in LEVELS:
         raise ValueError(f"level must be one of {', '.join(LEVELS)}, not {level!r}")
     if level == "sequence":

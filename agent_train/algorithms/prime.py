@@ -29,20 +29,11 @@ def prime_advantages(
     group_S: Tensor,
     gamma: float = 1.0,
 ) -> Tensor:
-    """RLOO of the outcomes plus the discounted sum of the process rewards less those of the siblings.
+    """advantages_T, fp32, without gradient: RLOO of the outcomes plus the discounted sum of the process rewards less those of the siblings.
 
-    `RLOO(outcome) + sum over s >= t of gamma^(s-t) * (r_s - b)`, where b is the mean over the siblings of their mean process
-    reward. Discount and means count sampled tokens only.
-
-    Args:
-        process_T: from `process_rewards`.
-        segment_T: the trajectory of each token; the tokens of one lie together.
-        outcomes_S: the reward of each trajectory.
-        group_S: the group of each trajectory, any numbers. A trajectory without sampled tokens is in no baseline.
-
-    Returns:
-        advantages_T, fp32, without gradient, 0 where nothing was sampled. A trajectory without siblings gets 0, and each of
-        the two parts is 0 in a group where it does not differ.
+    `RLOO(outcome) + sum over s >= t of gamma^(s-t) * (r_s - b)`, where b is the mean over the siblings of their mean process reward.
+    Discount and means count sampled tokens only. `outcomes_S` are the rewards of the trajectories, `group_S` their groups, any numbers. A
+    trajectory without siblings gets 0, and each of the two parts is 0 in a group where it does not differ.
     """
     _, group_S = group_S.unique(return_inverse=True)
     index_M = mask_T.nonzero()[:, 0]

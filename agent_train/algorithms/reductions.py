@@ -17,14 +17,10 @@ from torch import Tensor
 def sample_weights(
     mode: str, tokens_N: Tensor, trajectory_N: Tensor, prompt_N: Tensor, max_length: float | None = None
 ) -> Tensor:
-    """weights_N, fp32: the loss weight of every sampled token of each sample.
+    """weights_N, fp32: the loss weight of every sampled token of each sample, by the mode, one of `MODES`.
 
-    Args:
-        mode: one of `MODES`.
-        tokens_N: sampled tokens of each sample that take part in the loss, integers.
-        trajectory_N: number of the trajectory of each sample, any integers.
-        prompt_N: number of its prompt (group), any integers.
-        max_length: of "constant" only: the constant length that a trajectory's sum is divided by.
+    `tokens_N` counts the sampled tokens that take part in the loss; `trajectory_N` and `prompt_N` (group) are any integers. `max_length`, of
+    "constant" only, is the constant length that a trajectory's sum is divided by.
     """
     if mode not in MODES:
         raise ValueError(f"reduction must be one of {', '.join(MODES)}, not {mode!r}")

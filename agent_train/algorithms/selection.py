@@ -51,12 +51,9 @@ def more_groups(played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int
 def choose(
     played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, rounds: int = 1
 ) -> tuple[list[Group], SelectionMetrics]:
-    """The groups that a step trains on, of all that it played, and how much was left out.
+    """The groups that a step trains on, of all that it played in the order of their tasks, and how much was left out.
 
-    Args:
-        played: whole groups, in the order of their tasks.
-        wanted: with dynamic sampling, the most groups that a step trains on; further ones are dropped.
-        rounds: rollouts of the step.
+    With dynamic sampling, groups beyond `wanted` are dropped. `rounds` is the number of rollouts.
     """
     kept = kept_groups(played, algorithm.filter, algorithm.overlong)
     short = 0

@@ -66,7 +66,6 @@ def with_advantages(inputs: AdvantageInputs, samples: Sequence[TrainingSample]) 
 
 
 def mean_and_spread(samples: Sequence[TrainingSample]) -> tuple[float, float]:
-    """Mean and population standard deviation of the advantages over the sampled tokens; 0.0 without tokens."""
     on_M = [a for sample in samples for a, on in zip(sample.advantages, sample.mask, strict=True) if on]
     if not on_M:
         return 0.0, 0.0

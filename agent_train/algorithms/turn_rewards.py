@@ -73,7 +73,6 @@ def fold_silent_turns(rewards: Sequence[float], sampled: Sequence[int]) -> list[
 
 
 def turn_returns(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
-    """The discounted sum of the rewards from each turn to the last."""
     returns: list[float] = []
     for reward in reversed(rewards):
         returns.append(reward + gamma * (returns[-1] if returns else 0.0))
@@ -102,12 +101,8 @@ def gigpo_advantages(
     """GiGPO (arXiv 2505.10978): `A_episode + step_weight * A_step` for each step of each episode of one group.
 
     A_episode compares the sums of rewards of the episodes. A_step compares the returns, discounted by `gamma` per step, of all steps of
-    the group that began in the same state; a state that was met once gives 0.
-
-    Args:
-        rewards: for each episode the rewards of its steps.
-        states: for each episode what identifies the state before each step; see `state_key`.
-        std: what both comparisons divide by: "none", "sample" or "population".
+    the group that began in the same state (see `state_key`); a state that was met once gives 0. Both comparisons divide by `std`: "none",
+    "sample" or "population".
     """
     episodes = group_advantages([math.fsum(steps) for steps in rewards], std, eps)
     returns = [turn_returns(steps, gamma) for steps in rewards]

@@ -63,7 +63,6 @@ def balance(costs: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def spread(costs: Sequence[int], dealt: Sequence[Sequence[int]]) -> int:
-    """The gap between the largest and the smallest sum."""
     sums = [sum(costs[place] for place in own) for own in dealt]
     return max(sums) - min(sums)
 

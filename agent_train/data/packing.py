@@ -66,11 +66,9 @@ class MicroBatch:
 
     @property
     def n_segments(self) -> int:
-        """The number of samples, S."""
         return len(self.lengths)
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same micro-batch with its tensors on a device."""
         given = ((f.name, getattr(self, f.name)) for f in fields(self))
         return replace(self, **{k: v.to(device, non_blocking=True) for k, v in given if isinstance(v, Tensor)})
 
@@ -87,11 +85,9 @@ class RankBatch:
 
     @property
     def samples(self) -> list[TrainingSample]:
-        """Those of all micro-batches, in order."""
         return list(chain.from_iterable(self.micro_batches))
 
     def batches(self) -> list[MicroBatch]:
-        """The micro-batches' tensors, on the host."""
         return [batch_of(samples, prefixes) for samples, prefixes in self._parts()]
 
     def with_numbers(self, numbers: Mapping[str, Mapping[str, Any]]) -> RankBatch:
@@ -138,13 +134,9 @@ def split_steps(
 ) -> list[list[TrainingSample]]:
     """Deal samples to `parts` optimizer steps of nearly equal cost, whole trajectories, whatever the order they come in.
 
-    A reduction counts a trajectory once in each optimizer step that holds a sample of it. Torn apart, one of several samples would weigh
-    more than the others. Samples whose trajectory has no name are each by themselves. With `groups_whole` groups stay whole, where there
-    are at least `parts` of them: reductions by prompt count them once in each step, and samples that share a prefix are computed together.
-
-    Returns:
-        `parts` lists or, where too few trajectories sampled a token, fewer; each with a sampled token. One list of all samples where
-        none sampled any.
+    A reduction counts a trajectory once in each optimizer step: torn apart, one of its samples would weigh more than the others. Samples
+    whose trajectory has no name are each by themselves. With `groups_whole` groups stay whole, where there are at least `parts`. There are
+    fewer lists where too few trajectories sampled a token.
     """
     ordered = in_order(samples)
     units = _units((sample.trajectory or number, sample) for number, sample in enumerate(ordered))
@@ -171,18 +163,11 @@ def rank_batches(
     cost: Cost = TOKENS,
     shared_prefix: bool = False,
 ) -> list[RankBatch]:
-    """One optimizer step, weighed and dealt to `world` ranks: as many micro-batches on each, empty ones where a rank has fewer samples.
+    """One optimizer step, weighed (see `weighted`) and dealt to `world` ranks: as many micro-batches on each, empty ones where a rank has fewer.
 
-    Ranks wait for each other in every micro-batch, so that the first of all ranks cost about the same, and the second. The order of
-    the samples does not matter.
-
-    Args:
-        samples: of the whole optimizer step.
-        world: ranks.
-        budget: tokens of a micro-batch; a shared prefix counts once.
-        reduction, length: see `weighted`.
-        cost: of the model, by which the work is balanced.
-        shared_prefix: compute once what the samples of a group have in common before their first sampled token.
+    Ranks wait for each other in every micro-batch, so that the first of all ranks cost about the same, and the second. The order of the
+    samples does not matter. `budget` is the tokens of a micro-batch, where a shared prefix counts once. With `shared_prefix` the prompt
+    that samples of a group have in common is computed once.
     """
     for sample in samples:
         check_sample(sample)
@@ -285,8 +270,7 @@ def _starts(n_samples: int, prefixes: Iterable[Prefix]) -> list[int]:
 def batch_of(samples: Sequence[TrainingSample], prefixes: Sequence[Prefix] = ()) -> MicroBatch:
     """The tensors of one micro-batch, on the host; samples are packed in this order.
 
-    Without samples it holds one filler token that no loss looks at: a rank without work still runs every layer, since the
-    other ranks wait for it in each collective.
+    Without samples it holds one filler token that no loss looks at: a rank without work still runs every layer, for the collectives.
     """
     if not samples:
         samples = [TrainingSample(ids=[FILLER_ID], mask=[False], logprobs=[0.0])]
@@ -304,7 +288,6 @@ def batch_of(samples: Sequence[TrainingSample], prefixes: Sequence[Prefix] = ())
         return torch.tensor(values, dtype=torch.float32).repeat_interleave(sizes)
 
     def joined(name: str, missing: float = 0.0) -> list[Any]:
-        """A number for each token; `missing` for the samples that have none."""
         values = [getattr(sample, name) or [missing] * len(sample.ids) for sample in samples]
         return list(chain.from_iterable(own[start:] for own, start in zip(values, starts, strict=True)))
 

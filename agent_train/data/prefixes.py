@@ -25,7 +25,6 @@ class PrefixGroup:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens with the prefix counted once."""
         return sum(len(sample.ids) for sample in self.samples) - self.prefix * (len(self.samples) - 1)
 
     def costs(self, cost: Cost) -> list[int]:
@@ -33,7 +32,6 @@ class PrefixGroup:
         return [cost.of(len(sample.ids) - self.prefix, sample.sampled, self.prefix) for sample in self.samples]
 
     def cost(self, cost: Cost) -> int:
-        """Of the whole group."""
         return sum(self.costs(cost)) + cost.of(self.prefix, 0)
 
 
@@ -49,9 +47,8 @@ def alone(samples: Iterable[TrainingSample]) -> list[PrefixGroup]:
 def prefix_groups_of(samples: Iterable[TrainingSample]) -> list[PrefixGroup]:
     """The prefix groups of samples whose `group` has a name; samples that share nothing stay by themselves.
 
-    Samples with the very same prompt, which is what comes before the first sampled token, go together. Other samples of the group join
-    the longest such prompt that their own begins with (later samples of a trajectory do). What is left of the group goes together by
-    what its prompts have in common.
+    Samples with the very same prompt, which is what comes before the first sampled token, go together. Others join the longest such prompt
+    that their own begins with. The rest of the group goes together by what its prompts have in common.
     """
     named: dict[str, list[TrainingSample]] = {}
     for sample in in_order(samples):

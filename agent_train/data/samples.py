@@ -43,7 +43,6 @@ class TrainingSample:
 
     @property
     def sampled(self) -> int:
-        """Number of sampled tokens."""
         return sum(self.mask)
 
     def spread(self, number: float) -> list[float]:
@@ -60,14 +59,10 @@ def samples_of(
     """Split a trajectory into samples by the prefix rule.
 
     A turn extends the sample while its prompt begins with all of the sample's ids, token for token; otherwise it begins the next
-    sample. Turns without sampled tokens, such as another policy's, add nothing.
-
-    Args:
-        rewards: of each turn with sampled tokens; None for none.
+    sample. Turns without sampled tokens, such as another policy's, add nothing. `rewards` are those of each turn with sampled tokens.
 
     Raises:
-        ValueError: a turn's ids, log-probabilities and versions differ in number, its prompt is empty, or there are not as many
-            rewards as turns with sampled tokens.
+        ValueError: a turn's tokens do not fit together, or there are not as many rewards as turns with sampled tokens.
     """
     runs: list[list[Tokens]] = []
     ids: list[int] = []

@@ -172,7 +172,6 @@ class Learner:
         self._manifest = await self._on_all("load", _absolute(model_dir))
 
     async def _of_samples(self, method: str, samples: Sequence[TrainingSample]) -> list[Any]:
-        """The answers of a method of the ranks for each sample, in the order of the samples."""
         answers = await self._on_samples(method, [samples], ())
         found = {
             sample.id: answer
@@ -197,7 +196,6 @@ class Learner:
         return await self._call("on_batches", calls, method)
 
     def _steps(self, samples: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
-        """The samples of each optimizer step of a training step, with their weights."""
         algorithm = self._config.algorithm
         whole = algorithm.reduction == "prompt-mean" or self._config.learner.shared_prefix
         parts = split_steps(samples, algorithm.updates_per_step, self._cost, whole)
@@ -208,7 +206,6 @@ class Learner:
         await self._on_all("connect_weights", address)
 
     def manifest(self) -> list[TensorInfo]:
-        """Names, shapes and type of the weights, in the order in which `send_weights` sends them."""
         return list(self._manifest)
 
     async def send_weights(self) -> dict[str, int]:
@@ -348,7 +345,6 @@ def _place(bundles: PlacementGroup | None, rank: int) -> dict[str, Any]:
 
 
 def _absolute(folder: str | Path) -> str:
-    """The path as a rank sees it, whose working directory may be another."""
     return str(Path(folder).absolute())
 
 

@@ -67,7 +67,6 @@ def _sums(batch: MicroBatch, loss: Tensor, values_T: Tensor, clip_mask_T: Tensor
 
 
 def summarise_critic(steps: Sequence[OptimizerStep], seconds: float) -> CriticMetrics:
-    """The metrics of an update from its optimizer steps."""
     total = {name: math.fsum(step.sums[place] for step in steps) for place, name in enumerate(VALUE_SUMS)}
     tokens = max(total["tokens"], 1.0)
     spread = total["target_square"] / tokens - (total["target"] / tokens) ** 2

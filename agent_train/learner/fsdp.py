@@ -47,7 +47,6 @@ def load_policy(
 
 
 def plain(model: Any, gradient_checkpointing: bool) -> Any:
-    """The model in training mode, its dropout off."""
     if hasattr(model.config, "attention_dropout"):
         model.config.attention_dropout = 0.0
     for module in model.modules():

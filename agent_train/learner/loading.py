@@ -38,7 +38,6 @@ def weight_files(model_dir: str | Path) -> dict[str, Path]:
 
 @contextmanager
 def _mapped(files: dict[str, Path]) -> Iterator[Callable[[str], Any]]:
-    """A function that gives the mapped file of a tensor. Each file is opened once."""
     with ExitStack() as stack:
         open_once = cache(lambda path: stack.enter_context(safe_open(str(path), "pt")))
         yield lambda name: open_once(files[name])
@@ -64,16 +63,10 @@ def meta_parameters() -> Iterator[None]:
 def build_empty(
     auto_class: Any, model_dir: str | Path, attention: str, new: str | None = None, **settings: Any
 ) -> Any | None:
-    """A model of a folder's config without weights, fp32; None where its files are not simply its parameters.
+    """A model of a folder's config, with these settings, without weights, fp32; None where its files are not simply its parameters.
 
     That is so for weights in another format than safetensors, for quantised ones, and for architectures whose tensors transformers
-    renames or joins when it loads them: such a model has to be loaded whole.
-
-    Args:
-        auto_class: transformers' `AutoModelForCausalLM` or the like.
-        attention: name of the attention function.
-        new: name of a parameter that no file need hold; the caller gives it its values.
-        settings: of the config.
+    renames or joins when it loads them: such a model has to be loaded whole. No file need hold the parameter `new`.
     """
     from transformers import AutoConfig, GenerationConfig
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -92,12 +85,9 @@ def build_empty(
 
 
 def fill(module: nn.Module, model: Any, model_dir: str | Path, device: torch.device, initial: Initial) -> None:
-    """Give the parameters of `model` that are on the meta device their values, each rank its own shards. Not a collective.
+    """Give the parameters of `model`, a part of `module`, that are on the meta device their values, each rank its own shards.
 
-    Args:
-        module: the sharded module, with `model` in it.
-        device: of the shards.
-        initial: values of the parameters that no file holds.
+    `initial` gives the values of the parameters that no file holds. Not a collective.
     """
     owners = _owners(module)
     files = weight_files(model_dir)

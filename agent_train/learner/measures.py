@@ -84,7 +84,6 @@ class OptimizerStep:
 
     @property
     def loss(self) -> float:
-        """Before the step."""
         return self.sums[0]
 
 
@@ -128,15 +127,9 @@ def policy_sums(
 ) -> tuple[Tensor, Tensor]:
     """The SUMS and MAXIMA of one micro-batch as two fp64 vectors on its device; nothing is read back to the host.
 
-    Args:
-        weighted: the loss and its three parts: policy, KL, entropy.
-        logprobs_T, entropy_T: of the policy that is trained.
-        clip_mask_T: tokens that the clip holds back.
-        old_T: the denominator of the loss's ratio; None where nothing asks for it.
-        start_T: the trainer's log-probabilities at the start of the update; None where they are not known.
-        correction_T: the factor of the policy's loss, cut at `cap`; None where nothing corrects.
-        kl_T: estimates of the KL to the reference; None without a reference.
-        version: of the trainer's weights at the start of the update; None where it is not known.
+    `weighted` is the loss and its three parts: policy, KL, entropy. A tensor is None where nothing makes it: `old_T`, the denominator of the
+    loss's ratio; `start_T`, the trainer's log-probabilities at the start of the update; `correction_T`, the factor of the policy's loss, cut
+    at `cap`; `kl_T`, estimates of the KL to the reference. `version` is of the trainer's weights at the start of the update.
     """
     mask_T, zeros_T = batch.mask_T, torch.zeros_like(logprobs_T)
     none_T = torch.zeros_like(mask_T)
@@ -175,7 +168,6 @@ def policy_sums(
 def summarise(
     steps: Sequence[OptimizerStep], packed_tokens: int, seconds: float, kl_coef: float = 0.0
 ) -> UpdateMetrics:
-    """The metrics of an update from its optimizer steps."""
     total = {name: math.fsum(step.sums[k] for step in steps) for k, name in enumerate(SUMS)}
     largest = {name: max(step.maxima[k] for step in steps) for k, name in enumerate(MAXIMA)}
     gap = mismatch({name: total[f"gap_{name}"] for name in panel.SUMS})

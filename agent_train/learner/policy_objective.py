@@ -35,8 +35,6 @@ ROUNDING = 1e-5  # of fp32 numbers that were computed in another order
 
 @dataclass(frozen=True)
 class PolicyObjective:
-    """The objective that the settings describe. Make one with `policy_objective`."""
-
     loss: PolicyLoss
     settings: AlgorithmConfig
 

@@ -43,9 +43,8 @@ def of_pairs(
 ) -> Judged:
     """DPO or IPO ("dpo", "ipo") of P pairs. IPO's margins are means over tokens.
 
-    Args:
-        chosen, rejected: the samples of the two answers of each pair, with `reference`.
-        logprobs: of each sample under the trained policy: all of `chosen`, then all of `rejected`.
+    `chosen` and `rejected` are the samples of the two answers of each pair, with `reference`; `logprobs` are of each sample under the
+    trained policy: all of `chosen`, then all of `rejected`.
     """
     answers = [*chosen, *rejected]
     logprobs_M = _sampled(answers, logprobs).requires_grad_()
@@ -64,13 +63,9 @@ def of_liked(
     mismatched_logprobs: Sequence[Sequence[float]],
     weights: tuple[float, float] = (1.0, 1.0),
 ) -> Judged:
-    """KTO of A answers. Its reference point comes from answers under prompts that are not their own, without gradient.
+    """KTO of A answers, each some samples with `reference`. `weights` are of a liked and a disliked answer.
 
-    Args:
-        answers: the samples of each answer, with `reference`; `logprobs` of each sample, under the trained policy.
-        liked: of each answer.
-        mismatched, mismatched_logprobs: the same of answers under prompts that are not their own.
-        weights: of a liked and a disliked answer.
+    Its reference point comes from `mismatched`, answers under prompts that are not their own, without gradient.
     """
     logprobs_M = _sampled(answers, logprobs).requires_grad_()
     margin_A = _margins(answers, logprobs_M)

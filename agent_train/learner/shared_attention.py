@@ -42,12 +42,8 @@ def shared_attention(
 ) -> Tensor:
     """query (1, H, T, D), key and value (1, K, T, D) -> (1, T, H, D).
 
-    Args:
-        runs: `(n, L)` of neighbouring stretches of equal length.
-        trunks: the prefixes; each is a stretch, and so is what each sample has beyond it.
-        scaling: of the scores; None divides by the root of D.
-        window: number of tokens that each sees, with itself; None all.
-        masks: keeps the masks of FlexAttention for the next layer.
+    `runs` are `(n, L)` of neighbouring stretches of equal length: each prefix is one, and so is what each sample has beyond it. `window` is
+    the number of tokens that each sees, with itself. `masks` keeps the masks of FlexAttention for the next layer.
     """
     if query.is_cuda:
         return flex(query, key, value, runs, trunks, scaling, window, masks, torch.compile(_flex_attention()))

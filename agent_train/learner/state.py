@@ -91,11 +91,7 @@ class StateStore:
     def load(self, module: nn.Module, optimizer: torch.optim.Optimizer, folder: str | Path) -> dict[str, Any]:
         """Set weights, optimizer and random numbers from a folder, and return its counters. A collective.
 
-        A rank that the saving run did not have keeps its random numbers.
-
-        Raises:
-            StateError: a weight is missing, or has another shape.
-            OSError: the folder cannot be read.
+        A rank that the saving run did not have keeps its random numbers. Raises StateError if a weight is missing, or has another shape.
         """
         folder = Path(folder)
         record = json.loads((folder / "rank-0.json").read_text(encoding="utf-8"))

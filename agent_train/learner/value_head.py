@@ -69,11 +69,7 @@ def load_value(
     """A Hugging Face folder as a model of values, on the host, with fp32 weights and without dropout.
 
     Where the folder's files allow it, the parameters but the head have no memory yet: `fsdp.shard` reads each rank's own. A language model
-    gets a new head, drawn from `seed`, whose first values are small.
-
-    Raises:
-        FileNotFoundError: the folder has no config.json.
-        ValueError: weights are missing, transformers has no sequence classifier of that architecture, or it gives several numbers.
+    gets a new head, drawn from `seed`, whose first values are small. Raises FileNotFoundError or ValueError for another folder.
     """
     from transformers import AutoConfig, AutoModelForSequenceClassification
 

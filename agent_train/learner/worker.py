@@ -71,12 +71,7 @@ class LearnerWorker:
         return int(self._store.port)
 
     def start(self, host: str, port: int, model_dir: str) -> list[TensorInfo]:
-        """Join the other ranks, load and shard the model. Returns the manifest of the weights that `send_weights` sends.
-
-        Raises:
-            FileNotFoundError: no model folder there.
-            ValueError: an architecture that the packed forward pass cannot compute.
-        """
+        """Join the other ranks, load and shard the model. Returns the manifest of the weights that `send_weights` sends."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         else:
@@ -96,7 +91,7 @@ class LearnerWorker:
         return self.load(model_dir)
 
     def load(self, model_dir: str) -> list[TensorInfo]:
-        """Load and shard a model in place of the one before, with a new optimizer if it learns. Raises as `start`."""
+        """Load and shard a model in place of the one before, with a new optimizer if it learns."""
         self._model_dir = Path(model_dir)
         self.module = shard(self._load_module(model_dir), self._dims, self.config, model_dir, self.device)
         self._phase, self._steps = "", 0

@@ -61,10 +61,8 @@ def make_group(
 ) -> WeightGroup:
     """Join the group as `rank`; returns when all `address.world_size` ranks have joined.
 
-    `device` is of this rank's tensors and takes part in the choice of the backend. `transfer_seconds` is the limit of one bucket.
-
-    Raises:
-        WeightTransferError: the others did not come in time, or the port is taken.
+    `device` is of this rank's tensors. `transfer_seconds` is the limit of one bucket. Raises WeightTransferError if the others did not come in
+    time, or the port is taken.
     """
     device = torch.device(device)
     try:
@@ -97,12 +95,8 @@ def broadcast_buckets(
 ) -> dict[str, int]:
     """Send tensors, one for each entry of the manifest and in its order. Returns the checksum of each by name.
 
-    `tensors` may be a generator that gathers each when it is asked for. One bucket is held at a time. After an error the group is left and
-    must be made anew, here and for `receive_buckets`.
-
-    Raises:
-        ValueError: a tensor is not what the manifest says.
-        WeightTransferError: a receiver failed, is late, or was given another manifest.
+    `tensors` may be a generator that gathers each when it is asked for. One bucket is held at a time. After an error, WeightTransferError if
+    a receiver failed, is late, or has another manifest, the group is left and must be made anew, here and for `receive_buckets`.
     """
     sums: dict[str, int] = {}
     source = iter(tensors)
@@ -124,10 +118,7 @@ def receive_buckets(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Receive the tensors of `broadcast_buckets`: (name, tensor) in the manifest's order, on `group.device`.
 
-    A tensor is a view of its bucket, whose memory lives as long as one of its tensors is held.
-
-    Raises:
-        WeightTransferError: the sender failed, is late, or sends another manifest.
+    A tensor is a view of its bucket, whose memory lives as long as one of its tensors is held. Raises WeightTransferError likewise.
     """
     with _leaving_if_it_fails(group):
         _agree(group, manifest)
