@@ -1,7 +1,8 @@
 """Advantages: from the rewards of a group to one number per trajectory. Pure Python; a group has a handful of trajectories.
 
-A reward of None marks a trajectory that takes no part, because it failed or sampled nothing: it is in no baseline and gets 0.0.
-A group of one and a group whose rewards do not differ get exactly 0.0. A reward that is not finite raises ValueError.
+A reward of None marks a trajectory that takes no part, because it failed or sampled nothing: it is in no baseline and
+gets 0.0. A group of one and a group whose rewards do not differ get exactly 0.0. A reward that is not finite raises
+ValueError.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ def level_advantages(
 ) -> list[list[float]]:
     """`(r - mean) / (std + eps)` with mean and standard deviation each of the "group", of the whole "batch", or left out ("none").
 
-    Group and batch is LitePPO (arXiv 2508.08221), group and group is GRPO (arXiv 2402.03300), group and none is Dr. GRPO
-    (arXiv 2503.20783). The standard deviation of the batch is taken around the batch's mean as in ROLL (AReaL takes it around the
-    groups' means), each trajectory counting once. Where a level in use has rewards that do not differ, the advantage is 0.0.
+    Group and batch is LitePPO (arXiv 2508.08221), group and group is GRPO (arXiv 2402.03300), group and none is Dr.
+    GRPO (arXiv 2503.20783). The standard deviation of the batch is taken around the batch's mean as in ROLL (AReaL
+    takes it around the groups' means), each trajectory counting once. Where a level in use has rewards that do not
+    differ, the advantage is 0.0.
     """
     _one_of("mean_level", mean_level, LEVELS)
     _one_of("std_level", std_level, LEVELS)

@@ -1,11 +1,13 @@
 """Corrections for data that another policy sampled.
 
-p is trained, o is the proximal policy (the trainer's, at the start of the step), b is the behaviour policy (the engine's, maybe of an
-older version). The loss's ratio covers p / o; what is left, o / b, is the gap, which `gap_of` decides on once, so that nothing is
-weighted twice. The weights of a correction are constants. They multiply the policy term of the loss per token, after its clip; never
-the KL, the entropy or the reduction weights: what a mask drops stays in the denominator.
+p is trained, o is the proximal policy (the trainer's, at the start of the step), b is the behaviour policy (the
+engine's, maybe of an older version). The loss's ratio covers p / o; what is left, o / b, is the gap, which `gap_of`
+decides on once, so that nothing is weighted twice. The weights of a correction are constants. They multiply the policy
+term of the loss per token, after its clip; never the KL, the entropy or the reduction weights: what a mask drops stays
+in the denominator.
 
-Legend: T tokens of one packed micro-batch, S samples (segments) in it. Log-probabilities in nats; `segment_T` numbers the samples.
+Legend: T tokens of one packed micro-batch, S samples (segments) in it. Log-probabilities in nats; `segment_T` numbers
+the samples.
 """
 
 from __future__ import annotations
@@ -65,8 +67,9 @@ def gap_of(
 def proximal_share(behaviour_version_T: Tensor, proximal_version: int, now_version: int) -> Tensor:
     """The place of the proximal policy between the behaviour policy (0) and the trained one (1), by versions.
 
-    `(v_proximal - v_behaviour) / (v_now - v_behaviour)`, one per token since an episode may cross an update; 1 where the
-    trained policy has not moved away from the proximal one. AReaL (arXiv 2505.24298) takes this instead of a second pass.
+    `(v_proximal - v_behaviour) / (v_now - v_behaviour)`, one per token since an episode may cross an update; 1 where
+    the trained policy has not moved away from the proximal one. AReaL (arXiv 2505.24298) takes this instead of a second
+    pass.
     """
     if proximal_version > now_version:
         raise ValueError(f"the proximal policy has version {proximal_version}, after the present {now_version}")
@@ -169,8 +172,8 @@ def drifted(
 ) -> Tensor:
     """Off-policy sequence masking, DeepSeek-V3.2 (arXiv 2512.02556): True on the tokens to leave out of the policy loss.
 
-    Those with a negative advantage in samples from which the policy has drifted: the mean of `lo - lp` over the sampled tokens is above
-    `delta`, nats. The reduction weights stay as they are.
+    Those with a negative advantage in samples from which the policy has drifted: the mean of `lo - lp` over the sampled
+    tokens is above `delta`, nats. The reduction weights stay as they are.
     """
     drift_T = keep(old_T, mask_T).float() - keep(logprobs_T, mask_T).float()
     drift_S = segment_means(drift_T, mask_T, segment_T, n_segments)

@@ -1,7 +1,8 @@
 """Filters of a step's groups by the spread of their rewards. Pure Python; a step has some hundred groups.
 
-A filter is a function `(rewards, share)`: the rewards of each group's episodes, with None for an episode that takes no part, and
-`algorithm.filter.share`. It returns the indices of the groups to keep, ascending. `algorithm.filter.name` names it.
+A filter is a function `(rewards, share)`: the rewards of each group's episodes, with None for an episode that takes no
+part, and `algorithm.filter.share`. It returns the indices of the groups to keep, ascending. `algorithm.filter.name`
+names it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def with_spread(rewards: Rewards, share: float) -> list[int]:
 def uncertain(rewards: Rewards, share: float) -> list[int]:
     """StarPO-S (RAGEN, arXiv 2504.20073): keep the share of the groups, rounded up, whose rewards differ most; of equal ones the earlier.
 
-    Groups without spread are kept too where the share asks for them: a critic learns from them, a group baseline does not.
+    Groups without spread are kept too where the share asks for them: a critic learns from them, a group baseline does
+    not.
     """
     # 0.07 of 100 groups is 7.000000000000001 in floating point; it means 7.
     return sorted(_widest_first(_spreads(rewards), share)[: math.ceil(share * len(rewards) - 1e-9)])

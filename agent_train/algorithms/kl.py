@@ -85,8 +85,8 @@ def adapted(coefficient: float, kl: float, target: float, samples: int, horizon:
 def distillation_advantages(logprobs_T: Tensor, teacher_T: Tensor, mask_T: Tensor, coef: float = 1.0) -> Tensor:
     """`-coef * (log p - log teacher)` on each sampled token, without gradient (arXiv 2306.13649, 2306.08543); 0 elsewhere.
 
-    With a policy-gradient loss its expectation is the gradient of the reverse KL to the teacher, one token ahead. Minus infinity, a token
-    that the teacher rules out, counts as the clamp of the log ratio, 20.
+    With a policy-gradient loss its expectation is the gradient of the reverse KL to the teacher, one token ahead. Minus
+    infinity, a token that the teacher rules out, counts as the clamp of the log ratio, 20.
     """
     return -coef * log_ratio(keep(logprobs_T.detach(), mask_T), keep(teacher_T.detach(), mask_T))
 

@@ -2,8 +2,8 @@
 
 A loss is one value per token; `weighted_sum` adds them up. Weights, and with them every mean, are decided outside.
 
-Legend: T tokens of one packed micro-batch, S samples (segments) in it. Log-probabilities are in nats. `old` is the proximal policy,
-at the start of the training step; it is not the engine's (behaviour) policy.
+Legend: T tokens of one packed micro-batch, S samples (segments) in it. Log-probabilities are in nats. `old` is the
+proximal policy, at the start of the training step; it is not the engine's (behaviour) policy.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MAX_LOG_RATIO = 20.0
 def keep(values_T: Tensor, mask_T: Tensor) -> Tensor:
     """`values_T` where the mask is True and 0 elsewhere, whatever is there.
 
-    Multiplying by the mask would carry a NaN or an infinity through, and so would the gradient of a `where` applied only
-    after the arithmetic: keep the inputs of a loss, then keep its result.
+    Multiplying by the mask would carry a NaN or an infinity through, and so would the gradient of a `where` applied
+    only after the arithmetic: keep the inputs of a loss, then keep its result.
     """
     return torch.where(mask_T, values_T, torch.zeros((), dtype=values_T.dtype, device=values_T.device))
 
@@ -70,8 +70,9 @@ def value_loss(
 ) -> Tensor:
     """The critic's loss, `0.5 * max((V - R)^2, (clip(V, V_old +- clip) - R)^2)`; 0 outside the mask.
 
-    The clip is that of PPO's implementation (arXiv 1707.06347; see arXiv 2005.12729): a value gains nothing by moving farther than
-    `clip` from the one at the start of the training step, and still loses by being wrong. None is no limit.
+    The clip is that of PPO's implementation (arXiv 1707.06347; see arXiv 2005.12729): a value gains nothing by moving
+    farther than `clip` from the one at the start of the training step, and still loses by being wrong. None is no
+    limit.
     """
     values_T = single(keep(values_T, mask_T))
     returns_T = single(keep(returns_T, mask_T))

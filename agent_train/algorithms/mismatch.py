@@ -1,7 +1,7 @@
 """The mismatch of two policies on the tokens that one sampled: a fixed panel, summed over micro-batches and ranks.
 
-Legend: T tokens of one packed micro-batch, K numbers. Log ratios are `log(o / b)` of tokens that b sampled: `b` is the engine and `o` the
-trainer for the panel of the engine, `o` and `p` for the drift of an update.
+Legend: T tokens of one packed micro-batch, K numbers. Log ratios are `log(o / b)` of tokens that b sampled: `b` is the
+engine and `o` the trainer for the panel of the engine, `o` and `p` for the drift of an update.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ def mismatch_sums(log_ratio_T: Tensor, mask_T: Tensor) -> tuple[Tensor, Tensor]:
 def mismatch(total: Mapping[str, float]) -> dict[str, float]:
     """Means over sampled tokens from the reduced `SUMS` by name; nats. Without tokens all is 0, and `ess` 1.
 
-    `k1` is KL(b || o), of either sign, `k3` the same, never negative. `chi_square` of o from b, the mean of (o / b - 1)^2, is what
-    importance weights cost in variance. `ess` is the effective sample size of the weights o / b as a share of the tokens.
+    `k1` is KL(b || o), of either sign, `k3` the same, never negative. `chi_square` of o from b, the mean of (o / b -
+    1)^2, is what importance weights cost in variance. `ess` is the effective sample size of the weights o / b as a
+    share of the tokens.
     """
     mean = {name: total[name] / (total["tokens"] or 1) for name in SUMS}
     return {

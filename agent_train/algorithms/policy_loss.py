@@ -1,7 +1,8 @@
 """A policy loss as the learner holds it: a function, the inputs that it reads, and its settings.
 
-A loss is a function whose parameters are named like the fields of `LossInputs`; any other parameter is a setting, and the config
-fills it: `mine(logprobs_T, old_T, advantages_T, *, width=0.2)`. It returns one loss per token. It need not know of masks.
+A loss is a function whose parameters are named like the fields of `LossInputs`; any other parameter is a setting, and
+the config fills it: `mine(logprobs_T, old_T, advantages_T, *, width=0.2)`. It returns one loss per token. It need not
+know of masks.
 
 Legend: T tokens of one packed micro-batch.
 """
@@ -84,8 +85,8 @@ class PolicyLoss:
     def with_clip_mask(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """loss_T and clip_mask_T: True on tokens that have an advantage but no gradient, because a clip holds them back.
 
-        It is computed from the gradient itself, so it holds for any loss. With a loss that also pulls towards another policy (`kimi`,
-        `dppo`) every token has a gradient.
+        It is computed from the gradient itself, so it holds for any loss. With a loss that also pulls towards another
+        policy (`kimi`, `dppo`) every token has a gradient.
         """
         loss_T = self(inputs)
         (grad_T,) = torch.autograd.grad(loss_T.sum(), inputs.logprobs_T, retain_graph=True)

@@ -1,11 +1,12 @@
 """Policy losses. Each gives one value per token, to be summed with weights.
 
-A loss that reads `behaviour_T` closes the gap to the engine itself, and no correction may be added to it. Losses that read `segment_T`
-have one ratio for a whole sequence, a sample of the micro-batch, and write their loss on each of its tokens, so that weights of
-1 / (sequences * length) give the papers' mean over sequences.
+A loss that reads `behaviour_T` closes the gap to the engine itself, and no correction may be added to it. Losses that
+read `segment_T` have one ratio for a whole sequence, a sample of the micro-batch, and write their loss on each of its
+tokens, so that weights of 1 / (sequences * length) give the papers' mean over sequences.
 
-Legend: T tokens of one packed micro-batch, S sequences in it, N sampled tokens of the optimizer step. `old` is the proximal policy,
-`behaviour` the engine's, which sampled. `segment_T` numbers each token's sequence from 0, int64; `n_segments` is S, on the host.
+Legend: T tokens of one packed micro-batch, S sequences in it, N sampled tokens of the optimizer step. `old` is the
+proximal policy, `behaviour` the engine's, which sampled. `segment_T` numbers each token's sequence from 0, int64;
+`n_segments` is S, on the host.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def ppo_clip(
 ) -> Tensor:
     """PPO (arXiv 1707.06347), `-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)`.
 
-    The two bounds are DAPO's (arXiv 2503.14476). `dual_clip` (arXiv 1912.09729) is the ratio up to which a negative advantage counts,
-    above 1; None is no limit.
+    The two bounds are DAPO's (arXiv 2503.14476). `dual_clip` (arXiv 1912.09729) is the ratio up to which a negative
+    advantage counts, above 1; None is no limit.
     """
     if dual_clip is not None and not dual_clip > 1.0:
         raise ValueError(f"dual_clip must be above 1, or null for none, not {dual_clip}")
@@ -47,8 +48,8 @@ def cispo(
 ) -> Tensor:
     """`-clip(p / old, 1 - clip_low, 1 + clip_high) * A * log p`, the weight detached (CISPO, arXiv 2506.13585).
 
-    The paper leaves the lower bound off, which is `clip_low` 1. `clip_high` is a distance from 1: "epsilon_high 5", meant as the bound
-    itself, is 4 here.
+    The paper leaves the lower bound off, which is `clip_low` 1. `clip_high` is a distance from 1: "epsilon_high 5",
+    meant as the bound itself, is 4 here.
     """
     weight_T = log_ratio(logprobs_T, old_T).exp().clamp(1.0 - clip_low, 1.0 + clip_high).detach()
     return -weight_T * advantages_T * single(logprobs_T)
@@ -105,8 +106,8 @@ def dppo(
 ) -> Tensor:
     """`-keep * A * p / behaviour + tau * (log p - log behaviour)^2` (DPPO with the binary total variation, arXiv 2602.04879).
 
-    `keep` is `dppo_keeps`: a ratio of 3 matters little at probability 1e-4 and much at 0.3, so `low` and `high` bound the change of the
-    probability. The pull `tau` is on dropped tokens too.
+    `keep` is `dppo_keeps`: a ratio of 3 matters little at probability 1e-4 and much at 0.3, so `low` and `high` bound
+    the change of the probability. The pull `tau` is on dropped tokens too.
     """
     keeps_T = dppo_keeps(logprobs_T.detach(), behaviour_T, advantages_T, low, high)
     surrogate_T = keep(log_ratio(logprobs_T, behaviour_T).exp() * advantages_T, keeps_T)
@@ -128,8 +129,8 @@ def m2po_drift(logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor) ->
 def m2po_limit(drift_N: Tensor, budget: float = 0.04) -> Tensor:
     """The smallest drift that `m2po` drops, so that the mean square of those that count and stay is at most `budget`; infinity if all stay.
 
-    `drift_N` is `m2po_drift` of the whole optimizer step over all micro-batches and ranks; drifts of 0 do not count. The budget is 0.04 in
-    arXiv 2510.01161. Tokens with the same drift all stay or none does, whatever their order.
+    `drift_N` is `m2po_drift` of the whole optimizer step over all micro-batches and ranks; drifts of 0 do not count.
+    The budget is 0.04 in arXiv 2510.01161. Tokens with the same drift all stay or none does, whatever their order.
     """
     counted_N = single(drift_N)[drift_N > 0].sort().values
     counts_N = torch.arange(1, len(counted_N) + 1, dtype=torch.float64, device=counted_N.device)
@@ -144,8 +145,9 @@ def m2po(
 ) -> Tensor:
     """`-A * p / behaviour` on tokens whose `m2po_drift` is below `drift_limit`, 0 on the rest (M2PO, arXiv 2510.01161).
 
-    As in Algorithm 1, a token that moved against its advantage keeps the gradient that brings it back, however far it is. `m2po_limit`
-    makes the limit with `budget`, a setting of the loss that is not read here. The dropped tokens stay in the denominator.
+    As in Algorithm 1, a token that moved against its advantage keeps the gradient that brings it back, however far it
+    is. `m2po_limit` makes the limit with `budget`, a setting of the loss that is not read here. The dropped tokens stay
+    in the denominator.
     """
     keeps_T = m2po_drift(logprobs_T, behaviour_T, advantages_T) < drift_limit
     return -keep(log_ratio(logprobs_T, behaviour_T).exp() * advantages_T, keeps_T)
@@ -171,8 +173,8 @@ def gspo(
 ) -> Tensor:
     """PPO's clip on the ratio of the whole sequence, `-min(s * A, clip(s, 1 - clip_low, 1 + clip_high) * A)` (GSPO, arXiv 2507.18071).
 
-    The ranges are the paper's: a mean of many log ratios is much nearer to 0 than one. All tokens of a sequence must have the same
-    advantage; `gspo_token` is for those that differ.
+    The ranges are the paper's: a mean of many log ratios is much nearer to 0 than one. All tokens of a sequence must
+    have the same advantage; `gspo_token` is for those that differ.
     """
     ratio_T = sequence_log_ratio(logprobs_T, old_T, mask_T, segment_T, n_segments).exp()
     return _clipped(ratio_T, keep(advantages_T, mask_T), clip_low, clip_high)
@@ -212,8 +214,8 @@ def gmpo(
 ) -> Tensor:
     """The geometric mean over a sequence of clipped ratios, times `-A` (GMPO, arXiv 2507.20673).
 
-    Each token's log ratio is clipped by itself: at `clip_high` from above where A > 0, at `-clip_low` from below elsewhere. The bounds are
-    of the log ratio: 0.4 is the paper's range (e^-0.4, e^0.4).
+    Each token's log ratio is clipped by itself: at `clip_high` from above where A > 0, at `-clip_low` from below
+    elsewhere. The bounds are of the log ratio: 0.4 is the paper's range (e^-0.4, e^0.4).
     """
     advantages_T = keep(advantages_T, mask_T)
     change_T = log_ratio(keep(logprobs_T, mask_T), keep(old_T, mask_T))

@@ -39,7 +39,8 @@ def ipo(chosen_P: Tensor, rejected_P: Tensor, *, beta: float = 0.1) -> Tensor:
 def kto_reference(mismatched_R: Tensor) -> Tensor:
     """The reference point of `kto`, `max(0, mean)` of the margins of answers under prompts that are not their own, detached.
 
-    It estimates KL(policy || reference), and is one number for the whole optimizer step: gather the margins of all ranks first.
+    It estimates KL(policy || reference), and is one number for the whole optimizer step: gather the margins of all
+    ranks first.
     """
     return single(mismatched_R).detach().mean().clamp(min=0.0)
 
@@ -55,8 +56,9 @@ def kto(
 ) -> Tensor:
     """KTO (arXiv 2402.01306): the value of an answer against the reference point of `kto_reference`; margins are sums.
 
-    `liked_weight * (1 - sigmoid(beta * (margin - reference)))` for a liked answer, `disliked_weight * (1 - sigmoid(beta *
-    (reference - margin)))` for another. Weights make up for unequal numbers: keep (liked * weight) / (disliked * weight) from 1 to 4/3.
+    `liked_weight * (1 - sigmoid(beta * (margin - reference)))` for a liked answer, `disliked_weight * (1 - sigmoid(beta
+    * (reference - margin)))` for another. Weights make up for unequal numbers: keep (liked * weight) / (disliked *
+    weight) from 1 to 4/3.
     """
     gain_R = beta * (single(margin_R) - reference.detach())
     return torch.where(liked_R, liked_weight * torch.sigmoid(-gain_R), disliked_weight * torch.sigmoid(gain_R))

@@ -1,6 +1,7 @@
 """PRIME (arXiv 2502.01456): rewards of tokens from a model that only ever sees outcomes.
 
-Legend: T tokens, M of them sampled, S trajectories, G groups (at most S). `segment_T` says of which trajectory, 0 to S-1, a token is.
+Legend: T tokens, M of them sampled, S trajectories, G groups (at most S). `segment_T` says of which trajectory, 0 to
+S-1, a token is.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ def prime_advantages(
 ) -> Tensor:
     """advantages_T, fp32, without gradient: RLOO of the outcomes plus the discounted sum of the process rewards less those of the siblings.
 
-    `RLOO(outcome) + sum over s >= t of gamma^(s-t) * (r_s - b)`, where b is the mean over the siblings of their mean process reward.
-    Discount and means count sampled tokens only. `outcomes_S` are the rewards of the trajectories, `group_S` their groups, any numbers. A
-    trajectory without siblings gets 0, and each of the two parts is 0 in a group where it does not differ.
+    `RLOO(outcome) + sum over s >= t of gamma^(s-t) * (r_s - b)`, where b is the mean over the siblings of their mean
+    process reward. Discount and means count sampled tokens only. `outcomes_S` are the rewards of the trajectories,
+    `group_S` their groups, any numbers. A trajectory without siblings gets 0, and each of the two parts is 0 in a group
+    where it does not differ.
     """
     _, group_S = group_S.unique(return_inverse=True)
     index_M = mask_T.nonzero()[:, 0]

@@ -1,7 +1,8 @@
 """Reductions: what each sampled token weighs in the loss, so that a loss is a plain weighted sum.
 
-The weights are made once for all samples of an optimizer step, before they are dealt to ranks and micro-batches, so any split gives the
-same loss and gradient. Samples of one trajectory share its weight. A sample without sampled tokens weighs nothing.
+The weights are made once for all samples of an optimizer step, before they are dealt to ranks and micro-batches, so any
+split gives the same loss and gradient. Samples of one trajectory share its weight. A sample without sampled tokens
+weighs nothing.
 
 Legend: N samples of the whole optimizer step, over all ranks and micro-batches.
 """
@@ -19,8 +20,8 @@ def sample_weights(
 ) -> Tensor:
     """weights_N, fp32: the loss weight of every sampled token of each sample, by the mode, one of `MODES`.
 
-    `tokens_N` counts the sampled tokens that take part in the loss; `trajectory_N` and `prompt_N` (group) are any integers. `max_length`, of
-    "constant" only, is the constant length that a trajectory's sum is divided by.
+    `tokens_N` counts the sampled tokens that take part in the loss; `trajectory_N` and `prompt_N` (group) are any
+    integers. `max_length`, of "constant" only, is the constant length that a trajectory's sum is divided by.
     """
     if mode not in MODES:
         raise ValueError(f"reduction must be one of {', '.join(MODES)}, not {mode!r}")

@@ -1,10 +1,11 @@
 """Returns and generalised advantage estimation over sampled tokens, and whitening over a whole training step.
 
-Sampled tokens are selected first and the results are put back, so an observation between two turns neither discounts nor interrupts
-anything, and whatever stands at an unsampled token (NaN too) is never read. Results are 0 there.
+Sampled tokens are selected first and the results are put back, so an observation between two turns neither discounts
+nor interrupts anything, and whatever stands at an unsampled token (NaN too) is never read. Results are 0 there.
 
-Legend: T tokens, M of them sampled, S segments (trajectories), K turns. `segment_T` says of which segment, 0 to S-1, a token is; the
-tokens of a segment lie together and in order, those of all its samples one after another. `rewards_T` is as `turn_rewards.place` lays it.
+Legend: T tokens, M of them sampled, S segments (trajectories), K turns. `segment_T` says of which segment, 0 to S-1, a
+token is; the tokens of a segment lie together and in order, those of all its samples one after another. `rewards_T` is
+as `turn_rewards.place` lays it.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def gae(
 ) -> Tensor:
     """GAE (arXiv 1506.02438) along the sampled tokens of each segment; fp32, without gradient.
 
-    `delta_t = r_t + gamma * V(next) - V_t` and `A_t = delta_t + gamma * lambda * A(next)`, where next is the next sampled token of the
-    segment; after the last one both are 0. V_t is the critic's value before token t is sampled. `lam` may be lam_T.
+    `delta_t = r_t + gamma * V(next) - V_t` and `A_t = delta_t + gamma * lambda * A(next)`, where next is the next
+    sampled token of the segment; after the last one both are 0. V_t is the critic's value before token t is sampled.
+    `lam` may be lam_T.
     """
     index_M = mask_T.nonzero()[:, 0]
     lam_M = lam[index_M] if isinstance(lam, Tensor) else lam
@@ -59,8 +61,8 @@ def bilevel_gae(
 ) -> Tensor:
     """Bi-level GAE (arXiv 2510.16907, 2504.20073): first over turns, then over the tokens inside each turn. As `gae` otherwise.
 
-    Over the last sampled tokens e_k of the turns: `D_k = r(e_k) + turn_gamma * V(e_k+1) - V(e_k)` and
-    `B_k = D_k + turn_gamma * turn_lam * B_k+1`. Then GAE inside each turn, where the reward at its end is `B_k + V(e_k)` and nothing
+    Over the last sampled tokens e_k of the turns: `D_k = r(e_k) + turn_gamma * V(e_k+1) - V(e_k)` and `B_k = D_k +
+    turn_gamma * turn_lam * B_k+1`. Then GAE inside each turn, where the reward at its end is `B_k + V(e_k)` and nothing
     follows. `turn_T` (see `turn_rewards.turn_segments`) tells turns apart, not rewards: a turn of reward 0 is a turn.
     """
     if turn_lam is None:
@@ -103,7 +105,8 @@ def moments(values_T: Tensor, mask_T: Tensor) -> Tensor:
 def whiten(values_T: Tensor, mask_T: Tensor, totals: Tensor, std: str = "sample", eps: float = 1e-6) -> Tensor:
     """whitened_T, fp32: `(x - mean) / (std + eps)` over every sampled token of the training step, each counting once (arXiv 2501.03262).
 
-    `totals` are `moments` of the whole step; `std` is "sample" (n-1) or "population" (n). All is 0 where the values do not differ.
+    `totals` are `moments` of the whole step; `std` is "sample" (n-1) or "population" (n). All is 0 where the values do
+    not differ.
     """
     if std not in ("sample", "population"):
         raise ValueError(f"std must be sample or population, not {std!r}")
@@ -129,8 +132,9 @@ def reinforce_pp_baseline(
 ) -> list[list[float]]:
     """REINFORCE++-baseline (arXiv 2501.03262): the reward less its group's mean, whitened over all sampled tokens.
 
-    A reward of None and a trajectory of length 0 take no part. A group of one or without spread gets exactly 0 and is not counted in the
-    whitening. Trajectories that are not `trained` are in their group's mean, not in the whitening, and get 0.
+    A reward of None and a trajectory of length 0 take no part. A group of one or without spread gets exactly 0 and is
+    not counted in the whitening. Trajectories that are not `trained` are in their group's mean, not in the whitening,
+    and get 0.
     """
     played = [
         [reward if length else None for reward, length in zip(group, sizes, strict=True)]

@@ -1,7 +1,8 @@
 """Which episodes of a step are trained on, and the penalty for their length. Pure functions on groups, after DAPO (arXiv 2503.14476).
 
-Filters and dynamic sampling read rewards as the environment gave them; overlong shaping changes only the rewards that advantages are
-computed from. Groups stay whole and keep their order, whatever ended first. Lengths count sampled tokens, never what a tool wrote.
+Filters and dynamic sampling read rewards as the environment gave them; overlong shaping changes only the rewards that
+advantages are computed from. Groups stay whole and keep their order, whatever ended first. Lengths count sampled
+tokens, never what a tool wrote.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class SelectionMetrics:
 def more_groups(played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, rounds: int) -> int:
     """The number of further groups that dynamic sampling plays before the step trains; 0 to train with what there is.
 
-    It is what the share kept so far makes likely to suffice for `wanted` groups with spread, at least what is missing, at most `wanted`,
-    and within the bound of `algorithm.filter.rounds` rollouts of `wanted` groups.
+    It is what the share kept so far makes likely to suffice for `wanted` groups with spread, at least what is missing,
+    at most `wanted`, and within the bound of `algorithm.filter.rounds` rollouts of `wanted` groups.
     """
     most = algorithm.filter.rounds * wanted
     kept = sum(has_spread(_rewards(group, algorithm.overlong)) for group in played)
@@ -59,8 +60,24 @@ def choose(
     short = 0
     if algorithm.filter.rounds > 1:
         kept, short = kept[:wanted], max(wanted - len(kept), 0)
-    groups = [played[index] for index in kept]
-    return groups, _counted(played, groups, algorithm.overlong, rounds, short)
+    groups, overlong = [played[index] for index in kept], algorithm.overlong
+    in_kept = [t for group in groups for t in group.trajectories if _took_part(t)]
+    trained = {t.id for group in groups for t, in_loss in participants(group, overlong) if in_loss}
+    everyone = [t for group in played for t in group.trajectories if _took_part(t)]
+    left = [t.sampled_tokens for t in everyone if t.id not in trained]
+    metrics = SelectionMetrics(
+        rounds=rounds,
+        groups=len(played),
+        dropped_groups=len(played) - len(groups),
+        episodes=len(trained),
+        length=_mean([t.sampled_tokens for t in in_kept if t.id in trained]),
+        dropped=len(left),
+        dropped_length=_mean(left),
+        masked=len(in_kept) - len(trained),
+        short=short,
+        penalty=_mean([penalty(t, overlong) for t in in_kept]),
+    )
+    return groups, metrics
 
 
 def kept_groups(groups: Sequence[Group], settings: FilterConfig, overlong: OverlongConfig) -> list[int]:
@@ -74,8 +91,8 @@ def kept_groups(groups: Sequence[Group], settings: FilterConfig, overlong: Overl
 def participants(group: Group, overlong: OverlongConfig) -> list[tuple[Trajectory, bool]]:
     """The trajectories of a group that take part in advantages, and whether each is in the loss.
 
-    A trajectory that failed or sampled nothing takes no part. With `overlong.mask` a truncated one is not in the loss, since nobody knows
-    whether it was good; `overlong.baseline` says whether it takes part.
+    A trajectory that failed or sampled nothing takes no part. With `overlong.mask` a truncated one is not in the loss,
+    since nobody knows whether it was good; `overlong.baseline` says whether it takes part.
     """
     parts = zip(group.trajectories, _rewards(group, overlong), strict=True)
     return [(t, not (overlong.mask and is_truncated(t))) for t, reward in parts if reward is not None]
@@ -121,27 +138,6 @@ def _rewards(group: Group, overlong: OverlongConfig) -> list[float | None]:
     """As the environment gave them; None for those that are in no baseline."""
     out = overlong.mask and not overlong.baseline
     return [float(t.reward) if _took_part(t) and not (out and is_truncated(t)) else None for t in group.trajectories]
-
-
-def _counted(
-    played: Sequence[Group], kept: Sequence[Group], overlong: OverlongConfig, rounds: int, short: int
-) -> SelectionMetrics:
-    in_kept = [t for group in kept for t in group.trajectories if _took_part(t)]
-    trained = {t.id for group in kept for t, in_loss in participants(group, overlong) if in_loss}
-    everyone = [t for group in played for t in group.trajectories if _took_part(t)]
-    left = [t.sampled_tokens for t in everyone if t.id not in trained]
-    return SelectionMetrics(
-        rounds=rounds,
-        groups=len(played),
-        dropped_groups=len(played) - len(kept),
-        episodes=len(trained),
-        length=_mean([t.sampled_tokens for t in in_kept if t.id in trained]),
-        dropped=len(left),
-        dropped_length=_mean(left),
-        masked=len(in_kept) - len(trained),
-        short=short,
-        penalty=_mean([penalty(t, overlong) for t in in_kept]),
-    )
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,6 +1,7 @@
 """The advantages of one training step, and the targets of its critic.
 
-A formula is a function of `AdvantageInputs` that returns one number for each token. `config.extensions.advantages` names them.
+A formula is a function of `AdvantageInputs` that returns one number for each token. `config.extensions.advantages`
+names them.
 
 Legend: T tokens of all samples of the step, S trajectories, K turns with sampled tokens.
 """
@@ -131,7 +132,8 @@ def gigpo_advantage(inputs: AdvantageInputs) -> Tensor:
 def _states(trajectory: Trajectory) -> list[str]:
     """The key of the state before each turn in which the agent sampled.
 
-    The environment's own key if it gives one, as `info["state"]` of the `reset` or `step` before; else what the agent was shown.
+    The environment's own key if it gives one, as `info["state"]` of the `reset` or `step` before; else what the agent
+    was shown.
     """
     own = [trajectory.metadata.get("state"), *(turn.info.get("state") for turn in trajectory.turns)]
     return [

@@ -1,6 +1,7 @@
 """Rewards of turns and episodes on tokens, and advantages of turns.
 
-A reward lies on the last token that was *sampled* in its turn or trajectory: what the environment wrote after it is no action.
+A reward lies on the last token that was *sampled* in its turn or trajectory: what the environment wrote after it is no
+action.
 
 Legend: T tokens, S segments: trajectories or turns.
 """
@@ -41,8 +42,8 @@ def place(scores_S: Tensor, mask_T: Tensor, segment_T: Tensor) -> Tensor:
 def turn_segments(lengths: Sequence[int], turn_ends: Sequence[Sequence[int]]) -> Tensor:
     """turn_T, int64: the number of each token's turn, from 0, over samples of these lengths that lie one after another.
 
-    The tokens before a turn's sampled ones, which it answers, are of that turn; those after the last are of the last. `turn_ends` are
-    those of each `TrainingSample`. A sample without turns takes one number as if it were a turn.
+    The tokens before a turn's sampled ones, which it answers, are of that turn; those after the last are of the last.
+    `turn_ends` are those of each `TrainingSample`. A sample without turns takes one number as if it were a turn.
     """
     sizes: list[int] = []
     for number, (length, ends) in enumerate(zip(lengths, turn_ends, strict=True)):
@@ -82,8 +83,8 @@ def turn_returns(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
 def turn_advantages(rewards: Sequence[Sequence[float]], std: str = "sample", eps: float = 1e-6) -> list[list[float]]:
     """GRPO with process supervision (arXiv 2402.03300, section 4.1.3): one advantage for each turn of one group.
 
-    The rewards of all turns of the group are normalised together, `(r - mean) / (std + eps)`; the advantage of a turn is the
-    sum of its own and all later ones. All 0.0 with fewer than two trajectories or without spread.
+    The rewards of all turns of the group are normalised together, `(r - mean) / (std + eps)`; the advantage of a turn
+    is the sum of its own and all later ones. All 0.0 with fewer than two trajectories or without spread.
     """
     flat = [reward for turns in rewards for reward in turns]
     normal = iter(group_advantages(flat, std, eps) if len(rewards) > 1 else [0.0] * len(flat))
@@ -100,9 +101,9 @@ def gigpo_advantages(
 ) -> list[list[float]]:
     """GiGPO (arXiv 2505.10978): `A_episode + step_weight * A_step` for each step of each episode of one group.
 
-    A_episode compares the sums of rewards of the episodes. A_step compares the returns, discounted by `gamma` per step, of all steps of
-    the group that began in the same state (see `state_key`); a state that was met once gives 0. Both comparisons divide by `std`: "none",
-    "sample" or "population".
+    A_episode compares the sums of rewards of the episodes. A_step compares the returns, discounted by `gamma` per step,
+    of all steps of the group that began in the same state (see `state_key`); a state that was met once gives 0. Both
+    comparisons divide by `std`: "none", "sample" or "population".
     """
     episodes = group_advantages([math.fsum(steps) for steps in rewards], std, eps)
     returns = [turn_returns(steps, gamma) for steps in rewards]

@@ -53,8 +53,9 @@ def model_cost(model_dir: str | Path) -> Cost:
 def balance(costs: Sequence[int], parts: int) -> list[list[int]]:
     """Deal the costs to `parts` lists of nearly equal sums: the places in `costs` that each gets, the largest sum first.
 
-    By largest differencing (Karmarkar-Karp), unless giving the largest first to the least loaded list has a smaller spread. The
-    answer depends on the order of `costs` only where some are equal: bring equal ones into an order of your own.
+    By largest differencing (Karmarkar-Karp), unless giving the largest first to the least loaded list has a smaller
+    spread. The answer depends on the order of `costs` only where some are equal: bring equal ones into an order of your
+    own.
     """
     order = sorted(range(len(costs)), key=lambda place: -costs[place])
     candidates = [_differenced(costs, order, parts), _longest_first(costs, order, parts)]

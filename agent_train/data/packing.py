@@ -1,8 +1,9 @@
 """Samples are dealt to optimizer steps and ranks and packed into micro-batches.
 
-No padding: the samples of a micro-batch lie one after another and `cu_seqlens` says where each begins. Where prefixes are shared, the
-first sample of a prefix group lies there whole, and then what the others have beyond the prefix. The weight of a token in the loss is
-decided by `weighted`, over all samples of an optimizer step before they are dealt, so that any split gives the same loss.
+No padding: the samples of a micro-batch lie one after another and `cu_seqlens` says where each begins. Where prefixes
+are shared, the first sample of a prefix group lies there whole, and then what the others have beyond the prefix. The
+weight of a token in the loss is decided by `weighted`, over all samples of an optimizer step before they are dealt, so
+that any split gives the same loss.
 
 Legend: T tokens of one packed micro-batch, S samples (segments) in it.
 """
@@ -134,9 +135,9 @@ def split_steps(
 ) -> list[list[TrainingSample]]:
     """Deal samples to `parts` optimizer steps of nearly equal cost, whole trajectories, whatever the order they come in.
 
-    A reduction counts a trajectory once in each optimizer step: torn apart, one of its samples would weigh more than the others. Samples
-    whose trajectory has no name are each by themselves. With `groups_whole` groups stay whole, where there are at least `parts`. There are
-    fewer lists where too few trajectories sampled a token.
+    A reduction counts a trajectory once in each optimizer step: torn apart, one of its samples would weigh more than
+    the others. Samples whose trajectory has no name are each by themselves. With `groups_whole` groups stay whole,
+    where there are at least `parts`. There are fewer lists where too few trajectories sampled a token.
     """
     ordered = in_order(samples)
     units = _units((sample.trajectory or number, sample) for number, sample in enumerate(ordered))
@@ -165,9 +166,9 @@ def rank_batches(
 ) -> list[RankBatch]:
     """One optimizer step, weighed (see `weighted`) and dealt to `world` ranks: as many micro-batches on each, empty ones where a rank has fewer.
 
-    Ranks wait for each other in every micro-batch, so that the first of all ranks cost about the same, and the second. The order of the
-    samples does not matter. `budget` is the tokens of a micro-batch, where a shared prefix counts once. With `shared_prefix` the prompt
-    that samples of a group have in common is computed once.
+    Ranks wait for each other in every micro-batch, so that the first of all ranks cost about the same, and the second.
+    The order of the samples does not matter. `budget` is the tokens of a micro-batch, where a shared prefix counts
+    once. With `shared_prefix` the prompt that samples of a group have in common is computed once.
     """
     for sample in samples:
         check_sample(sample)
@@ -270,7 +271,8 @@ def _starts(n_samples: int, prefixes: Iterable[Prefix]) -> list[int]:
 def batch_of(samples: Sequence[TrainingSample], prefixes: Sequence[Prefix] = ()) -> MicroBatch:
     """The tensors of one micro-batch, on the host; samples are packed in this order.
 
-    Without samples it holds one filler token that no loss looks at: a rank without work still runs every layer, for the collectives.
+    Without samples it holds one filler token that no loss looks at: a rank without work still runs every layer, for the
+    collectives.
     """
     if not samples:
         samples = [TrainingSample(ids=[FILLER_ID], mask=[False], logprobs=[0.0])]

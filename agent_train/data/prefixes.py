@@ -1,6 +1,7 @@
 """Samples of one group that begin with the same prompt: the prompt once, then what follows it in each sample.
 
-A prefix group holds the same numbers as its samples by themselves, since each token still sees its own sample only, in fewer tokens.
+A prefix group holds the same numbers as its samples by themselves, since each token still sees its own sample only, in
+fewer tokens.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ def alone(samples: Iterable[TrainingSample]) -> list[PrefixGroup]:
 def prefix_groups_of(samples: Iterable[TrainingSample]) -> list[PrefixGroup]:
     """The prefix groups of samples whose `group` has a name; samples that share nothing stay by themselves.
 
-    Samples with the very same prompt, which is what comes before the first sampled token, go together. Others join the longest such prompt
-    that their own begins with. The rest of the group goes together by what its prompts have in common.
+    Samples with the very same prompt, which is what comes before the first sampled token, go together. Others join the
+    longest such prompt that their own begins with. The rest of the group goes together by what its prompts have in
+    common.
     """
     named: dict[str, list[TrainingSample]] = {}
     for sample in in_order(samples):

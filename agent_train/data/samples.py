@@ -1,7 +1,7 @@
 """A trajectory as training samples: token ids with what is known of each.
 
-Legend: T tokens of one sample. Every list of T is aligned to the token itself: `mask[t]`, `logprobs[t]` and `advantages[t]` belong
-to `ids[t]`, which the model predicts from position t-1.
+Legend: T tokens of one sample. Every list of T is aligned to the token itself: `mask[t]`, `logprobs[t]` and
+`advantages[t]` belong to `ids[t]`, which the model predicts from position t-1.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from agentgym.core.trajectory import Tokens, Trajectory
 class TrainingSample:
     """One sequence to train on: the turns of a trajectory whose prompts extend one another token for token.
 
-    A sample never changes. Scores and advantages are added by `dataclasses.replace`, which keeps the id; results of the learner
-    are joined to samples by it.
+    A sample never changes. Scores and advantages are added by `dataclasses.replace`, which keeps the id; results of the
+    learner are joined to samples by it.
     """
 
     ids: list[int]  # T token ids, exactly as the engine was given and returned them
@@ -58,8 +58,9 @@ def samples_of(
 ) -> list[TrainingSample]:
     """Split a trajectory into samples by the prefix rule.
 
-    A turn extends the sample while its prompt begins with all of the sample's ids, token for token; otherwise it begins the next
-    sample. Turns without sampled tokens, such as another policy's, add nothing. `rewards` are those of each turn with sampled tokens.
+    A turn extends the sample while its prompt begins with all of the sample's ids, token for token; otherwise it begins
+    the next sample. Turns without sampled tokens, such as another policy's, add nothing. `rewards` are those of each
+    turn with sampled tokens.
 
     Raises:
         ValueError: a turn's tokens do not fit together, or there are not as many rewards as turns with sampled tokens.
@@ -70,7 +71,14 @@ def samples_of(
         tokens = turn.tokens
         if tokens is None or not tokens.completion_ids:
             continue
-        _check_tokens(tokens, f"trajectory {trajectory.id}, turn {number}")
+        where = f"trajectory {trajectory.id}, turn {number}"
+        sizes = (len(tokens.completion_ids), len(tokens.logprobs), len(tokens.versions))
+        if len(set(sizes)) > 1:
+            raise ValueError(
+                f"{where}: {sizes[0]} sampled ids, {sizes[1]} log-probabilities and {sizes[2]} versions; each id needs one of each"
+            )
+        if not tokens.prompt_ids:
+            raise ValueError(f"{where}: the prompt is empty, so nothing predicts the first sampled id")
         if not runs or tokens.prompt_ids[: len(ids)] != ids:
             runs.append([])
         runs[-1].append(tokens)
@@ -107,13 +115,3 @@ def _joined(turns: Sequence[Tokens]) -> TrainingSample:
         versions += [-1] * len(bridge) + tokens.versions
         turn_ends.append(len(ids))
     return TrainingSample(ids, mask, logprobs, versions=versions, turn_ends=turn_ends)
-
-
-def _check_tokens(tokens: Tokens, where: str) -> None:
-    sizes = (len(tokens.completion_ids), len(tokens.logprobs), len(tokens.versions))
-    if len(set(sizes)) > 1:
-        raise ValueError(
-            f"{where}: {sizes[0]} sampled ids, {sizes[1]} log-probabilities and {sizes[2]} versions; each id needs one of each"
-        )
-    if not tokens.prompt_ids:
-        raise ValueError(f"{where}: the prompt is empty, so nothing predicts the first sampled id")

@@ -44,8 +44,9 @@ class _Actor(LearnerWorker):
 class Learner:
     """The N ranks of one role as Ray actors, on GPUs where the cluster has any, else on CPUs. Make one with `await Learner.start(...)`.
 
-    Each call goes to all ranks and waits at most `config.learner.timeout` seconds. If a rank fails, the call raises LearnerError, the ranks
-    are killed and every further call raises. Samples that are malformed, or without what a call reads, raise ValueError.
+    Each call goes to all ranks and waits at most `config.learner.timeout` seconds. If a rank fails, the call raises
+    LearnerError, the ranks are killed and every further call raises. Samples that are malformed, or without what a call
+    reads, raise ValueError.
     """
 
     def __init__(self, actors: Sequence[Any], config: Config, role: str = "policy", ship: Ship | None = None):
@@ -68,7 +69,8 @@ class Learner:
     ) -> Learner:
         """Start the ranks, let them find each other, load the model from a folder that every node can read. Ray must be running.
 
-        `bundles` come from `shared_devices`, where roles share devices. Models that share `ship` pack and send samples once.
+        `bundles` come from `shared_devices`, where roles share devices. Models that share `ship` pack and send samples
+        once.
 
         Raises:
             LearnerError: Ray is not running, there are too few GPUs, or a rank did not start.
@@ -102,8 +104,8 @@ class Learner:
     ) -> UpdateMetrics:
         """One training step: `algorithm.updates_per_step` optimizer steps, each on its part of the samples, which have advantages.
 
-        Above a `kl_coef` of 0 the samples need their `reference`. `version` is of the policy's weights as they are; None takes the newest that
-        sampled a token.
+        Above a `kl_coef` of 0 the samples need their `reference`. `version` is of the policy's weights as they are;
+        None takes the newest that sampled a token.
         """
         if version is None:
             version = max((max(sample.versions, default=-1) for sample in samples), default=-1)
@@ -117,7 +119,8 @@ class Learner:
     async def update_critic(self, samples: Sequence[TrainingSample], *, lr_scale: float = 1.0) -> CriticMetrics:
         """One training step of the critic: as many optimizer steps as the policy's.
 
-        Samples need their targets, and their values where `critic.clip` is set. `lr_scale` is a factor of the learning rate.
+        Samples need their targets, and their values where `critic.clip` is set. `lr_scale` is a factor of the learning
+        rate.
         """
         check_targets(samples, self._config.critic.clip)
         fields = ("weight", "targets", "values")
@@ -128,8 +131,8 @@ class Learner:
     ) -> PrmMetrics:
         """One optimizer step of PRIME's reward model.
 
-        The samples, all of each trajectory, need `prm` (its own present log-probabilities) and `reference` (those of the model that it started
-        from). `outcomes` of the trajectories, by id, are from 0 (wrong) to 1 (right).
+        The samples, all of each trajectory, need `prm` (its own present log-probabilities) and `reference` (those of
+        the model that it started from). `outcomes` of the trajectories, by id, are from 0 (wrong) to 1 (right).
         """
         started = time.monotonic()
         taught, measures = prm_targets(samples, outcomes, self._config.algorithm.advantage.prime_beta)
@@ -223,8 +226,8 @@ class Learner:
     async def save_state(self, folder: str | Path, export: str | Path | None = None) -> None:
         """Have the ranks copy all that a resumed run needs and write it into a new folder; returns with the copies made.
 
-        `load_state` takes the folder once `state_saved` has said that it is whole. A Hugging Face folder of the same weights is written to
-        `export`.
+        `load_state` takes the folder once `state_saved` has said that it is whole. A Hugging Face folder of the same
+        weights is written to `export`.
         """
         await self._on_all("save_state", _absolute(folder), None if export is None else _absolute(export))
 

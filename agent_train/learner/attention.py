@@ -1,8 +1,8 @@
 """Causal attention over packed samples: each sees itself only, and no T x T mask is ever made.
 
-transformers knows it as `PACKED`; a model loaded with that name asks for no mask and hands `segments` through. On CUDA in half precision
-one variable-length kernel does a whole micro-batch; elsewhere each run of equally long samples is one call of scaled dot-product
-attention. Where samples share prefixes, `shared_attention` does it.
+transformers knows it as `PACKED`; a model loaded with that name asks for no mask and hands `segments` through. On CUDA
+in half precision one variable-length kernel does a whole micro-batch; elsewhere each run of equally long samples is one
+call of scaled dot-product attention. Where samples share prefixes, `shared_attention` does it.
 
 Legend: T packed tokens, S samples, n stretches of one length L, H query heads, K key/value heads, D head size.
 """

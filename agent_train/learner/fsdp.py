@@ -33,7 +33,8 @@ def load_policy(
 ) -> PackedPolicy:
     """A Hugging Face folder as a policy to train, on the host, with fp32 weights and without dropout.
 
-    Where the folder's files allow it, the parameters have no memory yet: `shard` reads each rank's own. Raises FileNotFoundError.
+    Where the folder's files allow it, the parameters have no memory yet: `shard` reads each rank's own. Raises
+    FileNotFoundError.
     """
     model_dir = Path(model_dir)
     if not (model_dir / "config.json").is_file():
@@ -63,8 +64,8 @@ def plain(model: Any, gradient_checkpointing: bool) -> Any:
 def shard(policy: Packed, dims: ParallelDims, config: Config, model_dir: str | Path, device: torch.device) -> Packed:
     """Shard each transformer block and then the rest over the ranks, in place. Weights and gradient sums stay fp32.
 
-    The module, a `PackedPolicy` or `PackedValue`, comes from the host and moves to the device block by block. Parameters without memory are
-    read from the files of `model_dir`. `model.dtype` is what the layers compute in.
+    The module, a `PackedPolicy` or `PackedValue`, comes from the host and moves to the device block by block.
+    Parameters without memory are read from the files of `model_dir`. `model.dtype` is what the layers compute in.
     """
     model, settings = policy.model, config.learner
     blocks = blocks_of(model)
@@ -105,7 +106,8 @@ def blocks_of(model: Any) -> list[nn.Module]:
 def full_tensors(policy: Packed, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
     """Each parameter whole, under its Hugging Face name, one at a time; tied weights once, under their first name.
 
-    Adapters are added to the weights that they belong to. Every rank must go through the whole iteration: each step is a collective.
+    Adapters are added to the weights that they belong to. Every rank must go through the whole iteration: each step is
+    a collective.
     """
     for name, whole in merged(policy.model, whole_tensor):
         yield name, whole if dtype is None else whole.to(dtype)
@@ -128,7 +130,8 @@ def whole_tensor(parameter: Tensor) -> Tensor:
 def whole_on_host(policy: Packed, rank: int, dtype: str, merge: bool = False) -> dict[str, Tensor]:
     """A copy of what is saved, in `dtype`, in the memory of rank 0; nothing on other ranks. A collective.
 
-    That is every parameter as `full_tensors` gives it; or the adapters alone where there are any, unless they are to `merge`.
+    That is every parameter as `full_tensors` gives it; or the adapters alone where there are any, unless they are to
+    `merge`.
     """
     weights = {}
     adapters = has_adapters(policy.model) and not merge
@@ -144,8 +147,8 @@ def write_model(
 ) -> None:
     """Write a Hugging Face folder: weights, config, and the tokenizer's files of `model_dir`; adapters alone in PEFT's format.
 
-    Written next to `folder` and renamed at the end, so that it is whole or not there. A folder that was there is replaced. The policy is
-    asked for its config alone.
+    Written next to `folder` and renamed at the end, so that it is whole or not there. A folder that was there is
+    replaced. The policy is asked for its config alone.
     """
     folder, model_dir = Path(folder), Path(model_dir)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")

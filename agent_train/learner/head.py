@@ -1,9 +1,11 @@
 """From packed tokens to log-probabilities and entropies, without ever holding T x V logits.
 
-Only tokens in the loss mask reach the head, in chunks of tokens and of the vocabulary; the backward pass computes each chunk again,
-all but the last. The logits are taken to fp32 before the log-sum-exp, which grows from one part of the vocabulary to the next.
+Only tokens in the loss mask reach the head, in chunks of tokens and of the vocabulary; the backward pass computes each
+chunk again, all but the last. The logits are taken to fp32 before the log-sum-exp, which grows from one part of the
+vocabulary to the next.
 
-Legend: T packed tokens, M of them in the loss mask, C tokens of one chunk, V vocabulary, W entries of one part of it, D hidden size.
+Legend: T packed tokens, M of them in the loss mask, C tokens of one chunk, V vocabulary, W entries of one part of it, D
+hidden size.
 """
 
 from __future__ import annotations
@@ -85,8 +87,8 @@ class _ChunkedHead(torch.autograd.Function):
 class _Answers:
     """Running statistics of C tokens over the parts of the vocabulary so far.
 
-    `top_C` is the greatest logit, `sum_C` the sum of exp(logit - top), `dot_C` that times logit - top, `target_C` the logit of the target,
-    once its part has come.
+    `top_C` is the greatest logit, `sum_C` the sum of exp(logit - top), `dot_C` that times logit - top, `target_C` the
+    logit of the target, once its part has come.
     """
 
     targets_C: Tensor
@@ -235,8 +237,8 @@ def chunked_head(
 class PackedPolicy(nn.Module):
     """A causal language model, loaded with the packed attention: micro-batch in, log-probabilities and entropies out.
 
-    Backbone and head are called in one forward, so that FSDP around this module gathers the head's weight too, also where it is tied to the
-    input embedding.
+    Backbone and head are called in one forward, so that FSDP around this module gathers the head's weight too, also
+    where it is tied to the input embedding.
     """
 
     def __init__(self, model: Any, head_chunk: int, vocab_chunk: int = 0):

@@ -1,7 +1,7 @@
 """Loads weights from the files of a model folder straight into the shards of a meta-device model.
 
-Parameters on the meta device have a shape and no memory; buffers (rotary frequencies) are computed as ever. The model is sharded like
-that, and then each rank reads its own shards and nothing else.
+Parameters on the meta device have a shape and no memory; buffers (rotary frequencies) are computed as ever. The model
+is sharded like that, and then each rank reads its own shards and nothing else.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ def build_empty(
 ) -> Any | None:
     """A model of a folder's config, with these settings, without weights, fp32; None where its files are not simply its parameters.
 
-    That is so for weights in another format than safetensors, for quantised ones, and for architectures whose tensors transformers
-    renames or joins when it loads them: such a model has to be loaded whole. No file need hold the parameter `new`.
+    That is so for weights in another format than safetensors, for quantised ones, and for architectures whose tensors
+    transformers renames or joins when it loads them: such a model has to be loaded whole. No file need hold the
+    parameter `new`.
     """
     from transformers import AutoConfig, GenerationConfig
     from transformers.conversion_mapping import get_model_conversion_mapping

@@ -1,6 +1,7 @@
 """Low-rank adapters in place of all weights, with PEFT: its layers in the model, its files on disk.
 
-The model's own weights are frozen; without the adapters it is the policy as the run began, which is the reference of a KL.
+The model's own weights are frozen; without the adapters it is the policy as the run began, which is the reference of a
+KL.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from torch import Tensor
 from agent_train.algorithms import mismatch as panel
 from agent_train.algorithms.losses import k3, keep, log_ratio
 from agent_train.algorithms.mismatch import mismatch, mismatch_sums
+from agent_train.algorithms.policy_loss import LossInputs
 from agent_train.data.packing import MicroBatch
 
 # Of a micro-batch and the model's output for it: the loss to differentiate, fp64 sums and maxima to report. The first sum is the loss.
@@ -97,7 +98,8 @@ def reduced(
 ) -> tuple[list[float], list[float], float]:
     """Sums and maxima over micro-batches and ranks: one collective, and the step's only wait for the device.
 
-    `norm` is the gradient's, the same on all ranks; it is read back with the rest. `group` has the ranks that hold different tokens; None is all.
+    `norm` is the gradient's, the same on all ranks; it is read back with the rest. `group` has the ranks that hold
+    different tokens; None is all.
     """
     sums_K = torch.stack([sums for sums, _ in measured]).sum(0)
     maxima_K = torch.stack([maxima for _, maxima in measured]).amax(0)
@@ -114,11 +116,9 @@ def reduced(
 def policy_sums(
     batch: MicroBatch,
     weighted: Sequence[Tensor],
-    logprobs_T: Tensor,
-    entropy_T: Tensor,
+    inputs: LossInputs,
     clip_mask_T: Tensor,
     *,
-    old_T: Tensor | None,
     start_T: Tensor | None,
     correction_T: Tensor | None,
     cap: float | None,
@@ -127,13 +127,14 @@ def policy_sums(
 ) -> tuple[Tensor, Tensor]:
     """The SUMS and MAXIMA of one micro-batch as two fp64 vectors on its device; nothing is read back to the host.
 
-    `weighted` is the loss and its three parts: policy, KL, entropy. A tensor is None where nothing makes it: `old_T`, the denominator of the
-    loss's ratio; `start_T`, the trainer's log-probabilities at the start of the update; `correction_T`, the factor of the policy's loss, cut
-    at `cap`; `kl_T`, estimates of the KL to the reference. `version` is of the trainer's weights at the start of the update.
+    `weighted` is the loss and its three parts: policy, KL, entropy. A tensor is None where nothing makes it: `start_T`,
+    the trainer's log-probabilities at the start of the update; `correction_T`, the factor of the policy's loss, cut at
+    `cap`; `kl_T`, estimates of the KL to the reference. `version` is of the trainer's weights at the start of the
+    update.
     """
-    mask_T, zeros_T = batch.mask_T, torch.zeros_like(logprobs_T)
+    mask_T, old_T, zeros_T = batch.mask_T, inputs.old_T, torch.zeros_like(inputs.logprobs_T)
     none_T = torch.zeros_like(mask_T)
-    log_ratio_T = zeros_T if old_T is None else keep(log_ratio(logprobs_T, old_T), mask_T)
+    log_ratio_T = zeros_T if old_T is None else keep(log_ratio(inputs.logprobs_T, old_T), mask_T)
     compared_T = none_T if old_T is None else mask_T
     ratio_T = keep(log_ratio_T.exp(), compared_T)
     weight_T = mask_T if correction_T is None else correction_T
@@ -143,7 +144,7 @@ def policy_sums(
     lag_T = keep((version or 0) - batch.versions_T, dated_T)
     per_token = (
         mask_T,
-        keep(entropy_T, mask_T),
+        zeros_T if inputs.entropy_T is None else keep(inputs.entropy_T, mask_T),
         compared_T,
         ratio_T,
         -log_ratio_T,

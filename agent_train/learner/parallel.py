@@ -1,7 +1,7 @@
 """Parallelism of the ranks: replicas of the model, the tokens of one micro-batch, the layers.
 
-`learner.workers` ranks lie in a mesh of data x sequence x tensor; ranks of one replica are neighbours. FSDP shards over data and
-sequence ranks together, and the parameters outside the blocks over all.
+`learner.workers` ranks lie in a mesh of data x sequence x tensor; ranks of one replica are neighbours. FSDP shards over
+data and sequence ranks together, and the parameters outside the blocks over all.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     correction(o / b) * policy_loss(p / o) + kl_coef * kl(p, reference) - entropy_coef * entropy(p)
 
-where p is trained, o is the trainer's policy at the start of the training step (the proximal one), and b sampled (the engine's). In the
-first optimizer step of a training step o is p, and the ratio exactly 1. For later ones the log-probabilities of o are computed before the
-first, where something reads them.
+where p is trained, o is the trainer's policy at the start of the training step (the proximal one), and b sampled (the
+engine's). In the first optimizer step of a training step o is p, and the ratio exactly 1. For later ones the
+log-probabilities of o are computed before the first, where something reads them.
 
 Legend: T tokens of one packed micro-batch, N sampled tokens of an optimizer step over all ranks.
 """
@@ -83,28 +83,28 @@ class PolicyObjective:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The micro-batch's part of the loss, to be differentiated, and its `measures.policy_sums`.
 
-        `output` is logprobs_T and entropy_T. It is optimizer step `number` of `steps` of the training step, from 0; from 1 on `batch.start_T` is
-        read. `version` is of the trainer's weights at the start; None where it is not known.
+        `output` is logprobs_T and entropy_T. It is optimizer step `number` of `steps` of the training step, from 0;
+        from 1 on `batch.start_T` is read. `version` is of the trainer's weights at the start; None where it is not
+        known.
         """
         logprobs_T, entropy_T = output
-        coef, cap = self.settings.entropy_coef, self.settings.correction.cap
+        coef = self.settings.entropy_coef
         start_T = logprobs_T.detach() if number == 0 else batch.start_T
         gap = self._gap(batch, logprobs_T, start_T, number, steps, version)
         old_T = gap.old_T if gap else None
         correction_T = self._correction(batch, gap, logprobs_T)
-        policy_T, clip_mask_T = self.loss.with_clip_mask(
-            LossInputs(
-                logprobs_T=logprobs_T,
-                advantages_T=batch.advantages_T,
-                mask_T=batch.mask_T,
-                old_T=old_T,
-                behaviour_T=batch.behaviour_logprobs_T,
-                entropy_T=entropy_T,
-                segment_T=batch.segment_T,
-                n_segments=batch.n_segments,
-                drift_limit=drift_limit,
-            )
+        inputs = LossInputs(
+            logprobs_T=logprobs_T,
+            advantages_T=batch.advantages_T,
+            mask_T=batch.mask_T,
+            old_T=old_T,
+            behaviour_T=batch.behaviour_logprobs_T,
+            entropy_T=entropy_T,
+            segment_T=batch.segment_T,
+            n_segments=batch.n_segments,
+            drift_limit=drift_limit,
         )
+        policy_T, clip_mask_T = self.loss.with_clip_mask(inputs)
         if correction_T is not None:
             policy_T = policy_T * correction_T
         kl_T, measured_T = self._kl(batch, logprobs_T, old_T, kl_coef)
@@ -114,13 +114,11 @@ class PolicyObjective:
         return loss, *policy_sums(
             batch,
             [loss, *parts],
-            logprobs_T,
-            entropy_T,
+            inputs,
             clip_mask_T,
-            old_T=old_T,
             start_T=start_T,
             correction_T=correction_T,
-            cap=cap,
+            cap=self.settings.correction.cap,
             kl_T=measured_T,
             version=version,
         )
@@ -134,7 +132,8 @@ class PolicyObjective:
     ) -> Tensor:
         """The limit of one optimizer step of `n_tokens` sampled tokens over all ranks, the same on every rank. One collective.
 
-        `logprobs` are of the policy as it is, for each of this rank's micro-batches; `group` has the ranks that hold different tokens.
+        `logprobs` are of the policy as it is, for each of this rank's micro-batches; `group` has the ranks that hold
+        different tokens.
         """
         given = [(batch, p_T[batch.mask_T]) for batch, p_T in zip(batches, logprobs, strict=True)]
         own_N = torch.cat(

@@ -1,8 +1,9 @@
 """The objective of PRIME's process reward model: outcomes of whole trajectories (arXiv 2502.01456).
 
-The loss of a trajectory, the cross-entropy of `sigmoid(sum of its process rewards)` and its outcome, reads all its tokens, which may
-lie in several samples, on several ranks. Its derivative by the log-probability of any of them is the same number,
-`beta * (sigmoid(sum) - outcome)`. So one pass without gradient gives the sums, and the update is a plain weighted sum over tokens.
+The loss of a trajectory, the cross-entropy of `sigmoid(sum of its process rewards)` and its outcome, reads all its
+tokens, which may lie in several samples, on several ranks. Its derivative by the log-probability of any of them is the
+same number, `beta * (sigmoid(sum) - outcome)`. So one pass without gradient gives the sums, and the update is a plain
+weighted sum over tokens.
 
 Legend: T tokens, S trajectories.
 """
@@ -44,7 +45,8 @@ def prm_targets(
 ) -> tuple[list[TrainingSample], dict[str, float]]:
     """The samples with `beta * (outcome - sigmoid(sum))` of their trajectory as advantage, and `loss`, `accuracy`, `reward_mean` of `PrmMetrics`.
 
-    `samples` are all those of each trajectory, with `prm` and `reference`; `outcomes` of each trajectory are from 0 (wrong) to 1 (right).
+    `samples` are all those of each trajectory, with `prm` and `reference`; `outcomes` of each trajectory are from 0
+    (wrong) to 1 (right).
     """
     for sample in samples:
         if not 0.0 <= outcomes.get(sample.trajectory, -1.0) <= 1.0:

@@ -45,8 +45,8 @@ def check_vocabularies(config: Config, policy_dir: str | Path) -> None:
 async def start_models(config: Config, model_dir: str | Path, begin: str | Path, stack: AsyncExitStack) -> Models:
     """Start every role that the settings ask for, side by side; each is closed with the stack, also if another fails.
 
-    Roles that the settings name no folder for start from `begin`, the policy as the run starts. Raises LearnerError, or TeacherError if the
-    teacher's endpoint does not answer or has another vocabulary.
+    Roles that the settings name no folder for start from `begin`, the policy as the run starts. Raises LearnerError, or
+    TeacherError if the teacher's endpoint does not answer or has another vocabulary.
     """
     from agent_train.engine.teacher import Teacher
     from agent_train.learner.actor_group import Learner, shared_devices

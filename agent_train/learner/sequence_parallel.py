@@ -1,10 +1,12 @@
 """The tokens of one micro-batch over several ranks (Ulysses), and the head's tokens over all ranks of one replica.
 
-Every rank of a replica gets the same micro-batch. The layers see a contiguous part of its tokens on each rank; inside attention the
-ranks exchange tokens for heads, so that each sees all tokens of some heads. Behind the last layer the hidden states are gathered, each
-rank takes its stripe of the tokens to predict, and the answers are added up: every rank then computes the same loss.
+Every rank of a replica gets the same micro-batch. The layers see a contiguous part of its tokens on each rank; inside
+attention the ranks exchange tokens for heads, so that each sees all tokens of some heads. Behind the last layer the
+hidden states are gathered, each rank takes its stripe of the tokens to predict, and the answers are added up: every
+rank then computes the same loss.
 
-Legend: T packed tokens, P of them on one rank (T / ranks, rounded up), H query heads, K key/value heads, D head or hidden size, R ranks.
+Legend: T packed tokens, P of them on one rank (T / ranks, rounded up), H query heads, K key/value heads, D head or
+hidden size, R ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ ULYSSES = f"{PACKED}_ulysses"
 class SequenceParallelGroup:
     """The ranks among which one micro-batch is spread.
 
-    `sequence` is the group of the ranks that share its tokens; `replica` has these times those that share the layers (tensor parallel).
+    `sequence` is the group of the ranks that share its tokens; `replica` has these times those that share the layers
+    (tensor parallel).
     """
 
     sequence: dist.ProcessGroup
@@ -75,7 +78,8 @@ def _exchanged(blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
 class _Gather(torch.autograd.Function):
     """The hidden states of all tokens from every rank's own. Backward: the own part of the sum over all ranks of the replica.
 
-    Tensor-parallel ranks each hold the same states and pass on their gradient in full, so theirs is divided by their number.
+    Tensor-parallel ranks each hold the same states and pass on their gradient in full, so theirs is divided by their
+    number.
     """
 
     @staticmethod
@@ -97,7 +101,8 @@ class _Gather(torch.autograd.Function):
 class _Join(torch.autograd.Function):
     """The sum over the replica's ranks, of which each has some elements and zeros elsewhere. Backward: the same to each.
 
-    The parameters of the head are averaged over tensor-parallel ranks, which each have part of the sum: so it is multiplied.
+    The parameters of the head are averaged over tensor-parallel ranks, which each have part of the sum: so it is
+    multiplied.
     """
 
     @staticmethod
@@ -124,8 +129,8 @@ def ulysses_attention(
 ) -> tuple[Tensor, None]:
     """Packed attention over the tokens of all ranks: query (1, H, P, D), key and value (1, K, P, D) -> (1, P, H, D).
 
-    `spread` None calls packed attention as it is; `spread_tokens` is T, before padding. Raises ValueError if the heads do not divide by the
-    ranks.
+    `spread` None calls packed attention as it is; `spread_tokens` is T, before padding. Raises ValueError if the heads
+    do not divide by the ranks.
     """
     if spread is None or spread.sequence_size == 1:
         return packed_attention(module, query, key, value, attention_mask, **kwargs)

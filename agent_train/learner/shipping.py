@@ -1,6 +1,7 @@
 """Samples on their way to the ranks: packed and put into Ray's object store once a step, for every model of the same cost.
 
-The weights in the loss and the numbers that models and advantages give to tokens differ from call to call and are sent with each.
+The weights in the loss and the numbers that models and advantages give to tokens differ from call to call and are sent
+with each.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ Ship = Callable[[Sequence[TrainingSample], Cost], tuple[list[RankBatch], list[An
 def shipping(config: Config, put: Callable[[RankBatch], Any] = ray.put) -> Ship:
     """A function that deals samples to the ranks, the same way if they were shipped before, whatever their numbers are now.
 
-    The models of a run share it. It raises ValueError if a sample is malformed, two have the same id, or none has a sampled token.
-    `put` makes a batch available to the ranks.
+    The models of a run share it. It raises ValueError if a sample is malformed, two have the same id, or none has a
+    sampled token. `put` makes a batch available to the ranks.
     """
     # Those of a step: one to score all samples, one for each optimizer step; twice, since a critic may have another cost.
     known = deque[tuple[list[TrainingSample], Cost, tuple[list[RankBatch], list[Any]]]](

@@ -1,8 +1,8 @@
 """The saved state of a role, from which it goes on as if it had never stopped: written beside training, read on any number of ranks.
 
-A folder of `torch.distributed.checkpoint` with the trained weights in fp32 under `model.NAME`, the optimizer's averages under
-`optimizer.NAME.KEY`, and a `rank-N.json` for each rank: the counters of the role and the states of that rank's random numbers.
-Frozen weights and buffers are those of the model folder and are not in it. Tied weights are in it once.
+A folder of `torch.distributed.checkpoint` with the trained weights in fp32 under `model.NAME`, the optimizer's averages
+under `optimizer.NAME.KEY`, and a `rank-N.json` for each rank: the counters of the role and the states of that rank's
+random numbers. Frozen weights and buffers are those of the model folder and are not in it. Tied weights are in it once.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class StateError(RuntimeError):
 class StateStore:
     """Saves and loads the state of one rank; made on every rank of a role alike.
 
-    Files are written by a thread, from a copy in host memory that `begin` takes. The ranks talk in a process group of their own, so that
-    a save never meets the collectives of an update. `timeout` is the seconds of one exchange between ranks.
+    Files are written by a thread, from a copy in host memory that `begin` takes. The ranks talk in a process group of
+    their own, so that a save never meets the collectives of an update. `timeout` is the seconds of one exchange between
+    ranks.
     """
 
     def __init__(self, rank: int, timeout: float):
@@ -57,8 +58,8 @@ class StateStore:
     ) -> None:
         """Copy the state to the host and start to write it into a new folder. A collective, as fast as the copy.
 
-        `then` is called by the thread that writes, once the tensors are written on all ranks. Raises RuntimeError if the save before has not
-        ended.
+        `then` is called by the thread that writes, once the tensors are written on all ranks. Raises RuntimeError if
+        the save before has not ended.
         """
         if self._running is not None and not self._running.done():
             raise RuntimeError(f"a save into {folder} began while the one before was being written")
@@ -91,7 +92,8 @@ class StateStore:
     def load(self, module: nn.Module, optimizer: torch.optim.Optimizer, folder: str | Path) -> dict[str, Any]:
         """Set weights, optimizer and random numbers from a folder, and return its counters. A collective.
 
-        A rank that the saving run did not have keeps its random numbers. Raises StateError if a weight is missing, or has another shape.
+        A rank that the saving run did not have keeps its random numbers. Raises StateError if a weight is missing, or
+        has another shape.
         """
         folder = Path(folder)
         record = json.loads((folder / "rank-0.json").read_text(encoding="utf-8"))

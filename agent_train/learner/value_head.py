@@ -1,7 +1,7 @@
 """A model that gives one number for each position: the critic, and reward models.
 
-Its folder is what transformers loads as `AutoModelForSequenceClassification` with one label, the form of the hub's reward
-models: the number is `score.weight` times the hidden state, without a bias.
+Its folder is what transformers loads as `AutoModelForSequenceClassification` with one label, the form of the hub's
+reward models: the number is `score.weight` times the hidden state, without a bias.
 
 Legend: T packed tokens, M of them in the loss mask, S samples (segments), D hidden size.
 """
@@ -39,8 +39,8 @@ class PackedValue(nn.Module):
     def forward(self, batch: MicroBatch) -> Tensor:
         """values_T, before each token that the policy sampled: from the state that predicts it; 0 outside the mask. fp32.
 
-        With `of_samples` scores_S: from the state at the last sampled token of each sample, that token read; at the last token of a sample
-        without.
+        With `of_samples` scores_S: from the state at the last sampled token of each sample, that token read; at the
+        last token of a sample without.
         """
         hidden_TD = hidden_states(self.model, batch)
         if self.of_samples:
@@ -68,8 +68,9 @@ def load_value(
 ) -> PackedValue:
     """A Hugging Face folder as a model of values, on the host, with fp32 weights and without dropout.
 
-    Where the folder's files allow it, the parameters but the head have no memory yet: `fsdp.shard` reads each rank's own. A language model
-    gets a new head, drawn from `seed`, whose first values are small. Raises FileNotFoundError or ValueError for another folder.
+    Where the folder's files allow it, the parameters but the head have no memory yet: `fsdp.shard` reads each rank's
+    own. A language model gets a new head, drawn from `seed`, whose first values are small. Raises FileNotFoundError or
+    ValueError for another folder.
     """
     from transformers import AutoConfig, AutoModelForSequenceClassification
 

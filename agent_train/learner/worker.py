@@ -45,7 +45,8 @@ from agent_train.weights.manifest import TensorInfo, WeightAddress
 class LearnerWorker:
     """Rank `rank` of `world`, of one role. `start` comes first; `open_store` before it on rank 0.
 
-    Rank 0 writes files and sends weights. The device is "cpu" (gloo, one thread) or "cuda" (NCCL, the process's first GPU).
+    Rank 0 writes files and sends weights. The device is "cpu" (gloo, one thread) or "cuda" (NCCL, the process's first
+    GPU).
     """
 
     def __init__(self, rank: int, world: int, config: Config, device: str, role: str = "policy"):
@@ -105,7 +106,8 @@ class LearnerWorker:
     ) -> UpdateMetrics:
         """Updates of the policy, one optimizer step for each of this rank's batches; the same metrics on every rank.
 
-        `lr_scale` is a factor of the learning rate, on top of the warm-up. `version` of the weights is as the engine counts them.
+        `lr_scale` is a factor of the learning rate, on top of the warm-up. `version` of the weights is as the engine
+        counts them.
         """
         started = time.monotonic()
         if self._objective is None:

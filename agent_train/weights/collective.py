@@ -1,8 +1,8 @@
 """Weights from a sender to receivers by broadcast, in buckets of bytes, and the checksum that both sides compare.
 
-Rank 0 sends. The process group needs no `init_process_group` and disturbs none. NCCL carries the bytes where every rank has a GPU that
-no other rank has; otherwise gloo does, and tensors on a GPU go by way of the CPU. Sender and receivers cut the same buckets from the same
-manifest, so that nothing but bytes is sent.
+Rank 0 sends. The process group needs no `init_process_group` and disturbs none. NCCL carries the bytes where every rank
+has a GPU that no other rank has; otherwise gloo does, and tensors on a GPU go by way of the CPU. Sender and receivers
+cut the same buckets from the same manifest, so that nothing but bytes is sent.
 
 Legend: B bytes of one bucket or tensor, W 32-bit words of one block.
 """
@@ -61,8 +61,8 @@ def make_group(
 ) -> WeightGroup:
     """Join the group as `rank`; returns when all `address.world_size` ranks have joined.
 
-    `device` is of this rank's tensors. `transfer_seconds` is the limit of one bucket. Raises WeightTransferError if the others did not come in
-    time, or the port is taken.
+    `device` is of this rank's tensors. `transfer_seconds` is the limit of one bucket. Raises WeightTransferError if the
+    others did not come in time, or the port is taken.
     """
     device = torch.device(device)
     try:
@@ -95,8 +95,9 @@ def broadcast_buckets(
 ) -> dict[str, int]:
     """Send tensors, one for each entry of the manifest and in its order. Returns the checksum of each by name.
 
-    `tensors` may be a generator that gathers each when it is asked for. One bucket is held at a time. After an error, WeightTransferError if
-    a receiver failed, is late, or has another manifest, the group is left and must be made anew, here and for `receive_buckets`.
+    `tensors` may be a generator that gathers each when it is asked for. One bucket is held at a time. After an error,
+    WeightTransferError if a receiver failed, is late, or has another manifest, the group is left and must be made anew,
+    here and for `receive_buckets`.
     """
     sums: dict[str, int] = {}
     source = iter(tensors)
@@ -118,7 +119,8 @@ def receive_buckets(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Receive the tensors of `broadcast_buckets`: (name, tensor) in the manifest's order, on `group.device`.
 
-    A tensor is a view of its bucket, whose memory lives as long as one of its tensors is held. Raises WeightTransferError likewise.
+    A tensor is a view of its bucket, whose memory lives as long as one of its tensors is held. Raises
+    WeightTransferError likewise.
     """
     with _leaving_if_it_fails(group):
         _agree(group, manifest)
@@ -239,8 +241,8 @@ def _first_line(error: BaseException) -> str:
 def checksum(tensor: torch.Tensor) -> int:
     """sum over i of word_i * (2 i + 1), in 64-bit arithmetic that wraps around; the same on every device.
 
-    The bytes, in row-major order, are padded with zeros to whole words. Every factor is odd, so that a change of any one word changes the
-    sum, and they differ, so that words which change places do too.
+    The bytes, in row-major order, are padded with zeros to whole words. Every factor is odd, so that a change of any
+    one word changes the sum, and they differ, so that words which change places do too.
     """
     words = _words(tensor.detach())
     size = _GPU_BLOCK if words.is_cuda else _CPU_BLOCK
