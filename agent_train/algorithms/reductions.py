@@ -43,33 +43,7 @@ def sample_weights(
     return weights_N.float()
 
 
-def token_mean(tokens_N: Tensor, trajectory_N: Tensor, prompt_N: Tensor) -> Tensor:
-    """Every sampled token alike: 1 / N. DAPO (arXiv 2503.14476)."""
-    return torch.ones_like(tokens_N) / tokens_N.sum()
-
-
-def seq_mean_token_mean(tokens_N: Tensor, trajectory_N: Tensor, prompt_N: Tensor) -> Tensor:
-    """Every trajectory alike, its k samples alike (1 / k each), and the tokens of a sample alike. GRPO (arXiv 2402.03300)."""
-    samples_N = totals(torch.ones_like(tokens_N), trajectory_N)
-    return 1.0 / (len(trajectory_N.unique()) * samples_N * tokens_N)
-
-
-def seq_mean_token_sum(tokens_N: Tensor, trajectory_N: Tensor, prompt_N: Tensor) -> Tensor:
-    """The sum over a trajectory's tokens, the mean over trajectories: 1 / B. Over a constant length: Dr. GRPO (arXiv 2503.20783)."""
-    return torch.ones_like(tokens_N) / len(trajectory_N.unique())
-
-
-def prompt_mean(tokens_N: Tensor, trajectory_N: Tensor, prompt_N: Tensor) -> Tensor:
-    """Every prompt alike, and the tokens of all its trajectories alike. Known from SkyRL."""
-    return 1.0 / (len(prompt_N.unique()) * totals(tokens_N, prompt_N))
-
-
-def trajectory_mean(tokens_N: Tensor, trajectory_N: Tensor, prompt_N: Tensor) -> Tensor:
-    """Every trajectory alike, and its tokens alike in whichever sample they lie. Agent Lightning (arXiv 2508.03680)."""
-    return 1.0 / (len(trajectory_N.unique()) * totals(tokens_N, trajectory_N))
-
-
-def totals(values_N: Tensor, ids_N: Tensor) -> Tensor:
+def _totals(values_N: Tensor, ids_N: Tensor) -> Tensor:
     """For each sample, the sum of the values of all samples that have its id."""
     unique_U, index_N = ids_N.unique(return_inverse=True)
     sums_U = torch.zeros(len(unique_U), dtype=values_N.dtype, device=values_N.device)
@@ -77,10 +51,24 @@ def totals(values_N: Tensor, ids_N: Tensor) -> Tensor:
 
 
 MODES: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "token-mean": token_mean,
-    "seq-mean-token-mean": seq_mean_token_mean,
-    "seq-mean-token-sum": seq_mean_token_sum,
-    "constant": seq_mean_token_sum,
-    "prompt-mean": prompt_mean,
-    "trajectory-mean": trajectory_mean,
+    # Every sampled token alike. DAPO (arXiv 2503.14476).
+    "token-mean": lambda tokens_N, trajectory_N, prompt_N: torch.ones_like(tokens_N) / tokens_N.sum(),
+    # Every trajectory alike, its k samples alike (1 / k each), and the tokens of a sample alike. GRPO (arXiv 2402.03300).
+    "seq-mean-token-mean": lambda tokens_N, trajectory_N, prompt_N: (
+        1.0 / (len(trajectory_N.unique()) * _totals(torch.ones_like(tokens_N), trajectory_N) * tokens_N)
+    ),
+    # The sum over a trajectory's tokens, the mean over trajectories.
+    "seq-mean-token-sum": lambda tokens_N, trajectory_N, prompt_N: (
+        torch.ones_like(tokens_N) / len(trajectory_N.unique())
+    ),
+    # The same, divided by `max_length`. Dr. GRPO (arXiv 2503.20783).
+    "constant": lambda tokens_N, trajectory_N, prompt_N: torch.ones_like(tokens_N) / len(trajectory_N.unique()),
+    # Every prompt alike, and the tokens of all its trajectories alike. Known from SkyRL.
+    "prompt-mean": lambda tokens_N, trajectory_N, prompt_N: (
+        1.0 / (len(prompt_N.unique()) * _totals(tokens_N, prompt_N))
+    ),
+    # Every trajectory alike, and its tokens alike in whichever sample they lie. Agent Lightning (arXiv 2508.03680).
+    "trajectory-mean": lambda tokens_N, trajectory_N, prompt_N: (
+        1.0 / (len(trajectory_N.unique()) * _totals(tokens_N, trajectory_N))
+    ),
 }

@@ -50,20 +50,14 @@ def check_targets(samples: Sequence[TrainingSample], clip: float | None) -> None
 
 def critic_contribute(batch: MicroBatch, values_T: Tensor, clip: float | None) -> tuple[Tensor, Tensor, Tensor]:
     """The micro-batch's part of the critic's loss, its VALUE_SUMS, and the largest error."""
-    given = (values_T, batch.values_T, batch.targets_T, batch.mask_T)
-    loss = weighted_sum(value_loss(*given, clip), batch.weights_T, batch.mask_T)
-    clip_mask_T = torch.zeros_like(batch.mask_T) if clip is None else value_clip_mask(*given, clip)
-    return loss, *_sums(batch, loss.detach(), values_T.detach(), clip_mask_T)
-
-
-@torch.no_grad()
-def _sums(batch: MicroBatch, loss: Tensor, values_T: Tensor, clip_mask_T: Tensor) -> tuple[Tensor, Tensor]:
-    targets_T = keep(batch.targets_T, batch.mask_T).double()
-    values_T = keep(values_T, batch.mask_T).double()
-    error_T = targets_T - values_T
-    per_token = [batch.mask_T, values_T, targets_T, targets_T.square(), error_T, error_T.square(), clip_mask_T]
-    sums = torch.stack([loss.double(), *(x_T.double().sum() for x_T in per_token)])
-    return sums, error_T.abs().max()[None]
+    mask_T, given = batch.mask_T, (values_T, batch.values_T, batch.targets_T, batch.mask_T)
+    loss = weighted_sum(value_loss(*given, clip), batch.weights_T, mask_T)
+    clip_mask_T = torch.zeros_like(mask_T) if clip is None else value_clip_mask(*given, clip)
+    targets_T, kept_T = keep(batch.targets_T, mask_T).double(), keep(values_T.detach(), mask_T).double()
+    error_T = targets_T - kept_T
+    per_token = [mask_T, kept_T, targets_T, targets_T.square(), error_T, error_T.square(), clip_mask_T]
+    sums = torch.stack([loss.detach().double(), *(x_T.detach().double().sum() for x_T in per_token)])
+    return loss, sums, error_T.abs().max()[None]
 
 
 def summarise_critic(steps: Sequence[OptimizerStep], seconds: float) -> CriticMetrics:
