@@ -3,7 +3,7 @@
 Sampled ids are never encoded again. A later prompt is the previous prompt, the sampled completion, and the bridge: what
 the template writes after the completion, encoded by itself. The template has the last word: where it writes the past
 differently from what was sampled (it drops earlier think blocks, trims, re-orders the JSON of a tool call), the prompt is
-encoded from scratch, and `agent_train.data.samples.rows_of` begins a new row there.
+encoded from scratch, and `agent_train.data.samples.samples_of` begins a new sample there.
 """
 
 from __future__ import annotations
