@@ -1,7 +1,4 @@
-"""What an advantage reads: the samples of one training step, by trajectory and group.
-
-A return, a discount or a process reward runs from one sample of a trajectory into the next, so the samples of a trajectory lie one
-after another.
+"""The tokens and rewards that an advantage reads: the samples of one training step, by trajectory and group.
 
 Legend: T tokens of all samples of the step, S trajectories, K turns with sampled tokens.
 """
@@ -18,7 +15,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from agent_train.algorithms.kl import kl_rewards, kl_scores
+from agent_train.algorithms.kl import kl_estimate
+from agent_train.algorithms.losses import segment_sums
 from agent_train.algorithms.turn_rewards import place, turn_segments
 from agent_train.config.schema import AdvantageConfig, AlgorithmConfig
 from agent_train.data.samples import TrainingSample
@@ -29,27 +27,19 @@ X = TypeVar("X")
 
 @dataclass(frozen=True)
 class AdvantageInputs:
-    """The trajectories of a step that take part in advantages. Make one with `advantage_inputs`.
+    """The trajectories of a step that take part in advantages. Make one with `advantage_inputs`."""
 
-    Attributes:
-        algorithm: the settings.
-        groups: the trajectories that take part, by group.
-        samples: the samples of the first trajectory of the first group, then those of the next one, and so on.
-        greedy: of remax, the reward of each task's greedy episode by the task's id; None where it failed.
-        teacher_coef: of distill, the weight of a nat of difference.
-        kl_coef: the present coefficient of the KL; read where `algorithm.kl.place` is reward.
-    """
-
-    algorithm: AlgorithmConfig
-    groups: list[list[Trajectory]]
+    algorithm: AlgorithmConfig  # the settings
+    groups: list[list[Trajectory]]  # the trajectories that take part, by group
+    # the samples of the first trajectory of the first group, then those of the next one, and so on
     samples: list[TrainingSample]
+    # of remax, the reward of each task's greedy episode by the task's id; None where it failed
     greedy: Mapping[str, float | None] = field(default_factory=dict)
-    teacher_coef: float = 1.0
-    kl_coef: float = 0.0
+    teacher_coef: float = 1.0  # of distill, the weight of a nat of difference
+    kl_coef: float = 0.0  # the present coefficient of the KL; read where `algorithm.kl.place` is reward
 
     @property
     def settings(self) -> AdvantageConfig:
-        """The settings of the advantage."""
         return self.algorithm.advantage
 
     @property
@@ -59,14 +49,16 @@ class AdvantageInputs:
 
     @cached_property
     def trajectories(self) -> list[Trajectory]:
-        """All trajectories, group by group."""
         return list(chain.from_iterable(self.groups))
 
     @cached_property
     def turn_rewards(self) -> list[list[list[float]]]:
         """The rewards of each trajectory's turns, by group, less the KL of their tokens where the reward includes it."""
-        rewards_K = chain.from_iterable(sample.rewards for sample in self.samples)
-        rest = iter(self._paid_K.tolist() if self._kl_in_reward else rewards_K)
+        rewards_K = self._rewards_K
+        if self._kl_T is not None:
+            kl_K = segment_sums(self._kl_T, self.mask_T, self.turn_T, len(rewards_K))
+            rewards_K = rewards_K.float() - self.kl_coef * kl_K
+        rest = iter(rewards_K.tolist())
         turns = dict.fromkeys((trajectory.id for trajectory in self.trajectories), 0)
         for sample in self.samples:
             turns[sample.trajectory] += len(sample.rewards)
@@ -74,19 +66,16 @@ class AdvantageInputs:
 
     @property
     def rewards(self) -> list[list[float]]:
-        """The reward of each trajectory, by group."""
         return [[math.fsum(turns) for turns in group] for group in self.turn_rewards]
 
     @cached_property
     def rewards_T(self) -> Tensor:
-        """The rewards on tokens: each turn's on its last sampled one, less the KL of each token where the reward includes it."""
-        if self._kl_in_reward:
-            return kl_rewards(self._rewards_K, *self._kl_tokens, self.kl_coef, self.algorithm.kl.value)
-        return place(self._rewards_K, self.mask_T, self.turn_T)
+        """The reward of each turn on its last sampled token, less the KL of each token where the reward includes it."""
+        rewards_T = place(self._rewards_K, self.mask_T, self.turn_T)
+        return rewards_T if self._kl_T is None else rewards_T - self.kl_coef * self._kl_T
 
     @property
     def lengths(self) -> list[list[int]]:
-        """Sampled tokens of each trajectory, by group."""
         lengths = dict.fromkeys((trajectory.id for trajectory in self.trajectories), 0)
         for sample in self.samples:
             lengths[sample.trajectory] += sample.sampled
@@ -100,7 +89,6 @@ class AdvantageInputs:
 
     @cached_property
     def mask_T(self) -> Tensor:
-        """True on sampled tokens."""
         return self.tokens("mask").bool()
 
     @cached_property
@@ -123,11 +111,7 @@ class AdvantageInputs:
         return self.mask_T & torch.tensor(list(chain.from_iterable(self.in_loss)))[self.segment_T]
 
     def tokens(self, name: str) -> Tensor:
-        """One of the lists of every sample, such as "values", on all tokens; fp64.
-
-        Raises:
-            ValueError: a sample has not as many numbers as tokens.
-        """
+        """One of the lists of every sample, such as "values", on all tokens; fp64."""
         for sample in self.samples:
             if len(getattr(sample, name)) != len(sample.ids):
                 raise ValueError(
@@ -137,7 +121,6 @@ class AdvantageInputs:
         return torch.tensor([x for sample in self.samples for x in getattr(sample, name)], dtype=torch.float64)
 
     def grouped(self, values: Sequence[X]) -> list[list[X]]:
-        """A value for each trajectory, by group."""
         rest = iter(values)
         return [[next(rest) for _ in group] for group in self.groups]
 
@@ -155,21 +138,16 @@ class AdvantageInputs:
         parts = values_T.split([len(sample.ids) for sample in self.samples])
         return {sample.id: part.tolist() for sample, part in zip(self.samples, parts, strict=True)}
 
-    @property
-    def _kl_in_reward(self) -> bool:
-        return self.algorithm.kl.place == "reward" and bool(self.kl_coef)
-
-    @property
-    def _kl_tokens(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.tokens("logprobs"), self.tokens("reference"), self.mask_T, self.turn_T
+    @cached_property
+    def _kl_T(self) -> Tensor | None:
+        """The KL of each token that the reward includes (InstructGPT, arXiv 2203.02155), before its coefficient; None for none."""
+        if self.algorithm.kl.place != "reward" or not self.kl_coef:
+            return None
+        return kl_estimate(self.algorithm.kl.value, self.tokens("logprobs"), self.tokens("reference"), self.mask_T)
 
     @property
     def _rewards_K(self) -> Tensor:
         return torch.tensor([reward for sample in self.samples for reward in sample.rewards], dtype=torch.float64)
-
-    @property
-    def _paid_K(self) -> Tensor:
-        return kl_scores(self._rewards_K, *self._kl_tokens, self.kl_coef, self.algorithm.kl.value)
 
     def _spread(self, values: Sequence[float], index_T: Tensor) -> Tensor:
         return torch.where(self.mask_T, torch.tensor(values, dtype=torch.float64)[index_T], 0.0)
@@ -183,11 +161,7 @@ def advantage_inputs(
     teacher_coef: float = 1.0,
     kl_coef: float = 0.0,
 ) -> AdvantageInputs:
-    """Order the samples of a step by group and trajectory. Those of a trajectory must be in the order of its turns.
-
-    Raises:
-        ValueError: a sample is of no trajectory of the groups, or has not as many rewards as turns.
-    """
+    """Order the samples of a step by group and trajectory. Those of a trajectory must be in the order of its turns."""
     of_trajectory: dict[str, list[TrainingSample]] = {}
     for sample in samples:
         if len(sample.rewards) != len(sample.turn_ends):

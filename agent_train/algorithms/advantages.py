@@ -1,7 +1,8 @@
-"""Advantages: from the rewards of a group to one number per trajectory. Pure Python; a group has a handful of samples.
+"""Advantages: from the rewards of a group to one number per trajectory. Pure Python; a group has a handful of trajectories.
 
-A reward of None marks a trajectory that takes no part, because it failed or sampled nothing: it is in no baseline and gets 0.0.
-Baselines made of the group's own rewards give exactly 0.0 to a group of one and to a group whose rewards do not differ.
+A reward of None marks a trajectory that takes no part, because it failed or sampled nothing: it is in no baseline and
+gets 0.0. A group of one and a group whose rewards do not differ get exactly 0.0. A reward that is not finite raises
+ValueError.
 """
 
 from __future__ import annotations
@@ -18,21 +19,7 @@ RELATIVE_SPREAD = 1e-6
 
 
 def group_advantages(rewards: Rewards, std: str = "sample", eps: float = 1e-6) -> list[float]:
-    """Rewards relative to their group: `(r - mean) / (std + eps)`.
-
-    GRPO (arXiv 2402.03300) divides by the sample standard deviation, Dr. GRPO (arXiv 2503.20783) by nothing.
-
-    Args:
-        rewards: one reward per trajectory. None marks one that failed: it takes no part in the baseline and gets 0.0.
-        std: "sample" (n-1), "population" (n) or "none".
-        eps: added to the standard deviation.
-
-    Returns:
-        As many numbers as rewards. All 0.0 where fewer than two trajectories succeeded or their rewards do not differ.
-
-    Raises:
-        ValueError: an unknown `std`, or a reward that is not finite.
-    """
+    """`(r - mean) / (std + eps)` of one group: GRPO (arXiv 2402.03300); with `std` "none" Dr. GRPO (arXiv 2503.20783)."""
     _one_of("std", std, STDS)
     known = known_rewards(rewards)
     if not has_spread(known):
@@ -48,24 +35,12 @@ def level_advantages(
     std: str = "sample",
     eps: float = 1e-6,
 ) -> list[list[float]]:
-    """`(r - mean) / (std + eps)` with mean and standard deviation each of the group, of the whole batch, or left out.
+    """`(r - mean) / (std + eps)` with mean and standard deviation each of the "group", of the whole "batch", or left out ("none").
 
-    Group and batch is LitePPO (arXiv 2508.08221), group and group is GRPO (arXiv 2402.03300), group and none is Dr. GRPO
-    (arXiv 2503.20783). The standard deviation of the batch is that of the rewards themselves, around the batch's mean as in
-    ROLL (AReaL takes it around the groups' means), each trajectory counting once.
-
-    Args:
-        groups: the rewards of every group of the training step.
-        mean_level: what the baseline is the mean of: "group", "batch" or "none" (the baseline is 0).
-        std_level: what the standard deviation is of: "group", "batch" or "none" (nothing divides).
-        std: "sample" (n-1) or "population" (n).
-        eps: added to the standard deviation.
-
-    Returns:
-        One list for each group. Where a level that is used, group or batch, has rewards that do not differ, 0.0.
-
-    Raises:
-        ValueError: an unknown setting, or a reward that is not finite.
+    Group and batch is LitePPO (arXiv 2508.08221), group and group is GRPO (arXiv 2402.03300), group and none is Dr.
+    GRPO (arXiv 2503.20783). The standard deviation of the batch is taken around the batch's mean as in ROLL (AReaL
+    takes it around the groups' means), each trajectory counting once. Where a level in use has rewards that do not
+    differ, the advantage is 0.0.
     """
     _one_of("mean_level", mean_level, LEVELS)
     _one_of("std_level", std_level, LEVELS)
@@ -88,11 +63,7 @@ def level_advantages(
 
 
 def rloo_advantages(rewards: Rewards) -> list[float]:
-    """RLOO (arXiv 2402.14740): the reward less the mean of the other rewards of the group, `n / (n - 1) * (r - mean)`.
-
-    Raises:
-        ValueError: a reward that is not finite.
-    """
+    """RLOO (arXiv 2402.14740): the reward less the mean of the other rewards of the group, `n / (n - 1) * (r - mean)`."""
     known = known_rewards(rewards)
     if not has_spread(known):
         return [0.0] * len(rewards)
@@ -101,15 +72,7 @@ def rloo_advantages(rewards: Rewards) -> list[float]:
 
 
 def opo_advantages(rewards: Rewards, lengths: Sequence[int]) -> list[float]:
-    """OPO (arXiv 2505.23585): the reward less the group's mean weighted by length, `r - sum(len * r) / sum(len)`.
-
-    Args:
-        rewards: one per trajectory.
-        lengths: sampled tokens of each trajectory; what stands at a reward of None is not looked at.
-
-    Raises:
-        ValueError: not as many lengths as rewards, a negative length, or a reward that is not finite.
-    """
+    """OPO (arXiv 2505.23585): the reward less the group's mean weighted by sampled tokens, `r - sum(len * r) / sum(len)`."""
     known = known_rewards(rewards)
     weights = [n for r, n in zip(rewards, lengths, strict=True) if r is not None]
     if any(n < 0 for n in weights):
@@ -120,29 +83,21 @@ def opo_advantages(rewards: Rewards, lengths: Sequence[int]) -> list[float]:
     return [0.0 if r is None else r - baseline for r in rewards]
 
 
-def maxrl_advantages(rewards: Rewards, eps: float = 0.0) -> list[float]:
-    """MaxRL (arXiv 2602.02710): `(r - mean) / (mean + eps)`, so that a task which is solved rarely weighs more.
-
-    Raises:
-        ValueError: a reward below 0, which is no measure of success, or one that is not finite.
-    """
+def maxrl_advantages(rewards: Rewards) -> list[float]:
+    """MaxRL (arXiv 2602.02710): `(r - mean) / mean`, so that a task which is solved rarely weighs more."""
     known = known_rewards(rewards)
     if any(r < 0 for r in known):
         raise ValueError(f"MaxRL divides by the mean reward and needs rewards of at least 0, not {list(rewards)}")
     if not has_spread(known):
         return [0.0] * len(rewards)
     mean = _mean(known)
-    return [0.0 if r is None else (r - mean) / (mean + eps) for r in rewards]
+    return [0.0 if r is None else (r - mean) / mean for r in rewards]
 
 
 def best_of_advantages(rewards: Rewards) -> list[float]:
     """For the best of the samples (arXiv 2503.19595): the best gets its lead over the second, the others 0.
 
-    It is `max(all) - max(all but this one)`, a leave-one-out baseline for the reward of the best of n; with rewards of 0 and
-    1 that is pass@n.
-
-    Raises:
-        ValueError: a reward that is not finite.
+    It is `max(all) - max(all but this one)`; with rewards of 0 and 1 the baseline is that of pass@n.
     """
     known = sorted(known_rewards(rewards))
     if not has_spread(known[-2:]):
@@ -151,22 +106,16 @@ def best_of_advantages(rewards: Rewards) -> list[float]:
 
 
 def known_rewards(rewards: Rewards) -> list[float]:
-    """The rewards of the trajectories that take part.
-
-    Raises:
-        ValueError: one of them is not finite.
-    """
     known = [float(r) for r in rewards if r is not None]
     if not all(map(math.isfinite, known)):
         raise ValueError(f"rewards must be finite numbers, or None for a failed trajectory: {list(rewards)}")
     return known
 
 
-def has_spread(rewards: Sequence[float]) -> bool:
+def has_spread(rewards: Rewards) -> bool:
     """True if rewards differ by more than rounding, relative to the largest. Dividing noise by itself would make it signal."""
-    if len(rewards) < 2:
-        return False
-    return max(rewards) - min(rewards) > RELATIVE_SPREAD * max(map(abs, rewards))
+    known = [r for r in rewards if r is not None]
+    return len(known) > 1 and max(known) - min(known) > RELATIVE_SPREAD * max(map(abs, known))
 
 
 def _mean(known: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""Signs that a policy collapses: what it says becomes always the same, too long, or no longer worth a difference in reward.
+"""Signs that a policy collapses: its answers become all the same, too long, or no longer worth a difference in reward.
 
 RAGEN (arXiv 2504.20073) calls it the echo trap: reward spread and entropy fall before the reward does. Pure Python.
 """
@@ -11,81 +11,52 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_train.algorithms.filters import reward_spread
+from agentgym.core.trajectory import Group, Trajectory
 
 
 @dataclass(frozen=True)
 class Health:
-    """Collapse metrics of a step's trajectories; failed ones are left out.
+    """Collapse metrics of a step's trajectories; failed ones are left out."""
 
-    Attributes:
-        reward_spread: mean over groups of the standard deviation of the rewards inside a group.
-        flat_groups: share of the groups whose rewards do not differ.
-        entropy: of the policy, mean over sampled tokens, nats.
-        repetition: share of the n-grams of sampled tokens that stood before in the same trajectory, mean over trajectories.
-        same: share of trajectories whose sampled tokens are, id for id, those of an earlier one of their group.
-        length: sampled tokens of a trajectory, mean.
-        length_max: the longest.
-        truncated: share of trajectories cut at a limit.
-    """
-
-    reward_spread: float
-    flat_groups: float
-    entropy: float
+    reward_spread: float  # mean over groups of the standard deviation of the rewards inside a group of at least two
+    flat_groups: float  # share of these groups whose rewards do not differ
+    entropy: float  # of the policy, mean over sampled tokens, nats
+    # share of the n-grams of sampled tokens that stood before in the same trajectory, mean over trajectories
     repetition: float
-    same: float
-    length: float
-    length_max: int
-    truncated: float
+    same: float  # share of trajectories whose sampled tokens are, id for id, those of an earlier one of their group
+    length: float  # sampled tokens of a trajectory, mean
+    length_max: int  # the longest
+    truncated: float  # share of trajectories cut at a limit
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One trajectory as the diagnostics see it: its reward, its sampled ids in order, and whether it was cut at a limit."""
-
-    reward: float
-    ids: Sequence[int]
-    truncated: bool = False
-
-
-def health(groups: Sequence[Sequence[Sample]], entropy: float, n: int = 4) -> Health:
-    """The diagnostics of a step.
-
-    Args:
-        groups: the trajectories that did not fail, by group. An empty group, or one of a single trajectory, has no spread to
-            speak of and is not counted in `reward_spread` and `flat_groups`.
-        entropy: mean over the step's sampled tokens, nats.
-        n: length of the n-grams of `repetition`.
-
-    Raises:
-        ValueError: no trajectory at all.
-    """
-    samples = [sample for group in groups for sample in group]
-    if not samples:
-        raise ValueError("no trajectories to diagnose")
-    spreads = [reward_spread([sample.reward for sample in group]) for group in groups if len(group) > 1]
-    copies = sum(len(group) - len({tuple(sample.ids) for sample in group}) for group in groups)
+def health(groups: Sequence[Group], entropy: float, n: int = 4) -> Health | None:
+    """The diagnostics of a step with n-grams of `n` tokens; None where every trajectory failed."""
+    played = [[t for t in group.trajectories if not t.failed] for group in groups]
+    ids = [[_sampled_ids(t) for t in group] for group in played]
+    flat = [own for group in ids for own in group]
+    if not flat:
+        return None
+    spreads = [reward_spread([t.reward for t in group]) for group in played if len(group) > 1]
     return Health(
         reward_spread=_mean(spreads),
-        flat_groups=_mean([float(spread == 0) for spread in spreads]),
+        flat_groups=_mean([spread == 0 for spread in spreads]),
         entropy=entropy,
-        repetition=_mean([repetition(sample.ids, n) for sample in samples]),
-        same=copies / len(samples),
-        length=_mean([float(len(sample.ids)) for sample in samples]),
-        length_max=max(len(sample.ids) for sample in samples),
-        truncated=_mean([float(sample.truncated) for sample in samples]),
+        repetition=_mean([repetition(own, n) for own in flat]),
+        same=sum(len(group) - len(set(group)) for group in ids) / len(flat),
+        length=_mean([len(own) for own in flat]),
+        length_max=max(map(len, flat)),
+        truncated=_mean([t.end != "terminated" for group in played for t in group]),
     )
 
 
 def repetition(ids: Sequence[int], n: int = 4) -> float:
-    """Share of the n-grams that stood before in the same sequence; 0.0 where there are none.
-
-    Raises:
-        ValueError: `n` is below 1.
-    """
-    if n < 1:
-        raise ValueError(f"n-grams have at least 1 token, not {n}")
+    """Share of the n-grams that stood before in the same sequence; 0.0 where there are none."""
     grams = Counter(zip(*(ids[start:] for start in range(n)), strict=False))
     return (grams.total() - len(grams)) / grams.total() if grams else 0.0
+
+
+def _sampled_ids(trajectory: Trajectory) -> tuple[int, ...]:
+    return tuple(token for turn in trajectory.turns if turn.tokens for token in turn.tokens.completion_ids)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,14 +1,13 @@
 """Corrections for data that another policy sampled.
 
-Three policies: p is trained, o is the proximal one (the trainer's, at the start of the step), b is the behaviour policy (the
-engine's, maybe of an older version). The loss's ratio covers p / o; what is left, o / b, is the gap. `gap_of` decides once
-what the ratio divides by and what is left to correct, so that nothing is weighted twice: a loss whose ratio divides by b has
-no gap.
+p is trained, o is the proximal policy (the trainer's, at the start of the step), b is the behaviour policy (the
+engine's, maybe of an older version). The loss's ratio covers p / o; what is left, o / b, is the gap, which `gap_of`
+decides on once, so that nothing is weighted twice. The weights of a correction are constants. They multiply the policy
+term of the loss per token, after its clip; never the KL, the entropy or the reduction weights: what a mask drops stays
+in the denominator.
 
-The weights of a correction are constants. They multiply the policy term of the loss per token, after its clip; never the KL
-or the entropy, and never the reduction weights: what a mask drops stays in the denominator.
-
-Legend: T tokens of one packed micro-batch, S rows (segments) in it. Log-probabilities in nats; `segment_T` numbers the rows.
+Legend: T tokens of one packed micro-batch, S samples (segments) in it. Log-probabilities in nats; `segment_T` numbers
+the samples.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from agent_train.algorithms.losses import MAX_LOG_RATIO, keep
-from agent_train.algorithms.segments import segment_means, segment_sums
+from agent_train.algorithms.losses import MAX_LOG_RATIO, keep, segment_means, segment_sums
 from agent_train.config.extensions import corrections
 
 PROXIMAL = ("recomputed", "interpolated", "behaviour")
@@ -29,14 +27,8 @@ LEVELS = ("token", "sequence", "geometric")
 
 @dataclass(frozen=True)
 class Gap:
-    """The denominator of a policy loss's ratio, and the gap that it leaves.
-
-    Attributes:
-        old_T: log-probabilities that the loss's ratio divides by, without gradient.
-        log_weight_T: `log(o / b)` without gradient, 0 outside the mask; None where the ratio divides by b already.
-    """
-
-    old_T: Tensor
+    old_T: Tensor  # log-probabilities that the loss's ratio divides by, without gradient
+    # `log(o / b)` without gradient, 0 outside the mask; None where the ratio divides by b already
     log_weight_T: Tensor | None
 
 
@@ -52,16 +44,9 @@ def gap_of(
 
     Args:
         proximal: "recomputed": o is `recomputed_T`, the decoupled objective (arXiv 2110.00641, 2505.24298).
-            "interpolated": o lies between b and p at `share_T`, without a pass of its own (AReaL).
+            "interpolated": o lies between b and p at `share_T` (see `proximal_share`), without a pass of its own (AReaL).
             "behaviour": the ratio divides by b; it covers everything, so nothing is left to correct.
-        logprobs_T: of the policy that is trained.
-        behaviour_T: of the engine, for the version that sampled each token.
-        mask_T: True on sampled tokens.
         recomputed_T: of the trainer at the start of the step; `logprobs_T.detach()` where there is one update per step.
-        share_T: from `proximal_share`.
-
-    Raises:
-        ValueError: an unknown `proximal`, or what it needs is missing or what it does not use is given.
     """
     if proximal not in PROXIMAL:
         raise ValueError(f"proximal must be one of {', '.join(PROXIMAL)}, not {proximal!r}")
@@ -82,11 +67,9 @@ def gap_of(
 def proximal_share(behaviour_version_T: Tensor, proximal_version: int, now_version: int) -> Tensor:
     """The place of the proximal policy between the behaviour policy (0) and the trained one (1), by versions.
 
-    `(v_proximal - v_behaviour) / (v_now - v_behaviour)`, one per token since an episode may cross an update; 1 where the
-    trained policy has not moved away from the proximal one. AReaL (arXiv 2505.24298) takes this instead of a second pass.
-
-    Raises:
-        ValueError: the proximal version is after the present one.
+    `(v_proximal - v_behaviour) / (v_now - v_behaviour)`, one per token since an episode may cross an update; 1 where
+    the trained policy has not moved away from the proximal one. AReaL (arXiv 2505.24298) takes this instead of a second
+    pass.
     """
     if proximal_version > now_version:
         raise ValueError(f"the proximal policy has version {proximal_version}, after the present {now_version}")
@@ -109,27 +92,13 @@ def correction(
     low: float = 0.0,
     high: float = float("inf"),
 ) -> Tensor:
-    """The factor of each token's policy loss: an importance weight, cut at `cap`, inside a band; 0 outside it.
-
-    The named corrections are choices of these settings.
+    """The factor of each token's policy loss: an importance weight, cut at `cap`, inside a band; 0 outside it. fp32, no gradient.
 
     Args:
-        gap: from `gap_of`.
-        mask_T: True on sampled tokens.
-        segment_T: number of each token's row.
-        n_segments: S.
-        level: of the weight: "token" is o / b of the token, "sequence" the product over its row, "geometric" the geometric
-            mean over its row; None gives 1.
+        level: of the weight: "token" is o / b of the token, "sequence" the product over its sample, "geometric" the geometric
+            mean over its sample; None gives 1.
         cap: weights above it are cut to it; None cuts nothing.
-        band_level: of the number that must lie in [low, high]; None drops nothing.
-        low: below it a token (or its whole row) gets weight 0.
-        high: above it too.
-
-    Returns:
-        weights_T, fp32, without gradient, 0 outside the mask.
-
-    Raises:
-        ValueError: the gap is covered by the loss's ratio already; an unknown level; a cap or a band that drops everything.
+        band_level: of the number that must lie in [low, high], else the weight is 0; None drops nothing.
     """
     if gap.log_weight_T is None:
         raise ValueError(
@@ -148,11 +117,6 @@ def correction(
 
 
 def level_ratios(level: str, log_weight_T: Tensor, mask_T: Tensor, segment_T: Tensor, n_segments: int) -> Tensor:
-    """The ratio that stands for each token: its own, its row's product, or its row's geometric mean.
-
-    Raises:
-        ValueError: an unknown level.
-    """
     if level not in LEVELS:
         raise ValueError(f"level must be one of {', '.join(LEVELS)}, not {level!r}")
     if level == "sequence":
@@ -180,15 +144,9 @@ geometric_mask = partial(correction, level=None, band_level="geometric")
 
 
 def check_one_weight(proximal: str, name: str | None, loss_divides_by_behaviour: bool) -> None:
-    """Settings that would weigh one gap twice, or leave half of one out, found before a run starts.
+    """Raise ValueError for settings that would weigh one gap twice, or leave half of one out.
 
-    Args:
-        proximal: one of `PROXIMAL`.
-        name: of the correction; None corrects nothing.
-        loss_divides_by_behaviour: the loss has the ratio p / b inside (DPPO, AIPO, M2PO), whatever the proximal policy is.
-
-    Raises:
-        ValueError: two weights for one gap, or an unknown name.
+    `loss_divides_by_behaviour`: the loss has the ratio p / b inside (DPPO, AIPO, M2PO).
     """
     if proximal not in PROXIMAL:
         raise ValueError(f"proximal must be one of {', '.join(PROXIMAL)}, not {proximal!r}")
@@ -212,22 +170,10 @@ def drifted(
     n_segments: int,
     delta: float,
 ) -> Tensor:
-    """Off-policy sequence masking, DeepSeek-V3.2 (arXiv 2512.02556): which tokens to leave out of the policy loss.
+    """Off-policy sequence masking, DeepSeek-V3.2 (arXiv 2512.02556): True on the tokens to leave out of the policy loss.
 
-    Those with a negative advantage in rows from which the policy has drifted: the mean of `lo - lp` over the row's sampled
-    tokens is above `delta`. What the policy should do more often stays, however far it is.
-
-    Args:
-        logprobs_T: of the policy that is trained.
-        old_T: of the policy that sampled, or of the proximal one.
-        advantages_T: of each token.
-        mask_T: True on sampled tokens.
-        segment_T: number of each token's row.
-        n_segments: S.
-        delta: nats per token.
-
-    Returns:
-        booleans, False outside the mask. The reduction weights stay as they are.
+    Those with a negative advantage in samples from which the policy has drifted: the mean of `lo - lp` over the sampled
+    tokens is above `delta`, nats. The reduction weights stay as they are.
     """
     drift_T = keep(old_T, mask_T).float() - keep(logprobs_T, mask_T).float()
     drift_S = segment_means(drift_T, mask_T, segment_T, n_segments)

@@ -1,7 +1,8 @@
 """Filters of a step's groups by the spread of their rewards. Pure Python; a step has some hundred groups.
 
-A filter is a function `(rewards, share)`: the rewards of each group's episodes, with None for an episode that takes no part, and
-`algorithm.filter.share`. It returns the indices of the groups to keep, ascending. `algorithm.filter.name` names it.
+A filter is a function `(rewards, share)`: the rewards of each group's episodes, with None for an episode that takes no
+part, and `algorithm.filter.share`. It returns the indices of the groups to keep, ascending. `algorithm.filter.name`
+names it.
 """
 
 from __future__ import annotations
@@ -10,29 +11,42 @@ import math
 from collections.abc import Sequence
 
 from agent_train.algorithms.advantages import has_spread
-from agent_train.algorithms.shaping import informative
 
 Rewards = Sequence[Sequence[float | None]]  # of each group's episodes
 
 
 def all_groups(rewards: Rewards, share: float) -> list[int]:
-    """Keep every group."""
     return list(range(len(rewards)))
 
 
 def with_spread(rewards: Rewards, share: float) -> list[int]:
     """Keep the groups whose rewards differ: the others teach nothing (DAPO, arXiv 2503.14476)."""
-    return [index for index, group in enumerate(rewards) if informative(group)]
+    return [index for index, group in enumerate(rewards) if has_spread(group)]
 
 
 def uncertain(rewards: Rewards, share: float) -> list[int]:
-    """Keep the share of the groups whose rewards differ most; see `most_uncertain`."""
-    return most_uncertain([reward_spread(group) for group in rewards], share)
+    """StarPO-S (RAGEN, arXiv 2504.20073): keep the share of the groups, rounded up, whose rewards differ most; of equal ones the earlier.
+
+    Groups without spread are kept too where the share asks for them: a critic learns from them, a group baseline does
+    not.
+    """
+    # 0.07 of 100 groups is 7.000000000000001 in floating point; it means 7.
+    return sorted(_widest_first(_spreads(rewards), share)[: math.ceil(share * len(rewards) - 1e-9)])
 
 
 def nucleus(rewards: Rewards, share: float) -> list[int]:
-    """Keep the fewest groups that hold `share` of the spread; see `top_p`."""
-    return top_p([reward_spread(group) for group in rewards], share)
+    """RAGEN's nucleus filter: the fewest groups, widest first, that hold `share` of the step's whole reward spread.
+
+    Groups without spread are never kept.
+    """
+    spreads = _spreads(rewards)
+    goal = share * math.fsum(spreads) * (1 - 1e-9)
+    kept: list[int] = []
+    for index in _widest_first(spreads, share):
+        if not spreads[index] or (kept and math.fsum(spreads[i] for i in kept) >= goal):
+            break
+        kept.append(index)
+    return sorted(kept)
 
 
 def reward_spread(rewards: Sequence[float | None]) -> float:
@@ -44,53 +58,11 @@ def reward_spread(rewards: Sequence[float | None]) -> float:
     return math.sqrt(math.fsum((reward - mean) ** 2 for reward in known) / len(known))
 
 
-def most_uncertain(spreads: Sequence[float], share: float) -> list[int]:
-    """StarPO-S (RAGEN, arXiv 2504.20073): the share of the groups whose rewards differ most; of equal ones the earlier.
-
-    Groups without spread are kept too where the share asks for them: a critic learns from them, a group baseline does not.
-
-    Args:
-        spreads: from `reward_spread`, one per group.
-        share: of the groups to keep, over 0 up to 1; rounded up, so at least one is kept.
-
-    Returns:
-        indices of the kept groups, ascending.
-
-    Raises:
-        ValueError: `share` is not in (0, 1], or a spread is negative or not finite.
-    """
-    # 0.07 of 100 groups is 7.000000000000001 in floating point; it means 7.
-    return sorted(_widest_first(spreads, share)[: math.ceil(share * len(spreads) - 1e-9)])
-
-
-def top_p(spreads: Sequence[float], share: float) -> list[int]:
-    """RAGEN's nucleus filter: the fewest groups, widest first, that hold `share` of the step's whole reward spread.
-
-    Unlike a fixed share of groups it keeps many where many differ and few where few do. Groups without spread are never kept.
-
-    Args:
-        spreads: from `reward_spread`, one per group.
-        share: of the summed spreads, over 0 up to 1.
-
-    Returns:
-        indices of the kept groups, ascending; none where no group has spread.
-
-    Raises:
-        ValueError: `share` is not in (0, 1], or a spread is negative or not finite.
-    """
-    order = [index for index in _widest_first(spreads, share) if spreads[index] > 0]
-    goal = share * math.fsum(spreads) * (1 - 1e-9)
-    kept: list[int] = []
-    for index in order:
-        if kept and math.fsum(spreads[i] for i in kept) >= goal:
-            break
-        kept.append(index)
-    return sorted(kept)
+def _spreads(rewards: Rewards) -> list[float]:
+    return [reward_spread(group) for group in rewards]
 
 
 def _widest_first(spreads: Sequence[float], share: float) -> list[int]:
     if not 0 < share <= 1:
         raise ValueError(f"the share to keep must be over 0 and at most 1, not {share}")
-    if not all(math.isfinite(spread) and spread >= 0 for spread in spreads):
-        raise ValueError(f"spreads must be finite and not negative: {list(spreads)}")
     return sorted(range(len(spreads)), key=lambda index: -spreads[index])

@@ -1,11 +1,9 @@
-"""PPO's clipped loss, and the parts that every loss is made of. Pure functions on tensors.
+"""The parts that losses are made of, and the critic's loss. Policy losses are in `policy_losses`.
 
-A policy loss is one value per token. `weighted_sum` adds them up: what a token weighs, and with it every mean, is decided
-outside. Elementwise losses take no mask, since a masked cell touches only itself: `policy_loss.PolicyLoss` keeps what goes in
-and what comes out. The other losses are in `sequence_losses` and `policy_losses`.
+A loss is one value per token; `weighted_sum` adds them up. Weights, and with them every mean, are decided outside.
 
-Legend: T tokens of one packed micro-batch. Log-probabilities are in nats. `old` is the proximal policy, at the start of
-the training step; it is not the engine's (behaviour) policy.
+Legend: T tokens of one packed micro-batch, S samples (segments) in it. Log-probabilities are in nats. `old` is the
+proximal policy, at the start of the training step; it is not the engine's (behaviour) policy.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ MAX_LOG_RATIO = 20.0
 def keep(values_T: Tensor, mask_T: Tensor) -> Tensor:
     """`values_T` where the mask is True and 0 elsewhere, whatever is there.
 
-    Multiplying by the mask would carry a NaN or an infinity through, and so would the gradient of a `where` applied only
-    after the arithmetic: keep the inputs of a loss, then keep its result.
+    Multiplying by the mask would carry a NaN or an infinity through, and so would the gradient of a `where` applied
+    only after the arithmetic: keep the inputs of a loss, then keep its result.
     """
     return torch.where(mask_T, values_T, torch.zeros((), dtype=values_T.dtype, device=values_T.device))
 
@@ -36,77 +34,60 @@ def log_ratio(logprobs_T: Tensor, old_T: Tensor) -> Tensor:
     return (single(logprobs_T) - single(old_T)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def ppo_clip(
-    logprobs_T: Tensor,
-    old_T: Tensor,
-    advantages_T: Tensor,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-    dual_clip: float | None = None,
-) -> Tensor:
-    """The clipped surrogate per token, `-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)`.
-
-    PPO (arXiv 1707.06347) with the two bounds of DAPO (arXiv 2503.14476) and the dual clip of arXiv 1912.09729.
-
-    Args:
-        logprobs_T: log-probabilities under the policy that is trained.
-        old_T: log-probabilities under the proximal policy, without gradient.
-        advantages_T: advantage of each token.
-        clip_low: how far the ratio counts below 1.
-        clip_high: how far it counts above 1.
-        dual_clip: the ratio up to which a negative advantage counts, above 1; None for no limit.
-
-    Returns:
-        loss_T, to be summed with weights by `weighted_sum`.
-
-    Raises:
-        ValueError: `dual_clip` is not above 1.
-    """
-    if dual_clip is not None and not dual_clip > 1.0:
-        raise ValueError(f"dual_clip must be above 1, or null for none, not {dual_clip}")
-    ratio_T = log_ratio(logprobs_T, old_T).exp()
-    clipped_T = ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
-    loss_T = -torch.minimum(ratio_T * advantages_T, clipped_T * advantages_T)
-    if dual_clip is None:
-        return loss_T
-    return torch.where(advantages_T < 0, torch.minimum(loss_T, -dual_clip * advantages_T), loss_T)
-
-
-def clipped(
-    logprobs_T: Tensor,
-    old_T: Tensor,
-    advantages_T: Tensor,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-) -> Tensor:
-    """Which tokens `ppo_clip` holds back: their ratio is out of range on the side that their advantage pushes to, or past
-    the dual clip."""
-    ratio_T = log_ratio(logprobs_T, old_T).exp()
-    high_T = (advantages_T > 0) & (ratio_T > 1.0 + clip_high)
-    low_T = (advantages_T < 0) & (ratio_T < 1.0 - clip_low)
-    if dual_clip is None:
-        return high_T | low_T
-    return high_T | low_T | ((advantages_T < 0) & (ratio_T > dual_clip))
-
-
-def entropy_bonus(entropy_T: Tensor, mask_T: Tensor, coef: float) -> Tensor:
-    """The entropy bonus of each token, `-coef * entropy` (arXiv 1602.01783).
-
-    No correction for stale data multiplies it: the entropy is of the trained policy, whoever sampled the token.
-    """
-    return -coef * keep(single(entropy_T), mask_T)
-
-
-def weighted_sum(loss_T: Tensor, weights_T: Tensor, mask_T: Tensor) -> Tensor:
-    """The sum of the masked tokens' losses times their weights; with weights of 1 / N it is a part of the token mean."""
-    return keep(keep(loss_T, mask_T) * weights_T, mask_T).sum()
-
-
 def k3(log_ratio_T: Tensor) -> Tensor:
-    """An estimate per token of KL(q || p) from samples of q, never negative, with `log_ratio_T = log(p / q)`.
+    """KL(q || p) per token from samples of q, never negative: `exp(x) - x - 1` of `x = log(p / q)`.
 
-    `exp(x) - x - 1`; see http://joschu.net/blog/kl-approx.html. The plain estimate, k1, is `-log_ratio_T`.
+    See http://joschu.net/blog/kl-approx.html. The plain estimate, k1, is `-log_ratio_T`.
     """
     x_T = log_ratio_T.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.expm1(x_T) - x_T
+
+
+def segment_sums(values_T: Tensor, mask_T: Tensor, segment_T: Tensor, n_segments: int) -> Tensor:
+    """values_S: the sum of each segment's masked tokens, 0 where there are none. Differentiable."""
+    sums_S = torch.zeros(n_segments, dtype=values_T.dtype, device=values_T.device)
+    return sums_S.index_add(0, segment_T, keep(values_T, mask_T))
+
+
+def segment_means(values_T: Tensor, mask_T: Tensor, segment_T: Tensor, n_segments: int) -> Tensor:
+    """values_S: the mean of each segment's masked tokens, 0 where there are none. Differentiable."""
+    sums_S = segment_sums(values_T, mask_T, segment_T, n_segments)
+    counts_S = segment_sums(torch.ones_like(values_T), mask_T, segment_T, n_segments)
+    return sums_S / counts_S.clamp(min=1.0)
+
+
+def weighted_sum(loss_T: Tensor, weights_T: Tensor, mask_T: Tensor) -> Tensor:
+    return keep(keep(loss_T, mask_T) * weights_T, mask_T).sum()
+
+
+def entropy_bonus(entropy_T: Tensor, mask_T: Tensor, coef: float) -> Tensor:
+    """`-coef * entropy` of each token (arXiv 1602.01783). No correction for stale data multiplies it."""
+    return -coef * keep(single(entropy_T), mask_T)
+
+
+def value_loss(
+    values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, mask_T: Tensor, clip: float | None = None
+) -> Tensor:
+    """The critic's loss, `0.5 * max((V - R)^2, (clip(V, V_old +- clip) - R)^2)`; 0 outside the mask.
+
+    The clip is that of PPO's implementation (arXiv 1707.06347; see arXiv 2005.12729): a value gains nothing by moving
+    farther than `clip` from the one at the start of the training step, and still loses by being wrong. None is no
+    limit.
+    """
+    values_T = single(keep(values_T, mask_T))
+    returns_T = single(keep(returns_T, mask_T))
+    error_T = (values_T - returns_T).square()
+    if clip is not None:
+        old_values_T = single(keep(old_values_T, mask_T))
+        near_T = old_values_T + (values_T - old_values_T).clamp(-clip, clip)
+        error_T = torch.maximum(error_T, (near_T - returns_T).square())
+    return 0.5 * error_T
+
+
+def value_clip_mask(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, mask_T: Tensor, clip: float) -> Tensor:
+    """True on clipped values: they left the range towards the return, and have no gradient."""
+    moved_T = keep(values_T, mask_T) - keep(old_values_T, mask_T)
+    near_T = keep(old_values_T, mask_T) + moved_T.clamp(-clip, clip)
+    returns_T = keep(returns_T, mask_T)
+    farther_T = (near_T - returns_T).abs() > (keep(values_T, mask_T) - returns_T).abs()
+    return mask_T & farther_T & (moved_T.abs() > clip)

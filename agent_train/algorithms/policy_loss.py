@@ -1,8 +1,8 @@
-"""A policy loss as the learner holds it: a function, what it reads of a micro-batch, and its settings.
+"""A policy loss as the learner holds it: a function, the inputs that it reads, and its settings.
 
-A loss is a function whose parameters are named like the fields of `LossInputs`; any other parameter is a setting, and the
-config fills it. So the signature says all there is to know: `mine(logprobs_T, old_T, advantages_T, *, width=0.2)` reads three
-tensors, needs the proximal policy, and has one setting. It returns one loss per token.
+A loss is a function whose parameters are named like the fields of `LossInputs`; any other parameter is a setting, and
+the config fills it: `mine(logprobs_T, old_T, advantages_T, *, width=0.2)`. It returns one loss per token. It need not
+know of masks.
 
 Legend: T tokens of one packed micro-batch.
 """
@@ -24,29 +24,17 @@ from agent_train.config.extensions import losses
 
 @dataclass(frozen=True)
 class LossInputs:
-    """The inputs of a policy loss for one packed micro-batch. Those that no loss reads may be missing.
+    """The inputs of a policy loss for one packed micro-batch. Those that no loss reads may be missing."""
 
-    Attributes:
-        logprobs_T: log-probabilities (nats) under the policy that is trained, with gradient.
-        advantages_T: of each token.
-        mask_T: True on the sampled tokens; elsewhere the others may hold anything.
-        old_T: log-probabilities under the proximal policy.
-        behaviour_T: log-probabilities under the policy that sampled, from the engine.
-        entropy_T: entropy (nats) of the trained policy at each token, with gradient.
-        segment_T: number of each token's row in the micro-batch, int64, from 0.
-        n_segments: how many rows there are.
-        drift_limit: a scalar of the whole optimizer step, from `m2po_limit`.
-    """
-
-    logprobs_T: Tensor
-    advantages_T: Tensor
-    mask_T: Tensor
-    old_T: Tensor | None = None
-    behaviour_T: Tensor | None = None
-    entropy_T: Tensor | None = None
-    segment_T: Tensor | None = None
-    n_segments: int | None = None
-    drift_limit: Tensor | None = None
+    logprobs_T: Tensor  # log-probabilities (nats) under the policy that is trained, with gradient
+    advantages_T: Tensor  # of each token
+    mask_T: Tensor  # True on the sampled tokens; elsewhere the others may hold anything
+    old_T: Tensor | None = None  # log-probabilities under the proximal policy
+    behaviour_T: Tensor | None = None  # log-probabilities under the policy that sampled, from the engine
+    entropy_T: Tensor | None = None  # entropy (nats) of the trained policy at each token, with gradient
+    segment_T: Tensor | None = None  # number of each token's sample in the micro-batch, int64, from 0
+    n_segments: int | None = None  # number of samples
+    drift_limit: Tensor | None = None  # a scalar of the whole optimizer step, from `m2po_limit`
 
 
 INPUTS = tuple(field.name for field in fields(LossInputs))
@@ -56,13 +44,9 @@ _KEPT = ("logprobs_T", "advantages_T", "old_T", "behaviour_T", "entropy_T")
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A loss with its settings. Calling it gives one fp32 loss per token, 0 outside the mask, to be summed with weights.
+    """A loss with its settings. Calling it gives loss_T, fp32, 0 outside the mask, to be summed with weights.
 
-    Attributes:
-        name: what the config calls it.
-        function: the formula.
-        reads: the fields of `LossInputs` that it is given.
-        settings: the rest of its arguments.
+    `reads` are the fields of `LossInputs` that the function is given.
     """
 
     name: str
@@ -81,11 +65,6 @@ class PolicyLoss:
         return "behaviour_T" in self.reads
 
     def __call__(self, inputs: LossInputs) -> Tensor:
-        """loss_T of a micro-batch.
-
-        Raises:
-            ValueError: something that the loss reads is missing, or it returned another shape.
-        """
         given = {name: getattr(inputs, name) for name in INPUTS if name in self.reads}
         missing = [name for name, value in given.items() if value is None]
         if missing:
@@ -106,9 +85,8 @@ class PolicyLoss:
     def with_clip_mask(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """loss_T and clip_mask_T: True on tokens that have an advantage but no gradient, because a clip holds them back.
 
-        It is computed from the gradient itself, back through the loss and not into the model, so it holds for any loss. With a loss
-        that also pulls towards another policy (`kimi`, `dppo`) every token has a gradient; `policy_losses.dppo_keeps` gives the
-        tokens that DPPO drops.
+        It is computed from the gradient itself, so it holds for any loss. With a loss that also pulls towards another
+        policy (`kimi`, `dppo`) every token has a gradient.
         """
         loss_T = self(inputs)
         (grad_T,) = torch.autograd.grad(loss_T.sum(), inputs.logprobs_T, retain_graph=True)
@@ -118,17 +96,19 @@ class PolicyLoss:
 def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyLoss:
     """The loss of this name with these settings, tried on a few tokens.
 
-    Args:
-        name: of `agent_train.config.extensions.losses`, or `"package.module:function"`.
-        settings: what the function takes besides inputs; those that have a default may be left out.
-
     Raises:
         ValueError: no such loss or setting; a setting without a value, or of the wrong kind; the function fails on the few tokens,
             or gives them another shape, a number that is not finite, or no gradient.
     """
     function = losses.load(name)
     parameters = inspect.signature(function).parameters
-    _check_parameters(name, parameters)
+    if "logprobs_T" not in parameters:
+        raise ValueError(
+            f"policy loss {name!r} has no parameter logprobs_T, so it cannot change the policy; it may read {', '.join(INPUTS)}"
+        )
+    for key, parameter in parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ValueError(f"policy loss {name!r}: its parameter {key} must be one that is given by its name")
     known = {key: p for key, p in parameters.items() if key not in INPUTS}
     chosen = {key: p.default for key, p in known.items() if p.default is not p.empty} | dict(settings or {})
     for key, value in chosen.items():
@@ -139,16 +119,6 @@ def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyL
     loss = PolicyLoss(name, function, frozenset(parameters) & frozenset(INPUTS), chosen)
     _try(loss)
     return loss
-
-
-def _check_parameters(name: str, parameters: Mapping[str, inspect.Parameter]) -> None:
-    for key, parameter in parameters.items():
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ValueError(f"policy loss {name!r}: its parameter {key} must be one that is given by its name")
-    if "logprobs_T" not in parameters:
-        raise ValueError(
-            f"policy loss {name!r} has no parameter logprobs_T, so it cannot change the policy; it may read {', '.join(INPUTS)}"
-        )
 
 
 def _check_setting(name: str, key: str, value: Any, known: Mapping[str, inspect.Parameter]) -> None:

@@ -1,11 +1,12 @@
-"""Policy losses token by token, besides PPO's. Each gives one value per token, to be summed with weights.
+"""Policy losses. Each gives one value per token, to be summed with weights.
 
-Two kinds. Those that differentiate a ratio lose the gradient of a token that a clip holds back. Those that differentiate `A * log p`
-with a detached weight keep every token's gradient and bound its size.
+A loss that reads `behaviour_T` closes the gap to the engine itself, and no correction may be added to it. Losses that
+read `segment_T` have one ratio for a whole sequence, a sample of the micro-batch, and write their loss on each of its
+tokens, so that weights of 1 / (sequences * length) give the papers' mean over sequences.
 
-Legend: T tokens of one packed micro-batch. `old` is the proximal policy, `behaviour` the engine's, which sampled. A loss that
-reads `behaviour_T` closes that gap itself, and no correction weight may be added to it. Where `old` was not recomputed
-and the engine's log-probabilities stand in for it, a loss of `old_T` is one of the behaviour policy.
+Legend: T tokens of one packed micro-batch, S sequences in it, N sampled tokens of the optimizer step. `old` is the
+proximal policy, `behaviour` the engine's, which sampled. `segment_T` numbers each token's sequence from 0, int64;
+`n_segments` is S, on the host.
 """
 
 from __future__ import annotations
@@ -13,7 +14,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agent_train.algorithms.losses import keep, log_ratio, ppo_clip, single
+from agent_train.algorithms.losses import MAX_LOG_RATIO, keep, log_ratio, segment_means, segment_sums, single
+
+
+def ppo_clip(
+    logprobs_T: Tensor,
+    old_T: Tensor,
+    advantages_T: Tensor,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """PPO (arXiv 1707.06347), `-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)`.
+
+    The two bounds are DAPO's (arXiv 2503.14476). `dual_clip` (arXiv 1912.09729) is the ratio up to which a negative
+    advantage counts, above 1; None is no limit.
+    """
+    if dual_clip is not None and not dual_clip > 1.0:
+        raise ValueError(f"dual_clip must be above 1, or null for none, not {dual_clip}")
+    loss_T = _clipped(log_ratio(logprobs_T, old_T).exp(), advantages_T, clip_low, clip_high)
+    if dual_clip is None:
+        return loss_T
+    return torch.where(advantages_T < 0, torch.minimum(loss_T, -dual_clip * advantages_T), loss_T)
 
 
 def reinforce(logprobs_T: Tensor, advantages_T: Tensor) -> Tensor:
@@ -26,8 +48,8 @@ def cispo(
 ) -> Tensor:
     """`-clip(p / old, 1 - clip_low, 1 + clip_high) * A * log p`, the weight detached (CISPO, arXiv 2506.13585).
 
-    No token loses its gradient. The paper leaves the lower bound off, which is `clip_low` 1. `clip_high` is a distance from 1: a peer's
-    "epsilon_high 5", meant as the bound itself, is 4 here.
+    The paper leaves the lower bound off, which is `clip_low` 1. `clip_high` is a distance from 1: "epsilon_high 5",
+    meant as the bound itself, is 4 here.
     """
     weight_T = log_ratio(logprobs_T, old_T).exp().clamp(1.0 - clip_low, 1.0 + clip_high).detach()
     return -weight_T * advantages_T * single(logprobs_T)
@@ -38,8 +60,7 @@ def sapo(
 ) -> Tensor:
     """A soft gate in place of the clip, `-(4 / tau) * sigmoid(tau * (p / old - 1)) * A` (SAPO, arXiv 2511.20347).
 
-    At ratio 1 its gradient is that of the ratio; it fades on both sides, faster with a larger tau. `tau_positive` is for A > 0,
-    `tau_negative` for A <= 0; both positive.
+    `tau_positive` is for A > 0, `tau_negative` for A <= 0; a larger one fades faster on both sides of ratio 1.
     """
     tau_T = torch.where(advantages_T > 0, tau_positive, tau_negative)
     gate_T = torch.sigmoid(tau_T * (log_ratio(logprobs_T, old_T).exp() - 1.0))
@@ -47,10 +68,7 @@ def sapo(
 
 
 def topr(logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor) -> Tensor:
-    """Likelihood where A > 0; where A < 0 weighed by `min(p / old, 1)`, detached (TOPR, arXiv 2503.14286), token by token.
-
-    The paper's ratio is of the whole trajectory: `sequence_losses.topr_sequence`.
-    """
+    """Likelihood where A > 0; where A < 0 weighed by `min(p / old, 1)`, detached (TOPR, arXiv 2503.14286), token by token."""
     weight_T = log_ratio(logprobs_T, old_T).clamp(max=0.0).exp().detach()
     return -torch.where(advantages_T > 0, 1.0, weight_T) * advantages_T * single(logprobs_T)
 
@@ -58,10 +76,7 @@ def topr(logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor) -> Tensor:
 def raft_pp(
     logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor, *, clip_low: float = 0.2, clip_high: float = 0.2
 ) -> Tensor:
-    """PPO's loss on what succeeded, 0 on the rest (RAFT++, arXiv 2504.11343).
-
-    With the rewards 1 and 0 themselves as advantages, no baseline, it is the paper's. The dropped tokens stay in the denominator.
-    """
+    """PPO's loss on successes, 0 on the rest (RAFT++, arXiv 2504.11343), whose advantages are rewards of 1 and 0 without a baseline."""
     return ppo_clip(logprobs_T, old_T, advantages_T.clamp(min=0.0), clip_low, clip_high)
 
 
@@ -75,7 +90,7 @@ def kimi(logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor, *, tau: float 
 
 
 def dppo_keeps(logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor, low: float, high: float) -> Tensor:
-    """The mask of `dppo`: tokens whose probability has not yet moved beyond the range in the advantage's direction."""
+    """The mask of `dppo`: tokens whose probability has not moved beyond the range in the advantage's direction."""
     moved_T = single(logprobs_T).exp() - single(behaviour_T).exp()
     return ~(((advantages_T > 0) & (moved_T > high)) | ((advantages_T < 0) & (moved_T < -low)))
 
@@ -89,11 +104,10 @@ def dppo(
     high: float = 0.2,
     tau: float = 1e-3,
 ) -> Tensor:
-    """`-keep * A * p / behaviour + tau * (log p - log behaviour)^2`, `keep` by the change of probability.
+    """`-keep * A * p / behaviour + tau * (log p - log behaviour)^2` (DPPO with the binary total variation, arXiv 2602.04879).
 
-    DPPO with the binary total variation (arXiv 2602.04879). A ratio of 3 matters little at probability 1e-4 and much at 0.3; a
-    bound on the difference sees that. `low` and `high` are probabilities. The pull `tau` is on dropped tokens too. There is no
-    old policy, so no second forward pass.
+    `keep` is `dppo_keeps`: a ratio of 3 matters little at probability 1e-4 and much at 0.3, so `low` and `high` bound
+    the change of the probability. The pull `tau` is on dropped tokens too.
     """
     keeps_T = dppo_keeps(logprobs_T.detach(), behaviour_T, advantages_T, low, high)
     surrogate_T = keep(log_ratio(logprobs_T, behaviour_T).exp() * advantages_T, keeps_T)
@@ -107,25 +121,16 @@ def aipo(logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor, *, cap: 
 
 
 def m2po_drift(logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor) -> Tensor:
-    """The move of each token in its advantage's direction, `|log(p / behaviour)|`; 0 where it moved the other way or A is 0.
-
-    These are the tokens on which a clip could act: A > 0 and p > behaviour, or A < 0 and p < behaviour.
-    """
+    """`|log(p / behaviour)|` of each token that moved in its advantage's direction, 0 of the others: a clip could act on these."""
     moved_T = (single(logprobs_T) - single(behaviour_T)).detach()
     return (moved_T * advantages_T.sign()).clamp(min=0.0)
 
 
 def m2po_limit(drift_N: Tensor, budget: float = 0.04) -> Tensor:
-    """From which drift on `m2po` drops tokens, so that the mean square of those that count and stay is at most `budget`.
+    """The smallest drift that `m2po` drops, so that the mean square of those that count and stay is at most `budget`; infinity if all stay.
 
-    Args:
-        drift_N: from `m2po_drift`, of the N sampled tokens of the whole optimizer step, over all micro-batches and ranks: a limit of
-            a micro-batch's own would change with the split. Those with drift 0 do not count.
-        budget: the second moment that stays, 0.04 in arXiv 2510.01161.
-
-    Returns:
-        A scalar on the device: the smallest drift that is dropped, infinity where all stay. Of tokens with the same drift all are
-        dropped or none, so that their order does not matter.
+    `drift_N` is `m2po_drift` of the whole optimizer step over all micro-batches and ranks; drifts of 0 do not count.
+    The budget is 0.04 in arXiv 2510.01161. Tokens with the same drift all stay or none does, whatever their order.
     """
     counted_N = single(drift_N)[drift_N > 0].sort().values
     counts_N = torch.arange(1, len(counted_N) + 1, dtype=torch.float64, device=counted_N.device)
@@ -138,13 +143,101 @@ def m2po_limit(drift_N: Tensor, budget: float = 0.04) -> Tensor:
 def m2po(
     logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor, drift_limit: Tensor, *, budget: float = 0.04
 ) -> Tensor:
-    """`-A * p / behaviour` on the tokens whose `m2po_drift` is below `drift_limit`, 0 on the rest (M2PO, arXiv 2510.01161).
+    """`-A * p / behaviour` on tokens whose `m2po_drift` is below `drift_limit`, 0 on the rest (M2PO, arXiv 2510.01161).
 
-    By Algorithm 1 only tokens that have moved the way their advantage pushes are counted and dropped. One that moved the other
-    way keeps the gradient that brings it back, however far it is.
-
-    `m2po_limit` makes the limit from all tokens of the optimizer step, with `budget`, which is a setting of the loss and not read
-    here. There is no clip. The dropped tokens stay in the denominator.
+    As in Algorithm 1, a token that moved against its advantage keeps the gradient that brings it back, however far it
+    is. `m2po_limit` makes the limit with `budget`, a setting of the loss that is not read here. The dropped tokens stay
+    in the denominator.
     """
     keeps_T = m2po_drift(logprobs_T, behaviour_T, advantages_T) < drift_limit
     return -keep(log_ratio(logprobs_T, behaviour_T).exp() * advantages_T, keeps_T)
+
+
+def sequence_log_ratio(logprobs_T: Tensor, old_T: Tensor, mask_T: Tensor, segment_T: Tensor, n_segments: int) -> Tensor:
+    """On each token the log of its sequence's ratio, `s` of GSPO: the mean of `log(p / old)` over the sampled tokens, within +-20."""
+    change_T = single(keep(logprobs_T, mask_T)) - single(keep(old_T, mask_T))
+    means_S = segment_means(change_T, mask_T, segment_T, n_segments)
+    return means_S.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)[segment_T]
+
+
+def gspo(
+    logprobs_T: Tensor,
+    old_T: Tensor,
+    advantages_T: Tensor,
+    mask_T: Tensor,
+    segment_T: Tensor,
+    n_segments: int,
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> Tensor:
+    """PPO's clip on the ratio of the whole sequence, `-min(s * A, clip(s, 1 - clip_low, 1 + clip_high) * A)` (GSPO, arXiv 2507.18071).
+
+    The ranges are the paper's: a mean of many log ratios is much nearer to 0 than one. All tokens of a sequence must
+    have the same advantage; `gspo_token` is for those that differ.
+    """
+    ratio_T = sequence_log_ratio(logprobs_T, old_T, mask_T, segment_T, n_segments).exp()
+    return _clipped(ratio_T, keep(advantages_T, mask_T), clip_low, clip_high)
+
+
+def gspo_token(
+    logprobs_T: Tensor,
+    old_T: Tensor,
+    advantages_T: Tensor,
+    mask_T: Tensor,
+    segment_T: Tensor,
+    n_segments: int,
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> Tensor:
+    """GSPO with an advantage for each token (arXiv 2507.18071, section 4.3): the gradient goes through the token alone.
+
+    `s` is detached and multiplied by `p / detach(p)`, which is 1.
+    """
+    log_s_T = sequence_log_ratio(logprobs_T.detach(), old_T, mask_T, segment_T, n_segments)
+    kept_T = single(keep(logprobs_T, mask_T))
+    ratio_T = log_s_T.exp() * (kept_T - kept_T.detach()).exp()
+    return _clipped(ratio_T, keep(advantages_T, mask_T), clip_low, clip_high)
+
+
+def gmpo(
+    logprobs_T: Tensor,
+    old_T: Tensor,
+    advantages_T: Tensor,
+    mask_T: Tensor,
+    segment_T: Tensor,
+    n_segments: int,
+    *,
+    clip_low: float = 0.4,
+    clip_high: float = 0.4,
+) -> Tensor:
+    """The geometric mean over a sequence of clipped ratios, times `-A` (GMPO, arXiv 2507.20673).
+
+    Each token's log ratio is clipped by itself: at `clip_high` from above where A > 0, at `-clip_low` from below
+    elsewhere. The bounds are of the log ratio: 0.4 is the paper's range (e^-0.4, e^0.4).
+    """
+    advantages_T = keep(advantages_T, mask_T)
+    change_T = log_ratio(keep(logprobs_T, mask_T), keep(old_T, mask_T))
+    clamped_T = torch.where(advantages_T > 0, change_T.clamp(max=clip_high), change_T.clamp(min=-clip_low))
+    return -segment_means(clamped_T, mask_T, segment_T, n_segments)[segment_T].exp() * advantages_T
+
+
+def topr_sequence(
+    logprobs_T: Tensor,
+    old_T: Tensor,
+    advantages_T: Tensor,
+    mask_T: Tensor,
+    segment_T: Tensor,
+    n_segments: int,
+) -> Tensor:
+    """TOPR as written (arXiv 2503.14286): where A <= 0 weighed by `min(p / old, 1)` of the whole sequence, the product of its tokens."""
+    advantages_T, kept_T = keep(advantages_T, mask_T), single(keep(logprobs_T, mask_T))
+    change_T = kept_T.detach() - single(keep(old_T, mask_T))
+    weight_T = segment_sums(change_T, mask_T, segment_T, n_segments).clamp(max=0.0).exp()[segment_T]
+    return -torch.where(advantages_T > 0, 1.0, weight_T) * advantages_T * kept_T
+
+
+def _clipped(ratio_T: Tensor, advantages_T: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    clipped_T = ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return -torch.minimum(ratio_T * advantages_T, clipped_T * advantages_T)

@@ -1,6 +1,7 @@
 """PRIME (arXiv 2502.01456): rewards of tokens from a model that only ever sees outcomes.
 
-Legend: T tokens, M of them sampled, S trajectories, G groups (at most S). `segment_T` says of which trajectory, 0 to S-1, a token is.
+Legend: T tokens, M of them sampled, S trajectories, G groups (at most S). `segment_T` says of which trajectory, 0 to
+S-1, a token is.
 """
 
 from __future__ import annotations
@@ -10,20 +11,12 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from agent_train.algorithms.advantages import RELATIVE_SPREAD
-from agent_train.algorithms.losses import keep
+from agent_train.algorithms.losses import keep, segment_means, segment_sums
 from agent_train.algorithms.returns import decayed_sum, goes_on, put_back
-from agent_train.algorithms.segments import segment_means, segment_sums
 
 
 def process_rewards(logprobs_T: Tensor, reference_T: Tensor, mask_T: Tensor, beta: float = 0.05) -> Tensor:
-    """`beta * (log q - log q_ref)` of each sampled token, 0 elsewhere, with gradient to `logprobs_T`.
-
-    Args:
-        logprobs_T: log-probabilities under the reward model.
-        reference_T: those under its reference, which is not trained.
-        mask_T: True on sampled tokens; what stands elsewhere is never read.
-        beta: scale.
-    """
+    """`beta * (log q - log q_ref)` of each sampled token, 0 elsewhere, with gradient to `logprobs_T`; q is the reward model."""
     index_M = mask_T.nonzero()[:, 0]
     rewards_M = beta * (logprobs_T[index_M].float() - reference_T[index_M].float().detach())
     return put_back(rewards_M, index_M, len(mask_T))
@@ -37,23 +30,12 @@ def prime_advantages(
     group_S: Tensor,
     gamma: float = 1.0,
 ) -> Tensor:
-    """RLOO of the outcomes plus the discounted sum of the process rewards less those of the siblings.
+    """advantages_T, fp32, without gradient: RLOO of the outcomes plus the discounted sum of the process rewards less those of the siblings.
 
-    `RLOO(outcome) + sum over s >= t of gamma^(s-t) * (r_s - b)`, where b is the mean over the siblings of their mean process
-    reward. Discount and means count sampled tokens only.
-
-    Args:
-        process_T: what `process_rewards` gives.
-        mask_T: True on sampled tokens.
-        segment_T: the trajectory of each token; the tokens of one lie together.
-        outcomes_S: the reward of each trajectory.
-        group_S: the group of each trajectory, any numbers. The whole group must be here. A trajectory without sampled tokens
-            is in no baseline.
-        gamma: discount per sampled token.
-
-    Returns:
-        advantages_T, fp32, without gradient, 0 where nothing was sampled. A trajectory without siblings gets 0, and each of
-        the two parts is 0 in a group where it does not differ.
+    `RLOO(outcome) + sum over s >= t of gamma^(s-t) * (r_s - b)`, where b is the mean over the siblings of their mean
+    process reward. Discount and means count sampled tokens only. `outcomes_S` are the rewards of the trajectories,
+    `group_S` their groups, any numbers. A trajectory without siblings gets 0, and each of the two parts is 0 in a group
+    where it does not differ.
     """
     _, group_S = group_S.unique(return_inverse=True)
     index_M = mask_T.nonzero()[:, 0]
@@ -77,16 +59,9 @@ def prime_advantages(
 
 
 def outcome_loss(process_T: Tensor, mask_T: Tensor, segment_T: Tensor, outcomes_S: Tensor) -> Tensor:
-    """The reward model's loss: cross-entropy of `sigmoid(sum of a trajectory's process rewards)` and its outcome.
+    """loss_S, fp32: cross-entropy of `sigmoid(sum of a trajectory's process rewards)` and its outcome, from 0 (wrong) to 1 (right).
 
-    Args:
-        process_T: what `process_rewards` gives, with gradient.
-        mask_T: True on sampled tokens.
-        segment_T: the trajectory of each token.
-        outcomes_S: from 0 (wrong) to 1 (right).
-
-    Returns:
-        loss_S, fp32; 0 for a trajectory without sampled tokens.
+    0 for a trajectory without sampled tokens.
     """
     process_T = process_T.float()
     logits_S = segment_sums(process_T, mask_T, segment_T, len(outcomes_S))
@@ -96,7 +71,6 @@ def outcome_loss(process_T: Tensor, mask_T: Tensor, segment_T: Tensor, outcomes_
 
 
 def _others(values_S: Tensor, counted_S: Tensor, group_S: Tensor) -> Tensor:
-    """The sum over the other counted trajectories of each one's group."""
     return segment_sums(values_S, counted_S, group_S, len(group_S))[group_S] - keep(values_S, counted_S)
 
 

@@ -1,10 +1,11 @@
-"""Returns over sampled tokens, and their whitening over a whole training step.
+"""Returns and generalised advantage estimation over sampled tokens, and whitening over a whole training step.
 
-Only tokens in the mask exist here: they are selected first and the results are put back, so that an observation between two
-turns neither discounts nor interrupts anything, and whatever stands at an unsampled token (NaN too) is never read.
+Sampled tokens are selected first and the results are put back, so an observation between two turns neither discounts
+nor interrupts anything, and whatever stands at an unsampled token (NaN too) is never read. Results are 0 there.
 
-Legend: T tokens, M of them sampled, S segments. `segment_T` says of which segment, 0 to S-1, a token is; the tokens of a
-segment lie together and in order. For returns a segment is a trajectory: where it has several rows, they follow one another.
+Legend: T tokens, M of them sampled, S segments (trajectories), K turns. `segment_T` says of which segment, 0 to S-1, a
+token is; the tokens of a segment lie together and in order, those of all its samples one after another. `rewards_T` is
+as `turn_rewards.place` lays it.
 """
 
 from __future__ import annotations
@@ -19,49 +20,93 @@ from agent_train.algorithms.advantages import RELATIVE_SPREAD, group_advantages
 
 
 def return_to_go(rewards_T: Tensor, mask_T: Tensor, segment_T: Tensor, gamma: float = 1.0) -> Tensor:
-    """The discounted sum of the rewards from each sampled token to the end of its segment.
-
-    `G_t = r_t + gamma * G(next sampled token)`. With one score on the last sampled token this is what REINFORCE++
-    (arXiv 2501.03262) whitens: `return_to_go`, `moments` of every rank added up, then `whiten`.
-
-    Args:
-        rewards_T: rewards of sampled tokens; see `turn_rewards.place` for where they lie.
-        mask_T: True on sampled tokens.
-        segment_T: the trajectory of each token.
-        gamma: discount per sampled token.
-
-    Returns:
-        returns_T, fp32, 0 where nothing was sampled.
-    """
+    """returns_T, fp32: `G_t = r_t + gamma * G(next sampled token)` to the end of the segment."""
     index_M = mask_T.nonzero()[:, 0]
     rewards_M = rewards_T[index_M].float()
     returns_M = decayed_sum(rewards_M, gamma * goes_on(segment_T[index_M]))
     return put_back(returns_M, index_M, len(mask_T))
 
 
+def gae(
+    rewards_T: Tensor,
+    values_T: Tensor,
+    mask_T: Tensor,
+    segment_T: Tensor,
+    gamma: float = 1.0,
+    lam: float | Tensor = 1.0,
+) -> Tensor:
+    """GAE (arXiv 1506.02438) along the sampled tokens of each segment; fp32, without gradient.
+
+    `delta_t = r_t + gamma * V(next) - V_t` and `A_t = delta_t + gamma * lambda * A(next)`, where next is the next
+    sampled token of the segment; after the last one both are 0. V_t is the critic's value before token t is sampled.
+    `lam` may be lam_T.
+    """
+    index_M = mask_T.nonzero()[:, 0]
+    lam_M = lam[index_M] if isinstance(lam, Tensor) else lam
+    rewards_M, values_M = rewards_T[index_M].float(), values_T[index_M].float()
+    advantages_M = _gae(rewards_M, values_M, goes_on(segment_T[index_M]), gamma, lam_M)
+    return put_back(advantages_M, index_M, len(mask_T)).detach()
+
+
+def bilevel_gae(
+    rewards_T: Tensor,
+    values_T: Tensor,
+    mask_T: Tensor,
+    segment_T: Tensor,
+    turn_T: Tensor,
+    gamma: float = 1.0,
+    lam: float | Tensor = 1.0,
+    turn_gamma: float = 0.95,
+    turn_lam: float | None = None,
+) -> Tensor:
+    """Bi-level GAE (arXiv 2510.16907, 2504.20073): first over turns, then over the tokens inside each turn. As `gae` otherwise.
+
+    Over the last sampled tokens e_k of the turns: `D_k = r(e_k) + turn_gamma * V(e_k+1) - V(e_k)` and `B_k = D_k +
+    turn_gamma * turn_lam * B_k+1`. Then GAE inside each turn, where the reward at its end is `B_k + V(e_k)` and nothing
+    follows. `turn_T` (see `turn_rewards.turn_segments`) tells turns apart, not rewards: a turn of reward 0 is a turn.
+    """
+    if turn_lam is None:
+        if isinstance(lam, Tensor):
+            raise ValueError("bi-level GAE with a lambda for each token needs turn_lam, the one over turns")
+        turn_lam = lam
+    index_M = mask_T.nonzero()[:, 0]
+    segment_M = segment_T[index_M]
+    rewards_M, values_M = rewards_T[index_M].float(), values_T[index_M].float()
+    in_turn_M = goes_on(turn_T[index_M]) * goes_on(segment_M)
+
+    ends_K = (in_turn_M == 0).nonzero()[:, 0]
+    values_K = values_M[ends_K]
+    advantages_K = _gae(rewards_M[ends_K], values_K, goes_on(segment_M[ends_K]), turn_gamma, turn_lam)
+    rewards_M = rewards_M.index_copy(0, ends_K, advantages_K + values_K)
+
+    lam_M = lam[index_M] if isinstance(lam, Tensor) else lam
+    advantages_M = _gae(rewards_M, values_M, in_turn_M, gamma, lam_M)
+    return put_back(advantages_M, index_M, len(mask_T)).detach()
+
+
+def adaptive_lambda(mask_T: Tensor, segment_T: Tensor, alpha: float = 0.05) -> Tensor:
+    """lam_T, fp32: the length-adaptive lambda of VAPO (arXiv 2504.05118), `1 - 1 / (alpha * length)`, at least 0.
+
+    The length of a segment is the number of its sampled tokens.
+    """
+    if not alpha > 0:
+        raise ValueError(f"alpha of the length-adaptive lambda must be positive, not {alpha}")
+    _, index_T = segment_T.unique_consecutive(return_inverse=True)
+    lengths_S = torch.zeros(len(segment_T), device=mask_T.device).index_add(0, index_T, mask_T.float())
+    return (1.0 - 1.0 / (alpha * lengths_S.clamp(min=1.0))).clamp(min=0.0)[index_T]
+
+
 def moments(values_T: Tensor, mask_T: Tensor) -> Tensor:
-    """Count, sum and sum of squares of the sampled tokens: fp64, shape [3]. Those of all ranks are added before `whiten`."""
+    """Count, sum and sum of squares of the sampled tokens: fp64, shape [3]."""
     values_M = values_T[mask_T].double()
     return torch.stack([torch.ones_like(values_M).sum(), values_M.sum(), values_M.square().sum()])
 
 
 def whiten(values_T: Tensor, mask_T: Tensor, totals: Tensor, std: str = "sample", eps: float = 1e-6) -> Tensor:
-    """`(x - mean) / (std + eps)` with mean and standard deviation over every sampled token of the training step.
+    """whitened_T, fp32: `(x - mean) / (std + eps)` over every sampled token of the training step, each counting once (arXiv 2501.03262).
 
-    Each token counts once, so a long trajectory moves the mean more (arXiv 2501.03262).
-
-    Args:
-        values_T: what is whitened.
-        mask_T: True on sampled tokens.
-        totals: `moments` summed over all micro-batches and ranks, these tokens included.
-        std: "sample" (n-1) or "population" (n).
-        eps: added to the standard deviation.
-
-    Returns:
-        whitened_T, fp32, 0 where nothing was sampled; all 0 where the values of the step do not differ.
-
-    Raises:
-        ValueError: an unknown `std`.
+    `totals` are `moments` of the whole step; `std` is "sample" (n-1) or "population" (n). All is 0 where the values do
+    not differ.
     """
     if std not in ("sample", "population"):
         raise ValueError(f"std must be sample or population, not {std!r}")
@@ -87,18 +132,9 @@ def reinforce_pp_baseline(
 ) -> list[list[float]]:
     """REINFORCE++-baseline (arXiv 2501.03262): the reward less its group's mean, whitened over all sampled tokens.
 
-    A group of one or without spread gets exactly 0 and is not counted in the whitening either: the others get what they
-    would get if it had been filtered out before.
-
-    Args:
-        groups: the rewards of every group of the training step; None takes no part.
-        lengths: sampled tokens of each trajectory; one without any takes no part.
-        std: "sample" (n-1) or "population" (n), over tokens.
-        eps: added to the standard deviation.
-        trained: which trajectories are in the loss; None all. The others are in their group's mean, not in the whitening, and get 0.
-
-    Returns:
-        One number per trajectory, group by group.
+    A reward of None and a trajectory of length 0 take no part. A group of one or without spread gets exactly 0 and is
+    not counted in the whitening. Trajectories that are not `trained` are in their group's mean, not in the whitening,
+    and get 0.
     """
     played = [
         [reward if length else None for reward, length in zip(group, sizes, strict=True)]
@@ -111,11 +147,11 @@ def reinforce_pp_baseline(
         for group, advantages, sizes, flags in zip(played, centred, lengths, in_loss, strict=True)
         for reward, length, learned in zip(group, sizes, flags, strict=True)
     ]
-    values_R = torch.tensor([a for advantages in centred for a in advantages], dtype=torch.float64)
-    counts_R = torch.tensor(counted, dtype=torch.int64)
-    values_T = values_R.repeat_interleave(counts_R)
+    values_S = torch.tensor([a for advantages in centred for a in advantages], dtype=torch.float64)
+    counts_S = torch.tensor(counted, dtype=torch.int64)
+    values_T = values_S.repeat_interleave(counts_S)
     totals = moments(values_T, torch.ones_like(values_T, dtype=torch.bool))
-    whitened = iter(whiten(values_R, counts_R > 0, totals, std, eps).tolist())
+    whitened = iter(whiten(values_S, counts_S > 0, totals, std, eps).tolist())
     return [[next(whitened) for _ in group] for group in groups]
 
 
@@ -140,3 +176,8 @@ def goes_on(segment_M: Tensor) -> Tensor:
 def put_back(values_M: Tensor, index_M: Tensor, size: int) -> Tensor:
     """The selected values at their places among `size` tokens, 0 elsewhere."""
     return values_M.new_zeros(size).index_copy(0, index_M, values_M)
+
+
+def _gae(rewards_M: Tensor, values_M: Tensor, goes_on_M: Tensor, gamma: float, lam: float | Tensor) -> Tensor:
+    next_M = values_M.roll(-1) * goes_on_M
+    return decayed_sum(rewards_M + gamma * next_M - values_M, gamma * lam * goes_on_M)

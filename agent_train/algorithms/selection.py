@@ -1,8 +1,8 @@
-"""Which episodes of a step are trained on, and the penalty for their length. Pure functions on groups.
+"""Which episodes of a step are trained on, and the penalty for their length. Pure functions on groups, after DAPO (arXiv 2503.14476).
 
-Filters and dynamic sampling read rewards as the environment gave them; overlong shaping changes only the rewards that advantages
-are computed from. Selection does not depend on when an episode ended: groups stay whole and keep their order, and episodes that
-are left out are counted with their length.
+Filters and dynamic sampling read rewards as the environment gave them; overlong shaping changes only the rewards that
+advantages are computed from. Groups stay whole and keep their order, whatever ended first. Lengths count sampled
+tokens, never what a tool wrote.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_train.algorithms.shaping import informative, mask_truncated, overlong_penalty, sample_again
+from agent_train.algorithms.advantages import has_spread
 from agent_train.algorithms.turn_rewards import fold_silent_turns
 from agent_train.config.extensions import filters, reward_shaping
 from agent_train.config.schema import AlgorithmConfig, FilterConfig, OverlongConfig
@@ -20,71 +20,68 @@ from agentgym.core.trajectory import Group, Trajectory
 
 @dataclass(frozen=True)
 class SelectionMetrics:
-    """How much of a step is trained on: a part of `StepMetrics`. Lengths are sampled tokens of an episode that did not fail.
+    """How much of a step is trained on: a part of `StepMetrics`. Lengths are sampled tokens of an episode that did not fail."""
 
-    Attributes:
-        rounds: rollouts of the step.
-        groups: groups that were played; `dropped_groups` of them are not trained on.
-        episodes: episodes that are trained on; `length` is their mean length.
-        dropped: episodes that were played to an end and are not trained on; `dropped_length` is their mean length.
-        masked: dropped episodes that were truncated, in groups that are trained on.
-        short: groups that dynamic sampling wanted and did not find.
-        penalty: mean overlong penalty in the groups that are trained on.
-    """
-
-    rounds: int
-    groups: int
+    rounds: int  # rollouts of the step
+    groups: int  # groups that were played; `dropped_groups` of them are not trained on
     dropped_groups: int
-    episodes: int
+    episodes: int  # episodes that are trained on; `length` is their mean length
     length: float
-    dropped: int
+    dropped: int  # episodes that were played to an end and are not trained on; `dropped_length` is their mean length
     dropped_length: float
-    masked: int
-    short: int
-    penalty: float
+    masked: int  # dropped episodes that were truncated, in groups that are trained on
+    short: int  # groups that dynamic sampling wanted and did not find
+    penalty: float  # mean overlong penalty in the groups that are trained on
 
 
 def more_groups(played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, rounds: int) -> int:
-    """The number of further groups that dynamic sampling (DAPO, arXiv 2503.14476) plays before the step trains.
+    """The number of further groups that dynamic sampling plays before the step trains; 0 to train with what there is.
 
-    Args:
-        played: of this step so far.
-        algorithm: its `filter.rounds` rollouts, each of `wanted` groups, are the most there are.
-        wanted: groups with spread that a step trains on.
-        rounds: rollouts so far.
+    It is what the share kept so far makes likely to suffice for `wanted` groups with spread, at least what is missing,
+    at most `wanted`, and within the bound of `algorithm.filter.rounds` rollouts of `wanted` groups.
     """
-    most = algorithm.filter.rounds
-    if rounds >= most:
+    most = algorithm.filter.rounds * wanted
+    kept = sum(has_spread(_rewards(group, algorithm.overlong)) for group in played)
+    missing = wanted - kept
+    if rounds >= algorithm.filter.rounds or missing <= 0 or len(played) >= most:
         return 0
-    kept = sum(_informative(group, algorithm.overlong) for group in played)
-    return sample_again(kept, len(played), wanted, most * wanted).groups
+    likely = math.ceil(missing * len(played) / kept) if kept else wanted
+    return min(max(missing, min(likely, wanted)), most - len(played))
 
 
 def choose(
     played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, rounds: int = 1
 ) -> tuple[list[Group], SelectionMetrics]:
-    """The groups that a step trains on, of all that it played, and how much was left out.
+    """The groups that a step trains on, of all that it played in the order of their tasks, and how much was left out.
 
-    Args:
-        played: whole groups, in the order of their tasks.
-        algorithm: its `filter` chooses groups; its `overlong` shapes rewards and masks truncated episodes.
-        wanted: with dynamic sampling, the most groups that a step trains on; further ones are dropped.
-        rounds: rollouts of the step.
+    With dynamic sampling, groups beyond `wanted` are dropped. `rounds` is the number of rollouts.
     """
     kept = kept_groups(played, algorithm.filter, algorithm.overlong)
     short = 0
     if algorithm.filter.rounds > 1:
         kept, short = kept[:wanted], max(wanted - len(kept), 0)
-    groups = [played[index] for index in kept]
-    return groups, _counted(played, groups, algorithm.overlong, rounds, short)
+    groups, overlong = [played[index] for index in kept], algorithm.overlong
+    in_kept = [t for group in groups for t in group.trajectories if _took_part(t)]
+    trained = {t.id for group in groups for t, in_loss in participants(group, overlong) if in_loss}
+    everyone = [t for group in played for t in group.trajectories if _took_part(t)]
+    left = [t.sampled_tokens for t in everyone if t.id not in trained]
+    metrics = SelectionMetrics(
+        rounds=rounds,
+        groups=len(played),
+        dropped_groups=len(played) - len(groups),
+        episodes=len(trained),
+        length=_mean([t.sampled_tokens for t in in_kept if t.id in trained]),
+        dropped=len(left),
+        dropped_length=_mean(left),
+        masked=len(in_kept) - len(trained),
+        short=short,
+        penalty=_mean([penalty(t, overlong) for t in in_kept]),
+    )
+    return groups, metrics
 
 
 def kept_groups(groups: Sequence[Group], settings: FilterConfig, overlong: OverlongConfig) -> list[int]:
-    """Indices of the groups that the filter keeps, ascending; none if no group has what it asks for.
-
-    Raises:
-        ValueError: an unknown filter, or it returns something else than ascending indices.
-    """
+    """Indices of the groups that the filter keeps, ascending; none if no group has what it asks for."""
     kept = list(filters.load(settings.name)([_rewards(group, overlong) for group in groups], settings.share))
     if kept != sorted(set(kept)) or not all(0 <= index < len(groups) for index in kept):
         raise ValueError(f"filter {settings.name!r} returns {kept}, not ascending indices of {len(groups)} groups")
@@ -94,18 +91,11 @@ def kept_groups(groups: Sequence[Group], settings: FilterConfig, overlong: Overl
 def participants(group: Group, overlong: OverlongConfig) -> list[tuple[Trajectory, bool]]:
     """The trajectories of a group that take part in advantages, and whether each is in the loss.
 
-    A trajectory that failed or sampled nothing takes no part, nor does a truncated one that `overlong` excludes from the baseline.
+    A trajectory that failed or sampled nothing takes no part. With `overlong.mask` a truncated one is not in the loss,
+    since nobody knows whether it was good; `overlong.baseline` says whether it takes part.
     """
-    masked = mask_truncated(
-        [float(t.reward) if _took_part(t) else None for t in group.trajectories],
-        [overlong.mask and is_truncated(t) for t in group.trajectories],
-        overlong.baseline,
-    )
-    return [
-        (trajectory, in_loss)
-        for trajectory, reward, in_loss in zip(group.trajectories, masked.rewards, masked.in_loss, strict=True)
-        if reward is not None
-    ]
+    parts = zip(group.trajectories, _rewards(group, overlong), strict=True)
+    return [(t, not (overlong.mask and is_truncated(t))) for t, reward in parts if reward is not None]
 
 
 def is_truncated(trajectory: Trajectory) -> bool:
@@ -117,20 +107,18 @@ def is_truncated(trajectory: Trajectory) -> bool:
 
 
 def penalty(trajectory: Trajectory, overlong: OverlongConfig) -> float:
-    """Overlong shaping's addition to an episode's reward, 0 or less, by all its sampled tokens."""
+    """Overlong shaping's addition to an episode's reward: 0 up to `length - buffer` sampled tokens, then linear to `-factor` at `length`.
+
+    Without a buffer it is `-factor` beyond `length`.
+    """
     if overlong.length is None:
         return 0.0
-    if overlong.buffer == 0:
-        return -overlong.factor if trajectory.sampled_tokens > overlong.length else 0.0
-    return overlong_penalty(trajectory.sampled_tokens, overlong.length, overlong.buffer, overlong.factor)
+    over = trajectory.sampled_tokens - (overlong.length - overlong.buffer)
+    return -overlong.factor * min(over / max(overlong.buffer, 1), 1.0) if over > 0 else 0.0
 
 
 def turn_rewards(trajectory: Trajectory, algorithm: AlgorithmConfig) -> list[float]:
-    """The rewards of the turns with sampled tokens, after `algorithm.reward_shaping`; the last includes the overlong penalty.
-
-    Raises:
-        ValueError: the shaping returns something else than a finite number for each turn.
-    """
+    """The rewards of the turns with sampled tokens, after `algorithm.reward_shaping`; the last includes the overlong penalty."""
     shaping = algorithm.reward_shaping
     given = [turn.reward for turn in trajectory.turns] if shaping is None else reward_shaping.load(shaping)(trajectory)
     sampled = [len(turn.tokens.completion_ids) if turn.tokens else 0 for turn in trajectory.turns]
@@ -150,31 +138,6 @@ def _rewards(group: Group, overlong: OverlongConfig) -> list[float | None]:
     """As the environment gave them; None for those that are in no baseline."""
     out = overlong.mask and not overlong.baseline
     return [float(t.reward) if _took_part(t) and not (out and is_truncated(t)) else None for t in group.trajectories]
-
-
-def _informative(group: Group, overlong: OverlongConfig) -> bool:
-    return informative(_rewards(group, overlong))
-
-
-def _counted(
-    played: Sequence[Group], kept: Sequence[Group], overlong: OverlongConfig, rounds: int, short: int
-) -> SelectionMetrics:
-    in_kept = [t for group in kept for t in group.trajectories if _took_part(t)]
-    trained = {t.id for group in kept for t, in_loss in participants(group, overlong) if in_loss}
-    everyone = [t for group in played for t in group.trajectories if _took_part(t)]
-    left = [t.sampled_tokens for t in everyone if t.id not in trained]
-    return SelectionMetrics(
-        rounds=rounds,
-        groups=len(played),
-        dropped_groups=len(played) - len(kept),
-        episodes=len(trained),
-        length=_mean([t.sampled_tokens for t in in_kept if t.id in trained]),
-        dropped=len(left),
-        dropped_length=_mean(left),
-        masked=len(in_kept) - len(trained),
-        short=short,
-        penalty=_mean([penalty(t, overlong) for t in in_kept]),
-    )
 
 
 def _mean(values: Sequence[float]) -> float:

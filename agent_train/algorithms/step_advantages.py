@@ -1,7 +1,7 @@
 """The advantages of one training step, and the targets of its critic.
 
-A formula is a function of `AdvantageInputs` that returns one number for each token. `config.extensions.advantages` names those that are
-built in; any other is named as `package.module:function`.
+A formula is a function of `AdvantageInputs` that returns one number for each token. `config.extensions.advantages`
+names them.
 
 Legend: T tokens of all samples of the step, S trajectories, K turns with sampled tokens.
 """
@@ -9,7 +9,7 @@ Legend: T tokens of all samples of the step, S trajectories, K turns with sample
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -25,27 +25,25 @@ from agent_train.algorithms.advantages import (
     opo_advantages,
     rloo_advantages,
 )
-from agent_train.algorithms.distillation import distillation_advantages
-from agent_train.algorithms.gae import adaptive_lambda, bilevel_gae, gae
-from agent_train.algorithms.gigpo import gigpo_advantages, state_key
+from agent_train.algorithms.kl import distillation_advantages
 from agent_train.algorithms.prime import prime_advantages, process_rewards
-from agent_train.algorithms.returns import moments, reinforce_pp_baseline, return_to_go, whiten
-from agent_train.algorithms.turn_rewards import turn_advantages
+from agent_train.algorithms.returns import (
+    adaptive_lambda,
+    bilevel_gae,
+    gae,
+    moments,
+    reinforce_pp_baseline,
+    return_to_go,
+    whiten,
+)
+from agent_train.algorithms.turn_rewards import gigpo_advantages, state_key, turn_advantages
 from agent_train.config import extensions
 from agent_train.data.samples import TrainingSample
 from agentgym.core.trajectory import Trajectory
 
 
 def with_advantages(inputs: AdvantageInputs, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """The samples of a step with their `advantages`, and with `targets` where there is a critic.
-
-    Args:
-        inputs: of the same samples.
-        samples: in any order, which stays.
-
-    Raises:
-        ValueError: an unknown advantage, something that it needs is missing, or rewards that it cannot take.
-    """
+    """The samples of a step with their `advantages`, and with `targets` where there is a critic. `inputs` are of the same samples."""
     settings = inputs.settings
     formula = extensions.advantages.load(settings.name)
     if not samples:
@@ -61,13 +59,16 @@ def with_advantages(inputs: AdvantageInputs, samples: Sequence[TrainingSample]) 
         totals = moments(advantages_T, inputs.trained_T)
         advantages_T = whiten(advantages_T, inputs.mask_T, totals, settings.std, settings.eps)
     advantages = inputs.by_sample(advantages_T)
-    targets_of = TARGETS.get(settings.name) or getattr(formula, "targets", None)
-    targets = inputs.by_sample(targets_of(inputs)) if targets_of else {}
+    targets = {}
+    if critic := CRITIC_FORMULAS.get(settings.name):
+        targets_T = critic(inputs, settings.value_lam) + inputs.tokens("values")
+        targets = inputs.by_sample(torch.where(inputs.mask_T, targets_T, 0.0))
+    elif targets_of := getattr(formula, "targets", None):
+        targets = inputs.by_sample(targets_of(inputs))
     return [replace(each, advantages=advantages[each.id], targets=targets.get(each.id, [])) for each in samples]
 
 
 def mean_and_spread(samples: Sequence[TrainingSample]) -> tuple[float, float]:
-    """Mean and population standard deviation of the advantages over the sampled tokens; 0.0 without tokens."""
     on_M = [a for sample in samples for a, on in zip(sample.advantages, sample.mask, strict=True) if on]
     if not on_M:
         return 0.0, 0.0
@@ -76,14 +77,11 @@ def mean_and_spread(samples: Sequence[TrainingSample]) -> tuple[float, float]:
 
 
 def group_advantage(inputs: AdvantageInputs) -> Tensor:
-    """GRPO, Dr. GRPO and LitePPO; see `advantages.level_advantages`."""
     s = inputs.settings
     return inputs.on_tokens(level_advantages(inputs.rewards, s.mean_level, s.std_level, s.std, s.eps))
 
 
 def _of_each_group(formula: Callable[[Sequence[float]], list[float]]) -> Callable[[AdvantageInputs], Tensor]:
-    """The advantage whose formula reads the rewards of one group."""
-
     def of_step(inputs: AdvantageInputs) -> Tensor:
         return inputs.on_tokens([formula(rewards) for rewards in inputs.rewards])
 
@@ -96,13 +94,11 @@ best_of_advantage = _of_each_group(best_of_advantages)
 
 
 def opo_advantage(inputs: AdvantageInputs) -> Tensor:
-    """OPO; see `advantages.opo_advantages`."""
     pairs = zip(inputs.rewards, inputs.lengths, strict=True)
     return inputs.on_tokens([opo_advantages(rewards, sizes) for rewards, sizes in pairs])
 
 
 def reinforce_pp_baseline_advantage(inputs: AdvantageInputs) -> Tensor:
-    """REINFORCE++ with a group baseline; see `returns.reinforce_pp_baseline`."""
     s = inputs.settings
     return inputs.on_tokens(reinforce_pp_baseline(inputs.rewards, inputs.lengths, s.std, s.eps, inputs.in_loss))
 
@@ -122,12 +118,10 @@ def remax_advantage(inputs: AdvantageInputs) -> Tensor:
 
 
 def turn_advantage(inputs: AdvantageInputs) -> Tensor:
-    """GRPO with process supervision; see `turn_rewards.turn_advantages`."""
     return inputs.on_turns([turn_advantages(turns, inputs.std, inputs.settings.eps) for turns in inputs.turn_rewards])
 
 
 def gigpo_advantage(inputs: AdvantageInputs) -> Tensor:
-    """GiGPO; see `gigpo.gigpo_advantages`."""
     s = inputs.settings
     states = [[_states(trajectory) for trajectory in group] for group in inputs.groups]
     advantages = [
@@ -140,7 +134,8 @@ def gigpo_advantage(inputs: AdvantageInputs) -> Tensor:
 def _states(trajectory: Trajectory) -> list[str]:
     """The key of the state before each turn in which the agent sampled.
 
-    The environment's own key if it gives one, as `info["state"]` of the `reset` or `step` before; else what the agent was shown.
+    The environment's own key if it gives one, as `info["state"]` of the `reset` or `step` before; else what the agent
+    was shown.
     """
     own = [trajectory.metadata.get("state"), *(turn.info.get("state") for turn in trajectory.turns)]
     return [
@@ -158,13 +153,11 @@ def reinforce_pp_advantage(inputs: AdvantageInputs) -> Tensor:
 
 
 def gae_advantage(inputs: AdvantageInputs, lam: float | Tensor | None = None) -> Tensor:
-    """GAE over the sampled tokens of a trajectory; see `gae.gae`."""
     given = (inputs.rewards_T, inputs.tokens("values"), inputs.mask_T, inputs.segment_T)
     return gae(*given, inputs.settings.gamma, _lambda(inputs) if lam is None else lam)
 
 
 def bilevel_gae_advantage(inputs: AdvantageInputs, lam: float | Tensor | None = None) -> Tensor:
-    """GAE over turns and over the tokens of a turn; see `gae.bilevel_gae`."""
     s = inputs.settings
     given = (inputs.rewards_T, inputs.tokens("values"), inputs.mask_T, inputs.segment_T, inputs.turn_T)
     return bilevel_gae(*given, s.gamma, _lambda(inputs) if lam is None else lam, s.turn_gamma, s.turn_lam)
@@ -175,23 +168,7 @@ def _lambda(inputs: AdvantageInputs) -> float | Tensor:
     return inputs.settings.lam if alpha is None else adaptive_lambda(inputs.mask_T, inputs.segment_T, alpha)
 
 
-def _targets_of(
-    formula: Callable[[AdvantageInputs, float | Tensor | None], Tensor],
-) -> Callable[[AdvantageInputs], Tensor]:
-    """The critic's targets: advantage plus value, with a separate lambda where `value_lam` is set.
-
-    VAPO (arXiv 2504.05118) sets it to 1: the target is then the plain return, which a wrong critic cannot bias.
-    """
-
-    def of_step(inputs: AdvantageInputs) -> Tensor:
-        advantages_T = formula(inputs, inputs.settings.value_lam)
-        return torch.where(inputs.mask_T, advantages_T + inputs.tokens("values"), 0.0)
-
-    return of_step
-
-
 def prime_advantage(inputs: AdvantageInputs) -> Tensor:
-    """PRIME; see `prime.prime_advantages`."""
     process_T = process_rewards(
         inputs.tokens("prm"), inputs.tokens("reference"), inputs.mask_T, inputs.settings.prime_beta
     )
@@ -201,18 +178,15 @@ def prime_advantage(inputs: AdvantageInputs) -> Tensor:
 
 
 def distill_advantage(inputs: AdvantageInputs) -> Tensor:
-    """On-policy distillation; see `distillation.distillation_advantages`."""
     return distillation_advantages(
         inputs.tokens("logprobs"), inputs.tokens("teacher"), inputs.mask_T, inputs.teacher_coef
     )
 
 
 def constant_advantage(inputs: AdvantageInputs) -> Tensor:
-    """1 on every sampled token."""
     return inputs.mask_T.double()
 
 
-TARGETS: Mapping[str, Callable[[AdvantageInputs], Tensor]] = {
-    "gae": _targets_of(gae_advantage),
-    "bilevel_gae": _targets_of(bilevel_gae_advantage),
-}
+# These take a lambda. Advantage plus value are the critic's targets, with a separate lambda where `value_lam` is set. VAPO (arXiv
+# 2504.05118) sets it to 1: the target is then the plain return, which a wrong critic cannot bias.
+CRITIC_FORMULAS = {"gae": gae_advantage, "bilevel_gae": bilevel_gae_advantage}

@@ -1,21 +1,25 @@
-"""Rewards of turns and episodes, placed on tokens.
+"""Rewards of turns and episodes on tokens, and advantages of turns.
 
-A reward lies on the last token that was *sampled* in its turn or trajectory, not on the last token: what the environment wrote
-after it is no action. Where nothing was sampled there is no place, and nothing else is touched.
+A reward lies on the last token that was *sampled* in its turn or trajectory: what the environment wrote after it is no
+action.
 
 Legend: T tokens, S segments: trajectories or turns.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from agent_train.algorithms.advantages import group_advantages
+from agentgym.storage.jsonl import plain
 
 
 def last_sampled(mask_T: Tensor, segment_T: Tensor) -> Tensor:
@@ -28,40 +32,25 @@ def last_sampled(mask_T: Tensor, segment_T: Tensor) -> Tensor:
 
 
 def place(scores_S: Tensor, mask_T: Tensor, segment_T: Tensor) -> Tensor:
-    """The score of each segment on its last sampled token.
+    """rewards_T, fp32: the score of each segment on its last sampled token, 0 elsewhere; nowhere without a sampled token.
 
-    Args:
-        scores_S: one score for each segment: rewards of trajectories, or of turns.
-        mask_T: True on sampled tokens.
-        segment_T: which score is a token's, 0 to S-1; the tokens of a segment lie together.
-
-    Returns:
-        rewards_T, fp32, 0 everywhere else. The score of a segment without a sampled token lies nowhere.
+    `segment_T` says which score is a token's, 0 to S-1; the tokens of a segment lie together.
     """
     return torch.where(last_sampled(mask_T, segment_T), scores_S.float()[segment_T], 0.0)
 
 
 def turn_segments(lengths: Sequence[int], turn_ends: Sequence[Sequence[int]]) -> Tensor:
-    """Numbers the turns of rows that lie one after another.
+    """turn_T, int64: the number of each token's turn, from 0, over samples of these lengths that lie one after another.
 
     The tokens before a turn's sampled ones, which it answers, are of that turn; those after the last are of the last.
-
-    Args:
-        lengths: tokens of each row.
-        turn_ends: for each row the positions just past the last sampled token of each turn, as in `TrainingSample.turn_ends`.
-
-    Returns:
-        turn_T, int64, from 0. A row without turns takes one number as if it were a turn.
-
-    Raises:
-        ValueError: the ends of a row do not rise, or lie outside it.
+    `turn_ends` are those of each `TrainingSample`. A sample without turns takes one number as if it were a turn.
     """
     sizes: list[int] = []
     for number, (length, ends) in enumerate(zip(lengths, turn_ends, strict=True)):
         bounds = [0, *ends]
         rises = all(a < b for a, b in pairwise(bounds))
         if not rises or bounds[-1] > length:
-            raise ValueError(f"row {number} of {length} tokens: its turns cannot end at {list(ends)}")
+            raise ValueError(f"sample {number} of {length} tokens: its turns cannot end at {list(ends)}")
         starts = bounds[:-1] or [0]
         sizes += [end - start for start, end in zip(starts, [*starts[1:], length], strict=True)]
     return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes, dtype=torch.int64))
@@ -71,13 +60,6 @@ def fold_silent_turns(rewards: Sequence[float], sampled: Sequence[int]) -> list[
     """The rewards of the turns that sampled tokens, with those of the other turns added, so that the sum stays.
 
     The reward of a turn without sampled tokens goes to the last turn before it that has some, or to the first one.
-
-    Args:
-        rewards: one for each turn of a trajectory.
-        sampled: sampled tokens of each turn.
-
-    Returns:
-        One reward for each turn with sampled tokens; none where no turn has any.
     """
     parts: list[list[float]] = []
     early: list[float] = []
@@ -92,30 +74,54 @@ def fold_silent_turns(rewards: Sequence[float], sampled: Sequence[int]) -> list[
 
 
 def turn_returns(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
-    """The discounted sum of the rewards from each turn to the last."""
     returns: list[float] = []
     for reward in reversed(rewards):
         returns.append(reward + gamma * (returns[-1] if returns else 0.0))
     return returns[::-1]
 
 
-def turn_advantages(
-    rewards: Sequence[Sequence[float] | None], std: str = "sample", eps: float = 1e-6
-) -> list[list[float]]:
+def turn_advantages(rewards: Sequence[Sequence[float]], std: str = "sample", eps: float = 1e-6) -> list[list[float]]:
     """GRPO with process supervision (arXiv 2402.03300, section 4.1.3): one advantage for each turn of one group.
 
-    The rewards of all turns of the group are normalised together, `(r - mean) / (std + eps)`; the advantage of a turn is the
-    sum of its own and all later ones.
-
-    Args:
-        rewards: for each trajectory the rewards of its turns; None takes no part.
-        std: "sample" (n-1), "population" (n) or "none".
-        eps: added to the standard deviation.
-
-    Returns:
-        As many numbers as there are turns, none for None. All 0.0 with fewer than two trajectories or without spread.
+    The rewards of all turns of the group are normalised together, `(r - mean) / (std + eps)`; the advantage of a turn
+    is the sum of its own and all later ones. All 0.0 with fewer than two trajectories or without spread.
     """
-    known = [turns for turns in rewards if turns is not None]
-    flat = [reward for turns in known for reward in turns]
-    normal = iter(group_advantages(flat, std, eps) if len(known) > 1 else [0.0] * len(flat))
-    return [turn_returns([next(normal) for _ in turns]) if turns is not None else [] for turns in rewards]
+    flat = [reward for turns in rewards for reward in turns]
+    normal = iter(group_advantages(flat, std, eps) if len(rewards) > 1 else [0.0] * len(flat))
+    return [turn_returns([next(normal) for _ in turns]) for turns in rewards]
+
+
+def gigpo_advantages(
+    rewards: Sequence[Sequence[float]],
+    states: Sequence[Sequence[Hashable]],
+    gamma: float = 0.95,
+    step_weight: float = 1.0,
+    std: str = "none",
+    eps: float = 1e-6,
+) -> list[list[float]]:
+    """GiGPO (arXiv 2505.10978): `A_episode + step_weight * A_step` for each step of each episode of one group.
+
+    A_episode compares the sums of rewards of the episodes. A_step compares the returns, discounted by `gamma` per step,
+    of all steps of the group that began in the same state (see `state_key`); a state that was met once gives 0. Both
+    comparisons divide by `std`: "none", "sample" or "population".
+    """
+    episodes = group_advantages([math.fsum(steps) for steps in rewards], std, eps)
+    returns = [turn_returns(steps, gamma) for steps in rewards]
+    met: dict[Hashable, list[tuple[int, int]]] = {}
+    for number, (steps, seen) in enumerate(zip(rewards, states, strict=True)):
+        if len(steps) != len(seen):
+            raise ValueError(f"episode {number} of the group: {len(steps)} rewards and {len(seen)} states")
+        for step, state in enumerate(seen):
+            met.setdefault(state, []).append((number, step))
+    advantages = [[episode] * len(steps) for episode, steps in zip(episodes, returns, strict=True)]
+    for places in met.values():
+        relative = group_advantages([returns[number][step] for number, step in places], std, eps)
+        for (number, step), advantage in zip(places, relative, strict=True):
+            advantages[number][step] += step_weight * advantage
+    return advantages
+
+
+def state_key(observation: Sequence[Mapping[str, Any]]) -> str:
+    """A short key of what an agent was shown: equal for equal messages, whatever the order of their fields."""
+    text = json.dumps(list(observation), sort_keys=True, ensure_ascii=False, default=plain)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

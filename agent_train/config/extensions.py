@@ -15,9 +15,11 @@ losses = ExtensionPoint(
     "policy loss",
     "agentgym.losses",
     {
-        "ppo": f"{_ALGORITHMS}.losses:ppo_clip",
-        **_functions("policy_losses", "reinforce cispo sapo topr raft_pp kimi dppo aipo m2po"),
-        **_functions("sequence_losses", "gspo gspo_token gmpo topr_sequence"),
+        "ppo": f"{_ALGORITHMS}.policy_losses:ppo_clip",
+        **_functions(
+            "policy_losses",
+            "reinforce gspo gspo_token gmpo cispo sapo topr topr_sequence raft_pp kimi dppo aipo m2po",
+        ),
     },
 )
 # One ratio for all tokens of a sample, times one advantage: credit that differs within a sample would be averaged away.

@@ -12,9 +12,9 @@ from agent_train.algorithms.advantage_inputs import advantage_inputs
 from agent_train.algorithms.selection import participants, turn_rewards
 from agent_train.algorithms.step_advantages import with_advantages
 from agent_train.config.schema import Config, first_line
-from agent_train.data.packing import batch_of, weights_of
+from agent_train.data.packing import batch_of, weighted
 from agent_train.data.samples import TrainingSample, samples_of
-from agent_train.learner.policy_objective import PolicyObjective, PolicyStep, policy_objective
+from agent_train.learner.policy_objective import PolicyObjective, policy_objective
 from agentgym.core.messages import assistant, user
 from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
 
@@ -64,8 +64,7 @@ def _samples(config: Config) -> list[TrainingSample]:
     for name in ("advantages", "targets"):
         if not all(math.isfinite(number) for sample in samples for number in getattr(sample, name)):
             raise ValueError(f"with these settings of algorithm.advantage the {name} are not all finite")
-    weights = weights_of(samples, algorithm.reduction, algorithm.reduction_length)
-    return [replace(sample, weight=weight) for sample, weight in zip(samples, weights, strict=True)]
+    return weighted(samples, algorithm.reduction, algorithm.reduction_length)
 
 
 def _group(task: str, size: int) -> Group:
@@ -90,14 +89,17 @@ def _try(objective: PolicyObjective, samples: list[TrainingSample], kl_coef: flo
     objective.check(samples, kl_coef, 1)
     batch = batch_of(samples)
     start_T = batch.behaviour_logprobs_T + 0.1
+    batch = replace(batch, start_T=start_T)
     drift_T = torch.tensor(DRIFTS).repeat(len(start_T) // len(DRIFTS) + 1)[: len(start_T)]
     for number in range(2):
         logprobs_T = (start_T + drift_T).requires_grad_()
         entropy_T = torch.ones_like(start_T, requires_grad=True)
         limit = torch.tensor(0.2) if objective.needs_drift_limit else None
-        step = PolicyStep([batch], [True], number, 2, kl_coef, 1, [start_T], limit)
+        output = (logprobs_T, entropy_T)
         try:
-            loss, _ = objective.terms(step, 0, logprobs_T, entropy_T)
+            loss, *_ = objective.contribute(
+                batch, output, number=number, steps=2, kl_coef=kl_coef, version=1, drift_limit=limit
+            )
             (grad_T,) = torch.autograd.grad(loss, logprobs_T)
         except ValueError:
             raise

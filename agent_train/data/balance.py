@@ -1,4 +1,4 @@
-"""Equal work: what a row costs in the forward and backward pass, and how costs are dealt into equal parts.
+"""Equal work: the cost of a sample's forward and backward pass, and dealing costs into equal parts.
 
 Costs are whole numbers, so that sums do not depend on their order.
 """
@@ -15,20 +15,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a forward pass in multiplications: a part per token and a part per pair of tokens in attention.
+    """The cost of a forward pass in multiplications: a part per token and a part per pair of tokens in attention."""
 
-    Attributes:
-        token: of a token, in all layers.
-        sampled: of a token in the loss, in the output embedding.
-        pair: of a token and one that it sees, itself or before it.
-    """
-
-    token: int = 1
-    sampled: int = 0
-    pair: int = 0
+    token: int = 1  # of a token, in all layers
+    sampled: int = 0  # of a token in the loss, in the output embedding
+    pair: int = 0  # of a token and one that it sees, itself or before it
 
     def of(self, tokens: int, sampled: int, before: int = 0) -> int:
-        """Of `tokens` in a row, `sampled` of them in the loss, that also see all of `before` tokens in front of them."""
+        """Of `tokens` in a sample, `sampled` of them in the loss, that also see all of `before` tokens in front of them."""
         pairs = tokens * (tokens + 1) // 2 + tokens * before
         return tokens * self.token + sampled * self.sampled + pairs * self.pair
 
@@ -43,13 +37,10 @@ def model_cost(model_dir: str | Path) -> Cost:
     """
     try:
         config: dict[str, Any] = json.loads((Path(model_dir) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return TOKENS
-    config = config.get("text_config") or config
-    try:
+        config = config.get("text_config") or config
         hidden, layers, heads = (int(config[k]) for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
         dense = int(config["intermediate_size"])
-    except (KeyError, TypeError, ValueError):
+    except (OSError, KeyError, TypeError, ValueError):
         return TOKENS
     size = int(config.get("head_dim") or hidden // heads)
     key_heads = int(config.get("num_key_value_heads") or heads)
@@ -60,17 +51,11 @@ def model_cost(model_dir: str | Path) -> Cost:
 
 
 def balance(costs: Sequence[int], parts: int) -> list[list[int]]:
-    """Deal the costs to `parts` lists of nearly equal sums.
+    """Deal the costs to `parts` lists of nearly equal sums: the places in `costs` that each gets, the largest sum first.
 
-    By largest differencing (Karmarkar-Karp), unless giving the largest first to the least loaded list has a smaller spread. The
-    answer depends on the order of `costs` only where some are equal: bring equal ones into an order of your own.
-
-    Args:
-        costs: not negative.
-        parts: lists, at least 1; some stay empty where there are fewer costs.
-
-    Returns:
-        The places in `costs` that each list gets, the list of the largest sum first.
+    By largest differencing (Karmarkar-Karp), unless giving the largest first to the least loaded list has a smaller
+    spread. The answer depends on the order of `costs` only where some are equal: bring equal ones into an order of your
+    own.
     """
     order = sorted(range(len(costs)), key=lambda place: -costs[place])
     candidates = [_differenced(costs, order, parts), _longest_first(costs, order, parts)]
@@ -79,7 +64,6 @@ def balance(costs: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def spread(costs: Sequence[int], dealt: Sequence[Sequence[int]]) -> int:
-    """The gap between the largest and the smallest sum."""
     sums = [sum(costs[place] for place in own) for own in dealt]
     return max(sums) - min(sums)
 

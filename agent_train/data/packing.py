@@ -1,16 +1,16 @@
-"""Rows -> shares of the ranks -> packed micro-batches.
+"""Samples are dealt to optimizer steps and ranks and packed into micro-batches.
 
-No padding: the rows of a micro-batch lie one after another and `cu_seqlens` says where each begins. Where prefixes are shared, a
-tree of rows lies as its first row, whole, and then what the other rows have beyond the prefix. What a token weighs in the loss
-is decided here, once, by `weights_of`: over all rows of an optimizer step, before they are dealt to ranks and micro-batches, so that
-losses are plain weighted sums and any split gives the same number.
+No padding: the samples of a micro-batch lie one after another and `cu_seqlens` says where each begins. Where prefixes
+are shared, the first sample of a prefix group lies there whole, and then what the others have beyond the prefix. The
+weight of a token in the loss is decided by `weighted`, over all samples of an optimizer step before they are dealt, so
+that any split gives the same loss.
 
-Legend: T tokens of one packed micro-batch, S rows (segments) in it.
+Legend: T tokens of one packed micro-batch, S samples (segments) in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, chain
 from typing import Any
@@ -18,153 +18,145 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agent_train.algorithms.reductions import row_weights
+from agent_train.algorithms.reductions import sample_weights
 from agent_train.data.balance import TOKENS, Cost, balance
-from agent_train.data.prefixes import PrefixGroup, alone, cut, trees_of
+from agent_train.data.prefixes import PrefixGroup, alone, cut, in_order, prefix_groups_of
 from agent_train.data.samples import TrainingSample
 
 FILLER_ID = 0
-# Trees are tried whole as far as ranks stay balanced, and in pieces of at most these shares of a rank's part of the cost.
+# Prefix groups are tried whole as far as ranks stay balanced, and in pieces of at most these shares of a rank's part of the cost.
 PIECES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """Neighbouring rows of a micro-batch that share their first tokens, which lie in the first of them only.
+    """Neighbouring samples of a micro-batch that share their first tokens, which lie in the first of them only."""
 
-    Attributes:
-        first: number of the first of them in the micro-batch.
-        rows: how many there are.
-        length: tokens that they share, none of them sampled.
-    """
-
-    first: int
-    rows: int
-    length: int
+    first: int  # number of the first of them in the micro-batch
+    samples: int  # their number
+    length: int  # tokens that they share, none of them sampled
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The input of one forward pass. Everything is aligned to the token itself, as in `TrainingSample`.
+    """The input of one forward pass. Everything is aligned to the token itself, as in `TrainingSample`."""
 
-    Attributes:
-        ids_T: token ids, int64.
-        positions_T: position of each token in its own row, int64.
-        mask_T: True on sampled tokens, which the loss is about.
-        behaviour_logprobs_T: the engine's log-probabilities (nats) of the sampled tokens, fp32.
-        versions_T: the engine's weight version of the sampled tokens, int64, -1 where it is not known.
-        advantages_T: the advantage of each sampled token, fp32.
-        reference_T: log-probabilities under the reference policy, fp32; zeros where there is none. So are the next two.
-        values_T: the critic's values before the update.
-        targets_T: what the critic learns.
-        weights_T: weight of each token in the loss, the same on every token of a row, fp32; the mask says which count.
-        temperature_T: sampling temperature of each token's row, fp32.
-        segment_T: number of each token's row in the micro-batch, from 0, int64.
-        previous_T: position of the token before each token in its row, which predicts it; its own for the first. int64.
-        cu_seqlens: S+1 row boundaries, int32, from 0 to T.
-        lengths: the S lengths, on the host; of a row behind the first of a `Prefix`, without the prefix.
-        prefixes: what rows share, in order; none where each row lies there whole.
-    """
-
-    ids_T: Tensor
-    positions_T: Tensor
-    mask_T: Tensor
-    behaviour_logprobs_T: Tensor
-    versions_T: Tensor
-    advantages_T: Tensor
+    ids_T: Tensor  # token ids, int64
+    positions_T: Tensor  # position of each token in its own sample, int64
+    mask_T: Tensor  # True on sampled tokens, which the loss is about
+    behaviour_logprobs_T: Tensor  # the engine's log-probabilities (nats) of the sampled tokens, fp32
+    versions_T: Tensor  # the engine's weight version of the sampled tokens, int64, -1 where it is not known
+    advantages_T: Tensor  # the advantage of each sampled token, fp32
+    # log-probabilities under the reference policy, fp32; zeros where there is none. So are the next two.
     reference_T: Tensor
-    values_T: Tensor
-    targets_T: Tensor
+    values_T: Tensor  # the critic's values before the update
+    targets_T: Tensor  # of the critic
+    # weight of each token in the loss, the same on every token of a sample, fp32; the mask says which count
     weights_T: Tensor
-    temperature_T: Tensor
-    segment_T: Tensor
+    temperature_T: Tensor  # sampling temperature of each token's sample, fp32
+    segment_T: Tensor  # number of each token's sample in the micro-batch, from 0, int64
+    # position of the token before each token in its sample, which predicts it; its own for the first. int64.
     previous_T: Tensor
-    cu_seqlens: Tensor
+    cu_seqlens: Tensor  # S+1 boundaries of the samples, int32, from 0 to T
+    # the S lengths, on the host; of a sample behind the first of a `Prefix`, without the prefix
     lengths: tuple[int, ...]
-    prefixes: tuple[Prefix, ...] = ()
+    prefixes: tuple[Prefix, ...] = ()  # the shared prefixes, in order
+    has_reference: bool = False  # every sample with sampled tokens has `reference`, and there is one
+    # log-probabilities of the trained policy at the start of the training step; None where nothing reads them
+    start_T: Tensor | None = None
 
     @property
     def n_segments(self) -> int:
-        """The number of samples, S."""
         return len(self.lengths)
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same micro-batch with its tensors on a device."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return MicroBatch(
-            **{k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in values.items()}
-        )
+        given = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return replace(self, **{k: v.to(device, non_blocking=True) for k, v in given if isinstance(v, Tensor)})
 
 
 @dataclass(frozen=True)
 class RankBatch:
-    """One rank's part of one optimizer step.
+    """One rank's part of one optimizer step."""
 
-    Attributes:
-        micro_batches: the rows of each micro-batch; equally many on every rank, some without rows.
-        n_tokens: sampled tokens of the whole step, over all ranks.
-        packed_tokens: all tokens of the rows of the whole step, over all ranks.
-        prefixes: for each micro-batch what its rows share; empty where nothing is.
-    """
-
+    # the samples of each micro-batch; equally many on every rank, some without samples
     micro_batches: list[list[TrainingSample]]
-    n_tokens: int
-    packed_tokens: int
-    prefixes: list[tuple[Prefix, ...]] = field(default_factory=list)
+    n_tokens: int  # sampled tokens of the whole step, over all ranks
+    packed_tokens: int  # all tokens of the samples of the whole step, over all ranks
+    prefixes: list[tuple[Prefix, ...]] = field(default_factory=list)  # the shared prefixes of each micro-batch
+
+    @property
+    def samples(self) -> list[TrainingSample]:
+        return list(chain.from_iterable(self.micro_batches))
 
     def batches(self) -> list[MicroBatch]:
-        """The micro-batches' tensors, on the host."""
-        shared = self.prefixes or [()] * len(self.micro_batches)
-        return [batch_of(rows, prefixes) for rows, prefixes in zip(self.micro_batches, shared, strict=True)]
+        return [batch_of(samples, prefixes) for samples, prefixes in self._parts()]
 
     def with_numbers(self, numbers: Mapping[str, Mapping[str, Any]]) -> RankBatch:
         """The same batch with fields of its samples, by their ids: `{"t/0#0": {"weight": 0.5}}`."""
         filled = [[replace(sample, **numbers[sample.id]) for sample in own] for own in self.micro_batches]
         return replace(self, micro_batches=filled)
 
-    def by_row(self, numbers: Sequence[Tensor]) -> list[list[list[float]]]:
-        """A number for each token of each micro-batch as lists, one for each row, as long as it; 0.0 where a prefix is not its own."""
-        shared = self.prefixes or [()] * len(self.micro_batches)
+    def by_sample(self, numbers: Sequence[Tensor]) -> list[list[list[float]]]:
+        """The numbers of the tokens of each micro-batch as a list for each sample, as long as it; 0.0 on a prefix that lies elsewhere."""
         found = []
-        for rows, prefixes, numbers_T in zip(self.micro_batches, shared, numbers, strict=True):
-            starts = _starts(len(rows), prefixes)
-            sizes = [len(row.ids) - start for row, start in zip(rows, starts, strict=True)]
-            parts = numbers_T[: sum(sizes)].split(sizes) if rows else ()
+        for (samples, prefixes), numbers_T in zip(self._parts(), numbers, strict=True):
+            starts = _starts(len(samples), prefixes)
+            sizes = [len(sample.ids) - start for sample, start in zip(samples, starts, strict=True)]
+            parts = numbers_T[: sum(sizes)].split(sizes) if samples else ()
             found.append([[0.0] * start + part.tolist() for start, part in zip(starts, parts, strict=True)])
         return found
 
+    def _parts(self) -> list[tuple[list[TrainingSample], tuple[Prefix, ...]]]:
+        prefixes = self.prefixes or [()] * len(self.micro_batches)
+        return list(zip(self.micro_batches, prefixes, strict=True))
 
-def sampled(rows: Iterable[TrainingSample]) -> int:
-    """The number of sampled tokens in the samples."""
-    return sum(row.sampled for row in rows)
 
-
-def weights_of(
+def weighted(
     samples: Sequence[TrainingSample], reduction: str = "token-mean", length: float | None = None
-) -> list[float]:
-    """The weight of each sample of one optimizer step. Its denominators count these samples and no others.
+) -> list[TrainingSample]:
+    """All samples of one optimizer step with their weights in its loss; see `reductions.sample_weights`.
 
-    Args:
-        samples: of all ranks and micro-batches.
-        reduction: one of `reductions.MODES`.
-        length: of "constant" alone.
-
-    Raises:
-        ValueError: see `reductions.row_weights`.
+    `length` is of the reduction "constant" alone.
     """
-    trajectories = _numbered([sample.trajectory for sample in samples])
-    groups = _numbered([sample.group for sample in samples])
-    tokens_R = torch.tensor([sample.sampled for sample in samples])
-    return row_weights(reduction, tokens_R, torch.tensor(trajectories), torch.tensor(groups), length).tolist()
+    tokens_N = torch.tensor([sample.sampled for sample in samples])
+    trajectories_N = _numbered([sample.trajectory for sample in samples])
+    groups_N = _numbered([sample.group for sample in samples])
+    weights_N = sample_weights(reduction, tokens_N, trajectories_N, groups_N, length)
+    return [replace(each, weight=weight) for each, weight in zip(samples, weights_N.tolist(), strict=True)]
 
 
-def _numbered(names: Sequence[str]) -> list[int]:
+def _numbered(names: Sequence[str]) -> Tensor:
     numbers: dict[str, int] = {}
-    return [numbers.setdefault(name, len(numbers)) for name in names]
+    return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])
 
 
-def shares(
-    rows: Sequence[TrainingSample],
+def split_steps(
+    samples: Sequence[TrainingSample], parts: int, cost: Cost = TOKENS, groups_whole: bool = False
+) -> list[list[TrainingSample]]:
+    """Deal samples to `parts` optimizer steps of nearly equal cost, whole trajectories, whatever the order they come in.
+
+    A reduction counts a trajectory once in each optimizer step: torn apart, one of its samples would weigh more than
+    the others. Samples whose trajectory has no name are each by themselves. With `groups_whole` groups stay whole,
+    where there are at least `parts`. There are fewer lists where too few trajectories sampled a token.
+    """
+    ordered = in_order(samples)
+    units = _units((sample.trajectory or number, sample) for number, sample in enumerate(ordered))
+    if groups_whole and len(groups := _units((sample.group, sample) for sample in ordered)) >= parts:
+        units = groups
+    costs = [sum(cost.of(len(sample.ids), sample.sampled) for sample in unit) for unit in units]
+    dealt = [[sample for place in own for sample in units[place]] for own in balance(costs, parts)]
+    return [part for part in dealt if any(sample.sampled for sample in part)] or [list(samples)]
+
+
+def _units(named: Iterable[tuple[Hashable, TrainingSample]]) -> list[list[TrainingSample]]:
+    units: dict[Hashable, list[TrainingSample]] = {}
+    for name, sample in named:
+        units.setdefault(name, []).append(sample)
+    return list(units.values())
+
+
+def rank_batches(
+    samples: Sequence[TrainingSample],
     world: int,
     budget: int,
     reduction: str = "token-mean",
@@ -172,155 +164,133 @@ def shares(
     cost: Cost = TOKENS,
     shared_prefix: bool = False,
 ) -> list[RankBatch]:
-    """One optimizer step, weighed and dealt to `world` ranks: as many micro-batches on each, empty ones where a rank has fewer rows.
+    """One optimizer step, weighed (see `weighted`) and dealt to `world` ranks: as many micro-batches on each, empty ones where a rank has fewer.
 
-    Ranks wait for each other in every micro-batch, so that the first of all ranks cost about the same, and the second. The same
-    rows in another order are dealt in the same way.
-
-    Args:
-        rows: of the whole optimizer step.
-        world: ranks.
-        budget: tokens of a micro-batch; a shared prefix counts once.
-        reduction: see `weights_of`, as for `length`.
-        length: of the reduction "constant".
-        cost: of the model, by which the work is balanced.
-        shared_prefix: whether what the rows of a group have in common before their first sampled token is computed once.
-
-    Raises:
-        ValueError: no sampled token in any row; or a row whose lists differ in length, whose first token is in the mask, or
-            whose temperature is not positive.
+    Ranks wait for each other in every micro-batch, so that the first of all ranks cost about the same, and the second.
+    The order of the samples does not matter. `budget` is the tokens of a micro-batch, where a shared prefix counts
+    once. With `shared_prefix` the prompt that samples of a group have in common is computed once.
     """
-    for row in rows:
-        check_sample(row)
-    n_tokens = sampled(rows)
+    for sample in samples:
+        check_sample(sample)
+    n_tokens = sum(sample.sampled for sample in samples)
     if n_tokens == 0:
-        raise ValueError(f"nothing to train on: {len(rows)} rows without a sampled token")
-    weights = weights_of(rows, reduction, length)
-    rows = [replace(row, weight=weight) for row, weight in zip(rows, weights, strict=True)]
-    packed = [_pack(part, budget) for part in _split(rows, world, budget, cost, shared_prefix)]
+        raise ValueError(f"nothing to train on: {len(samples)} samples without a sampled token")
+    weighed = weighted(samples, reduction, length)
+    packed = [_pack(part, budget) for part in _split(weighed, world, budget, cost, shared_prefix)]
     most = max(len(bins) for bins in packed)
-    packed_tokens = sum(len(row.ids) for row in rows)
+    packed_tokens = sum(len(sample.ids) for sample in samples)
     leveled = [_leveled(bins, most, budget, cost) for bins in packed]
     return [
-        RankBatch([_rows(trees) for trees in bins], n_tokens, packed_tokens, [_prefixes(trees) for trees in bins])
+        RankBatch(
+            [[sample for group in groups for sample in group.samples] for groups in bins],
+            n_tokens,
+            packed_tokens,
+            [_prefixes(groups) for groups in bins],
+        )
         for bins in leveled
     ]
 
 
 def _split(
-    rows: Sequence[TrainingSample], parts: int, budget: int, cost: Cost, shared_prefix: bool
+    samples: Sequence[TrainingSample], parts: int, budget: int, cost: Cost, shared_prefix: bool
 ) -> list[list[PrefixGroup]]:
-    """Deal rows to ranks, in trees where prefixes are shared; the most expensive part first."""
+    """Deal samples to ranks, in prefix groups where prefixes are shared; the most expensive part first."""
     if parts < 1:
-        raise ValueError(f"rows are dealt to at least 1 rank, not {parts}")
+        raise ValueError(f"samples are dealt to at least 1 rank, not {parts}")
     if not shared_prefix:
-        return _dealt(alone(rows), parts, cost)
-    trees = trees_of(rows)
-    most = -(-sum(tree.cost(cost) for tree in trees) // parts)
+        return _dealt(alone(samples), parts, cost)
+    groups = prefix_groups_of(samples)
+    most = -(-_total(groups, cost) // parts)
     candidates = [
-        _dealt([piece for tree in trees for piece in _pieces(tree, budget, most // share, cost)], parts, cost)
+        _dealt([piece for group in groups for piece in _pieces(group, budget, most // share, cost)], parts, cost)
         for share in (PIECES if parts > 1 else PIECES[:1])
     ]
-    # In the first all trees are as large as they can be.
+    # In the first all groups are as large as they can be.
     return min(candidates, key=lambda dealt: max(_total(part, cost) for part in dealt))
 
 
-def _dealt(trees: Sequence[PrefixGroup], parts: int, cost: Cost) -> list[list[PrefixGroup]]:
-    return [[trees[place] for place in own] for own in balance([tree.cost(cost) for tree in trees], parts)]
+def _dealt(groups: Sequence[PrefixGroup], parts: int, cost: Cost) -> list[list[PrefixGroup]]:
+    return [[groups[place] for place in own] for own in balance([group.cost(cost) for group in groups], parts)]
 
 
-def _total(trees: Iterable[PrefixGroup], cost: Cost) -> int:
-    return sum(tree.cost(cost) for tree in trees)
+def _total(groups: Iterable[PrefixGroup], cost: Cost) -> int:
+    return sum(group.cost(cost) for group in groups)
 
 
-def _pieces(tree: PrefixGroup, budget: int, most: int, cost: Cost) -> list[PrefixGroup]:
-    """The tree in as few pieces as keep to the budget and cost no more than `most` besides the prefix, or row by row."""
-    most += cost.of(tree.prefix, 0)
-    for parts in range(1, len(tree.rows)):
-        pieces = [tree] if parts == 1 else cut(tree, parts, cost)
+def _pieces(group: PrefixGroup, budget: int, most: int, cost: Cost) -> list[PrefixGroup]:
+    """The group in as few pieces as keep to the budget and cost no more than `most` besides the prefix, or sample by sample."""
+    most += cost.of(group.prefix, 0)
+    for parts in range(1, len(group.samples)):
+        pieces = [group] if parts == 1 else cut(group, parts, cost)
         if all(p.tokens <= budget and p.cost(cost) <= most for p in pieces):
             return pieces
-    return alone(tree.rows)
+    return alone(group.samples)
 
 
-def _pack(trees: Iterable[PrefixGroup], budget: int) -> list[list[PrefixGroup]]:
+def _pack(groups: Iterable[PrefixGroup], budget: int) -> list[list[PrefixGroup]]:
     """Micro-batches of at most `budget` tokens, first fit, the largest first; a larger prefix group has its own."""
     if budget < 1:
         raise ValueError(f"a micro-batch holds at least 1 token, not {budget}: see learner.microbatch_tokens")
     bins: list[list[PrefixGroup]] = []
     loads: list[int] = []
-    for tree in sorted(trees, key=lambda tree: -tree.tokens):
-        place = next((i for i, load in enumerate(loads) if load + tree.tokens <= budget), None)
-        if place is None:
-            bins.append([tree])
-            loads.append(tree.tokens)
-        else:
-            bins[place].append(tree)
-            loads[place] += tree.tokens
+    for group in sorted(groups, key=lambda group: -group.tokens):
+        place = next((i for i, load in enumerate(loads) if load + group.tokens <= budget), len(bins))
+        if place == len(bins):
+            bins.append([])
+            loads.append(0)
+        bins[place].append(group)
+        loads[place] += group.tokens
     return bins
 
 
 def _leveled(bins: list[list[PrefixGroup]], parts: int, budget: int, cost: Cost) -> list[list[PrefixGroup]]:
-    """The same trees in `parts` micro-batches of nearly equal cost where these keep to the budget, the most expensive first.
+    """The same groups in `parts` micro-batches of nearly equal cost where these keep to the budget, the most expensive first.
 
     They lie side by side by length.
     """
-    trees = [tree for own in bins for tree in own]
-    level = _dealt(trees, parts, cost)
-    kept = all(len(own) < 2 or sum(tree.tokens for tree in own) <= budget for own in level)
-    chosen = (
-        level if kept else sorted(bins, key=lambda own: -_total(own, cost)) + [[] for _ in range(parts - len(bins))]
-    )
-    return [sorted(own, key=lambda tree: (tree.prefix == 0, -len(tree.rows[0].ids))) for own in chosen]
+    chosen = _dealt(list(chain.from_iterable(bins)), parts, cost)
+    if not all(len(own) < 2 or sum(group.tokens for group in own) <= budget for own in chosen):
+        chosen = sorted(bins, key=lambda own: -_total(own, cost)) + [[] for _ in range(parts - len(bins))]
+    return [sorted(own, key=lambda group: (group.prefix == 0, -len(group.samples[0].ids))) for own in chosen]
 
 
-def _rows(trees: Iterable[PrefixGroup]) -> list[TrainingSample]:
-    return [row for tree in trees for row in tree.rows]
+def _prefixes(groups: Sequence[PrefixGroup]) -> tuple[Prefix, ...]:
+    firsts = accumulate((len(group.samples) for group in groups), initial=0)
+    pairs = zip(firsts, groups, strict=False)
+    return tuple(Prefix(first, len(group.samples), group.prefix) for first, group in pairs if group.prefix)
 
 
-def _prefixes(trees: Sequence[PrefixGroup]) -> tuple[Prefix, ...]:
-    firsts = accumulate((len(tree.rows) for tree in trees), initial=0)
-    return tuple(
-        Prefix(first, len(tree.rows), tree.prefix) for first, tree in zip(firsts, trees, strict=False) if tree.prefix
-    )
-
-
-def _starts(n_rows: int, prefixes: Iterable[Prefix]) -> list[int]:
-    """Of each row, how many of its first tokens lie elsewhere."""
-    starts = [0] * n_rows
+def _starts(n_samples: int, prefixes: Iterable[Prefix]) -> list[int]:
+    """Of each sample, how many of its first tokens lie elsewhere."""
+    starts = [0] * n_samples
     for prefix in prefixes:
-        starts[prefix.first + 1 : prefix.first + prefix.rows] = [prefix.length] * (prefix.rows - 1)
+        starts[prefix.first + 1 : prefix.first + prefix.samples] = [prefix.length] * (prefix.samples - 1)
     return starts
 
 
-def batch_of(rows: Sequence[TrainingSample], prefixes: Sequence[Prefix] = ()) -> MicroBatch:
-    """The tensors of one micro-batch, on the host.
+def batch_of(samples: Sequence[TrainingSample], prefixes: Sequence[Prefix] = ()) -> MicroBatch:
+    """The tensors of one micro-batch, on the host; samples are packed in this order.
 
-    Without rows it holds one filler token that no loss looks at: a rank without work still runs every layer, since the
-    other ranks wait for it in each collective.
-
-    Args:
-        rows: what to pack, in this order; `shares` has checked and `weights_of` has weighed them.
-        prefixes: what neighbouring rows share.
+    Without samples it holds one filler token that no loss looks at: a rank without work still runs every layer, for the
+    collectives.
     """
-    if not rows:
-        rows = [TrainingSample(ids=[FILLER_ID], mask=[False], logprobs=[0.0])]
-    starts = _starts(len(rows), prefixes)
-    lengths = tuple(len(row.ids) - start for row, start in zip(rows, starts, strict=True))
+    if not samples:
+        samples = [TrainingSample(ids=[FILLER_ID], mask=[False], logprobs=[0.0])]
+    starts = _starts(len(samples), prefixes)
+    lengths = tuple(len(sample.ids) - start for sample, start in zip(samples, starts, strict=True))
     sizes = torch.tensor(lengths)
     cu_seqlens = [0, *accumulate(lengths)]
     positions_T = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)])
     previous_T = torch.arange(cu_seqlens[-1]) - (positions_T > 0).long()
     for prefix in prefixes:
-        branches = cu_seqlens[prefix.first + 1 : prefix.first + prefix.rows]
+        branches = cu_seqlens[prefix.first + 1 : prefix.first + prefix.samples]
         previous_T[branches] = cu_seqlens[prefix.first] + prefix.length - 1
 
     def spread(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32).repeat_interleave(sizes)
 
     def joined(name: str, missing: float = 0.0) -> list[Any]:
-        """A number for each token; `missing` for the rows that have none."""
-        values = [getattr(row, name) or [missing] * len(row.ids) for row in rows]
+        values = [getattr(sample, name) or [missing] * len(sample.ids) for sample in samples]
         return list(chain.from_iterable(own[start:] for own, start in zip(values, starts, strict=True)))
 
     def fp32(name: str) -> Tensor:
@@ -336,13 +306,15 @@ def batch_of(rows: Sequence[TrainingSample], prefixes: Sequence[Prefix] = ()) ->
         reference_T=fp32("reference"),
         values_T=fp32("values"),
         targets_T=fp32("targets"),
-        weights_T=spread([row.weight for row in rows]),
-        temperature_T=spread([row.temperature for row in rows]),
-        segment_T=torch.arange(len(rows)).repeat_interleave(sizes),
+        weights_T=spread([sample.weight for sample in samples]),
+        temperature_T=spread([sample.temperature for sample in samples]),
+        segment_T=torch.arange(len(samples)).repeat_interleave(sizes),
         previous_T=previous_T,
         cu_seqlens=torch.tensor(cu_seqlens, dtype=torch.int32),
         lengths=lengths,
         prefixes=tuple(prefixes),
+        has_reference=any(sample.sampled for sample in samples)
+        and all(sample.reference or not sample.sampled for sample in samples),
     )
 
 

@@ -1,12 +1,14 @@
-"""Rows of one group that begin with the same prompt, as trees: the prompt once, then what follows it in each row.
+"""Samples of one group that begin with the same prompt: the prompt once, then what follows it in each sample.
 
-A tree of rows holds the same numbers as the rows by themselves, since each token still sees its own row only. It holds fewer tokens.
+A prefix group holds the same numbers as its samples by themselves, since each token still sees its own sample only, in
+fewer tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from agent_train.data.balance import Cost, balance
 from agent_train.data.samples import TrainingSample
@@ -14,88 +16,77 @@ from agent_train.data.samples import TrainingSample
 
 @dataclass(frozen=True)
 class PrefixGroup:
-    """Rows that share their first `prefix` tokens, none of them sampled; a row by itself is a tree of one with prefix 0.
+    """Samples that share their first `prefix` tokens, none of them sampled; a sample by itself is a group of one with prefix 0.
 
-    Each row has at least one more token, and as long as nothing is cut off, the longer rows come first.
+    Each sample has at least one more token. The longer ones come first, unless `cut` has dealt them out.
     """
 
-    rows: tuple[TrainingSample, ...]
+    samples: tuple[TrainingSample, ...]
     prefix: int = 0
 
     @property
     def tokens(self) -> int:
-        """The number of tokens with the prefix counted once."""
-        return sum(len(row.ids) for row in self.rows) - self.prefix * (len(self.rows) - 1)
+        return sum(len(sample.ids) for sample in self.samples) - self.prefix * (len(self.samples) - 1)
+
+    def costs(self, cost: Cost) -> list[int]:
+        """The cost of each sample beyond the prefix."""
+        return [cost.of(len(sample.ids) - self.prefix, sample.sampled, self.prefix) for sample in self.samples]
 
     def cost(self, cost: Cost) -> int:
-        """Of the whole tree."""
-        branches = sum(cost.of(len(row.ids) - self.prefix, row.sampled, self.prefix) for row in self.rows)
-        return branches + cost.of(self.prefix, 0)
+        return sum(self.costs(cost)) + cost.of(self.prefix, 0)
 
 
-def in_order(rows: Iterable[TrainingSample]) -> list[TrainingSample]:
-    """The longest first, and rows of equal length in an order that does not depend on the one they came in."""
-    return sorted(rows, key=lambda row: (-len(row.ids), row.group, row.trajectory, row.ids))
+def in_order(samples: Iterable[TrainingSample]) -> list[TrainingSample]:
+    """The longest first, and samples of equal length in an order that does not depend on the one they came in."""
+    return sorted(samples, key=lambda sample: (-len(sample.ids), sample.group, sample.trajectory, sample.ids))
 
 
-def alone(rows: Iterable[TrainingSample]) -> list[PrefixGroup]:
-    """Each row by itself."""
-    return [PrefixGroup((row,)) for row in in_order(rows)]
+def alone(samples: Iterable[TrainingSample]) -> list[PrefixGroup]:
+    return [PrefixGroup((sample,)) for sample in in_order(samples)]
 
 
-def trees_of(rows: Iterable[TrainingSample]) -> list[PrefixGroup]:
-    """The trees of rows whose groups have names; rows that share nothing stay by themselves.
+def prefix_groups_of(samples: Iterable[TrainingSample]) -> list[PrefixGroup]:
+    """The prefix groups of samples whose `group` has a name; samples that share nothing stay by themselves.
 
-    Rows with the very same prompt, which is what comes before the first sampled token, make a tree. Other rows of the group join
-    the longest such prompt that their own begins with (later rows of a trajectory do). What is left of the group becomes one
-    tree of what its prompts have in common.
+    Samples with the very same prompt, which is what comes before the first sampled token, go together. Others join the
+    longest such prompt that their own begins with. The rest of the group goes together by what its prompts have in
+    common.
     """
-    groups: dict[str, list[TrainingSample]] = {}
-    found: list[PrefixGroup] = []
-    for row in in_order(rows):
-        if row.group:
-            groups.setdefault(row.group, []).append(row)
-        else:
-            found.append(PrefixGroup((row,)))
-    for own in groups.values():
-        found += _trees_of_group(own)
-    return sorted(found, key=lambda tree: (-len(tree.rows[0].ids), tree.rows[0].group, tree.rows[0].trajectory))
+    named: dict[str, list[TrainingSample]] = {}
+    for sample in in_order(samples):
+        named.setdefault(sample.group, []).append(sample)
+    found = alone(named.pop("", []))
+    for own in named.values():
+        found += _within_group(own)
+    return sorted(
+        found, key=lambda each: (-len(each.samples[0].ids), each.samples[0].group, each.samples[0].trajectory)
+    )
 
 
-def cut(tree: PrefixGroup, parts: int, cost: Cost) -> list[PrefixGroup]:
-    """The tree as `parts` trees with fewer rows, of nearly equal cost; each holds the prefix."""
-    costs = [cost.of(len(row.ids) - tree.prefix, row.sampled, tree.prefix) for row in tree.rows]
-    dealt = [tuple(tree.rows[place] for place in own) for own in balance(costs, parts)]
-    return [PrefixGroup(rows, tree.prefix if len(rows) > 1 else 0) for rows in dealt if rows]
+def cut(group: PrefixGroup, parts: int, cost: Cost) -> list[PrefixGroup]:
+    """The group as `parts` groups with fewer samples, of nearly equal cost; each holds the prefix."""
+    dealt = [tuple(group.samples[place] for place in own) for own in balance(group.costs(cost), parts)]
+    return [PrefixGroup(samples, group.prefix if len(samples) > 1 else 0) for samples in dealt if samples]
 
 
-def _trees_of_group(rows: Sequence[TrainingSample]) -> list[PrefixGroup]:
+def _within_group(samples: Sequence[TrainingSample]) -> list[PrefixGroup]:
     prompts: dict[tuple[int, ...], list[TrainingSample]] = {}
-    for row in rows:
-        prompts.setdefault(_prompt(row), []).append(row)
-    # The longest first: a row joins the first that its prompt begins with.
+    for sample in samples:
+        prompts.setdefault(_prompt(sample), []).append(sample)
+    # The longest first: a sample joins the first that its prompt begins with.
     shared = sorted((prompt for prompt, own in prompts.items() if prompt and len(own) > 1), key=lambda p: (-len(p), p))
     members: dict[tuple[int, ...], list[TrainingSample]] = {prompt: prompts.pop(prompt) for prompt in shared}
     left: list[TrainingSample] = []
     for prompt, own in prompts.items():
         home = next((known for known in shared if prompt[: len(known)] == known), None)
         (left if home is None else members[home]).extend(own)
-    trees = [PrefixGroup(tuple(in_order(own)), len(prompt)) for prompt, own in members.items()]
-    common = _common([_prompt(row) for row in left])
-    return trees + ([PrefixGroup(tuple(in_order(left)), common)] if len(left) > 1 and common else alone(left))
+    found = [PrefixGroup(tuple(in_order(own)), len(prompt)) for prompt, own in members.items()]
+    prompts_left = zip(*map(_prompt, left), strict=False)
+    common = sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, prompts_left))
+    return found + ([PrefixGroup(tuple(in_order(left)), common)] if len(left) > 1 and common else alone(left))
 
 
-def _prompt(row: TrainingSample) -> tuple[int, ...]:
+def _prompt(sample: TrainingSample) -> tuple[int, ...]:
     """The tokens before the first sampled one, without the last token in any case."""
-    end = row.mask.index(True) if True in row.mask else len(row.ids) - 1
-    return tuple(row.ids[:end])
-
-
-def _common(prompts: Sequence[tuple[int, ...]]) -> int:
-    """The number of first tokens that all have in common."""
-    if not prompts:
-        return 0
-    # All lie between the two in the order of tuples, and so agree as far as these do.
-    least, most = min(prompts), max(prompts)
-    differing = (place for place, (a, b) in enumerate(zip(least, most, strict=False)) if a != b)
-    return next(differing, min(len(least), len(most)))
+    end = sample.mask.index(True) if True in sample.mask else len(sample.ids) - 1
+    return tuple(sample.ids[:end])

@@ -1,7 +1,7 @@
 """A trajectory as training samples: token ids with what is known of each.
 
-Legend: T tokens of one sample. Every list of T is aligned to the token itself: `mask[t]`, `logprobs[t]` and `advantages[t]` belong
-to `ids[t]`, which the model predicts from position t-1.
+Legend: T tokens of one sample. Every list of T is aligned to the token itself: `mask[t]`, `logprobs[t]` and
+`advantages[t]` belong to `ids[t]`, which the model predicts from position t-1.
 """
 
 from __future__ import annotations
@@ -16,52 +16,33 @@ from agentgym.core.trajectory import Tokens, Trajectory
 class TrainingSample:
     """One sequence to train on: the turns of a trajectory whose prompts extend one another token for token.
 
-    A sample never changes. Scores and advantages are added by `dataclasses.replace`, which keeps the id; results of the learner
-    are joined to samples by it.
-
-    Attributes:
-        ids: T token ids, exactly as the engine was given and returned them.
-        mask: T booleans, True where the policy sampled the id. Never True at position 0.
-        logprobs: T behaviour log-probabilities of the sampled ids, 0.0 elsewhere.
-        id: unique among the samples of a step.
-        versions: T weight versions of the sampled ids, -1 elsewhere.
-        turn_ends: positions just past the last sampled token of each turn.
-        rewards: reward of each turn.
-        in_loss: whether it is trained on; if not, it still counts in the baseline of its group.
-        trajectory: id of the trajectory; samples of the same one are in the order of its turns.
-        group: id of its group.
-        temperature: the sampling temperature, which divides the trainer's logits too.
-        weight: weight of each sampled token in the loss of its optimizer step, from `packing.weights_of`.
-        advantages: T advantages of the sampled ids, 0.0 elsewhere. Empty until computed, as are the lists below.
-        reference: T log-probabilities of the sampled ids under the reference policy.
-        values: T values of the critic, before the update.
-        targets: T targets of the critic.
-        prm: T log-probabilities of the sampled ids under PRIME's reward model.
-        teacher: T log-probabilities of the sampled ids under the teacher.
+    A sample never changes. Scores and advantages are added by `dataclasses.replace`, which keeps the id; results of the
+    learner are joined to samples by it.
     """
 
-    ids: list[int]
-    mask: list[bool]
-    logprobs: list[float]
-    id: str = ""
-    versions: list[int] = field(default_factory=list)
-    turn_ends: list[int] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    in_loss: bool = True
-    trajectory: str = ""
-    group: str = ""
-    temperature: float = 1.0
-    weight: float = 0.0
+    ids: list[int]  # T token ids, exactly as the engine was given and returned them
+    mask: list[bool]  # T booleans, True where the policy sampled the id. Never True at position 0.
+    logprobs: list[float]  # T behaviour log-probabilities of the sampled ids, 0.0 elsewhere
+    id: str = ""  # unique among the samples of a step
+    versions: list[int] = field(default_factory=list)  # T weight versions of the sampled ids, -1 elsewhere
+    turn_ends: list[int] = field(default_factory=list)  # positions just past the last sampled token of each turn
+    rewards: list[float] = field(default_factory=list)  # reward of each turn
+    in_loss: bool = True  # whether it is trained on; if not, it still counts in the baseline of its group
+    trajectory: str = ""  # id of the trajectory; samples of the same one are in the order of its turns
+    group: str = ""  # id of its group
+    temperature: float = 1.0  # the sampling temperature, which divides the trainer's logits too
+    weight: float = 0.0  # weight of each sampled token in the loss of its optimizer step, from `packing.weighted`
+    # T advantages of the sampled ids, 0.0 elsewhere. Empty until computed, as are the lists below.
     advantages: list[float] = field(default_factory=list)
+    # T log-probabilities of the sampled ids under the reference policy
     reference: list[float] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-    targets: list[float] = field(default_factory=list)
-    prm: list[float] = field(default_factory=list)
-    teacher: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)  # T values of the critic, before the update
+    targets: list[float] = field(default_factory=list)  # T targets of the critic
+    prm: list[float] = field(default_factory=list)  # T log-probabilities of the sampled ids under PRIME's reward model
+    teacher: list[float] = field(default_factory=list)  # T log-probabilities of the sampled ids under the teacher
 
     @property
     def sampled(self) -> int:
-        """Number of sampled tokens."""
         return sum(self.mask)
 
     def spread(self, number: float) -> list[float]:
@@ -77,18 +58,12 @@ def samples_of(
 ) -> list[TrainingSample]:
     """Split a trajectory into samples by the prefix rule.
 
-    A turn extends the sample while its prompt begins with all of the sample's ids, token for token; otherwise it begins the next
-    sample. Turns without sampled tokens add nothing; a trajectory of such turns gives no samples.
-
-    Args:
-        trajectory: turns with `tokens`; turns without (another policy's) are left out.
-        temperature: the sampling temperature.
-        rewards: of each turn with sampled tokens; None for none.
-        in_loss: whether the samples are trained on.
+    A turn extends the sample while its prompt begins with all of the sample's ids, token for token; otherwise it begins
+    the next sample. Turns without sampled tokens, such as another policy's, add nothing. `rewards` are those of each
+    turn with sampled tokens.
 
     Raises:
-        ValueError: a turn's ids, log-probabilities and versions differ in number, its prompt is empty, or there are not as many
-            rewards as turns with sampled tokens.
+        ValueError: a turn's tokens do not fit together, or there are not as many rewards as turns with sampled tokens.
     """
     runs: list[list[Tokens]] = []
     ids: list[int] = []
@@ -96,7 +71,14 @@ def samples_of(
         tokens = turn.tokens
         if tokens is None or not tokens.completion_ids:
             continue
-        _check_tokens(tokens, f"trajectory {trajectory.id}, turn {number}")
+        where = f"trajectory {trajectory.id}, turn {number}"
+        sizes = (len(tokens.completion_ids), len(tokens.logprobs), len(tokens.versions))
+        if len(set(sizes)) > 1:
+            raise ValueError(
+                f"{where}: {sizes[0]} sampled ids, {sizes[1]} log-probabilities and {sizes[2]} versions; each id needs one of each"
+            )
+        if not tokens.prompt_ids:
+            raise ValueError(f"{where}: the prompt is empty, so nothing predicts the first sampled id")
         if not runs or tokens.prompt_ids[: len(ids)] != ids:
             runs.append([])
         runs[-1].append(tokens)
@@ -120,7 +102,6 @@ def samples_of(
 
 
 def _joined(turns: Sequence[Tokens]) -> TrainingSample:
-    """The tokens of turns that extend one another: prompts are not in the mask, sampled ids are."""
     ids: list[int] = []
     mask: list[bool] = []
     logprobs: list[float] = []
@@ -134,26 +115,3 @@ def _joined(turns: Sequence[Tokens]) -> TrainingSample:
         versions += [-1] * len(bridge) + tokens.versions
         turn_ends.append(len(ids))
     return TrainingSample(ids, mask, logprobs, versions=versions, turn_ends=turn_ends)
-
-
-def by_id(samples: Sequence[TrainingSample]) -> dict[str, TrainingSample]:
-    """The samples by their ids.
-
-    Raises:
-        ValueError: two samples have the same id.
-    """
-    found = {sample.id: sample for sample in samples}
-    if len(found) < len(samples):
-        twice = next(sample.id for sample in samples if found[sample.id] is not sample)
-        raise ValueError(f"two samples have the id {twice!r}; ids must be unique within a step")
-    return found
-
-
-def _check_tokens(tokens: Tokens, where: str) -> None:
-    sizes = (len(tokens.completion_ids), len(tokens.logprobs), len(tokens.versions))
-    if len(set(sizes)) > 1:
-        raise ValueError(
-            f"{where}: {sizes[0]} sampled ids, {sizes[1]} log-probabilities and {sizes[2]} versions; each id needs one of each"
-        )
-    if not tokens.prompt_ids:
-        raise ValueError(f"{where}: the prompt is empty, so nothing predicts the first sampled id")

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from agent_train.engine.server import WORKER_MARK
-from agent_train.weights.checksum import checksum
-from agent_train.weights.collective import WeightAddress, WeightGroup, make_group, receive_buckets
-from agent_train.weights.manifest import WeightTransferError, manifest_from_json
+from agent_train.weights.collective import WeightGroup, checksum, make_group, receive_buckets
+from agent_train.weights.manifest import WeightAddress, WeightTransferError, manifest_from_json
 from agentgym.processes.child_process import die_with
 
 ADAPTER_FILE = "adapter_model.safetensors"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from agent_train.cluster.placement import learner_devices, rank_room
 from agent_train.config.schema import Config
 from agent_train.data.balance import TOKENS, model_cost
-from agent_train.data.packing import weights_of
+from agent_train.data.packing import split_steps, weighted
 from agent_train.data.samples import TrainingSample
 from agent_train.learner.critic_objective import CriticMetrics, check_targets
-from agent_train.learner.measures import SftUpdate, StepResult, UpdateMetrics
-from agent_train.learner.optimizer_steps import split_steps
+from agent_train.learner.measures import OptimizerStep, UpdateMetrics
 from agent_train.learner.prm_objective import REDUCTION, PrmMetrics, prm_targets
-from agent_train.learner.shipping import Shipper
+from agent_train.learner.shipping import Ship, shipping
 from agent_train.learner.worker import LearnerWorker
 from agent_train.weights.manifest import TensorInfo, WeightAddress
 
@@ -38,24 +38,24 @@ class LearnerError(RuntimeError):
 
 class _Actor(LearnerWorker):
     def node_ip(self) -> str:
-        """Address of the node that this rank runs on."""
         return str(ray.util.get_node_ip_address())
 
 
 class Learner:
     """The N ranks of one role as Ray actors, on GPUs where the cluster has any, else on CPUs. Make one with `await Learner.start(...)`.
 
-    Each call goes to all ranks and waits at most `config.learner.timeout` seconds. After a failure the ranks are killed
-    and every further call raises.
+    Each call goes to all ranks and waits at most `config.learner.timeout` seconds. If a rank fails, the call raises
+    LearnerError, the ranks are killed and every further call raises. Samples that are malformed, or without what a call
+    reads, raise ValueError.
     """
 
-    def __init__(self, actors: Sequence[Any], config: Config, role: str = "policy", shipper: Shipper | None = None):
+    def __init__(self, actors: Sequence[Any], config: Config, role: str = "policy", ship: Ship | None = None):
         self.role = role
         self._actors = list(actors)
         self._config = config
         self._manifest: list[TensorInfo] = []
         self._cost = TOKENS
-        self._shipper = shipper or Shipper(config)
+        self._ship = ship or shipping(config)
         self._ended = ""
 
     @classmethod
@@ -65,16 +65,12 @@ class Learner:
         config: Config,
         role: str = "policy",
         bundles: PlacementGroup | None = None,
-        shipper: Shipper | None = None,
+        ship: Ship | None = None,
     ) -> Learner:
-        """Start the ranks, let them find each other, load the model. Ray must be running.
+        """Start the ranks, let them find each other, load the model from a folder that every node can read. Ray must be running.
 
-        Args:
-            model_dir: a Hugging Face folder that every node can read.
-            config: of the run.
-            role: which of the run's models, see `roles.ROLES`.
-            bundles: from `shared_devices`, where roles share devices.
-            shipper: shared by the models of a run, so that samples are packed and sent once; None makes one.
+        `bundles` come from `shared_devices`, where roles share devices. Models that share `ship` pack and send samples
+        once.
 
         Raises:
             LearnerError: Ray is not running, there are too few GPUs, or a rank did not start.
@@ -87,140 +83,103 @@ class Learner:
         make = ray.remote(max_restarts=0, num_gpus=room.gpus, num_cpus=room.cpus)(_Actor)
         arguments = (world, config, "cuda" if gpus else "cpu", role)
         actors = [make.options(**_place(bundles, rank)).remote(rank, *arguments) for rank in range(world)]
-        learner = cls(actors, config, role, shipper)
+        learner = cls(actors, config, role, ship)
         try:
-            host = (await learner._call("find the node of rank 0", "node_ip", [()]))[0]
-            port = (await learner._call("open the store of rank 0", "open_store", [(host,)]))[0]
-            where = (host, port, _absolute(model_dir))
+            (host,) = await learner._call("node_ip", [()], "find the node of rank 0")
+            (port,) = await learner._call("open_store", [(host,)], "open the store of rank 0")
             learner._cost = model_cost(model_dir)
-            learner._manifest = (await learner._call("start", "start", [where] * world))[0]
+            learner._manifest = await learner._on_all("start", host, port, _absolute(model_dir))
         except BaseException:
             learner.close()
             raise
         return learner
 
     async def update(
-        self, rows: Sequence[TrainingSample], *, lr_scale: float = 1.0, kl_coef: float = 0.0, version: int | None = None
-    ) -> UpdateMetrics:
-        """One training step: `algorithm.updates_per_step` optimizer steps, each on its part of the rows.
-
-        Args:
-            rows: with their advantages.
-            lr_scale: factor of the learning rate.
-            kl_coef: of the KL to the reference in the loss; above 0 the rows need their `reference`.
-            version: of the policy's weights as they are; None takes the newest that sampled a token.
-
-        Raises:
-            ValueError: a row is malformed, or no row holds a sampled token.
-            LearnerError: a rank failed.
-        """
-        if version is None:
-            version = max((max(row.versions, default=-1) for row in rows), default=-1)
-        fields = ("weight", "advantages", "reference")
-        return (await self._on_samples("update", self._steps(rows), fields, lr_scale, kl_coef, version))[0]
-
-    async def sft(self, rows: Sequence[TrainingSample], lr: float) -> SftUpdate:
-        """One supervised step on the masked tokens of the rows, at this learning rate. Raises as `update`."""
-        return (await self._on_samples("sft", [self._weighed(rows)], ("weight",), lr))[0]
-
-    async def update_critic(self, rows: Sequence[TrainingSample], *, lr_scale: float = 1.0) -> CriticMetrics:
-        """One training step of the critic: as many optimizer steps as the policy's.
-
-        Args:
-            rows: with their targets, and with their values where `critic.clip` is set.
-            lr_scale: factor of the learning rate.
-
-        Raises:
-            ValueError: a row is malformed or lacks these, or no row holds a sampled token.
-            LearnerError: a rank failed.
-        """
-        check_targets(rows, self._config.critic.clip)
-        return (await self._on_samples("update_critic", self._steps(rows), ("weight", "targets", "values"), lr_scale))[
-            0
-        ]
-
-    async def update_prm(
         self,
-        rows: Sequence[TrainingSample],
-        outcomes: Mapping[str, float],
+        samples: Sequence[TrainingSample],
         *,
         lr_scale: float = 1.0,
+        kl_coef: float = 0.0,
+        version: int | None = None,
+    ) -> UpdateMetrics:
+        """One training step: `algorithm.updates_per_step` optimizer steps, each on its part of the samples, which have advantages.
+
+        Above a `kl_coef` of 0 the samples need their `reference`. `version` is of the policy's weights as they are;
+        None takes the newest that sampled a token.
+        """
+        if version is None:
+            version = max((max(sample.versions, default=-1) for sample in samples), default=-1)
+        fields = ("weight", "advantages", "reference")
+        return (await self._on_samples("update", self._steps(samples), fields, lr_scale, kl_coef, version))[0]
+
+    async def sft(self, samples: Sequence[TrainingSample], lr: float) -> OptimizerStep:
+        """One supervised step on the masked tokens of the samples, at this learning rate."""
+        return (await self._on_samples("sft", [_weighted(samples)], ("weight",), lr))[0]
+
+    async def update_critic(self, samples: Sequence[TrainingSample], *, lr_scale: float = 1.0) -> CriticMetrics:
+        """One training step of the critic: as many optimizer steps as the policy's.
+
+        Samples need their targets, and their values where `critic.clip` is set. `lr_scale` is a factor of the learning
+        rate.
+        """
+        check_targets(samples, self._config.critic.clip)
+        fields = ("weight", "targets", "values")
+        return (await self._on_samples("update_critic", self._steps(samples), fields, lr_scale))[0]
+
+    async def update_prm(
+        self, samples: Sequence[TrainingSample], outcomes: Mapping[str, float], *, lr_scale: float = 1.0
     ) -> PrmMetrics:
         """One optimizer step of PRIME's reward model.
 
-        Args:
-            rows: all samples of the trajectories that it learns from, with `prm` (its own present log-probabilities) and
-                `reference` (those of the model that it started from).
-            outcomes: of each trajectory by its id, from 0 (wrong) to 1 (right).
-            lr_scale: factor of the learning rate.
-
-        Raises:
-            ValueError: see `prm_objective.prm_targets`.
-            LearnerError: a rank failed.
+        The samples, all of each trajectory, need `prm` (its own present log-probabilities) and `reference` (those of
+        the model that it started from). `outcomes` of the trajectories, by id, are from 0 (wrong) to 1 (right).
         """
         started = time.monotonic()
-        targets = prm_targets(rows, outcomes, self._config.algorithm.advantage.prime_beta)
-        taught = self._weighed(targets.rows, REDUCTION)
-        step = (await self._on_samples("update_prm", [taught], ("weight", "advantages"), lr_scale))[0]
-        return PrmMetrics(
-            loss=targets.loss,
-            accuracy=targets.accuracy,
-            reward_mean=targets.reward_mean,
-            grad_norm=step.grad_norm,
-            lr=step.lr,
-            skipped=not step.applied,
-            seconds=time.monotonic() - started,
-        )
+        taught, measures = prm_targets(samples, outcomes, self._config.algorithm.advantage.prime_beta)
+        steps, fields = [_weighted(taught, REDUCTION)], ("weight", "advantages")
+        step: OptimizerStep = (await self._on_samples("update_prm", steps, fields, lr_scale))[0]
+        seconds = time.monotonic() - started
+        return PrmMetrics(**measures, grad_norm=step.grad_norm, lr=step.lr, skipped=step.skipped, seconds=seconds)
 
-    async def logprobs(self, rows: Sequence[TrainingSample]) -> list[list[float]]:
-        """The log-probability of each sampled token of each row, 0.0 elsewhere: at the row's temperature, a teacher's at 1."""
+    async def logprobs(self, samples: Sequence[TrainingSample]) -> list[list[float]]:
+        """The log-probability of each sampled token of each sample, 0.0 elsewhere: at the sample's temperature, a teacher's at 1."""
         if self.role == "teacher":
-            rows = [dataclasses.replace(row, temperature=1.0) for row in rows]
-        found: list[list[float]] = await self._of_samples("logprobs", rows)
-        return found
+            samples = [replace(sample, temperature=1.0) for sample in samples]
+        return await self._of_samples("logprobs", samples)
 
-    async def reference_logprobs(self, rows: Sequence[TrainingSample]) -> list[list[float]]:
+    async def reference_logprobs(self, samples: Sequence[TrainingSample]) -> list[list[float]]:
         """As `logprobs`, of the policy as the run began: the model without its adapters (`lora.rank` above 0)."""
-        found: list[list[float]] = await self._of_samples("logprobs_without_adapters", rows)
-        return found
+        return await self._of_samples("logprobs_without_adapters", samples)
 
-    async def values(self, rows: Sequence[TrainingSample]) -> list[list[float]]:
-        """The critic's value before each sampled token of each row, 0.0 elsewhere."""
-        found: list[list[float]] = await self._of_samples("values", rows)
-        return found
+    async def values(self, samples: Sequence[TrainingSample]) -> list[list[float]]:
+        """The critic's value before each sampled token of each sample, 0.0 elsewhere."""
+        return await self._of_samples("values", samples)
 
-    async def scores(self, rows: Sequence[TrainingSample]) -> list[float]:
-        """The reward model's score of each row at its last sampled token. That of a trajectory is the score of its last row."""
-        found: list[float] = await self._of_samples("scores", rows)
-        return found
+    async def scores(self, samples: Sequence[TrainingSample]) -> list[float]:
+        """The reward model's score of each sample at its last sampled token. That of a trajectory is the score of its last sample."""
+        return await self._of_samples("scores", samples)
 
     async def apply_loss_gradients(
-        self, rows: Sequence[TrainingSample], derivatives: Sequence[Sequence[float]], lr: float
-    ) -> StepResult:
-        """One optimizer step, at this learning rate, on a loss of which the derivatives are known.
+        self, samples: Sequence[TrainingSample], derivatives: Sequence[Sequence[float]], lr: float
+    ) -> OptimizerStep:
+        """One optimizer step on a loss of which the derivatives are known, by the log-probability of each token of each sample, 0.0 elsewhere.
 
-        Args:
-            rows: of the whole step.
-            derivatives: of each row, by the log-probability of each token, 0.0 outside the mask; of a reward model by the row's
-                score, at its last sampled token.
-            lr: learning rate.
+        For a reward model they are by the sample's score, at its last sampled token.
         """
-        along = [dataclasses.replace(row, advantages=list(own)) for row, own in zip(rows, derivatives, strict=True)]
+        along = [replace(sample, advantages=list(own)) for sample, own in zip(samples, derivatives, strict=True)]
         fields = ("weight", "advantages")
-        return (await self._on_samples("apply_loss_gradients", [self._weighed(along)], fields, lr))[0]
+        return (await self._on_samples("apply_loss_gradients", [_weighted(along)], fields, lr))[0]
 
     async def load(self, model_dir: str | Path) -> None:
         """Take the model of another folder, as if the ranks had just started with it."""
-        self._manifest = (await self._call("load", "load", self._each(_absolute(model_dir))))[0]
+        self._manifest = await self._on_all("load", _absolute(model_dir))
 
     async def _of_samples(self, method: str, samples: Sequence[TrainingSample]) -> list[Any]:
-        """The answers of a method of the ranks for each sample, in the order of the samples."""
         answers = await self._on_samples(method, [samples], ())
         found = {
             sample.id: answer
-            for batch, of_rank in zip(self._shipper.ship(samples, self._cost).batches, answers, strict=True)
-            for own, of_micro_batch in zip(batch.micro_batches, of_rank, strict=True)
-            for sample, answer in zip(own, of_micro_batch, strict=True)
+            for batch, of_rank in zip(self._ship(samples, self._cost)[0], answers, strict=True)
+            for sample, answer in zip(batch.samples, chain.from_iterable(of_rank), strict=True)
         }
         return [found[sample.id] for sample in samples]
 
@@ -229,67 +188,48 @@ class Learner:
     ) -> list[Any]:
         """Call a method of the ranks on their batches of each optimizer step; the answers of ranks 0, 1, ...
 
-        Args:
-            method: of `LearnerWorker`.
-            steps: the samples of each optimizer step.
-            fields: those of a sample that are sent with the call, besides its temperature.
-            arguments: of the method, after the batches.
+        `fields` of each sample are sent with the call, besides its temperature. `arguments` come after the batches.
         """
-        shipped = [self._shipper.ship(samples, self._cost) for samples in steps]
+        shipped = [self._ship(samples, self._cost) for samples in steps]
         numbers = {s.id: {name: getattr(s, name) for name in ("temperature", *fields)} for own in steps for s in own}
         calls = []
-        for rank in range(len(shipped[0].batches)):
-            own = [[s.id for part in each.batches[rank].micro_batches for s in part] for each in shipped]
-            sent = [{name: numbers[name] for name in ids} for ids in own]
-            calls.append((method, sent, arguments, *(each.references[rank] for each in shipped)))
-        return await self._call(method, "on_batches", calls)
+        for rank in range(len(shipped[0][0])):
+            sent = [{sample.id: numbers[sample.id] for sample in batches[rank].samples} for batches, _ in shipped]
+            calls.append((method, sent, arguments, *(references[rank] for _, references in shipped)))
+        return await self._call("on_batches", calls, method)
 
     def _steps(self, samples: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
-        """The samples of each optimizer step of a training step, with their weights."""
         algorithm = self._config.algorithm
         whole = algorithm.reduction == "prompt-mean" or self._config.learner.shared_prefix
         parts = split_steps(samples, algorithm.updates_per_step, self._cost, whole)
-        return [self._weighed(part, algorithm.reduction, algorithm.reduction_length) for part in parts]
-
-    @staticmethod
-    def _weighed(
-        samples: Sequence[TrainingSample], reduction: str = "token-mean", length: float | None = None
-    ) -> list[TrainingSample]:
-        """The samples of one optimizer step with their weights in its loss."""
-        if not any(sample.sampled for sample in samples):  # which `ship` refuses
-            return list(samples)
-        weights = weights_of(samples, reduction, length)
-        return [dataclasses.replace(each, weight=weight) for each, weight in zip(samples, weights, strict=True)]
+        return [_weighted(part, algorithm.reduction, algorithm.reduction_length) for part in parts]
 
     async def connect_weights(self, address: WeightAddress) -> None:
         """Rank 0 joins the weight group as sender; returns when the receivers have joined too."""
-        await self._call("connect_weights", "connect_weights", self._each(address))
+        await self._on_all("connect_weights", address)
 
     def manifest(self) -> list[TensorInfo]:
-        """Names, shapes and type of the weights, in the order in which `send_weights` sends them."""
         return list(self._manifest)
 
     async def send_weights(self) -> dict[str, int]:
         """Send all weights to the receivers; the checksum of each by name."""
-        return (await self._call("send_weights", "send_weights", self._each()))[0]
+        return await self._on_all("send_weights")
 
     async def save(self, folder: str | Path) -> None:
         """Write the weights, adapters added to them, as a Hugging Face folder, whole or not at all; one that is there is replaced."""
-        await self._call("save", "save", self._each(_absolute(folder)))
+        await self._on_all("save", _absolute(folder))
 
     async def save_adapter(self, folder: str | Path) -> dict[str, int]:
         """Write the adapters alone in PEFT's format, whole or not at all; the checksum of each tensor by name."""
-        return (await self._call("save_adapter", "save_adapter", self._each(_absolute(folder))))[0]
+        return await self._on_all("save_adapter", _absolute(folder))
 
     async def save_state(self, folder: str | Path, export: str | Path | None = None) -> None:
         """Have the ranks copy all that a resumed run needs and write it into a new folder; returns with the copies made.
 
-        Args:
-            folder: what `load_state` takes, once `state_saved` has said that it is whole.
-            export: where a Hugging Face folder of the same weights is written too; None: nowhere.
+        `load_state` takes the folder once `state_saved` has said that it is whole. A Hugging Face folder of the same
+        weights is written to `export`.
         """
-        to = None if export is None else _absolute(export)
-        await self._call("save_state", "save_state", self._each(_absolute(folder), to))
+        await self._on_all("save_state", _absolute(folder), None if export is None else _absolute(export))
 
     async def state_saved(self) -> str:
         """Wait until what `save_state` began is written: "" where it went well, else what failed. Never raises for that."""
@@ -301,16 +241,12 @@ class Learner:
             errors = [error for error in said if isinstance(error, BaseException)]
             failures = [answer for answer in said if isinstance(answer, str) and answer]
             if errors or failures or None not in said:
-                return str(failures[0] if failures else errors[0] if errors else "").split("\n")[0]
+                return str([*failures, *errors, ""][0]).split("\n")[0]
             await asyncio.sleep(STATE_POLL_SECONDS)
 
     async def load_state(self, folder: str | Path) -> None:
-        """Go on from what `save_state` wrote, on any number of ranks.
-
-        Raises:
-            LearnerError: the folder is of another model, or a rank failed.
-        """
-        await self._call("load_state", "load_state", self._each(_absolute(folder)))
+        """Go on from what `save_state` wrote, on any number of ranks. Raises LearnerError if the folder is of another model."""
+        await self._on_all("load_state", _absolute(folder))
 
     def close(self) -> None:
         """Kill the ranks. May be called twice."""
@@ -324,11 +260,13 @@ class Learner:
     def _name(self) -> str:
         return "learner" if self.role == "policy" else f"learner: {self.role}"
 
-    def _each(self, *arguments: Any) -> list[tuple[Any, ...]]:
-        return [arguments] * len(self._actors)
+    async def _on_all(self, method: str, *arguments: Any) -> Any:
+        """Call a method of every rank with the same arguments; the answer of rank 0."""
+        return (await self._call(method, [arguments] * len(self._actors)))[0]
 
-    async def _call(self, what: str, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of ranks 0, 1, ... with their arguments; their answers in that order."""
+    async def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], what: str = "") -> list[Any]:
+        """Call a method of ranks 0, 1, ... with their arguments; their answers in that order. Errors call it `what`."""
+        what = what or method
         if self._ended:
             raise LearnerError(f"{self._name}: cannot {what}: {self._ended}")
         refs = [getattr(self._actors[rank], method).remote(*own) for rank, own in enumerate(arguments)]
@@ -362,6 +300,13 @@ class Learner:
         return failure
 
 
+def _weighted(
+    samples: Sequence[TrainingSample], reduction: str = "token-mean", length: float | None = None
+) -> list[TrainingSample]:
+    """The samples of one optimizer step with their weights; as they are without a sampled token, which shipping refuses."""
+    return weighted(samples, reduction, length) if any(s.sampled for s in samples) else list(samples)
+
+
 def _reason(error: BaseException) -> str:
     """In one line. Of a rank that could not be made, Ray's text ends with the exception that its constructor raised."""
     cause = getattr(error, "cause", None) or error
@@ -370,11 +315,7 @@ def _reason(error: BaseException) -> str:
 
 
 async def shared_devices(config: Config) -> PlacementGroup | None:
-    """One bundle for rank i of all roles, where roles share devices; None where each rank is placed for itself.
-
-    Raises:
-        LearnerError: the cluster has too few GPUs, or does not give them in `learner.timeout` seconds.
-    """
+    """One bundle for rank i of all roles, where roles share devices; None where each rank is placed for itself."""
     bundle = rank_room(config, _gpus(config)).bundle
     if bundle is None:
         return None
@@ -390,11 +331,7 @@ async def shared_devices(config: Config) -> PlacementGroup | None:
 
 
 def _gpus(config: Config) -> int:
-    """The number of GPUs in the cluster.
-
-    Raises:
-        LearnerError: fewer than the roles need.
-    """
+    """The number of GPUs in the cluster. Raises LearnerError if there are fewer than the roles need."""
     gpus, needed = int(ray.cluster_resources().get("GPU", 0)), learner_devices(config)
     if 0 < gpus < needed:
         less = " or share them: learner.placement=shared" if needed > config.learner.workers else ""
@@ -411,7 +348,6 @@ def _place(bundles: PlacementGroup | None, rank: int) -> dict[str, Any]:
 
 
 def _absolute(folder: str | Path) -> str:
-    """The path as a rank sees it, whose working directory may be another."""
     return str(Path(folder).absolute())
 
 

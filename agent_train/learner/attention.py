@@ -1,10 +1,10 @@
-"""Causal attention over packed rows: each row sees itself only, and no T x T mask is ever made.
+"""Causal attention over packed samples: each sees itself only, and no T x T mask is ever made.
 
-Registered with transformers under `PACKED`; a model loaded with that name asks for no mask and hands `segments` through to
-this function. On CUDA in half precision one variable-length kernel does a whole micro-batch; elsewhere each run of equally
-long rows is one call of scaled dot-product attention. Where rows share prefixes, `shared_attention` does it.
+transformers knows it as `PACKED`; a model loaded with that name asks for no mask and hands `segments` through. On CUDA
+in half precision one variable-length kernel does a whole micro-batch; elsewhere each run of equally long samples is one
+call of scaled dot-product attention. Where samples share prefixes, `shared_attention` does it.
 
-Legend: T packed tokens, S rows, n stretches of one length L, H query heads, K key/value heads, D head size.
+Legend: T packed tokens, S samples, n stretches of one length L, H query heads, K key/value heads, D head size.
 """
 
 from __future__ import annotations
@@ -16,16 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from agent_train.data.packing import Prefix
+from agent_train.data.packing import MicroBatch, Prefix
 from agent_train.learner.shared_attention import Trunk, band, shared_attention
-
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # torch before 2.10
-    varlen_attn = None
 
 PACKED = "agentgym_packed"
 # What some architectures add to attention and this function does not compute.
@@ -34,32 +30,25 @@ UNSUPPORTED = ("softcap", "s_aux", "head_mask", "position_bias")
 
 @dataclass(frozen=True)
 class Segments:
-    """The bounds of the samples in a packed micro-batch.
+    """The bounds of the samples in a packed micro-batch."""
 
-    Attributes:
-        cu_seqlens: S+1 boundaries, int32, on the model's device.
-        longest: length of the longest row, with the prefix that it shares.
-        runs: `(n, L)` for each run of neighbouring stretches of equal length, in order. A stretch is a row, a shared prefix, or what
-            a row has beyond it.
-        trunks: the shared prefixes.
-        masks: of FlexAttention, by sliding window, once one is made.
-    """
-
-    cu_seqlens: Tensor
-    longest: int
+    cu_seqlens: Tensor  # S+1 boundaries, int32, on the model's device
+    longest: int  # length of the longest sample, with the prefix that it shares
+    # `(n, L)` for each run of neighbouring stretches of equal length, in order. A stretch is a sample, a shared prefix,
+    # or what a sample has beyond it.
     runs: tuple[tuple[int, int], ...]
-    trunks: tuple[Trunk, ...] = ()
+    trunks: tuple[Trunk, ...] = ()  # the shared prefixes
+    # of FlexAttention, by sliding window, once one is made
     masks: dict[int | None, Any] = field(default_factory=dict, compare=False)
 
 
 def segments_of(lengths: tuple[int, ...], cu_seqlens: Tensor, prefixes: Sequence[Prefix] = ()) -> Segments:
-    """The segments of a micro-batch: of its `lengths`, `cu_seqlens` and `prefixes`."""
     ends = [0, *accumulate(lengths)]
-    trunks = [Trunk(ends[p.first], ends[p.first] + p.length, ends[p.first + p.rows]) for p in prefixes]
+    trunks = [Trunk(ends[p.first], ends[p.first] + p.length, ends[p.first + p.samples]) for p in prefixes]
     stretches, longest = list(lengths), max(lengths)
     for prefix in reversed(prefixes):
         rest = stretches[prefix.first] - prefix.length
-        longest = max(longest, prefix.length + max(lengths[prefix.first + 1 : prefix.first + prefix.rows]))
+        longest = max(longest, prefix.length + max(lengths[prefix.first + 1 : prefix.first + prefix.samples]))
         stretches[prefix.first : prefix.first + 1] = [prefix.length, rest]
     runs = tuple((len(list(run)), length) for length, run in groupby(stretches))
     return Segments(cu_seqlens, longest, runs, tuple(trunks))
@@ -77,12 +66,7 @@ def packed_attention(
     segments: Segments | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention in the form that transformers calls: query (1, H, T, D), key and value (1, K, T, D) -> (1, T, H, D).
-
-    Raises:
-        ValueError: no `segments`, a mask, dropout, more than one sequence in the batch dimension, or a feature of the
-            architecture that packed attention does not compute.
-    """
+    """Attention in the form that transformers calls: query (1, H, T, D), key and value (1, K, T, D) -> (1, T, H, D)."""
     wrong = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
     if segments is None or attention_mask is not None or dropout or query.shape[0] != 1 or wrong:
         found = ", ".join(wrong) or f"mask {attention_mask is not None}, dropout {dropout}, batch {query.shape[0]}"
@@ -94,7 +78,7 @@ def packed_attention(
         return shared_attention(
             query, key, value, segments.runs, segments.trunks, scaling, window, segments.masks
         ), None
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and varlen_attn is not None:
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _varlen(query, key, value, segments, scaling, window), None
     return _by_runs(query, key, value, segments, scaling, window), None
 
@@ -138,6 +122,17 @@ def _by_runs(
         )
         parts.append(out_nHLD.transpose(1, 2).flatten(0, 1))
     return torch.cat(parts).unsqueeze(0)
+
+
+def hidden_states(model: Any, batch: MicroBatch) -> Tensor:
+    """hidden_TD of a micro-batch, behind the last layer of a transformers model with packed attention."""
+    hidden_TD: Tensor = model.base_model(
+        input_ids=batch.ids_T[None],
+        position_ids=batch.positions_T[None],
+        use_cache=False,
+        segments=segments_of(batch.lengths, batch.cu_seqlens, batch.prefixes),
+    ).last_hidden_state[0]
+    return hidden_TD
 
 
 def register() -> str:

@@ -9,8 +9,8 @@ import random
 def make_deterministic(seed: int) -> None:
     """Seed Python, NumPy and torch, and have torch take only operations that give the same bits each time.
 
-    An operation that has no such form raises a RuntimeError that names it. On a GPU it must come before the first product of
-    matrices of the process, since cuBLAS reads its workspace's size once.
+    An operation that has no such form raises a RuntimeError. On a GPU it must come before the first matrix product of
+    the process, since cuBLAS reads its workspace's size once.
     """
     import numpy
     import torch

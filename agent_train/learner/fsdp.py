@@ -19,16 +19,9 @@ from agent_train.config.schema import Config
 from agent_train.learner.attention import PACKED, register
 from agent_train.learner.head import PackedPolicy
 from agent_train.learner.loading import build_empty, file_name, fill
-from agent_train.learner.lora import (
-    adapter_tensors,
-    has_adapters,
-    initial_adapter,
-    merged,
-    write_adapter,
-)
+from agent_train.learner.lora import adapter_tensors, has_adapters, initial_adapter, merged, write_adapter
 from agent_train.learner.parallel import ParallelDims, check_model, split_layers
 from agent_train.learner.sequence_parallel import spread_over, ulysses_attention
-from agent_train.weights.checksum import checksum
 
 UNCOMPILED = f"{PACKED}_uncompiled"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -40,10 +33,8 @@ def load_policy(
 ) -> PackedPolicy:
     """A Hugging Face folder as a policy to train, on the host, with fp32 weights and without dropout.
 
-    Where the folder's files allow it, the parameters have no memory yet: `shard` reads each rank's own.
-
-    Raises:
-        FileNotFoundError: the folder has no config.json.
+    Where the folder's files allow it, the parameters have no memory yet: `shard` reads each rank's own. Raises
+    FileNotFoundError.
     """
     model_dir = Path(model_dir)
     if not (model_dir / "config.json").is_file():
@@ -57,7 +48,6 @@ def load_policy(
 
 
 def plain(model: Any, gradient_checkpointing: bool) -> Any:
-    """The model in training mode, its dropout off."""
     if hasattr(model.config, "attention_dropout"):
         model.config.attention_dropout = 0.0
     for module in model.modules():
@@ -71,26 +61,18 @@ def plain(model: Any, gradient_checkpointing: bool) -> Any:
     return model.train()
 
 
-def shard(policy: Packed, layout: ParallelDims, config: Config, model_dir: str | Path, device: torch.device) -> Packed:
+def shard(policy: Packed, dims: ParallelDims, config: Config, model_dir: str | Path, device: torch.device) -> Packed:
     """Shard each transformer block and then the rest over the ranks, in place. Weights and gradient sums stay fp32.
 
-    Args:
-        policy: a `PackedPolicy` or `PackedValue`, on the host; it is moved to the device block by block, and what has no memory
-            is read from the files.
-        layout: of the ranks.
-        config: of the run: `model.dtype` is what the layers compute in.
-        model_dir: of the files.
-        device: of this rank.
-
-    Raises:
-        ValueError: an architecture that cannot be split as the settings ask.
+    The module, a `PackedPolicy` or `PackedValue`, comes from the host and moves to the device block by block.
+    Parameters without memory are read from the files of `model_dir`. `model.dtype` is what the layers compute in.
     """
     model, settings = policy.model, config.learner
     blocks = blocks_of(model)
-    if layout.spread is not None:
-        check_model(model, layout)
-    if layout.tensor_mesh is not None:
-        split_layers(model, blocks, layout.tensor_mesh)
+    if dims.spread is not None:
+        check_model(model, dims)
+    if dims.tensor_mesh is not None:
+        split_layers(model, blocks, dims.tensor_mesh)
     if settings.compile:
         compile_blocks(model, blocks)
     options: dict[str, Any] = {
@@ -99,16 +81,16 @@ def shard(policy: Packed, layout: ParallelDims, config: Config, model_dir: str |
     if settings.offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
     for block in blocks:
-        fully_shard(block, mesh=layout.fsdp, **options)
-    fully_shard(policy, mesh=layout.world, **options)
+        fully_shard(block, mesh=dims.fsdp, **options)
+    fully_shard(policy, mesh=dims.world, **options)
     fill(policy, model, model_dir, torch.device("cpu") if settings.offload else device, initial_adapter)
-    if layout.spread is not None:
-        spread_over(policy, layout.spread)
+    if dims.spread is not None:
+        spread_over(policy, dims.spread)
     return policy
 
 
 def compile_blocks(model: Any, blocks: Sequence[nn.Module]) -> None:
-    """Compile each block in place; attention over packed rows, whose lengths change with each batch, stays as it is."""
+    """Compile each block in place; attention over packed samples, whose lengths change with each batch, stays as it is."""
     AttentionInterface.register(UNCOMPILED, torch.compiler.disable(ulysses_attention))
     model.config._attn_implementation = UNCOMPILED
     for block in blocks:
@@ -124,21 +106,15 @@ def blocks_of(model: Any) -> list[nn.Module]:
 def full_tensors(policy: Packed, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
     """Each parameter whole, under its Hugging Face name, one at a time; tied weights once, under their first name.
 
-    Adapters are added to the weights that they belong to. Every rank must go through the whole iteration, since each step gathers
-    from all.
+    Adapters are added to the weights that they belong to. Every rank must go through the whole iteration: each step is
+    a collective.
     """
-    named = merged(policy.model, whole_tensor) if has_adapters(policy.model) else _whole(policy.model)
-    for name, whole in named:
+    for name, whole in merged(policy.model, whole_tensor):
         yield name, whole if dtype is None else whole.to(dtype)
 
 
-def full_adapter(policy: Packed) -> Iterator[tuple[str, Tensor]]:
-    """Each weight of the adapters whole, under its name in PEFT's file. As `full_tensors` otherwise."""
-    return adapter_tensors(policy.model, whole_tensor)
-
-
 def shapes_of(policy: Packed) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of what `full_tensors` gives, in its order."""
+    """Names and shapes of `full_tensors`, in its order."""
     named = policy.model.named_parameters()
     return [(file_name(name), tuple(p.shape)) for name, p in named if ".lora_" not in name]
 
@@ -151,37 +127,15 @@ def whole_tensor(parameter: Tensor) -> Tensor:
     return value.to(value.device_mesh.device_type).full_tensor()
 
 
-def _whole(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in model.named_parameters():
-        yield name, whole_tensor(parameter)
-
-
-def save_model(policy: Packed, folder: str | Path, model_dir: str | Path, rank: int, dtype: str) -> None:
-    """Write a Hugging Face folder: weights in `dtype`, adapters added to them, config, and the tokenizer's files of `model_dir`.
-
-    All ranks call it; rank 0 writes, next to `folder`, and renames at the end, so that `folder` is whole or not there.
-    A folder that was there is replaced.
-    """
-    weights = whole_on_host(policy, rank, dtype, merge=True)
-    if rank == 0:
-        write_model(policy, weights, folder, model_dir, dtype)
-
-
-def save_adapter(policy: Packed, folder: str | Path, model_dir: str | Path, rank: int, dtype: str) -> dict[str, int]:
-    """Write the adapters alone, in PEFT's format; otherwise as `save_model`. The checksum of each tensor on rank 0."""
-    weights = whole_on_host(policy, rank, dtype)
-    if rank == 0:
-        write_model(policy, weights, folder, model_dir, dtype)
-    return {name: checksum(weight) for name, weight in weights.items()}
-
-
 def whole_on_host(policy: Packed, rank: int, dtype: str, merge: bool = False) -> dict[str, Tensor]:
     """A copy of what is saved, in `dtype`, in the memory of rank 0; nothing on other ranks. A collective.
 
-    That is every parameter as `full_tensors` gives it; or the adapters alone where there are any, unless they are to `merge`.
+    That is every parameter as `full_tensors` gives it; or the adapters alone where there are any, unless they are to
+    `merge`.
     """
     weights = {}
-    named = full_adapter(policy) if has_adapters(policy.model) and not merge else full_tensors(policy)
+    adapters = has_adapters(policy.model) and not merge
+    named = adapter_tensors(policy.model, whole_tensor) if adapters else full_tensors(policy)
     for name, whole in named:
         if rank == 0:
             weights[name] = whole.to("cpu", DTYPES[dtype], copy=True)
@@ -191,9 +145,10 @@ def whole_on_host(policy: Packed, rank: int, dtype: str, merge: bool = False) ->
 def write_model(
     policy: Packed, weights: dict[str, Tensor], folder: str | Path, model_dir: str | Path, dtype: str
 ) -> None:
-    """Write what `save_model` or `save_adapter` writes, from weights gathered before.
+    """Write a Hugging Face folder: weights, config, and the tokenizer's files of `model_dir`; adapters alone in PEFT's format.
 
-    The policy is asked for its config alone.
+    Written next to `folder` and renamed at the end, so that it is whole or not there. A folder that was there is
+    replaced. The policy is asked for its config alone.
     """
     folder, model_dir = Path(folder), Path(model_dir)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
@@ -204,23 +159,15 @@ def write_model(
         write_adapter(partial, policy.model, weights, model_dir)
     else:
         policy.model.save_pretrained(str(partial), state_dict=weights)
-        _write_dtype(partial / "config.json", dtype)
+        # transformers writes the type of the model in memory, which is fp32.
+        config = json.loads((partial / "config.json").read_text(encoding="utf-8"))
+        text = json.dumps({**config, "dtype": dtype}, indent=2) + "\n"
+        (partial / "config.json").write_text(text, encoding="utf-8")
     for source in sorted(model_dir.iterdir()):
-        if (
-            source.is_file()
-            and source.suffix != ".safetensors"
-            and not (partial / source.name).exists()
-            and _wanted(source)
-            and not (adapter and source.name == "config.json")
-        ):
+        kept = source.is_file() and not (partial / source.name).exists() and _wanted(source)
+        if kept and not (adapter and source.name == "config.json"):
             shutil.copy2(source, partial / source.name)
     replace_folder(partial, folder)
-
-
-def _write_dtype(config: Path, dtype: str) -> None:
-    """Say in the config which type the file holds: transformers writes that of the model in memory, which is fp32."""
-    record = json.loads(config.read_text(encoding="utf-8"))
-    config.write_text(json.dumps({**record, "dtype": dtype}, indent=2) + "\n", encoding="utf-8")
 
 
 def _wanted(source: Path) -> bool:

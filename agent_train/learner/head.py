@@ -1,9 +1,11 @@
 """From packed tokens to log-probabilities and entropies, without ever holding T x V logits.
 
-Only tokens in the loss mask reach the head, in chunks of tokens and of the vocabulary; the backward pass computes each chunk again,
-all but the last. The logits are taken to fp32 before the log-sum-exp, which grows from one part of the vocabulary to the next.
+Only tokens in the loss mask reach the head, in chunks of tokens and of the vocabulary; the backward pass computes each
+chunk again, all but the last. The logits are taken to fp32 before the log-sum-exp, which grows from one part of the
+vocabulary to the next.
 
-Legend: T packed tokens, M of them in the loss mask, C tokens of one chunk, V vocabulary, W entries of one part of it, D hidden size.
+Legend: T packed tokens, M of them in the loss mask, C tokens of one chunk, V vocabulary, W entries of one part of it, D
+hidden size.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from agent_train.data.packing import MicroBatch
-from agent_train.learner.attention import segments_of
+from agent_train.learner.attention import hidden_states
 
 
 class _ChunkedHead(torch.autograd.Function):
@@ -85,12 +87,8 @@ class _ChunkedHead(torch.autograd.Function):
 class _Answers:
     """Running statistics of C tokens over the parts of the vocabulary so far.
 
-    Attributes:
-        targets_C: the ids that were sampled.
-        top_C: the greatest logit.
-        sum_C: of exp(logit - top).
-        dot_C: of exp(logit - top) times logit - top.
-        target_C: the logit of the target, once its part has come.
+    `top_C` is the greatest logit, `sum_C` the sum of exp(logit - top), `dot_C` that times logit - top, `target_C` the
+    logit of the target, once its part has come.
     """
 
     targets_C: Tensor
@@ -172,15 +170,12 @@ class _Logits:
 
     @property
     def whole(self) -> bool:
-        """True if one part is the whole vocabulary."""
         return self._width == len(self._weight_VD)
 
     def chunks(self) -> list[slice]:
-        """Of the tokens."""
         return [slice(start, start + self._chunk) for start in range(0, len(self._hidden_MD), self._chunk)]
 
     def parts(self) -> Iterator[slice]:
-        """Of the vocabulary."""
         size = len(self._weight_VD)
         return (slice(start, min(start + self._width, size)) for start in range(0, size, self._width))
 
@@ -204,7 +199,7 @@ class _Logits:
         grad_hidden_MD: Tensor | None,
         grad_weight_VD: Tensor | None,
     ) -> None:
-        """Add what the gradient of a block of logits gives to the gradients of hidden states and weight, where there are any."""
+        """Add the gradients by hidden states and weight, where there are any, of a block of logits."""
         hidden_CD, weight_WD = self._hidden_MD[tokens], self._weight_VD[entries]
         temperature_C1 = self._temperature_M1[tokens]
         if not self.scaled:
@@ -224,7 +219,7 @@ class _Logits:
 def chunked_head(
     hidden_MD: Tensor, weight_VD: Tensor, targets_M: Tensor, temperature_M: Tensor, chunk: int, vocab_chunk: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target and entropy of its distribution, both in nats and fp32, with gradients.
+    """logprobs_M of the targets and entropy_M, in nats and fp32 (fp64 where the hidden states are), with gradients.
 
     Two blocks of logits exist at one time, until the backward pass is done.
 
@@ -235,26 +230,15 @@ def chunked_head(
         temperature_M: divides the logits, positive.
         chunk: tokens of a block.
         vocab_chunk: entries of the vocabulary of a block; 0 is all.
-
-    Returns:
-        logprobs_M and entropy_M; fp64 where the hidden states are.
     """
     return _ChunkedHead.apply(hidden_MD, weight_VD, targets_M, temperature_M, chunk, vocab_chunk)
 
 
 class PackedPolicy(nn.Module):
-    """A causal language model as the learner calls it: micro-batch in, log-probabilities and entropies out.
+    """A causal language model, loaded with the packed attention: micro-batch in, log-probabilities and entropies out.
 
-    Backbone and head are called in one forward, so that what is sharded around this module gathers the head's weight too,
-    also where it is tied to the input embedding.
-
-    Args:
-        model: a transformers causal language model, loaded with the packed attention.
-        head_chunk: tokens whose logits exist at one time.
-        vocab_chunk: entries of the vocabulary whose logits do; 0 is all.
-
-    Raises:
-        ValueError: the model changes its logits after the output embedding, which the chunked head would not repeat.
+    Backbone and head are called in one forward, so that FSDP around this module gathers the head's weight too, also
+    where it is tied to the input embedding.
     """
 
     def __init__(self, model: Any, head_chunk: int, vocab_chunk: int = 0):
@@ -274,12 +258,7 @@ class PackedPolicy(nn.Module):
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """logprobs_T and entropy_T of the masked tokens, fp32, 0 elsewhere. Each token is predicted from the one before it."""
-        hidden_TD = self.model.base_model(
-            input_ids=batch.ids_T[None],
-            position_ids=batch.positions_T[None],
-            use_cache=False,
-            segments=segments_of(batch.lengths, batch.cu_seqlens, batch.prefixes),
-        ).last_hidden_state[0]
+        hidden_TD = hidden_states(self.model, batch)
         index_M = batch.mask_T.nonzero()[:, 0]
         logprobs_M, entropy_M = chunked_head(
             hidden_TD[batch.previous_T[index_M]],

@@ -1,6 +1,7 @@
 """Low-rank adapters in place of all weights, with PEFT: its layers in the model, its files on disk.
 
-The model's own weights are frozen; without the adapters it is the policy as the run began, which is the reference of a KL.
+The model's own weights are frozen; without the adapters it is the policy as the run began, which is the reference of a
+KL.
 """
 
 from __future__ import annotations
@@ -28,9 +29,6 @@ def add_adapters(model: Any, settings: LoraConfig) -> None:
     """Put an adapter around each layer that `settings.targets` names and freeze everything else, in place.
 
     The adapters' weights are on the meta device: `loading.fill` gives them their values, by `initial_adapter`.
-
-    Raises:
-        ValueError: PEFT is not installed, a target names no layer of the model, or one that is not linear.
     """
     try:
         from peft import LoraConfig as PeftConfig
@@ -45,7 +43,15 @@ def add_adapters(model: Any, settings: LoraConfig) -> None:
     }
     if unknown := sorted(set(settings.targets) - names):
         raise ValueError(f"lora.targets: {type(model).__name__} has no linear layers {unknown}: it has {sorted(names)}")
-    inject_adapter_in_model(_peft_config(PeftConfig, settings), model, ADAPTER, low_cpu_mem_usage=True)
+    peft_config = PeftConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # PEFT takes fractions too
+        lora_dropout=0.0,
+        bias="none",
+        target_modules=sorted(settings.targets),
+        task_type="CAUSAL_LM",
+    )
+    inject_adapter_in_model(peft_config, model, ADAPTER, low_cpu_mem_usage=True)
 
 
 def initial_adapter(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -60,7 +66,6 @@ def initial_adapter(name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """True if adapters were added."""
     return any(True for _ in _layers(model))
 
 
@@ -79,11 +84,9 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def merged(model: nn.Module, whole: Any) -> Iterator[tuple[str, Tensor]]:
-    """Each weight of the model with its adapter added to it, under the name that it has without adapters.
+    """Each weight of the model with its adapter, if any, added to it, under the name that it has without adapters.
 
-    Args:
-        model: with adapters.
-        whole: a parameter -> its whole tensor; a collective.
+    `whole` gathers the whole tensor of a parameter, a collective.
     """
     layers = {f"{name}.base_layer.weight": layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
     for name, parameter in model.named_parameters():
@@ -104,30 +107,12 @@ def adapter_tensors(model: nn.Module, whole: Any) -> Iterator[tuple[str, Tensor]
 
 
 def write_adapter(folder: Path, model: Any, tensors: dict[str, Tensor], model_dir: str | Path) -> None:
-    """Write an adapter as PEFT does, into a folder that is there.
-
-    Args:
-        folder: gets two files.
-        model: with adapters, whose settings are written.
-        tensors: what `adapter_tensors` gave.
-        model_dir: what the adapter belongs to.
-    """
+    """Write `adapter_tensors` of a model of the folder `model_dir` as PEFT does, into a folder that is there."""
     config = copy.copy(model.peft_config[ADAPTER])
     config.base_model_name_or_path = str(model_dir)
     config.inference_mode = True
     config.save_pretrained(str(folder))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(folder / WEIGHTS_FILE))
-
-
-def _peft_config(peft_config: Any, settings: LoraConfig) -> Any:
-    return peft_config(
-        r=settings.rank,
-        lora_alpha=settings.alpha,
-        lora_dropout=0.0,
-        bias="none",
-        target_modules=sorted(settings.targets),
-        task_type="CAUSAL_LM",
-    )
 
 
 def _layers(model: nn.Module) -> Iterator[Any]:

@@ -15,15 +15,10 @@ NAMES = ("adamw", "adamw8bit")
 
 
 def make_optimizer(parameters: Iterable[tuple[str, nn.Parameter]], settings: LearnerConfig) -> optim.Optimizer:
-    """The optimizer that `learner.optimizer` names, over those named parameters that are trained.
+    """The optimizer that `learner.optimizer` names, over those parameters that are trained.
 
-    `learner.weight_decay` is of matrices: norms, biases and all else of one dimension keep their size.
-
-    `adamw` keeps two fp32 averages for each weight; `adamw8bit` keeps them in 8 bits with an fp32 scale for each block of 256, and
-    in fp32 for tensors of less than 4096 weights.
-
-    Raises:
-        ValueError: no optimizer of that name, or its package is not installed.
+    `learner.weight_decay` is of matrices only. `adamw` keeps two fp32 averages for each weight; `adamw8bit` keeps them
+    in 8 bits with an fp32 scale for each block of 256, and in fp32 for tensors of less than 4096 weights.
     """
     common = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2)}
     groups = _groups(((name, p) for name, p in parameters if p.requires_grad), settings.weight_decay)
@@ -39,7 +34,6 @@ def make_optimizer(parameters: Iterable[tuple[str, nn.Parameter]], settings: Lea
 
 
 def set_lr(optimizer: optim.Optimizer, lr: float) -> None:
-    """The learning rate of the next step."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):  # torchao's, which its compiled step reads
             group["lr"].fill_(lr)

@@ -1,7 +1,7 @@
 """Parallelism of the ranks: replicas of the model, the tokens of one micro-batch, the layers.
 
-`learner.workers` ranks lie in a mesh of data x sequence x tensor; ranks of one replica are neighbours. FSDP shards over data and
-sequence ranks together, and the parameters outside the blocks over all.
+`learner.workers` ranks lie in a mesh of data x sequence x tensor; ranks of one replica are neighbours. FSDP shards over
+data and sequence ranks together, and the parameters outside the blocks over all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 
 from agent_train.config.schema import LearnerConfig
 from agent_train.data.balance import TOKENS, Cost
-from agent_train.data.packing import RankBatch, shares
+from agent_train.data.packing import RankBatch, rank_batches
 from agent_train.data.samples import TrainingSample
 from agent_train.learner.sequence_parallel import SequenceParallelGroup, check_heads
 
@@ -38,55 +38,31 @@ _HEADS_DIM = 2
 
 @dataclass(frozen=True)
 class ParallelDims:
-    """The coordinates of one rank.
+    """The coordinates of one rank."""
 
-    Attributes:
-        data, sequence, tensor: sizes of the mesh.
-        rank: of all.
-        fsdp: over which blocks are sharded.
-        world: over which the rest is.
-        tensor_mesh: over which the layers of a block are split.
-        data_group: one rank of each replica, which hold different tokens; None is all.
-        spread: the ranks of this replica; None where it is one rank.
-    """
-
-    data: int
+    data: int  # sizes of the mesh
     sequence: int
     tensor: int
-    rank: int
-    fsdp: DeviceMesh
-    world: DeviceMesh
-    tensor_mesh: DeviceMesh | None
-    data_group: dist.ProcessGroup | None
-    spread: SequenceParallelGroup | None
+    rank: int  # of all
+    fsdp: DeviceMesh  # mesh over which blocks are sharded
+    world: DeviceMesh  # mesh over which the rest is
+    tensor_mesh: DeviceMesh | None  # over which the layers of a block are split
+    data_group: dist.ProcessGroup | None  # one rank of each replica, which hold different tokens; None is all
+    spread: SequenceParallelGroup | None  # the ranks of this replica; None where it is one rank
 
     @property
     def gradient_scale(self) -> int:
         """The factor of the loss: FSDP averages over so many ranks, and the tokens' weights already count all."""
         return self.data * self.sequence
 
-    @property
-    def replica_size(self) -> int:
-        """Ranks that get the same rows."""
-        return self.sequence * self.tensor
-
-    @property
-    def tensor_rank(self) -> int:
-        """The place among the ranks that share the layers."""
-        return self.rank % self.tensor
-
 
 def replica_size(settings: LearnerConfig) -> int:
-    """Ranks that get the same rows and together do the work of one."""
+    """Ranks that get the same samples and together do the work of one."""
     return settings.sequence_parallel * settings.tensor_parallel
 
 
 def data_ranks(settings: LearnerConfig) -> int:
-    """The number of parts that the samples of a step are dealt into.
-
-    Raises:
-        ValueError: the ranks cannot be grouped so.
-    """
+    """The number of parts that the samples of a step are dealt into. Raises ValueError if the ranks cannot be grouped so."""
     size = replica_size(settings)
     if settings.workers % size:
         raise ValueError(
@@ -95,30 +71,23 @@ def data_ranks(settings: LearnerConfig) -> int:
     return settings.workers // size
 
 
-def rank_shares(
-    rows: Sequence[TrainingSample],
+def deal_to_ranks(
+    samples: Sequence[TrainingSample],
     settings: LearnerConfig,
     reduction: str = "token-mean",
     length: float | None = None,
     cost: Cost = TOKENS,
 ) -> list[RankBatch]:
-    """One optimizer step dealt to all ranks: those of one replica get the same share. See `packing.shares`."""
+    """One optimizer step dealt to all ranks: those of one replica get the same batch. See `packing.rank_batches`."""
     where = (data_ranks(settings), settings.microbatch_tokens)
-    dealt = shares(rows, *where, reduction, length, cost, settings.shared_prefix)
-    return [share for share in dealt for _ in range(replica_size(settings))]
+    dealt = rank_batches(samples, *where, reduction, length, cost, settings.shared_prefix)
+    return [batch for batch in dealt for _ in range(replica_size(settings))]
 
 
-def make_layout(settings: LearnerConfig, rank: int, world: int, device: str) -> ParallelDims:
-    """The layout of one rank, with its process groups. A collective; the default process group is there already.
+def parallel_dims(settings: LearnerConfig, rank: int, world: int, device: str) -> ParallelDims:
+    """The coordinates of one rank of `world`, with its process groups. A collective; the default process group is there already.
 
-    Args:
-        settings: of the learner.
-        rank: this rank.
-        world: all ranks: `settings.workers`, or 1 (a worker alone, as tests and tools use it).
-        device: "cpu" or "cuda".
-
-    Raises:
-        ValueError: the ranks cannot be grouped so.
+    `world` is `settings.workers`, or 1 for a worker by itself. Raises ValueError if the ranks cannot be grouped so.
     """
     sequence, tensor = settings.sequence_parallel, settings.tensor_parallel
     if world % (sequence * tensor):
@@ -143,22 +112,18 @@ def make_layout(settings: LearnerConfig, rank: int, world: int, device: str) -> 
     return ParallelDims(data, sequence, tensor, rank, fsdp, everyone, tensor_mesh, data_group, spread)
 
 
-def check_model(model: Any, layout: ParallelDims) -> None:
+def check_model(model: Any, dims: ParallelDims) -> None:
     """Raises ValueError where the model's heads cannot be shared among so many ranks."""
     query, key = model.config.num_attention_heads, model.config.num_key_value_heads
-    if query % layout.tensor or key % layout.tensor:
+    if query % dims.tensor or key % dims.tensor:
         raise ValueError(
-            f"learner.tensor_parallel={layout.tensor} has to divide the model's {query} query and {key} key/value heads"
+            f"learner.tensor_parallel={dims.tensor} has to divide the model's {query} query and {key} key/value heads"
         )
-    check_heads(query // layout.tensor, key // layout.tensor, layout.sequence)
+    check_heads(query // dims.tensor, key // dims.tensor, dims.sequence)
 
 
 def split_layers(model: Any, blocks: Iterable[nn.Module], mesh: DeviceMesh) -> None:
-    """Split the layers of each block over the ranks of a mesh, in place; the head's and the embedding's stay whole.
-
-    Raises:
-        ValueError: a layer has a name that says nothing about how to split it, or a size that does not divide.
-    """
+    """Split the layers of each block over the ranks of a mesh, in place; the head's and the embedding's stay whole."""
     for block in blocks:
         frozen = [name for name, parameter in block.named_parameters() if not parameter.requires_grad]
         parallelize_module(block, mesh, plan_of(type(model).__name__, block, mesh.size()))
@@ -169,15 +134,16 @@ def split_layers(model: Any, blocks: Iterable[nn.Module], mesh: DeviceMesh) -> N
 
 def plan_of(architecture: str, block: nn.Module, ranks: int) -> dict[str, ParallelStyle]:
     """The split of each layer of a block over `ranks`. Raises as `split_layers`."""
+
+    def refused(why: str) -> ValueError:
+        return ValueError(f"learner.tensor_parallel={ranks}: {architecture} {why}: set learner.tensor_parallel=1")
+
     plan: dict[str, ParallelStyle] = {}
     for name, module in block.named_modules():
         layer, role = _layer(name)
         if isinstance(module, nn.Linear):
             if layer not in COLWISE + ROWWISE:
-                raise ValueError(
-                    f"learner.tensor_parallel={ranks}: {architecture} has a layer {name!r}, and only "
-                    f"{', '.join(COLWISE + ROWWISE)} are known: set learner.tensor_parallel=1"
-                )
+                raise refused(f"has a layer {name!r}, and only {', '.join(COLWISE + ROWWISE)} are known")
             size = module.out_features if layer in COLWISE else module.in_features
             if role != ("lora_A" if layer in COLWISE else "lora_B"):
                 if size % ranks:
@@ -187,16 +153,9 @@ def plan_of(architecture: str, block: nn.Module, ranks: int) -> dict[str, Parall
             # Each rank sees some heads only: the weight's gradient is added up over them.
             plan[name] = SequenceParallel(sequence_dim=_HEADS_DIM, use_local_output=True)
         elif wide := [own for own, p in module.named_parameters(recurse=False) if p.dim() > 1]:
-            raise ValueError(
-                f"learner.tensor_parallel={ranks}: {architecture} has weights {name}.{wide[0]!r} that are no linear layer's: "
-                "set learner.tensor_parallel=1"
-            )
-    missing = set(COLWISE + ROWWISE) - {_layer(name)[0] for name in plan}
-    if missing:
-        raise ValueError(
-            f"learner.tensor_parallel={ranks}: a block of {architecture} has no {', '.join(sorted(missing))}: "
-            "set learner.tensor_parallel=1"
-        )
+            raise refused(f"has weights {name}.{wide[0]!r} that are no linear layer's")
+    if missing := set(COLWISE + ROWWISE) - {_layer(name)[0] for name in plan}:
+        raise refused(f"has a block without {', '.join(sorted(missing))}")
     return plan
 
 
@@ -209,11 +168,10 @@ def _layer(name: str) -> tuple[str, str]:
     return parts[-1], ""
 
 
-def clip_gradients(module: nn.Module, limit: float, layout: ParallelDims, device: torch.device) -> Tensor:
+def clip_gradients(module: nn.Module, limit: float, dims: ParallelDims, device: torch.device) -> Tensor:
     """Scale the gradients down to a norm of at most `limit`, over the shards of all ranks. A collective.
 
-    Returns:
-        The norm before, a scalar on `device`. It is not finite where a gradient is not.
+    Returns the norm before, a scalar on `device`. It is not finite where a gradient is not.
     """
     counted, everything = [], []
     for parameter in module.parameters():
@@ -222,7 +180,7 @@ def clip_gradients(module: nn.Module, limit: float, layout: ParallelDims, device
         grad = parameter.grad
         local = grad.to_local() if isinstance(grad, DTensor) else grad
         everything.append(local)
-        if layout.tensor == 1 or layout.tensor_rank == 0 or _is_split(parameter, layout):
+        if dims.tensor == 1 or dims.rank % dims.tensor == 0 or _is_split(parameter, dims):
             counted.append(local)
     norms = torch._foreach_norm(counted) if counted else [torch.zeros(())]
     square = torch.stack([norm.float() for norm in norms]).square().sum().to(device)
@@ -234,10 +192,10 @@ def clip_gradients(module: nn.Module, limit: float, layout: ParallelDims, device
     return norm
 
 
-def _is_split(parameter: Tensor, layout: ParallelDims) -> bool:
+def _is_split(parameter: Tensor, dims: ParallelDims) -> bool:
     """True if ranks that share the layers hold different parts of it."""
     if not isinstance(parameter, DTensor):
         return False
-    if parameter.device_mesh == layout.world:
+    if parameter.device_mesh == dims.world:
         return True
     return parameter.device_mesh.ndim > 1 and not parameter.placements[-1].is_replicate()

@@ -1,11 +1,11 @@
 """The objectives of preference modes: DPO, IPO and KTO on log-probabilities, Bradley-Terry or squared errors on scores.
 
-Such a loss joins answers that may lie in different micro-batches and ranks, and reads each only through a few sums. So a step has
-two passes. The first scores all rows, and the driver computes the loss and its derivative by each log-probability or score. The
-second differentiates the sum of derivative times log-probability, which at these weights has exactly the loss's gradient, and any
-split of the rows gives the same one.
+Such a loss joins answers that may lie in different micro-batches and ranks, and reads each only through a few sums. So
+a step has two passes. The first scores all samples, and the driver computes the loss and its derivative by each
+log-probability or score. The second differentiates the sum of derivative times log-probability, which at these weights
+has exactly the loss's gradient.
 
-Legend: T tokens of one packed micro-batch, S rows in it, M sampled tokens of a whole step, A answers, P pairs.
+Legend: T tokens of one packed micro-batch, S samples in it, M sampled tokens of a whole step, A answers, P pairs.
 """
 
 from __future__ import annotations
@@ -21,24 +21,18 @@ from agent_train.algorithms.losses import keep
 from agent_train.algorithms.preferences import dpo, ipo, kto, kto_reference, margins, reward_model
 from agent_train.data.packing import MicroBatch
 from agent_train.data.samples import TrainingSample
-from agent_train.learner.measures import MicroBatchLoss
+from agent_train.learner.measures import loss_alone
 from agent_train.learner.value_head import last_sampled
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A loss of a step, as the driver computes it from a first pass.
+    """A loss of a step, as the driver computes it from a first pass."""
 
-    Attributes:
-        loss: the mean over pairs, or over single answers.
-        derivatives: by each log-probability of each row, in the rows' order, 0.0 outside the mask; or, where rows are scored,
-            by the score of each, a list of one.
-        measures: means of what there is to see: accuracy, margin, chosen, rejected.
-    """
-
-    loss: float
+    loss: float  # the mean over pairs, or over single answers
+    # by each log-probability of each sample, in order, 0.0 outside the mask; or by the score of each, a list of one
     derivatives: list[list[float]]
-    measures: dict[str, float]
+    measures: dict[str, float]  # means of accuracy, margin, chosen, rejected, as far as there are any
 
 
 def of_pairs(
@@ -48,17 +42,10 @@ def of_pairs(
     rejected: Sequence[Sequence[TrainingSample]],
     logprobs: Sequence[Sequence[float]],
 ) -> Judged:
-    """DPO or IPO of P pairs. IPO's margins are means over tokens.
+    """DPO or IPO ("dpo", "ipo") of P pairs. IPO's margins are means over tokens.
 
-    Args:
-        loss: "dpo" or "ipo".
-        beta: how strongly the reference holds.
-        chosen: the rows of each pair's preferred answer, with `reference`.
-        rejected: of the other.
-        logprobs: of each row: all of `chosen`, then all of `rejected`, under the trained policy.
-
-    Raises:
-        ValueError: a row has no log-probabilities of the reference.
+    `chosen` and `rejected` are the samples of the two answers of each pair, with `reference`; `logprobs` are of each
+    sample under the trained policy: all of `chosen`, then all of `rejected`.
     """
     answers = [*chosen, *rejected]
     logprobs_M = _sampled(answers, logprobs).requires_grad_()
@@ -77,19 +64,9 @@ def of_liked(
     mismatched_logprobs: Sequence[Sequence[float]],
     weights: tuple[float, float] = (1.0, 1.0),
 ) -> Judged:
-    """KTO of A answers. Its reference point comes from answers under prompts that are not their own, without gradient.
+    """KTO of A answers, each some samples with `reference`. `weights` are of a liked and a disliked answer.
 
-    Args:
-        beta: how strongly the reference holds.
-        answers: the rows of each answer, with `reference`.
-        liked: of each.
-        logprobs: of each row of `answers`, under the trained policy.
-        mismatched: rows of answers under prompts that are not their own, with `reference`.
-        mismatched_logprobs: of each row of those.
-        weights: what a liked and a disliked answer count.
-
-    Raises:
-        ValueError: a row has no log-probabilities of the reference.
+    Its reference point comes from `mismatched`, answers under prompts that are not their own, without gradient.
     """
     logprobs_M = _sampled(answers, logprobs).requires_grad_()
     margin_A = _margins(answers, logprobs_M)
@@ -116,56 +93,43 @@ def of_scored_pairs(scores: Sequence[float]) -> Judged:
 
 
 def of_scores(scores: Sequence[float], wanted: Sequence[float]) -> Judged:
-    """Half the mean squared error of A scores."""
     error_A = torch.tensor(scores, dtype=torch.float64) - torch.tensor(wanted, dtype=torch.float64)
     value = error_A.square().mean().item() / 2
     measures = {"error": error_A.abs().mean().item()}
     return Judged(value, [[error / len(scores)] for error in error_A.tolist()], measures)
 
 
-def along_logprobs(batches: Sequence[MicroBatch]) -> MicroBatchLoss:
+def along_logprobs(batch: MicroBatch, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """The second pass: the sum of the tokens' log-probabilities times the derivatives that lie in `advantages_T`."""
-
-    def of_batch(index: int, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        batch = batches[index]
-        return _linear(keep(output[0], batch.mask_T), keep(batch.advantages_T, batch.mask_T))
-
-    return of_batch
+    return loss_alone((keep(output[0], batch.mask_T) * keep(batch.advantages_T, batch.mask_T)).sum())
 
 
-def along_scores(batches: Sequence[MicroBatch]) -> MicroBatchLoss:
-    """The second pass of a reward model: scores_S times the derivative that lies at each row's last sampled token."""
-
-    def of_batch(index: int, scores_S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        batch = batches[index]
-        return _linear(scores_S, batch.advantages_T[last_sampled(batch)])
-
-    return of_batch
-
-
-def _linear(outputs: Tensor, derivatives: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    loss = (outputs * derivatives).sum()
-    return loss, loss.detach().double()[None], torch.zeros(1, dtype=torch.float64, device=outputs.device)
+def along_scores(batch: MicroBatch, scores_S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The second pass of a reward model: scores_S times the derivative that lies at each sample's last sampled token."""
+    return loss_alone((scores_S * batch.advantages_T[last_sampled(batch)]).sum())
 
 
 def _sampled(answers: Sequence[Sequence[TrainingSample]], values: Sequence[Sequence[float]]) -> Tensor:
-    """values_M: of the sampled tokens of the answers' rows, one after another; fp64, so that sums keep what they are given."""
-    rows = list(chain.from_iterable(answers))
+    """values_M: of the sampled tokens of the answers' samples, one after another; fp64, so that sums keep what they are given."""
+    samples = list(chain.from_iterable(answers))
     found = [
-        value for row, own in zip(rows, values, strict=True) for value, on in zip(own, row.mask, strict=True) if on
+        value
+        for sample, own in zip(samples, values, strict=True)
+        for value, on in zip(own, sample.mask, strict=True)
+        if on
     ]
     return torch.tensor(found, dtype=torch.float64)
 
 
 def _margins(answers: Sequence[Sequence[TrainingSample]], logprobs_M: Tensor, mean: bool = False) -> Tensor:
-    """margin_A of the answers; one whose conversation became several rows is their sum, or mean, all the same."""
-    for row in chain.from_iterable(answers):
-        if not row.reference:
+    """margin_A; an answer whose conversation became several samples is their sum, or mean, all the same."""
+    for sample in chain.from_iterable(answers):
+        if not sample.reference:
             raise ValueError(
-                f"row of {row.trajectory!r} has no log-probabilities under the reference, which the loss needs"
+                f"sample of {sample.trajectory!r} has no log-probabilities under the reference, which the loss needs"
             )
-    reference_M = _sampled(answers, [row.reference for row in chain.from_iterable(answers)])
-    sizes_A = torch.tensor([sum(row.sampled for row in rows) for rows in answers])
+    reference_M = _sampled(answers, [sample.reference for sample in chain.from_iterable(answers)])
+    sizes_A = torch.tensor([sum(sample.sampled for sample in own) for own in answers])
     answer_M = torch.arange(len(answers)).repeat_interleave(sizes_A)
     everything_M = torch.ones(len(logprobs_M), dtype=torch.bool)
     return margins(logprobs_M, reference_M, everything_M, answer_M, len(answers), mean=mean)
@@ -174,7 +138,7 @@ def _margins(answers: Sequence[Sequence[TrainingSample]], logprobs_M: Tensor, me
 def _derivatives(value: Tensor, logprobs_M: Tensor, answers: Sequence[Sequence[TrainingSample]]) -> list[list[float]]:
     (grad_M,) = torch.autograd.grad(value, logprobs_M)
     left = iter(grad_M.tolist())
-    return [[next(left) if on else 0.0 for on in row.mask] for row in chain.from_iterable(answers)]
+    return [[next(left) if on else 0.0 for on in sample.mask] for sample in chain.from_iterable(answers)]
 
 
 @torch.no_grad()

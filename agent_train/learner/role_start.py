@@ -19,23 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Models:
-    """The models of a run. None where nothing asks for one.
+    """The models of a run. None where nothing asks for one."""
 
-    Attributes:
-        policy: what is trained.
-        reference: frozen; what the policy is held to, and what PRIME's reward model started from.
-        critic: gives values, and learns them.
-        prm: PRIME's process reward model, which learns from outcomes.
-        teacher: frozen, or an endpoint.
-        reward_model: frozen; scores whole trajectories.
-    """
-
-    policy: Learner
-    reference: Learner | None = None
-    critic: Learner | None = None
-    prm: Learner | None = None
-    teacher: Learner | Teacher | None = None
-    reward_model: Learner | None = None
+    policy: Learner  # the model that is trained
+    reference: Learner | None = None  # frozen; the policy is held to it, and PRIME's reward model started from it
+    critic: Learner | None = None  # gives values, and learns them
+    prm: Learner | None = None  # PRIME's process reward model, which learns from outcomes
+    teacher: Learner | Teacher | None = None  # frozen, or an endpoint
+    reward_model: Learner | None = None  # frozen; scores whole trajectories
 
 
 def learning_beside(config: Config, models: Models) -> list[Learner]:
@@ -44,44 +35,29 @@ def learning_beside(config: Config, models: Models) -> list[Learner]:
 
 
 def check_vocabularies(config: Config, policy_dir: str | Path) -> None:
-    """Refuse a role's folder that means something else by an id than the policy.
-
-    Raises:
-        VocabularyError: the first that does.
-    """
+    """Raise VocabularyError for the first role whose folder means something else by an id than the policy."""
     for role in roles_of(config):
         if role != "policy" and source_of(config, role):
-            key = (
-                "critic.path"
-                if role == "prm" and config.critic.path
-                else f"{'reference' if role == 'prm' else role}.path"
-            )
-            check_folder(start_of(config, role, policy_dir), policy_dir, key)
+            section = role if role != "prm" else "critic" if config.critic.path else "reference"
+            check_folder(start_of(config, role, policy_dir), policy_dir, f"{section}.path")
 
 
 async def start_models(config: Config, model_dir: str | Path, begin: str | Path, stack: AsyncExitStack) -> Models:
     """Start every role that the settings ask for, side by side; each is closed with the stack, also if another fails.
 
-    Args:
-        config: of the run.
-        model_dir: what the policy is loaded from.
-        begin: the policy as the run starts, for the roles that the settings name no folder for.
-        stack: takes what has to be closed.
-
-    Raises:
-        LearnerError: a role did not start.
-        TeacherError: the teacher's endpoint does not answer, or has another vocabulary.
+    Roles that the settings name no folder for start from `begin`, the policy as the run starts. Raises LearnerError, or
+    TeacherError if the teacher's endpoint does not answer or has another vocabulary.
     """
     from agent_train.engine.teacher import Teacher
     from agent_train.learner.actor_group import Learner, shared_devices
-    from agent_train.learner.shipping import Shipper
+    from agent_train.learner.shipping import shipping
 
     bundles = await shared_devices(config)
-    shipper = Shipper(config)
+    ship = shipping(config)
 
     async def open_role(role: str) -> Learner:
         folder = Path(model_dir) if role == "policy" else start_of(config, role, begin)
-        learner = await Learner.start(folder, config, role, bundles, shipper)
+        learner = await Learner.start(folder, config, role, bundles, ship)
         stack.callback(learner.close)
         return learner
 

@@ -1,4 +1,4 @@
-"""The models of a run: which there are, what each starts from, which of them learn. Nothing here imports torch."""
+"""The models of a run: which there are, where each starts from, which of them learn. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WITH_CRITIC = ("gae", "bilevel_gae")
 
 
 def roles_of(config: Config) -> tuple[str, ...]:
-    """The roles of a run, what it is about first. A teacher that is an endpoint is none."""
+    """The roles of a run, the trained one first. A teacher that is an endpoint is none."""
     if config.mode != "rl":
         return {"sft": ("policy",), "dpo": ("policy",), "rm": ("reward_model",)}[config.mode]
     advantage = config.algorithm.advantage.name
@@ -53,7 +53,7 @@ def reference_is_base(config: Config) -> bool:
 
 
 def learns(config: Config, role: str) -> bool:
-    """True if a role has an optimizer. The others stay as they are loaded: a reward model too, but where it is what is trained."""
+    """True if a role has an optimizer. A reward model learns only in mode=rm."""
     return role in ("policy", "critic", "prm") or (role == "reward_model" and config.mode == "rm")
 
 
@@ -73,13 +73,12 @@ def source_of(config: Config, role: str) -> str | None:
 
 
 def start_of(config: Config, role: str, policy_dir: str | Path) -> Path:
-    """The folder that a role is loaded from, where the policy starts from `policy_dir`."""
     source = source_of(config, role)
     return Path(source).expanduser().absolute() if source else Path(policy_dir)
 
 
 def learning_rate(config: Config, role: str) -> tuple[float, int]:
-    """The learning rate of a role that learns, and the steps of its warm-up: `critic` names those of what learns beside a policy."""
+    """The learning rate of a role that learns, and the steps of its warm-up: `critic` has those of the roles beside a policy."""
     settings = config.critic if role in ("critic", "prm") else config.learner
     return settings.lr, settings.warmup_steps
 

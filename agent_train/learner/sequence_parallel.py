@@ -1,11 +1,12 @@
 """The tokens of one micro-batch over several ranks (Ulysses), and the head's tokens over all ranks of one replica.
 
-Every rank of a replica gets the same micro-batch. The layers see a contiguous part of its tokens on each rank; inside attention the
-ranks exchange tokens for heads, so that each sees all tokens of some heads and packed rows may cross the cuts. Behind the last
-layer the hidden states are gathered, each rank takes its stripe of what is predicted, and the answers are added up: every rank
-then holds the whole output, and computes the same loss.
+Every rank of a replica gets the same micro-batch. The layers see a contiguous part of its tokens on each rank; inside
+attention the ranks exchange tokens for heads, so that each sees all tokens of some heads. Behind the last layer the
+hidden states are gathered, each rank takes its stripe of the tokens to predict, and the answers are added up: every
+rank then computes the same loss.
 
-Legend: T packed tokens, P of them on one rank (T / ranks, rounded up), H query heads, K key/value heads, D head or hidden size, R ranks.
+Legend: T packed tokens, P of them on one rank (T / ranks, rounded up), H query heads, K key/value heads, D head or
+hidden size, R ranks.
 """
 
 from __future__ import annotations
@@ -29,11 +30,8 @@ ULYSSES = f"{PACKED}_ulysses"
 class SequenceParallelGroup:
     """The ranks among which one micro-batch is spread.
 
-    Attributes:
-        sequence: group of the ranks that share its tokens.
-        sequence_rank, sequence_size: the place in it.
-        replica: group of all ranks that hold one replica: these, times those that share the layers (tensor parallel).
-        replica_rank, replica_size: the place in it.
+    `sequence` is the group of the ranks that share its tokens; `replica` has these times those that share the layers
+    (tensor parallel).
     """
 
     sequence: dist.ProcessGroup
@@ -45,7 +43,6 @@ class SequenceParallelGroup:
 
     @property
     def tensor_size(self) -> int:
-        """Ranks that share the layers."""
         return self.replica_size // self.sequence_size
 
     def part(self, size: int) -> slice:
@@ -54,7 +51,6 @@ class SequenceParallelGroup:
         return slice(self.sequence_rank * length, (self.sequence_rank + 1) * length)
 
     def padding(self, size: int) -> int:
-        """The number of tokens added to T."""
         return -size % self.sequence_size
 
 
@@ -80,9 +76,10 @@ def _exchanged(blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """The hidden states of all tokens from every rank's own. Backward: what all ranks of the replica add, the own part of it.
+    """The hidden states of all tokens from every rank's own. Backward: the own part of the sum over all ranks of the replica.
 
-    Tensor-parallel ranks each hold the same states and pass on their gradient in full, so theirs is divided by their number.
+    Tensor-parallel ranks each hold the same states and pass on their gradient in full, so theirs is divided by their
+    number.
     """
 
     @staticmethod
@@ -104,7 +101,8 @@ class _Gather(torch.autograd.Function):
 class _Join(torch.autograd.Function):
     """The sum over the replica's ranks, of which each has some elements and zeros elsewhere. Backward: the same to each.
 
-    The parameters of the head are averaged over tensor-parallel ranks, which each have part of the sum: so it is multiplied.
+    The parameters of the head are averaged over tensor-parallel ranks, which each have part of the sum: so it is
+    multiplied.
     """
 
     @staticmethod
@@ -131,15 +129,8 @@ def ulysses_attention(
 ) -> tuple[Tensor, None]:
     """Packed attention over the tokens of all ranks: query (1, H, P, D), key and value (1, K, P, D) -> (1, P, H, D).
 
-    Args:
-        module, attention_mask: as transformers gives them.
-        query, key, value: of this rank's tokens.
-        spread: the ranks; None calls packed attention as it is.
-        spread_tokens: T, before padding.
-        kwargs: of packed attention.
-
-    Raises:
-        ValueError: the heads do not divide by the ranks.
+    `spread` None calls packed attention as it is; `spread_tokens` is T, before padding. Raises ValueError if the heads
+    do not divide by the ranks.
     """
     if spread is None or spread.sequence_size == 1:
         return packed_attention(module, query, key, value, attention_mask, **kwargs)
@@ -171,12 +162,7 @@ def check_heads(query: int, key: int, ranks: int) -> None:
 
 
 def spread_over(policy: Any, spread: SequenceParallelGroup) -> None:
-    """Let a packed module (`PackedPolicy`, `PackedValue`) run over the ranks of a replica; its forward stays as it is written.
-
-    Args:
-        policy: with the transformers model as `model`, called with whole micro-batches.
-        spread: the ranks.
-    """
+    """Let a packed module (`PackedPolicy`, `PackedValue`) run over the ranks of a replica; it is called with whole micro-batches."""
     scores_masked_tokens = not hasattr(policy.model, "score")
     # Blocks that are compiled have a name of their own for the same function.
     if spread.sequence_size > 1 and policy.model.config._attn_implementation == PACKED:

@@ -1,11 +1,10 @@
-"""Attention where packed rows share prefixes: the tokens of a prefix are there once, and the rows that follow it all see them.
+"""Attention where packed samples share prefixes: the tokens of a prefix are there once, and the samples that follow it all see them.
 
-Elsewhere than on CUDA each stretch attends to itself, the rows of a prefix then attend to it in one call without a mask, and the
-two answers are joined by their log-sum-exps. Nothing is copied and nothing computed in vain, so the price is that of the pairs
-of tokens that see each other. On CUDA it is FlexAttention with a mask of blocks.
+Elsewhere than on CUDA each stretch attends to itself, the samples of a prefix then attend to it in one call without a
+mask, and the two answers are joined by their log-sum-exps. On CUDA it is FlexAttention with a mask of blocks.
 
-Legend: T packed tokens, N tokens that follow a prefix, P tokens of it, n stretches of one length L, H query heads, K key/value
-heads, D head size.
+Legend: T packed tokens, N tokens that follow a prefix, P tokens of it, n stretches of one length L, H query heads, K
+key/value heads, D head size.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 Runs = Sequence[tuple[int, int]]
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -24,7 +24,7 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 @dataclass(frozen=True)
 class Trunk:
-    """A prefix in the packed tokens: it lies at `start:fork`, and what the rows have beyond it at `fork:end`."""
+    """A prefix in the packed tokens: it lies at `start:fork`, and what the samples have beyond it at `fork:end`."""
 
     start: int
     fork: int
@@ -43,16 +43,12 @@ def shared_attention(
 ) -> Tensor:
     """query (1, H, T, D), key and value (1, K, T, D) -> (1, T, H, D).
 
-    Args:
-        query, key, value: of the packed tokens.
-        runs: `(n, L)` of neighbouring stretches of equal length.
-        trunks: the prefixes; each is a stretch, and so is what each row has beyond it.
-        scaling: of the scores; None divides by the root of D.
-        window: how many tokens each sees, with itself; None all.
-        masks: where the masks of FlexAttention are kept for the next layer.
+    `runs` are `(n, L)` of neighbouring stretches of equal length: each prefix is one, and so is what each sample has
+    beyond it. `window` is the number of tokens that each sees, with itself. `masks` keeps the masks of FlexAttention
+    for the next layer.
     """
     if query.is_cuda:
-        return flex(query, key, value, runs, trunks, scaling, window, masks, torch.compile(_flex_attention()))
+        return flex(query, key, value, runs, trunks, scaling, window, masks)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     return _Joined.apply(query[0], key[0], value[0], runs, trunks, scaling, window)[None]
 
@@ -187,7 +183,7 @@ def _additive(seen: Tensor, like: Tensor) -> Tensor:
 
 
 def _positions(runs: Runs, trunks: Sequence[Trunk]) -> Tensor:
-    """position_T of each token in its row."""
+    """position_T of each token in its sample."""
     position_T = torch.cat([torch.arange(length) for n, length in runs for _ in range(n)])
     for trunk in trunks:
         position_T[trunk.fork : trunk.end] += trunk.fork - trunk.start
@@ -203,9 +199,10 @@ def flex(
     scaling: float | None,
     window: int | None,
     masks: dict[int | None, Any] | None,
-    attend: Callable[..., Tensor],
+    attend: Callable[..., Tensor] | None = None,
 ) -> Tensor:
-    """`shared_attention` by FlexAttention. `attend` is torch's `flex_attention`, compiled where it is to be fast."""
+    """`shared_attention` by FlexAttention. `attend` None is torch's `flex_attention`, compiled."""
+    attend = attend or torch.compile(flex_attention)
     known = {} if masks is None else masks
     if window not in known:
         known[window] = block_mask(runs, trunks, window, query.device)
@@ -215,8 +212,6 @@ def flex(
 
 def block_mask(runs: Runs, trunks: Sequence[Trunk], window: int | None, device: torch.device) -> Any:
     """FlexAttention's mask of the tree: a token sees its own stretch and the prefix before it, from itself backwards."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
     sizes = torch.tensor([length for n, length in runs for _ in range(n)])
     stretch_T = torch.arange(len(sizes)).repeat_interleave(sizes)
     prefix_T = stretch_T.clone()
@@ -233,9 +228,3 @@ def block_mask(runs: Runs, trunks: Sequence[Trunk], window: int | None, device: 
     size = len(stretch_T)
     # Compiled, it makes no T x T mask on its way to the blocks.
     return create_block_mask(sees, None, None, size, size, device=str(device), _compile=device.type == "cuda")
-
-
-def _flex_attention() -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return flex_attention

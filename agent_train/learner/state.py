@@ -1,8 +1,8 @@
-"""All that one role needs to go on as if it had never stopped, on disk: written beside training, read on any number of ranks.
+"""The saved state of a role, from which it goes on as if it had never stopped: written beside training, read on any number of ranks.
 
-A folder of `torch.distributed.checkpoint` with the trained weights in fp32 under `model.NAME`, the optimizer's averages under
-`optimizer.NAME.KEY`, and a `rank-N.json` for each rank: the counters of the role and the states of that rank's random numbers.
-Weights that nothing trains, and buffers, are those of the model folder and are not in it. Tied weights are in it once.
+A folder of `torch.distributed.checkpoint` with the trained weights in fp32 under `model.NAME`, the optimizer's averages
+under `optimizer.NAME.KEY`, and a `rank-N.json` for each rank: the counters of the role and the states of that rank's
+random numbers. Frozen weights and buffers are those of the model folder and are not in it. Tied weights are in it once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,25 +30,23 @@ Held = Mapping[str, Any]  # DCP's metadata of each tensor in a folder, by its na
 
 
 class StateError(RuntimeError):
-    """A folder does not hold the state of this model and optimizer. Names what is missing or of another shape."""
+    """A folder does not hold the state of this model and optimizer."""
 
 
 class StateStore:
     """Saves and loads the state of one rank; made on every rank of a role alike.
 
-    Files are written by a thread, from a copy in host memory that `begin` takes: what is trained meanwhile is not in it. The
-    ranks talk in a process group of their own, so that a save never meets the collectives of an update.
-
-    Args:
-        rank: of this process.
-        timeout: seconds of one exchange between ranks.
+    Files are written by a thread, from a copy in host memory that `begin` takes. The ranks talk in a process group of
+    their own, so that a save never meets the collectives of an update. `timeout` is the seconds of one exchange between
+    ranks.
     """
 
     def __init__(self, rank: int, timeout: float):
         self._rank = rank
         self._timeout = timedelta(seconds=timeout)
         self._group: dist.ProcessGroup | None = None
-        self._running: Future[Any] | None = None
+        self._writer = ThreadPoolExecutor(1)
+        self._running: Future[None] | None = None
 
     def begin(
         self,
@@ -60,14 +58,8 @@ class StateStore:
     ) -> None:
         """Copy the state to the host and start to write it into a new folder. A collective, as fast as the copy.
 
-        Args:
-            module, optimizer: of the role.
-            counters: what else it counts.
-            folder: made; no file of it is touched before this returns.
-            then: called by the thread that writes, once the tensors are written on all ranks.
-
-        Raises:
-            RuntimeError: the save before has not ended.
+        `then` is called by the thread that writes, once the tensors are written on all ranks. Raises RuntimeError if
+        the save before has not ended.
         """
         if self._running is not None and not self._running.done():
             raise RuntimeError(f"a save into {folder} began while the one before was being written")
@@ -81,18 +73,15 @@ class StateStore:
         )
 
         def finish() -> None:
+            saved.result()
             if then is not None:
                 then()
             write_json(folder / f"rank-{self._rank}.json", record)
 
-        self._running = _then(saved, finish)
+        self._running = self._writer.submit(finish)
 
     def saved(self, wait: bool = False) -> str | None:
-        """The outcome of the last save: None while it is written, "" for success or no save, else the failure.
-
-        Args:
-            wait: until it ended.
-        """
+        """The outcome of the last save: None while it is written, "" for success or no save, else the failure."""
         if self._running is None:
             return ""
         if not wait and not self._running.done():
@@ -101,13 +90,10 @@ class StateStore:
         return "" if error is None else f"rank {self._rank}: {_reason(error)}"
 
     def load(self, module: nn.Module, optimizer: torch.optim.Optimizer, folder: str | Path) -> dict[str, Any]:
-        """Set weights, optimizer and random numbers to what a folder holds, and return its counters. A collective.
+        """Set weights, optimizer and random numbers from a folder, and return its counters. A collective.
 
-        A rank that the saving run did not have keeps its random numbers.
-
-        Raises:
-            StateError: a weight is missing, or has another shape.
-            OSError: the folder cannot be read.
+        A rank that the saving run did not have keeps its random numbers. Raises StateError if a weight is missing, or
+        has another shape.
         """
         folder = Path(folder)
         record = json.loads((folder / "rank-0.json").read_text(encoding="utf-8"))
@@ -157,7 +143,6 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
-    """The reverse of `rng_state`."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, *rest = state["numpy"]
@@ -183,7 +168,7 @@ def _check(module: nn.Module, held: Held, folder: Path) -> None:
 
 
 def _make_state(module: nn.Module, optimizer: torch.optim.Optimizer, held: Held, folder: Path) -> None:
-    """Have the optimizer keep what the folder has of each parameter, to be filled; nothing of those that the folder has nothing of.
+    """Have the optimizer keep the state that the folder has of each parameter, to be filled.
 
     Only the optimizer itself knows how: it makes a step, with gradients and a rate of 0, which moves nothing.
     """
@@ -203,25 +188,7 @@ def _make_state(module: nn.Module, optimizer: torch.optim.Optimizer, held: Held,
         raise StateError(f"{folder}: it is of another optimizer: {wrong[0]} is in one of the two alone")
 
 
-def _then(first: Future[Any], last: Callable[[], None]) -> Future[Any]:
-    """A future that is done when `last` has been called after `first` went well."""
-    both: Future[Any] = Future()
-
-    def go_on(done: Future[Any]) -> None:
-        try:
-            done.result()
-            last()
-        except BaseException as error:  # whatever a thread ends with is told by `saved`
-            both.set_exception(error)
-        else:
-            both.set_result(None)
-
-    first.add_done_callback(go_on)
-    return both
-
-
 def _reason(error: BaseException) -> str:
-    """One line: of what ranks tell each other, the first error; else the error itself."""
     failures = getattr(error, "failures", None)
     if failures:
         error = next(iter(failures.values()))[0]

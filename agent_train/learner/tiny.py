@@ -1,7 +1,4 @@
-"""A tiny policy built by code in seconds: Qwen3 architecture, its own byte-level tokenizer, a compact chat template.
-
-The folder that `build_tiny` writes is an ordinary Hugging Face one: transformers and vLLM load it by its path.
-"""
+"""A tiny policy built by code in seconds: Qwen3 architecture, its own byte-level tokenizer, a compact chat template."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from agentgym.core.env import Blocking
 from agentgym.core.messages import text_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast, Qwen3Config
+    from transformers import PreTrainedTokenizerFast
 
     from agentgym.core.env import Env
     from agentgym.core.tasks import Task
@@ -56,24 +53,30 @@ CHAT_TEMPLATE = """\
 
 
 def build_tiny(folder: str | Path, texts: Iterable[str], tiny: TinyConfig, max_len: int, seed: int) -> None:
-    """Write a model folder: config, float32 weights, tokenizer, chat template. The same arguments give the same files.
+    """Write an ordinary Hugging Face folder: config, float32 weights, tokenizer, chat template. The same arguments give the same files.
 
-    Args:
-        folder: made if it is not there; files of the same names are overwritten.
-        texts: what the tokenizer is trained on, for example `texts_of_env(...)`.
-        tiny: shape of the model; `tiny.vocab` bounds the vocabulary, and fewer are used where `texts` hold fewer pieces.
-        max_len: longest sequence in tokens.
-        seed: of the random weights.
-
-    Raises:
-        ValueError: a size is not positive, `vocab` does not hold all bytes, or vLLM has no such head size.
+    The tokenizer is trained on `texts`, for example those of `texts_of_env`; it has at most `tiny.vocab` tokens.
+    `max_len` is the longest sequence in tokens.
     """
     import torch
-    from transformers import Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    _check_shape(tiny, max_len)
     tokenizer = train_tokenizer(texts, tiny.vocab, max_len)
-    config = _model_config(tokenizer, tiny, max_len)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=tiny.hidden,
+        intermediate_size=tiny.intermediate,
+        num_hidden_layers=tiny.layers,
+        num_attention_heads=tiny.heads,
+        num_key_value_heads=tiny.heads,
+        head_dim=tiny.hidden // tiny.heads,
+        max_position_embeddings=max_len,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config).to(torch.float32)
@@ -113,58 +116,21 @@ def train_tokenizer(texts: Iterable[str], vocab: int, max_len: int) -> PreTraine
     )
 
 
-def _model_config(tokenizer: PreTrainedTokenizerFast, tiny: TinyConfig, max_len: int) -> Qwen3Config:
-    from transformers import Qwen3Config
-
-    return Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=tiny.hidden,
-        intermediate_size=tiny.intermediate,
-        num_hidden_layers=tiny.layers,
-        num_attention_heads=tiny.heads,
-        num_key_value_heads=tiny.heads,
-        head_dim=tiny.hidden // tiny.heads,
-        max_position_embeddings=max_len,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
-    )
-
-
-def _check_shape(tiny: TinyConfig, max_len: int) -> None:
-    for name in ("hidden", "layers", "heads", "intermediate"):
-        if getattr(tiny, name) < 1:
-            raise ValueError(f"model.tiny.{name} must be at least 1, not {getattr(tiny, name)}")
-    if max_len < 1:
-        raise ValueError(f"the longest sequence must be at least 1 token, not {max_len}")
-    smallest = BYTES + len(SPECIAL_TOKENS) + len(TAGS)
-    if tiny.vocab < smallest:
-        raise ValueError(
-            f"model.tiny.vocab must hold all bytes and the special tokens: at least {smallest}, not {tiny.vocab}"
-        )
-    if tiny.hidden % tiny.heads or tiny.hidden // tiny.heads not in HEAD_SIZES:
-        sizes = ", ".join(map(str, HEAD_SIZES))
-        raise ValueError(f"model.tiny: hidden / heads = {tiny.hidden} / {tiny.heads} must be one of {sizes} for vLLM")
-
-
 def texts_of_env(
     env_id: str, kwargs: Mapping[str, Any] | None = None, n: int = 64, seed: int = 0, mistakes: float = 0.3
 ) -> list[str]:
     """The texts of n episodes of an environment, to train a tokenizer on: each message's content, in order.
 
-    The environment's expert plays; `mistakes` is the share of random actions, so that the texts of failures are there too.
-    An environment without an expert gives the opening messages of n tasks.
-
-    Raises:
-        UnknownEnvError: no such environment.
+    The environment's expert plays; `mistakes` is the share of random actions, so that the texts of failures are there
+    too. An environment without an expert gives the opening messages of n tasks.
     """
     from agentgym.core.registration import make, spec
 
     rng = random.Random(seed)
     texts: list[str] = []
-    env = _blocking(make(env_id, **(kwargs or {})))
+    env = make(env_id, **(kwargs or {}))
+    if env.get_wrapper_attr("async_methods"):
+        env = cast("Env", Blocking(env))
     try:
         tasks = replace(spec(env_id), kwargs={**spec(env_id).kwargs, **(kwargs or {})}).tasks("train")
         for _ in range(n):
@@ -172,11 +138,6 @@ def texts_of_env(
     finally:
         env.close()
     return texts
-
-
-def _blocking(env: Env) -> Env:
-    """The environment, or one with plain methods where its own are `async def`."""
-    return cast("Env", Blocking(env)) if env.get_wrapper_attr("async_methods") else env
 
 
 def _episode_texts(env: Env, task: Task, rng: random.Random, mistakes: float) -> Iterator[str]:

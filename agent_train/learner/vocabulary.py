@@ -1,8 +1,7 @@
-"""True if two models mean the same by a token id. Rows hold ids, so what reads the policy's has to."""
+"""Compares vocabularies: samples hold the policy's token ids, so every model that reads them must mean the same by an id."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,16 @@ class VocabularyError(ValueError):
 
 
 def check_folder(folder: str | Path, policy_dir: str | Path, name: str) -> None:
-    """Refuse a model folder whose tokenizer does not give every token of the policy's the same id. It may know more tokens.
+    """Raise VocabularyError unless a model's tokenizer gives every token of the policy's the same id. It may know more tokens.
 
-    Args:
-        folder: of the model.
-        policy_dir: the policy's folder.
-        name: the setting that names the folder, for the error.
-
-    Raises:
-        VocabularyError: it differs, or has no tokenizer.
+    `name` is the setting that names the folder, for the error.
     """
     folder = Path(folder)
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         raise VocabularyError(
-            f"{name}={folder}: has no tokenizer, so that nobody can tell whether it means the same by an id as the policy: copy"
-            " the policy's there if it does"
+            f"{name}={folder}: has no tokenizer to compare with the policy's: copy the policy's there if the vocabularies are the same"
         )
-    there, here = vocabulary(folder), vocabulary(policy_dir)
+    there, here = tokenizer_of(folder).get_vocab(), tokenizer_of(policy_dir).get_vocab()
     for token, number in sorted(here.items(), key=lambda item: item[1]):
         if there.get(token) != number:
             raise VocabularyError(
@@ -39,14 +31,7 @@ def check_folder(folder: str | Path, policy_dir: str | Path, name: str) -> None:
             )
 
 
-def vocabulary(folder: str | Path) -> Mapping[str, int]:
-    """The id of every token, those that were added too."""
-    found: Mapping[str, int] = tokenizer_of(folder).get_vocab()
-    return found
-
-
 def tokenizer_of(folder: str | Path) -> Any:
-    """The tokenizer of a model folder."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(folder))

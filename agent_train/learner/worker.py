@@ -1,6 +1,6 @@
 """One learner rank: a shard of the model and of its optimizer. A Ray actor in a run, a plain object in a test.
 
-Every method that touches the weights is a collective: all ranks call it with their own share of the same step.
+Every method that touches the weights is a collective: all ranks call it with their own batches of the same step.
 
 Legend: T packed tokens, R ranks, K numbers that are measured.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -25,41 +26,27 @@ from agent_train.config.schema import Config
 from agent_train.data.packing import MicroBatch, RankBatch
 from agent_train.learner.critic_objective import CriticMetrics, check_targets, critic_contribute, summarise_critic
 from agent_train.learner.determinism import make_deterministic
-from agent_train.learner.fsdp import (
-    DTYPES,
-    full_tensors,
-    load_policy,
-    save_adapter,
-    save_model,
-    shapes_of,
-    shard,
-    whole_on_host,
-    write_model,
-)
+from agent_train.learner.fsdp import DTYPES, full_tensors, load_policy, shapes_of, shard, whole_on_host, write_model
 from agent_train.learner.head import PackedPolicy
 from agent_train.learner.lora import adapters_off, add_adapters
-from agent_train.learner.measures import MicroBatchLoss, SftUpdate, StepResult, UpdateMetrics, reduced, summarise
+from agent_train.learner.measures import MicroBatchLoss, OptimizerStep, UpdateMetrics, loss_alone, reduced, summarise
 from agent_train.learner.optimizers import make_optimizer, set_lr
-from agent_train.learner.parallel import clip_gradients, make_layout
-from agent_train.learner.policy_objective import PolicyObjective, PolicyStep, policy_objective, referenced
+from agent_train.learner.parallel import clip_gradients, parallel_dims
+from agent_train.learner.policy_objective import PolicyObjective, policy_objective
 from agent_train.learner.preference_objective import along_logprobs, along_scores
 from agent_train.learner.prm_objective import prm_contribute
 from agent_train.learner.roles import VALUED, learning_rate, learns
 from agent_train.learner.state import StateStore
 from agent_train.learner.value_head import PackedValue, load_value
-from agent_train.weights.collective import WeightGroup, broadcast_buckets, make_group
+from agent_train.weights.collective import WeightGroup, broadcast_buckets, checksum, make_group
 from agent_train.weights.manifest import TensorInfo, WeightAddress
 
 
 class LearnerWorker:
-    """Rank `rank` of `world`. `start` comes first; `open_store` before it on rank 0.
+    """Rank `rank` of `world`, of one role. `start` comes first; `open_store` before it on rank 0.
 
-    Args:
-        rank: 0 is the one that writes files and sends weights.
-        world: number of ranks.
-        config: of the run; read, never written.
-        device: "cpu" (gloo, one thread) or "cuda" (NCCL, the process's first GPU).
-        role: which of the run's models this is.
+    Rank 0 writes files and sends weights. The device is "cpu" (gloo, one thread) or "cuda" (NCCL, the process's first
+    GPU).
     """
 
     def __init__(self, rank: int, world: int, config: Config, device: str, role: str = "policy"):
@@ -85,12 +72,7 @@ class LearnerWorker:
         return int(self._store.port)
 
     def start(self, host: str, port: int, model_dir: str) -> list[TensorInfo]:
-        """Join the other ranks, load and shard the model. Returns the manifest of the weights that `send_weights` sends.
-
-        Raises:
-            FileNotFoundError: no model folder there.
-            ValueError: an architecture that the packed forward pass cannot compute.
-        """
+        """Join the other ranks, load and shard the model. Returns the manifest of the weights that `send_weights` sends."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         else:
@@ -106,16 +88,13 @@ class LearnerWorker:
         dist.init_process_group(
             backend, store=self._store, rank=self.rank, world_size=self.world, timeout=self._timeout()
         )
-        self._layout = make_layout(self.config.learner, self.rank, self.world, self.device.type)
+        self._dims = parallel_dims(self.config.learner, self.rank, self.world, self.device.type)
         return self.load(model_dir)
 
     def load(self, model_dir: str) -> list[TensorInfo]:
-        """Load and shard a model in place of the one before; the optimizer of one that learns has seen nothing. A collective.
-
-        Raises as `start`.
-        """
+        """Load and shard a model in place of the one before, with a new optimizer if it learns."""
         self._model_dir = Path(model_dir)
-        self.module = shard(self._load_module(model_dir), self._layout, self.config, model_dir, self.device)
+        self.module = shard(self._load_module(model_dir), self._dims, self.config, model_dir, self.device)
         self._phase, self._steps = "", 0
         self._optimizer = None
         if learns(self.config, self.role):
@@ -125,30 +104,38 @@ class LearnerWorker:
     def update(
         self, steps: Sequence[RankBatch], lr_scale: float = 1.0, kl_coef: float = 0.0, version: int | None = None
     ) -> UpdateMetrics:
-        """Updates of the policy, one optimizer step for each share; the same metrics on every rank.
+        """Updates of the policy, one optimizer step for each of this rank's batches; the same metrics on every rank.
 
-        Args:
-            steps: this rank's shares.
-            lr_scale: factor of the configured learning rate, on top of the warm-up.
-            kl_coef: of the KL to the reference in the loss.
-            version: of the weights as they are, as the engine counts them; None where nobody counts.
-
-        Raises:
-            ValueError: the settings make no objective, or rows lack what it reads.
+        `lr_scale` is a factor of the learning rate, on top of the warm-up. `version` of the weights is as the engine
+        counts them.
         """
         started = time.monotonic()
-        objective = self._policy_objective()
-        objective.check([row for share in steps for rows in share.micro_batches for row in rows], kl_coef, version)
-        batches = [self._batches(share) for share in steps]
-        start = [self._score(later) if objective.needs_start else None for later in batches[1:]]
+        if self._objective is None:
+            self._objective = policy_objective(self.config.algorithm)
+        objective = self._objective
+        objective.check([sample for step in steps for sample in step.samples], kl_coef, version)
+        batches = [self._batches(step) for step in steps]
+        if objective.needs_start:
+            batches[1:] = [
+                [replace(batch, start_T=start_T) for batch, start_T in zip(later, self._score(later), strict=True)]
+                for later in batches[1:]
+            ]
         results = []
-        for number, (share, own, start_T) in enumerate(zip(steps, batches, [None, *start], strict=True)):
+        for number, (step, own) in enumerate(zip(steps, batches, strict=True)):
             limit = None
             if objective.needs_drift_limit:
-                limit = objective.drift_limit(own, self._score(own), share.n_tokens, self._layout.data_group)
-            step = PolicyStep(own, referenced(share), number, len(steps), kl_coef, version, start_T, limit)
-            results.append(self._policy_step(objective, step, lr_scale))
-        packed_tokens = sum(share.packed_tokens for share in steps)
+                limit = objective.drift_limit(own, self._score(own), step.n_tokens, self._dims.data_group)
+            self._begin("policy")
+            loss = partial(
+                objective.contribute,
+                number=number,
+                steps=len(steps),
+                kl_coef=kl_coef,
+                version=version,
+                drift_limit=limit,
+            )
+            results.append(self._optimizer_step(step, own, loss, self._lr(lr_scale)))
+        packed_tokens = sum(step.packed_tokens for step in steps)
         return summarise(results, packed_tokens, time.monotonic() - started, kl_coef)
 
     def on_batches(
@@ -165,82 +152,62 @@ class LearnerWorker:
         given = [batch.with_numbers(own) for batch, own in zip(batches, numbers, strict=True)]
         return getattr(self, method)(given if method in ("update", "update_critic") else given[0], *arguments)
 
-    def sft(self, share: RankBatch, lr: float) -> SftUpdate:
-        """One optimizer step on the mean negative log-likelihood of the masked tokens."""
-        started = time.monotonic()
-        batches = self._batches(share)
-
-        def contribute(index: int, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-            batch = batches[index]
-            loss = weighted_sum(-output[0], batch.weights_T, batch.mask_T)
-            nothing = torch.zeros(1, dtype=torch.float64, device=self.device)
-            return loss, loss.detach().double()[None], nothing
+    def sft(self, step: RankBatch, lr: float) -> OptimizerStep:
+        def contribute(batch: MicroBatch, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+            return loss_alone(weighted_sum(-output[0], batch.weights_T, batch.mask_T))
 
         self._begin("sft")
-        result = self._optimizer_step(batches, contribute, lr)
-        seconds = time.monotonic() - started
-        return SftUpdate(result.sums[0], result.grad_norm, share.n_tokens, lr, not result.applied, seconds)
+        return self._optimizer_step(step, self._batches(step), contribute, lr)
 
-    def logprobs_without_adapters(self, share: RankBatch) -> list[list[list[float]]]:
+    def logprobs_without_adapters(self, step: RankBatch) -> list[list[list[float]]]:
         """As `logprobs`, of the model that the adapters were added to."""
         with adapters_off(self.module.model):
-            return self.logprobs(share)
+            return self.logprobs(step)
 
-    def logprobs(self, share: RankBatch) -> list[list[list[float]]]:
-        """The policy's log-probability of each masked token of each row of each micro-batch, 0.0 elsewhere. A collective."""
-        return share.by_row(self._score(self._batches(share)))
+    def logprobs(self, step: RankBatch) -> list[list[list[float]]]:
+        """The policy's log-probability of each masked token of each sample of each micro-batch, 0.0 elsewhere."""
+        return step.by_sample(self._score(self._batches(step)))
 
     def update_critic(self, steps: Sequence[RankBatch], lr_scale: float = 1.0) -> CriticMetrics:
-        """Updates of the critic towards the rows' targets, one optimizer step for each share; the same metrics on every rank.
-
-        Raises:
-            ValueError: rows lack their targets, or the old values that `critic.clip` needs.
-        """
+        """Updates of the critic towards the samples' targets, one optimizer step for each batch; the same metrics on every rank."""
         started = time.monotonic()
         clip = self.config.critic.clip
-        check_targets([row for share in steps for rows in share.micro_batches for row in rows], clip)
+        check_targets([sample for step in steps for sample in step.samples], clip)
         results = []
-        for batches in [self._batches(share) for share in steps]:
+        for step in steps:
             self._begin("critic")
-            results.append(self._optimizer_step(batches, critic_contribute(batches, clip), self._lr(lr_scale)))
+            contribute = partial(critic_contribute, clip=clip)
+            results.append(self._optimizer_step(step, self._batches(step), contribute, self._lr(lr_scale)))
         return summarise_critic(results, time.monotonic() - started)
 
-    def update_prm(self, share: RankBatch, lr_scale: float = 1.0) -> StepResult:
-        """One optimizer step of PRIME's reward model on rows of `prm_objective.prm_targets`."""
-        batches = self._batches(share)
+    def update_prm(self, step: RankBatch, lr_scale: float = 1.0) -> OptimizerStep:
         self._begin("prm")
-        return self._optimizer_step(batches, prm_contribute(batches), self._lr(lr_scale))
+        return self._optimizer_step(step, self._batches(step), prm_contribute, self._lr(lr_scale))
 
-    def apply_loss_gradients(self, share: RankBatch, lr: float) -> StepResult:
-        """One optimizer step on a loss whose derivatives lie in the rows' `advantages`; see `preference_objective`."""
-        batches = self._batches(share)
-        along = along_scores if self.role in VALUED else along_logprobs
+    def apply_loss_gradients(self, step: RankBatch, lr: float) -> OptimizerStep:
+        """One optimizer step on a loss whose derivatives lie in the samples' `advantages`; see `preference_objective`."""
         self._begin("preference")
-        return self._optimizer_step(batches, along(batches), lr)
+        along: MicroBatchLoss = along_scores if self.role in VALUED else along_logprobs
+        return self._optimizer_step(step, self._batches(step), along, lr)
 
-    def values(self, share: RankBatch) -> list[list[list[float]]]:
-        """The critic's value before each masked token of each row of each micro-batch, 0.0 elsewhere. A collective."""
-        return share.by_row(self._outputs(self._batches(share)))
+    def values(self, step: RankBatch) -> list[list[list[float]]]:
+        return step.by_sample(self._outputs(self._batches(step)))
 
-    def scores(self, share: RankBatch) -> list[list[float]]:
-        """The reward model's score of each row of each micro-batch. A collective."""
-        scored = self._outputs(self._batches(share))
-        return [scores_S[: len(rows)].tolist() for scores_S, rows in zip(scored, share.micro_batches, strict=True)]
+    def scores(self, step: RankBatch) -> list[list[float]]:
+        scored = self._outputs(self._batches(step))
+        return [scores_S[: len(own)].tolist() for scores_S, own in zip(scored, step.micro_batches, strict=True)]
 
     def save(self, folder: str) -> None:
-        """Write a Hugging Face folder that transformers and vLLM load, whole or not at all."""
-        save_model(self.module, folder, self._model_dir, self.rank, self.config.model.dtype)
+        self._write(folder, merge=True)
 
     def save_adapter(self, folder: str) -> dict[str, int]:
         """Write the adapters in PEFT's format, whole or not at all. The checksum of each tensor on rank 0."""
-        return save_adapter(self.module, folder, self._model_dir, self.rank, self.config.model.dtype)
+        return {name: checksum(weight) for name, weight in self._write(folder, merge=False).items()}
 
     def save_state(self, folder: str, export: str | None = None) -> None:
         """Copy model, optimizer, counters and random numbers, and write them into a new folder beside what follows.
 
-        Args:
-            folder: of `torch.distributed.checkpoint`.
-            export: where a Hugging Face folder of the same weights is written too, as by `save`.
+        A Hugging Face folder of the same weights, or of the adapters, is written to `export`.
         """
         last = None
         if export is not None:
@@ -252,7 +219,6 @@ class LearnerWorker:
         self._state.begin(self.module, self._optimizer, counters, folder, last)
 
     def state_saved(self) -> str | None:
-        """The outcome of the last save of the state: None while it is written, "" for success, else the failure."""
         return self._state.saved()
 
     def load_state(self, folder: str) -> None:
@@ -261,7 +227,6 @@ class LearnerWorker:
         self._phase, self._steps = counters["phase"], counters["steps"]
 
     def connect_weights(self, address: WeightAddress) -> None:
-        """Join the weight group as its sender, on rank 0; the receivers must join at the same time."""
         if self.rank == 0:
             if self._weights is not None:
                 self._weights.close()
@@ -269,16 +234,10 @@ class LearnerWorker:
             self._weights = make_group(address, 0, self.device, connect_seconds=timeout, transfer_seconds=timeout)
 
     def manifest(self) -> list[TensorInfo]:
-        """Names, shapes and type of what `send_weights` sends, in its order. Tied weights are named once."""
         return [TensorInfo(name, shape, self.config.model.dtype) for name, shape in shapes_of(self.module)]
 
     def send_weights(self) -> dict[str, int]:
-        """Send every weight to the receivers. Returns the checksum of each on rank 0, nothing on the others.
-
-        Raises:
-            RuntimeError: `connect_weights` was not called.
-            WeightTransferError: a receiver failed or is late.
-        """
+        """Send every weight to the receivers. Returns the checksum of each on rank 0, nothing on the others."""
         tensors = (whole for _, whole in full_tensors(self.module, DTYPES[self.config.model.dtype]))
         if self.rank == 0:
             if self._weights is None:
@@ -291,8 +250,8 @@ class LearnerWorker:
     def _timeout(self) -> timedelta:
         return timedelta(seconds=self.config.learner.timeout)
 
-    def _batches(self, share: RankBatch) -> list[MicroBatch]:
-        return [batch.to(self.device) for batch in share.batches()]
+    def _batches(self, step: RankBatch) -> list[MicroBatch]:
+        return [batch.to(self.device) for batch in step.batches()]
 
     def _score(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         return [output[0] for output in self._outputs(batches)]
@@ -312,7 +271,6 @@ class LearnerWorker:
         self._steps += 1
 
     def _lr(self, lr_scale: float) -> float:
-        """The learning rate of the optimizer step that has begun."""
         lr, warmup_steps = learning_rate(self.config, self.role)
         return lr * lr_scale * min(1.0, self._steps / max(warmup_steps, 1))
 
@@ -322,12 +280,11 @@ class LearnerWorker:
         return self._optimizer
 
     def _load_module(self, model_dir: str) -> PackedPolicy | PackedValue:
-        """The model of this role on the host; without gradients where it does not learn."""
         settings = self.config.learner
         if self.role in VALUED:
-            of_rows, seed = self.role == "reward_model", self.config.trainer.seed
+            of_samples, seed = self.role == "reward_model", self.config.trainer.seed
             module: PackedPolicy | PackedValue = load_value(
-                model_dir, settings.gradient_checkpointing, of_rows=of_rows, seed=seed
+                model_dir, settings.gradient_checkpointing, of_samples=of_samples, seed=seed
             )
         else:
             module = load_policy(model_dir, settings.head_chunk, settings.gradient_checkpointing, settings.vocab_chunk)
@@ -335,33 +292,25 @@ class LearnerWorker:
                 add_adapters(module.model, self.config.lora)
         return module if learns(self.config, self.role) else module.requires_grad_(False)
 
-    def _policy_objective(self) -> PolicyObjective:
-        """The objective of the settings, made once: it imports the loss and tries it."""
-        if self._objective is None:
-            self._objective = policy_objective(self.config.algorithm)
-        return self._objective
+    def _write(self, folder: str, merge: bool) -> dict[str, Tensor]:
+        dtype = self.config.model.dtype
+        weights = whole_on_host(self.module, self.rank, dtype, merge)
+        if self.rank == 0:
+            write_model(self.module, weights, folder, self._model_dir, dtype)
+        return weights
 
-    def _policy_step(self, objective: PolicyObjective, step: PolicyStep, lr_scale: float) -> StepResult:
-        self._begin("policy")
-        return self._optimizer_step(step.batches, objective.contribute(step), self._lr(lr_scale))
-
-    def _optimizer_step(self, batches: Sequence[MicroBatch], contribute: MicroBatchLoss, lr: float) -> StepResult:
-        """Forward and backward over all micro-batches, then one step; none if the loss or the gradient is not finite.
-
-        Args:
-            batches: this rank's micro-batches; as many on every rank.
-            contribute: what each adds to the loss, and what is measured.
-            lr: learning rate.
-        """
+    def _optimizer_step(
+        self, step: RankBatch, batches: Sequence[MicroBatch], contribute: MicroBatchLoss, lr: float
+    ) -> OptimizerStep:
+        """Forward and backward over all micro-batches, as many on every rank, then one step; none if loss or gradient is not finite."""
         measured = []
-        for index, batch in enumerate(batches):
-            output: Any = self.module(batch)
-            loss, sums_K, maxima_K = contribute(index, output)
+        for batch in batches:
+            loss, sums_K, maxima_K = contribute(batch, self.module(batch))
             # FSDP averages gradients over the ranks; the weights 1 / N already count all of them.
-            (loss * self._layout.gradient_scale).backward()
+            (loss * self._dims.gradient_scale).backward()
             measured.append((sums_K, maxima_K))
-        norm = clip_gradients(self.module, self.config.learner.max_grad_norm, self._layout, self.device)
-        sums, maxima, grad_norm = reduced(measured, norm, self._layout.data_group)
+        norm = clip_gradients(self.module, self.config.learner.max_grad_norm, self._dims, self.device)
+        sums, maxima, grad_norm = reduced(measured, norm, self._dims.data_group)
         # The loss is the first sum. All ranks see the same numbers, so all step or none does.
         applied = math.isfinite(sums[0]) and math.isfinite(grad_norm)
         optimizer = self._learning()
@@ -369,4 +318,4 @@ class LearnerWorker:
             set_lr(optimizer, lr)
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return StepResult(sums, maxima, grad_norm, applied, lr)
+        return OptimizerStep(sums, maxima, grad_norm, lr, not applied, step.n_tokens)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from agent_train.algorithms.collapse import Health, Sample, health
+from agent_train.algorithms.collapse import Health, health
 from agentgym.core.trajectory import Group, Trajectory
 from agentgym.evaluate.statistics import success_interval
 
@@ -189,7 +189,7 @@ def step_metrics(
         sync_seconds=seconds["sync"],
         step_seconds=sum(clock.seconds.values()),
         weights_checksum=checksum,
-        health=_health(groups, update),
+        health=health(groups, math.nan if update is None else update.entropy),
         selection=selection,
         advantage_mean=advantages[0],
         advantage_std=advantages[1],
@@ -198,22 +198,6 @@ def step_metrics(
         critic=critic,
         prm=prm,
     )
-
-
-def _health(groups: Sequence[Group], update: UpdateMetrics | None) -> Health | None:
-    samples = [
-        [
-            Sample(
-                trajectory.reward,
-                [token for turn in trajectory.turns if turn.tokens for token in turn.tokens.completion_ids],
-                trajectory.end != "terminated",
-            )
-            for trajectory in group.trajectories
-            if not trajectory.failed
-        ]
-        for group in groups
-    ]
-    return health(samples, math.nan if update is None else update.entropy) if any(samples) else None
 
 
 def eval_metrics(step: int, trajectories: Sequence[Trajectory]) -> EvalMetrics:

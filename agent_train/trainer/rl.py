@@ -34,9 +34,8 @@ from agent_train.trainer.checkpoint import Checkpoint, Progress
 from agent_train.trainer.loop import TrainerContext, find_model, open_checkpoints
 from agent_train.trainer.run_folder import RunFolder
 from agent_train.trainer.warm_start import ExpertError, demonstrations, warm_start
-from agent_train.weights.adapter import AdapterReceiver, sync_adapter
 from agent_train.weights.manifest import WeightAddress, free_port
-from agent_train.weights.sync import sync
+from agent_train.weights.sync import AdapterReceiver, sync, sync_adapter
 from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import Task, TaskSet

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_train.config.schema import Config, SftConfig
 from agent_train.data.samples import TrainingSample, samples_of
-from agent_train.learner.measures import SftUpdate
+from agent_train.learner.measures import OptimizerStep
 from agent_train.rollout.renderer import Rendered, Renderer
 from agent_train.trainer.schedule import batch_of_step, derive_seed, step_count
 from agentgym.core.env import close_unused
@@ -132,7 +132,7 @@ async def warm_start(
     config: SftConfig,
     on_step: Callable[[int, int, float, int], None] = lambda *_: None,
     seed: int = 0,
-) -> SftUpdate:
+) -> OptimizerStep:
     """Train on the samples, the learning rate falling linearly to 1/steps of it; the metrics of the last step.
 
     `on_step` is called after each step with its number, the number of all, the loss and the tokens.

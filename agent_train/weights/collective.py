@@ -1,10 +1,10 @@
-"""Weights from a sender to receivers by broadcast, in buckets of bytes.
+"""Weights from a sender to receivers by broadcast, in buckets of bytes, and the checksum that both sides compare.
 
-Rank 0 sends. The group is a process group of its own: it needs no `init_process_group` and disturbs none. NCCL carries
-the bytes where every rank has a GPU of its own; otherwise gloo does, and tensors on a GPU go by way of the CPU. Sender
-and receivers cut the same buckets from the same manifest, so that nothing but bytes is sent.
+Rank 0 sends. The process group needs no `init_process_group` and disturbs none. NCCL carries the bytes where every rank
+has a GPU that no other rank has; otherwise gloo does, and tensors on a GPU go by way of the CPU. Sender and receivers
+cut the same buckets from the same manifest, so that nothing but bytes is sent.
 
-Legend: B bytes of one bucket.
+Legend: B bytes of one bucket or tensor, W 32-bit words of one block.
 """
 
 from __future__ import annotations
@@ -19,42 +19,13 @@ from typing import Any
 import torch
 from torch import distributed
 
-from agent_train.weights.checksum import checksum
-from agent_train.weights.manifest import (
-    TensorInfo,
-    WeightAddress,
-    WeightTransferError,
-    free_port,
-    manifest_digest,
-    manifest_from_json,
-    manifest_of,
-    manifest_to_json,
-)
-
-__all__ = [
-    "BUCKET_BYTES",
-    "CONNECT_SECONDS",
-    "TRANSFER_SECONDS",
-    "TensorInfo",
-    "WeightAddress",
-    "WeightGroup",
-    "WeightTransferError",
-    "broadcast_buckets",
-    "checksum",
-    "free_port",
-    "make_group",
-    "manifest_digest",
-    "manifest_from_json",
-    "manifest_of",
-    "manifest_to_json",
-    "pick_backend",
-    "receive_buckets",
-]
+from agent_train.weights.manifest import TensorInfo, WeightAddress, WeightTransferError, manifest_digest
 
 BUCKET_BYTES = 256 * 1024 * 1024
 CONNECT_SECONDS = 120.0
 TRANSFER_SECONDS = 300.0
 _ALIGNMENT = 16
+_CPU_BLOCK, _GPU_BLOCK = 1 << 16, 1 << 24  # words of one step of `checksum`
 
 
 @dataclass
@@ -90,13 +61,8 @@ def make_group(
 ) -> WeightGroup:
     """Join the group as `rank`; returns when all `address.world_size` ranks have joined.
 
-    Args:
-        device: where this rank's tensors live. It takes part in the choice of the backend.
-        connect_seconds: how long to wait for the other ranks.
-        transfer_seconds: how long one bucket may take.
-
-    Raises:
-        WeightTransferError: the others did not come in time, or the port is taken.
+    `device` is of this rank's tensors. `transfer_seconds` is the limit of one bucket. Raises WeightTransferError if the
+    others did not come in time, or the port is taken.
     """
     device = torch.device(device)
     try:
@@ -129,20 +95,16 @@ def broadcast_buckets(
 ) -> dict[str, int]:
     """Send tensors, one for each entry of the manifest and in its order. Returns the checksum of each by name.
 
-    `tensors` may be a generator that gathers each when it is asked for. One bucket is held at a time.
-
-    Raises:
-        ValueError: a tensor is not what the manifest says.
-        WeightTransferError: a receiver failed, is late, or was given another manifest.
-
-    After any of these the group is left and must be made anew, here and for `receive_buckets`.
+    `tensors` may be a generator that gathers each when it is asked for. One bucket is held at a time. After an error,
+    WeightTransferError if a receiver failed, is late, or has another manifest, the group is left and must be made anew,
+    here and for `receive_buckets`.
     """
     sums: dict[str, int] = {}
     source = iter(tensors)
     with _leaving_if_it_fails(group):
         _agree(group, manifest)
-        for bucket in _buckets(manifest, bucket_bytes):
-            flat_B = torch.zeros(_bucket_size(bucket), dtype=torch.uint8, device=group.device)
+        for bucket, size in _buckets(manifest, bucket_bytes):
+            flat_B = torch.zeros(size, dtype=torch.uint8, device=group.device)
             for info, start in bucket:
                 tensor = _checked(info, next(source, None))
                 sums[info.name] = checksum(tensor)
@@ -155,17 +117,15 @@ def broadcast_buckets(
 def receive_buckets(
     group: WeightGroup, manifest: Sequence[TensorInfo], bucket_bytes: int = BUCKET_BYTES
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Receive what `broadcast_buckets` sends: (name, tensor) in the manifest's order, on `group.device`.
+    """Receive the tensors of `broadcast_buckets`: (name, tensor) in the manifest's order, on `group.device`.
 
-    A tensor is a view of its bucket, whose memory lives as long as one of its tensors is held.
-
-    Raises:
-        WeightTransferError: the sender failed, is late, or sends another manifest.
+    A tensor is a view of its bucket, whose memory lives as long as one of its tensors is held. Raises
+    WeightTransferError likewise.
     """
     with _leaving_if_it_fails(group):
         _agree(group, manifest)
-        for bucket in _buckets(manifest, bucket_bytes):
-            flat_B = torch.empty(_bucket_size(bucket), dtype=torch.uint8, device=group.device)
+        for bucket, size in _buckets(manifest, bucket_bytes):
+            flat_B = torch.empty(size, dtype=torch.uint8, device=group.device)
             _broadcast(group, flat_B, bucket[0][0].name)
             for info, start in bucket:
                 bytes_B = flat_B[start : start + _size_bytes(info)]
@@ -205,24 +165,19 @@ def _device_id(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"
 
 
-def _buckets(manifest: Sequence[TensorInfo], bucket_bytes: int) -> Iterator[list[tuple[TensorInfo, int]]]:
-    """Buckets: runs of tensors with their offsets. A tensor larger than a bucket has its own."""
+def _buckets(manifest: Sequence[TensorInfo], most: int) -> Iterator[tuple[list[tuple[TensorInfo, int]], int]]:
+    """Runs of tensors with their offsets, and the bytes of each run. A tensor larger than `most` bytes has its own."""
     bucket: list[tuple[TensorInfo, int]] = []
     end = 0
     for info in manifest:
-        size = _size_bytes(info)
-        if bucket and end + size > bucket_bytes:
-            yield bucket
-            bucket, end = [], 0
-        bucket.append((info, end))
-        end += math.ceil(size / _ALIGNMENT) * _ALIGNMENT
+        start = math.ceil(end / _ALIGNMENT) * _ALIGNMENT
+        if bucket and start + _size_bytes(info) > most:
+            yield bucket, end
+            bucket, start = [], 0
+        bucket.append((info, start))
+        end = start + _size_bytes(info)
     if bucket:
-        yield bucket
-
-
-def _bucket_size(bucket: Sequence[tuple[TensorInfo, int]]) -> int:
-    info, start = bucket[-1]
-    return start + _size_bytes(info)
+        yield bucket, end
 
 
 def _size_bytes(info: TensorInfo) -> int:
@@ -230,9 +185,7 @@ def _size_bytes(info: TensorInfo) -> int:
 
 
 def _dtype(info: TensorInfo) -> torch.dtype:
-    dtype = getattr(torch, info.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"manifest: {info.name} has dtype {info.dtype!r}, which torch does not know")
+    dtype: torch.dtype = getattr(torch, info.dtype)
     return dtype
 
 
@@ -283,3 +236,29 @@ def _wait(group: WeightGroup, start: Any, what: str) -> None:
 
 def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """sum over i of word_i * (2 i + 1), in 64-bit arithmetic that wraps around; the same on every device.
+
+    The bytes, in row-major order, are padded with zeros to whole words. Every factor is odd, so that a change of any
+    one word changes the sum, and they differ, so that words which change places do too.
+    """
+    words = _words(tensor.detach())
+    size = _GPU_BLOCK if words.is_cuda else _CPU_BLOCK
+    factors_W = torch.arange(min(size, words.numel()), device=words.device).mul_(2).add_(1)
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for start in range(0, words.numel(), size):
+        block_W = words[start : start + size].to(torch.int64)
+        total += (block_W * factors_W[: block_W.numel()]).sum() + block_W.sum() * (2 * start)
+    return int(total)
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor as 32-bit words, without a copy where its length and place allow it."""
+    bytes_B = tensor.contiguous().view(-1).view(torch.uint8)
+    if bytes_B.numel() % 4 or bytes_B.storage_offset() % 4:
+        padded_B = bytes_B.new_zeros((bytes_B.numel() + 3) // 4 * 4)
+        padded_B[: bytes_B.numel()] = bytes_B
+        bytes_B = padded_B
+    return bytes_B.view(torch.int32)

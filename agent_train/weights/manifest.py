@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 
 class WeightTransferError(RuntimeError):
@@ -25,35 +24,19 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class WeightAddress:
-    """The rendezvous of a weight group.
+    """The rendezvous of a weight group."""
 
-    Attributes:
-        host, port: of the store, which rank 0 (the sender) serves.
-        world_size: the sender and all receiver ranks of all engines: `1 + engine.receivers`.
-        rank_offset: rank of the engine's first receiver. A sender ignores it.
-    """
-
-    host: str
+    host: str  # of the store, which rank 0 (the sender) serves
     port: int
-    world_size: int
-    rank_offset: int = 1
-
-
-def manifest_of(tensors: Iterable[tuple[str, Any]]) -> list[TensorInfo]:
-    """The manifest of named tensors, in their order.
-
-    `model.named_parameters()` names tied weights once, which is how they are sent.
-    """
-    return [TensorInfo(name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors]
+    world_size: int  # the sender and all receiver ranks of all engines: `1 + engine.receivers`
+    rank_offset: int = 1  # rank of the engine's first receiver. A sender ignores it.
 
 
 def manifest_to_json(manifest: Sequence[TensorInfo]) -> str:
-    """A manifest as text, for a process that is called over HTTP."""
     return json.dumps([asdict(info) for info in manifest])
 
 
 def manifest_from_json(text: str) -> list[TensorInfo]:
-    """The reverse of `manifest_to_json`."""
     return [TensorInfo(item["name"], tuple(item["shape"]), item["dtype"]) for item in json.loads(text)]
 
 

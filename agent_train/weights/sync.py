@@ -1,55 +1,81 @@
-"""One weight sync: learner sends, engine receives, both say what they saw, and the two must agree."""
+"""One weight sync: the learner sends, the engine receives, and the checksums of both sides must be equal.
+
+Each function returns one checksum of all tensors together and raises WeightSyncError if a tensor's checksum differs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from agent_train.weights.manifest import TensorInfo
 
-
-class Sender(Protocol):
-    """The learner's side."""
-
-    def manifest(self) -> list[TensorInfo]:
-        """The tensors to send, in order."""
-        ...
-
-    async def send_weights(self) -> dict[str, int]:
-        """Send everything; the checksum of each tensor by name."""
-        ...
-
-
-class Receiver(Protocol):
-    """The engine's side."""
-
-    async def receive_weights(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]:
-        """Receive and load; answer, with checksums, only when the new weights serve and the prefix cache is cleared."""
-        ...
+# vLLM reads an adapter anew when it has dropped it: the newest, and the one before while requests with it end.
+KEPT = 2
 
 
 class WeightSyncError(RuntimeError):
     """The engine's weights differ from those that the learner sent."""
 
 
+class Sender(Protocol):
+    """The learner's side. It answers with checksums."""
+
+    def manifest(self) -> list[TensorInfo]: ...
+
+    async def send_weights(self) -> dict[str, int]: ...
+
+    async def save_adapter(self, folder: str | Path) -> dict[str, int]: ...
+
+
+class Receiver(Protocol):
+    """The engine's side. It answers, with checksums, only when the new weights serve and the prefix cache is cleared."""
+
+    async def receive_weights(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]: ...
+
+
+class AdapterReceiver(Protocol):
+    """As `Receiver`, of an engine that loads adapters."""
+
+    async def load_adapter(self, folder: str | Path, version: int) -> dict[str, int]: ...
+
+
 async def sync(learner: Sender, engine: Receiver, version: int) -> int:
-    """Move the learner's weights into the engine as `version`.
-
-    Returns:
-        One checksum of all tensors together: equal weights, equal number.
-
-    Raises:
-        WeightSyncError: a tensor's checksum differs, or the two sides saw different tensors.
-    """
+    """Move the learner's weights into the engine as `version`, by broadcast."""
     manifest = learner.manifest()
     sent, arrived = await asyncio.gather(learner.send_weights(), engine.receive_weights(manifest, version))
+    return _checked(sent, arrived, f"weight sync to version {version}")
+
+
+async def sync_adapter(learner: Sender, engine: AdapterReceiver, folder: Path, version: int) -> int:
+    """Move the learner's adapter into the engine as `version`, by a new folder in `folder`, which both see; the oldest are removed."""
+    earlier, new = _adapters(folder)
+    sent = await learner.save_adapter(new)
+    arrived = await engine.load_adapter(new, version)
+    checksum = _checked(sent, arrived, f"adapter sync to version {version}, {new}")
+    for old in [*earlier, new][:-KEPT]:
+        shutil.rmtree(old)
+    return checksum
+
+
+def _adapters(folder: Path) -> tuple[list[Path], Path]:
+    """Those of earlier syncs, the oldest first, and the place of the next one. The folder is made where it is missing."""
+    folder = folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    earlier = sorted((old for old in folder.iterdir() if old.name.isdigit()), key=lambda old: int(old.name))
+    return earlier, folder / f"{int(earlier[-1].name) + 1 if earlier else 0:06d}"
+
+
+def _checked(sent: Mapping[str, int], arrived: Mapping[str, int], what: str) -> int:
     if sent != arrived:
         wrong = sorted(name for name in sent.keys() | arrived.keys() if sent.get(name) != arrived.get(name))
         raise WeightSyncError(
-            f"weight sync to version {version}: {len(wrong)} of {len(sent)} tensors did not arrive as sent, first {wrong[0]!r} "
+            f"{what}: {len(wrong)} of {len(sent)} tensors did not arrive as sent, first {wrong[0]!r} "
             f"(sent {sent.get(wrong[0])}, arrived {arrived.get(wrong[0])}); the engine must not be used"
         )
     return int(hashlib.sha256(json.dumps(sorted(sent.items())).encode()).hexdigest()[:12], 16)

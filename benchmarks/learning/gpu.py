@@ -22,7 +22,7 @@ from flops import SHAPES, Shape, peak_of, training_flops, utilisation
 
 from agent_train.config.schema import Config
 from agent_train.data.samples import TrainingSample
-from agent_train.learner.parallel import rank_shares
+from agent_train.learner.parallel import deal_to_ranks
 from agent_train.learner.worker import LearnerWorker
 
 CONTEXTS = (4096, 16384)
@@ -79,7 +79,7 @@ def measure_one(
     worker = LearnerWorker(0, 1, config, "cuda")
     worker.start("127.0.0.1", worker.open_store("127.0.0.1"), str(folder))
     try:
-        dealt = rank_shares(rows_of_length(context, shape.vocab), config.learner)[0]
+        dealt = deal_to_ranks(rows_of_length(context, shape.vocab), config.learner)[0]
         seconds = []
         for _ in range(steps + 1):
             torch.cuda.synchronize()

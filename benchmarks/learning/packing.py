@@ -16,7 +16,7 @@ import random
 from functools import partial
 from typing import Any
 
-from agent_train.data.packing import batch_of, shares
+from agent_train.data.packing import batch_of, rank_batches
 from agent_train.data.samples import TrainingSample
 
 try:
@@ -51,9 +51,8 @@ def measure(quick: bool = False, rounds: int = 5) -> list[dict[str, Any]]:
         rng, vocab = random.Random(0), MODELS[model][-1]
         sizes = [min(512, 8 + int(math.exp(rng.gauss(4.2, 0.8)))) for _ in range(16 if quick else ROWS[model])]
         rows = [make_row([1] * 24, size, rng, f"g{i}", vocab) for i, size in enumerate(sizes)]
-        (share,) = shares(rows, 1, BUDGET)
-        weighted = [sample for own in share.micro_batches for sample in own]
-        sides = {"packed": share.batches(), "padded": [batch_of(own) for own in padded(weighted)]}
+        (batch,) = rank_batches(rows, 1, BUDGET)
+        sides = {"packed": batch.batches(), "padded": [batch_of(own) for own in padded(batch.samples)]}
         policy = make_policy(model)
         least = in_turn({side: partial(train_once, policy, own) for side, own in sides.items()}, rounds)
         if abs(least["packed"][1] - least["padded"][1]) > 1e-4 * max(1.0, abs(least["packed"][1])):

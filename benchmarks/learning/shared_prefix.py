@@ -15,7 +15,7 @@ import random
 from functools import partial
 from typing import Any
 
-from agent_train.data.packing import shares
+from agent_train.data.packing import rank_batches
 from agent_train.data.samples import TrainingSample
 
 try:
@@ -49,7 +49,7 @@ def measure(quick: bool = False, rounds: int = 5) -> list[dict[str, Any]]:
             groups = max(1, 512 // answer // GROUP)
             sides = {}
             for side, rows in samples_of(model, answer, groups).items():
-                (share,) = shares(rows, 1, 4096, shared_prefix=side == "shared")
+                (share,) = rank_batches(rows, 1, 4096, shared_prefix=side == "shared")
                 sides[side] = partial(train_once, policy, share.batches())
             least = in_turn(sides, rounds)
             seconds = {side: least[side][0] for side in sides}

@@ -21,7 +21,7 @@ from agent_train.config.schema import Config
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.engine.base import Sampling
 from agent_train.engine.embedded import EmbeddedEngine
-from agent_train.learner.parallel import rank_shares
+from agent_train.learner.parallel import deal_to_ranks
 from agent_train.learner.worker import LearnerWorker
 from agent_train.weights.manifest import TensorInfo, WeightAddress, free_port
 from agent_train.weights.sync import sync
@@ -65,7 +65,7 @@ def rows_with_advantages(groups: Sequence[Group]) -> list[TrainingSample]:
 
 def train(worker: LearnerWorker, groups: Sequence[Group]) -> Any:
     """One step: advantages, rows, packing, forward, backward, optimizer. Returns the update's metrics."""
-    return worker.update([rank_shares(rows_with_advantages(groups), worker.config.learner)[0]])
+    return worker.update([deal_to_ranks(rows_with_advantages(groups), worker.config.learner)[0]])
 
 
 def start_worker(model: Path, config: Config) -> LearnerWorker:

@@ -14,7 +14,7 @@ import torch.multiprocessing as processes
 from cases import read_case
 from step_agentgym import groups_of, rows_with_advantages, settings
 
-from agent_train.learner.parallel import rank_shares
+from agent_train.learner.parallel import deal_to_ranks
 from agent_train.learner.worker import LearnerWorker
 
 
@@ -28,7 +28,7 @@ def one_rank(rank: int, world: int, port: int, folder: Path, steps: int, answers
     for _ in range(steps):
         dist.barrier()
         wall, cpu = time.perf_counter(), time.process_time()
-        worker.update([rank_shares(rows_with_advantages(groups), config.learner)[rank]])
+        worker.update([deal_to_ranks(rows_with_advantages(groups), config.learner)[rank]])
         seconds.append((time.perf_counter() - wall, time.process_time() - cpu))
     answers.put((rank, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
     dist.barrier()

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from agent_train.weights.checksum import checksum
+from agent_train.weights.collective import checksum
 from agent_train.weights.sync import sync
 
 

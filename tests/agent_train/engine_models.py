@@ -6,6 +6,7 @@ import torch
 
 from agent_train.config.schema import TinyConfig
 from agent_train.learner.tiny import build_tiny
+from agent_train.weights.manifest import TensorInfo
 
 MAX_LEN = 512
 SHAPE = TinyConfig(hidden=64, layers=2, heads=2, intermediate=128, vocab=320)
@@ -42,3 +43,8 @@ def reference_greedy(model, prompt: list[int], count: int) -> list[int]:
         for _ in range(count):
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     return ids[len(prompt) :]
+
+
+def manifest_of(tensors):
+    """The manifest of named tensors, in their order."""
+    return [TensorInfo(name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors]

@@ -11,7 +11,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from agent_train.config.schema import Config, CriticConfig
 from agent_train.data.samples import TrainingSample
 from agent_train.learner.actor_group import Learner
-from agent_train.learner.shipping import Shipper
+from agent_train.learner.shipping import shipping
 from agent_train.learner.worker import LearnerWorker
 
 VOCAB = 40
@@ -112,16 +112,16 @@ class InProcess(Learner):
     """The driver's handle on one rank in this process: all of `Learner` but Ray."""
 
     def __init__(self, worker, config):
-        super().__init__([worker], config, worker.role, Shipper(config, put=lambda batch: batch))
+        super().__init__([worker], config, worker.role, shipping(config, put=lambda batch: batch))
         worker.config, worker._objective = config, None
 
-    async def _call(self, what, method, arguments):
+    async def _call(self, method, arguments, what=""):
         return [getattr(self._actors[0], method)(*arguments[0])]
 
 
 def in_process(first, role, model_dir, config):
     """A rank of another role beside one that has started in this process."""
     worker = LearnerWorker(0, 1, config, "cpu", role)
-    worker._layout = first._layout
+    worker._dims = first._dims
     worker.load(str(model_dir))
     return worker

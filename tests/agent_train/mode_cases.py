@@ -7,7 +7,7 @@ import math
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from agent_train.data.packing import shares
+from agent_train.data.packing import rank_batches
 
 
 @dataclasses.dataclass
@@ -44,7 +44,7 @@ class InProcess:
         return [found[row.id] for row in rows]
 
     def _share(self, rows):
-        return shares(rows, 1, self.budget)[0]
+        return rank_batches(rows, 1, self.budget)[0]
 
 
 def along(rows, derivatives):

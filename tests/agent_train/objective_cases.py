@@ -10,7 +10,7 @@ import torch.multiprocessing
 from learner_cases import gradients_of, make_config
 
 from agent_train.config.schema import AlgorithmConfig
-from agent_train.data.packing import shares
+from agent_train.data.packing import rank_batches
 from agent_train.data.samples import TrainingSample
 from agent_train.learner.worker import LearnerWorker
 
@@ -89,7 +89,7 @@ def learn(worker, rows, logprobs, algorithm, *, entropy=None, budget=BIG, update
             optimizer_step()
 
         worker._optimizer.step = step
-        share = shares(rows, 1, budget, algorithm.reduction, algorithm.reduction_length)[0]
+        share = rank_batches(rows, 1, budget, algorithm.reduction, algorithm.reduction_length)[0]
         metrics = worker.update([share] * updates, **given)
     return Learnt(metrics, grads, entropy_grads)
 
@@ -103,7 +103,7 @@ def gradients_by(worker, algorithm, rows, rank, world, budget, kl_coef):
     """What `gradients_of` finds for one rank's share of the rows, with these settings of the algorithm."""
     worker.config = dataclasses.replace(worker.config, algorithm=algorithm)
     worker._objective = None
-    share = shares(rows, world, budget, algorithm.reduction, algorithm.reduction_length)[rank]
+    share = rank_batches(rows, world, budget, algorithm.reduction, algorithm.reduction_length)[rank]
     return gradients_of(worker, share, kl_coef=kl_coef)
 
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 import agent_train.learner.fsdp as fsdp
 from agent_train.learner.optimizers import make_optimizer
-from agent_train.learner.parallel import rank_shares
+from agent_train.learner.parallel import deal_to_ranks
 from agent_train.learner.worker import LearnerWorker
 
 BUDGET = 30
@@ -80,7 +80,7 @@ def rows():
 
 def measure(worker, case, config, folder):
     """What is compared: weights before, metrics, gradients, what the worker says of the rows, what it saves, and after a step."""
-    share = rank_shares(rows(), config.learner)[worker.rank]
+    share = deal_to_ranks(rows(), config.learner)[worker.rank]
     held = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in worker.module.parameters())
     weights = {name: whole.clone() for name, whole in fsdp.full_tensors(worker.module)}
     said = worker.values(share) if case.role == "critic" else worker.logprobs(share)

@@ -9,10 +9,10 @@ from learner_cases import assert_same, make_config, make_rows, one_rank, recorde
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from agent_train.algorithms.prime import outcome_loss, process_rewards
-from agent_train.data.packing import batch_of, shares
+from agent_train.data.packing import batch_of, rank_batches
 from agent_train.data.samples import TrainingSample
 from agent_train.learner.critic_objective import critic_contribute, summarise_critic
-from agent_train.learner.measures import StepResult
+from agent_train.learner.measures import OptimizerStep
 from agent_train.learner.prm_objective import REDUCTION, prm_targets
 from agent_train.learner.value_head import PackedValue, load_value
 
@@ -57,7 +57,7 @@ def dense_values(folder, ids):
 def test_the_value_of_a_token_is_that_of_the_position_before_it(critic_dir):
     rows = make_rows()
     with one_rank(critic_dir, role="critic") as critic:
-        (found,) = critic.values(shares(rows, 1, BIG)[0])
+        (found,) = critic.values(rank_batches(rows, 1, BIG)[0])
     for row, values in zip(sorted(rows, key=lambda row: -len(row.ids)), found, strict=True):
         dense = dense_values(critic_dir, row.ids)
         for t, sampled in enumerate(row.mask):
@@ -69,7 +69,7 @@ def test_a_reward_model_scores_a_row_at_its_last_sampled_token(critic_dir):
     last = [max(t for t, on in enumerate(row.mask) if on) for row in rows]
     assert any(t < len(row.ids) - 1 for row, t in zip(rows, last, strict=True))
     with one_rank(critic_dir, role="reward_model") as model:
-        (share,) = shares(rows, 1, 30)
+        (share,) = rank_batches(rows, 1, 30)
         found = {
             row.id: s
             for own, got in zip(share.micro_batches, model.scores(share), strict=True)
@@ -113,10 +113,10 @@ def test_a_model_without_a_linear_score_is_refused():
 def test_the_critic_learns_a_known_value_function_and_knows_it_of_rows_it_has_not_seen(model_dir):
     fresh = with_targets(make_rows((25,) * 12, seed=9))
     with one_rank(model_dir, critic_config(lr=1e-2), "critic") as critic:
-        before = critic.update_critic(shares(fresh, 1, BIG), lr_scale=0.0)
+        before = critic.update_critic(rank_batches(fresh, 1, BIG), lr_scale=0.0)
         for step in range(40):
-            critic.update_critic(shares(with_targets(make_rows((25,) * 12, seed=100 + step)), 1, BIG))
-        after = critic.update_critic(shares(fresh, 1, BIG), lr_scale=0.0)
+            critic.update_critic(rank_batches(with_targets(make_rows((25,) * 12, seed=100 + step)), 1, BIG))
+        after = critic.update_critic(rank_batches(fresh, 1, BIG), lr_scale=0.0)
     assert before.explained_variance < 0.1
     assert after.explained_variance > 0.8
     assert after.loss < before.loss / 5
@@ -131,12 +131,12 @@ def test_what_is_measured_of_a_step_is_what_a_hand_finds():
     row = dataclasses.replace(row, weight=0.25)
     batch = batch_of([row])
     values_T = torch.tensor([math.nan, 1.0, 1.0, 2.0], requires_grad=True)
-    loss, sums, maxima = critic_contribute([batch], 0.5)(0, values_T)
+    loss, sums, maxima = critic_contribute(batch, values_T, 0.5)
     # Token 1: V 1 is cut to 0.5, error 0.5^2 in place of 0. Token 2: cut to 0.5, error 0, but V itself is 0.5 off. Token 3: right.
     assert loss.item() == pytest.approx(0.25 * 0.5 * (0.25 + 0.25))
     loss.backward()
     assert values_T.grad.tolist() == pytest.approx([0.0, 0.0, 0.25 * 0.5, 0.0])
-    metrics = summarise_critic([StepResult(sums.tolist(), maxima.tolist(), 2.0, True, 1e-3)], 1.5)
+    metrics = summarise_critic([OptimizerStep(sums.tolist(), maxima.tolist(), 2.0, 1e-3, skipped=False, tokens=4)], 1.5)
     assert (metrics.clip_fraction, metrics.error_max) == pytest.approx((1 / 3, 0.5))
     assert (metrics.value_mean, metrics.return_mean) == pytest.approx((4 / 3, 3.5 / 3))
     errors, targets = torch.tensor([0.0, -0.5, 0.0]), torch.tensor([1.0, 0.5, 2.0])
@@ -147,7 +147,7 @@ def test_what_is_measured_of_a_step_is_what_a_hand_finds():
 def test_targets_that_do_not_vary_have_no_variance_to_explain(model_dir):
     same = with_targets(make_rows(), of=lambda row, t: 0.1)
     with one_rank(model_dir, critic_config(), "critic") as critic:
-        metrics = critic.update_critic(shares(same, 1, BIG))
+        metrics = critic.update_critic(rank_batches(same, 1, BIG))
     assert metrics.explained_variance == 0.0
     assert metrics.return_mean == pytest.approx(0.1)
 
@@ -155,19 +155,19 @@ def test_targets_that_do_not_vary_have_no_variance_to_explain(model_dir):
 def test_rows_without_what_the_critic_learns_are_refused(model_dir):
     with one_rank(model_dir, critic_config(clip=0.2), "critic") as critic:
         with pytest.raises(ValueError, match=r"trajectory .* has no targets"):
-            critic.update_critic(shares(make_rows(), 1, BIG))
+            critic.update_critic(rank_batches(make_rows(), 1, BIG))
         with pytest.raises(ValueError, match=r"no values, which critic\.clip needs"):
-            critic.update_critic(shares(with_targets(make_rows()), 1, BIG))
+            critic.update_critic(rank_batches(with_targets(make_rows()), 1, BIG))
 
 
 @pytest.mark.parametrize("reduction", ["token-mean", "seq-mean-token-mean"])
 def test_loss_and_gradient_are_the_same_however_the_rows_are_split(model_dir, reduction):
     rows = with_targets(make_rows())
     with one_rank(model_dir, critic_config(), "critic") as critic:
-        whole, expected = recorded(critic, lambda: critic.update_critic(shares(rows, 1, BIG, reduction)))
+        whole, expected = recorded(critic, lambda: critic.update_critic(rank_batches(rows, 1, BIG, reduction)))
         for budget, order in ((40, 1), (21, -1), (1, 1)):
             metrics, grads = recorded(
-                critic, lambda b=budget, o=order: critic.update_critic(shares(rows[::o], 1, b, reduction))
+                critic, lambda b=budget, o=order: critic.update_critic(rank_batches(rows[::o], 1, b, reduction))
             )
             assert metrics.loss == pytest.approx(whole.loss, abs=1e-6)
             assert metrics.explained_variance == pytest.approx(whole.explained_variance, abs=1e-6)
@@ -183,7 +183,7 @@ def test_values_and_scores_are_the_same_where_rows_share_their_prompt(critic_dir
         mask = [False] * len(prompt) + [True] * len(row.ids)
         ids, logprobs = prompt + row.ids, [0.0] * len(prompt) + [-1.0] * len(row.ids)
         rows.append(TrainingSample(ids, mask, logprobs, id=f"t{number}", trajectory=f"t{number}", group="g"))
-    apart, together = (shares(rows, 1, BIG, shared_prefix=shared)[0] for shared in (False, True))
+    apart, together = (rank_batches(rows, 1, BIG, shared_prefix=shared)[0] for shared in (False, True))
     assert any(together.prefixes)
     with one_rank(critic_dir, role="critic") as critic:
         (found,), (expected,) = critic.values(together), critic.values(apart)
@@ -202,7 +202,7 @@ def test_a_saved_critic_is_one_that_transformers_loads_and_goes_on_as_a_reward_m
     rows = with_targets(make_rows((9, 9)))
     with one_rank(model_dir, critic_config(), "critic") as critic:
         for _ in range(3):
-            critic.update_critic(shares(rows, 1, BIG))
+            critic.update_critic(rank_batches(rows, 1, BIG))
         critic.save(str(tmp_path / "saved"))
         trained = {name: p.full_tensor().clone() for name, p in critic.module.model.named_parameters()}
     loaded = AutoModelForSequenceClassification.from_pretrained(str(tmp_path / "saved"), dtype=torch.float32)
@@ -212,7 +212,7 @@ def test_a_saved_critic_is_one_that_transformers_loads_and_goes_on_as_a_reward_m
     )
     whole = [dataclasses.replace(row, mask=[*row.mask[:-1], True]) for row in rows]
     with one_rank(tmp_path / "saved", role="reward_model") as model:
-        (scores,) = model.scores(shares(whole, 1, BIG)[0])
+        (scores,) = model.scores(rank_batches(whole, 1, BIG)[0])
     for row, score in zip(whole, scores, strict=True):
         assert score == pytest.approx(loaded(input_ids=torch.tensor([row.ids])).logits.item(), abs=1e-5)
 
@@ -249,7 +249,7 @@ def scored(worker, rows):
     found = {}
     for row in rows:
         ((found[row.id],),) = (
-            worker.logprobs(shares([dataclasses.replace(row)], 1, BIG)[0])
+            worker.logprobs(rank_batches([dataclasses.replace(row)], 1, BIG)[0])
             if row.sampled
             else (([0.0] * len(row.ids),),)
         )
@@ -275,9 +275,9 @@ def test_the_gradient_of_outcomes_is_that_of_whole_trajectories_however_their_ro
             for own, row in zip(logprobs, rows, strict=True)
         ]
         loss, expected = whole_gradient(prm, rows, reference, outcomes, beta=0.5)
-        targets = prm_targets(with_scores(rows, logprobs, reference), outcomes, beta=0.5)
-        assert targets.loss == pytest.approx(loss, abs=1e-6)
-        result, grads = recorded(prm, lambda: prm.update_prm(shares(targets.rows, 1, budget, REDUCTION)[0]))
+        taught, said = prm_targets(with_scores(rows, logprobs, reference), outcomes, beta=0.5)
+        assert said["loss"] == pytest.approx(loss, abs=1e-6)
+        result, grads = recorded(prm, lambda: prm.update_prm(rank_batches(taught, 1, budget, REDUCTION)[0]))
     assert_same(grads, expected, atol=1e-6)
     assert result.grad_norm > 1e-3
 
@@ -287,15 +287,15 @@ def test_the_reward_model_learns_which_trajectories_are_right(model_dir):
     outcomes = {row.trajectory: float(i % 2) for i, row in enumerate(rows)}
     with one_rank(model_dir, critic_config(lr=1e-3), "prm") as prm:
         reference = scored(prm, rows)
-        start = prm_targets(with_scores(rows, reference, reference), outcomes, beta=0.5)
-        assert start.loss == pytest.approx(math.log(2), abs=1e-5)
-        assert start.reward_mean == 0.0
+        _, start = prm_targets(with_scores(rows, reference, reference), outcomes, beta=0.5)
+        assert start["loss"] == pytest.approx(math.log(2), abs=1e-5)
+        assert start["reward_mean"] == 0.0
         for _ in range(25):
-            targets = prm_targets(with_scores(rows, scored(prm, rows), reference), outcomes, beta=0.5)
-            prm.update_prm(shares(targets.rows, 1, BIG, REDUCTION)[0])
-        end = prm_targets(with_scores(rows, scored(prm, rows), reference), outcomes, beta=0.5)
-    assert end.accuracy == 1.0
-    assert end.loss < 0.2
+            taught, _ = prm_targets(with_scores(rows, scored(prm, rows), reference), outcomes, beta=0.5)
+            prm.update_prm(rank_batches(taught, 1, BIG, REDUCTION)[0])
+        _, end = prm_targets(with_scores(rows, scored(prm, rows), reference), outcomes, beta=0.5)
+    assert end["accuracy"] == 1.0
+    assert end["loss"] < 0.2
 
 
 def test_what_the_reward_model_cannot_learn_from_is_refused():

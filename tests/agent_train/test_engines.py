@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 import torch
-from engine_models import MAX_LEN, build, perturb, reference_greedy, reference_logprobs
+from engine_models import MAX_LEN, build, manifest_of, perturb, reference_greedy, reference_logprobs
 from transformers import AutoModelForCausalLM
 
 from agent_train.config.extensions import engines
@@ -18,7 +18,8 @@ from agent_train.engine.base import Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.engine.server import MODEL_NAME
 from agent_train.engine.teacher import Teacher
-from agent_train.weights.collective import WeightAddress, broadcast_buckets, free_port, make_group, manifest_of
+from agent_train.weights.collective import broadcast_buckets, make_group
+from agent_train.weights.manifest import WeightAddress, free_port
 
 
 @dataclass

@@ -14,7 +14,7 @@ from learner_cases import make_config, make_rows, one_rank, write_model
 from ray.exceptions import RayActorError
 
 from agent_train.config.schema import AlgorithmConfig
-from agent_train.data.packing import shares
+from agent_train.data.packing import rank_batches
 from agent_train.learner.actor_group import Learner, LearnerError, _reason
 from agent_train.learner.role_start import begin_as_policy, start_models
 
@@ -70,9 +70,9 @@ def test_two_ranks_update_as_one_does(model_dir, tmp_path):
     scored, update, sft, learner = asyncio.run(a_run(model_dir, tmp_path))
     rows = make_rows()
     with one_rank(model_dir) as worker:
-        expected_scores = worker.logprobs(shares(rows, 1, 1)[0])
-        expected = worker.update(shares(rows, 1, 10_000))
-        expected_sft = worker.sft(shares(rows, 1, 10_000)[0], 1e-3)
+        expected_scores = worker.logprobs(rank_batches(rows, 1, 1)[0])
+        expected = worker.update(rank_batches(rows, 1, 10_000))
+        expected_sft = worker.sft(rank_batches(rows, 1, 10_000)[0], 1e-3)
     found, wanted = ({**dataclasses.asdict(metrics), "seconds": 0.0} for metrics in (update, expected))
     assert found == pytest.approx(wanted, abs=1e-5)
     # One row in each micro-batch, the longest first.
@@ -134,11 +134,11 @@ def test_roles_work_side_by_side_and_a_dead_one_is_named_and_leaves_the_others(m
     assert said["anew"] != said["values"]
     with one_rank(model_dir, with_roles(), "critic") as critic:
         for found, some in zip(said["critic"], (rows, rows[:1]), strict=True):
-            wanted = critic.update_critic(shares(some, 1, 10_000))
+            wanted = critic.update_critic(rank_batches(some, 1, 10_000))
             for name in ("loss", "explained_variance", "value_mean", "grad_norm", "lr"):
                 assert getattr(found, name) == pytest.approx(getattr(wanted, name), rel=1e-3, abs=1e-5), name
         for row, values in zip(rows, said["values"], strict=True):
-            ((expected,),) = critic.values(shares([row], 1, 100)[0])
+            ((expected,),) = critic.values(rank_batches([row], 1, 100)[0])
             assert values == pytest.approx(expected, abs=2e-3)
 
 

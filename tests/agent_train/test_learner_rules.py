@@ -21,7 +21,7 @@ from step_cases import advantages, algorithm, episode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agent_train.algorithms.returns import moments, whiten
-from agent_train.data.packing import batch_of, shares, weights_of
+from agent_train.data.packing import batch_of, rank_batches, weighted
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.engine.base import Completion, Sampling
 from agent_train.engine.embedded import EmbeddedEngine
@@ -47,7 +47,7 @@ def worker(model_dir):
 
 def scored(worker, row):
     """The trainer's log-probabilities of one row."""
-    return worker.logprobs(shares([row], 1, 1000)[0])[0][0]
+    return worker.logprobs(rank_batches([row], 1, 1000)[0])[0][0]
 
 
 # Rule 5.
@@ -121,7 +121,7 @@ def test_8_an_advantage_moves_the_probability_of_its_own_token(tmp_path):
 
 
 def shares_of(*rows):
-    return [shares(rows, 1, 1000)[0]]
+    return [rank_batches(rows, 1, 1000)[0]]
 
 
 # Rule 13.
@@ -263,8 +263,7 @@ def test_33_the_rows_of_one_episode_share_its_weight_and_its_advantage(lengths):
     episodes = [episode("a", i, [(n, float(i)) for n in sizes], samples="many") for i, sizes in enumerate(lengths)]
     _, rows = advantages([Group("a", episodes)], algorithm())
     assert len(rows) == sum(map(len, lengths))
-    weights = weights_of(rows, "seq-mean-token-mean")
-    rows = [dataclasses.replace(row, weight=weight) for row, weight in zip(rows, weights, strict=True)]
+    rows = weighted(rows, "seq-mean-token-mean")
     by_episode = {}
     for row in rows:
         by_episode.setdefault(row.trajectory, []).append(row)

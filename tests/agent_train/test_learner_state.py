@@ -16,7 +16,7 @@ from learner_cases import make_config, make_rows, one_rank, write_model
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
-from agent_train.data.packing import shares
+from agent_train.data.packing import rank_batches
 from agent_train.learner.fsdp import full_tensors
 from agent_train.learner.state import StateError, tensors_of
 from agent_train.learner.worker import LearnerWorker
@@ -31,7 +31,7 @@ def model_dir(request, tmp_path_factory):
 
 def update(worker, seed):
     rows = make_rows(seed=seed)
-    return worker.update([shares(rows, worker.world, 20)[worker.rank]])
+    return worker.update([rank_batches(rows, worker.world, 20)[worker.rank]])
 
 
 def whole_state(worker):

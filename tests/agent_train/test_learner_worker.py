@@ -9,12 +9,16 @@ import torch
 from learner_cases import advantage_of, assert_same, gradients_of, make_config, make_rows, one_rank, write_model
 from transformers import AutoModelForCausalLM
 
-from agent_train.data.packing import sampled, shares
+from agent_train.data.packing import rank_batches
 from agent_train.learner.fsdp import full_tensors
 from agent_train.weights.collective import checksum, make_group, receive_buckets
 from agent_train.weights.manifest import WeightAddress, free_port
 
 BIG = 10_000
+
+
+def sampled(rows):
+    return sum(row.sampled for row in rows)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +37,7 @@ def checksums(worker):
 
 
 def share_of(rows, budget=BIG):
-    return shares(rows, 1, budget)[0]
+    return rank_batches(rows, 1, budget)[0]
 
 
 def logprobs_by_row(worker, rows, budget=BIG):

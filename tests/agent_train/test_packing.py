@@ -7,9 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_train.data.packing import batch_of, shares
+from agent_train.data.packing import batch_of, rank_batches, split_steps
 from agent_train.data.samples import TrainingSample
-from agent_train.learner.optimizer_steps import split_steps
 
 
 def rows_of_sizes(sizes):
@@ -20,7 +19,7 @@ def rows_of_sizes(sizes):
 
 
 def ranks(rows, parts):
-    return [list(chain(*share.micro_batches)) for share in shares(rows, parts, 10_000)]
+    return [list(chain(*share.micro_batches)) for share in rank_batches(rows, parts, 10_000)]
 
 
 def names(lists):
@@ -45,7 +44,7 @@ def test_every_row_goes_to_exactly_one_rank_and_no_rank_is_a_row_ahead(sizes, pa
 @settings(deadline=None)
 def test_micro_batches_keep_to_the_budget_except_for_a_row_that_is_longer_alone(sizes, budget):
     rows = rows_of_sizes(sizes)
-    bins = shares(rows, 1, budget)[0].micro_batches
+    bins = rank_batches(rows, 1, budget)[0].micro_batches
     assert sorted(chain(*names(bins))) == sorted(row.trajectory for row in rows)
     for rows_of_bin in bins:
         assert sum(len(row.ids) for row in rows_of_bin) <= budget or len(rows_of_bin) == 1
@@ -55,7 +54,7 @@ def test_micro_batches_keep_to_the_budget_except_for_a_row_that_is_longer_alone(
 @settings(deadline=None)
 def test_all_ranks_have_as_many_micro_batches_and_the_same_denominator(sizes, world, budget):
     rows = rows_of_sizes(sizes)
-    dealt = shares(rows, world, budget)
+    dealt = rank_batches(rows, world, budget)
     assert len({len(share.micro_batches) for share in dealt}) == 1
     assert {share.n_tokens for share in dealt} == {sum(n - 1 for n in sizes)}
     assert {share.packed_tokens for share in dealt} == {sum(sizes)}
@@ -64,7 +63,7 @@ def test_all_ranks_have_as_many_micro_batches_and_the_same_denominator(sizes, wo
 @given(sizes=SIZES, world=st.integers(1, 4), budget=st.integers(5, 60))
 @settings(deadline=None)
 def test_the_weights_of_all_sampled_tokens_sum_to_one(sizes, world, budget):
-    dealt = shares(rows_of_sizes(sizes), world, budget)
+    dealt = rank_batches(rows_of_sizes(sizes), world, budget)
     batches = [batch_of(rows) for share in dealt for rows in share.micro_batches]
     assert sum(batch.weights_T[batch.mask_T].double().sum().item() for batch in batches) == pytest.approx(1.0, abs=1e-6)
 
@@ -116,14 +115,14 @@ def test_a_micro_batch_without_rows_has_one_token_that_no_loss_sees():
 )
 def test_a_malformed_row_is_refused_by_the_name_of_its_trajectory(row, problem):
     with pytest.raises(ValueError, match=f"x/1.*{problem}"):
-        shares([row], 1, 100)
+        rank_batches([row], 1, 100)
 
 
 def test_nothing_to_train_on_is_refused():
     with pytest.raises(ValueError, match="nothing to train on"):
-        shares([TrainingSample([1, 2], [False, False], [0.0, 0.0])], 1, 100)
+        rank_batches([TrainingSample([1, 2], [False, False], [0.0, 0.0])], 1, 100)
     with pytest.raises(ValueError, match="microbatch_tokens"):
-        shares(rows_of_sizes([3]), 1, 0)
+        rank_batches(rows_of_sizes([3]), 1, 0)
 
 
 @given(

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_train.data.balance import TOKENS, Cost, balance, model_cost, spread
-from agent_train.data.packing import shares
+from agent_train.data.packing import rank_batches
 from agent_train.data.samples import TrainingSample
 
 COST = Cost(token=100, sampled=20, pair=1)
@@ -67,7 +67,7 @@ def test_shares_are_the_same_whatever_order_rows_come_in(sizes, world, budget, s
     rows = rows_of_sizes(sizes)
     shuffled = random.Random(seed).sample(rows, len(rows))
     dealt, again = (
-        [share.micro_batches for share in shares(own, world, budget, cost=COST)] for own in (rows, shuffled)
+        [share.micro_batches for share in rank_batches(own, world, budget, cost=COST)] for own in (rows, shuffled)
     )
     assert again == dealt
 
@@ -76,7 +76,7 @@ def test_shares_are_the_same_whatever_order_rows_come_in(sizes, world, budget, s
 @settings(deadline=None, max_examples=40)
 def test_ranks_and_micro_batches_are_level_and_keep_to_the_budget(sizes, world, budget):
     rows = rows_of_sizes(sizes)
-    dealt = shares(rows, world, budget, cost=COST)
+    dealt = rank_batches(rows, world, budget, cost=COST)
     packed = [row.trajectory for share in dealt for own in share.micro_batches for row in own]
     assert sorted(packed) == sorted(row.trajectory for row in rows)
     ranks = [[row for own in share.micro_batches for row in own] for share in dealt]
@@ -91,11 +91,11 @@ def test_ranks_and_micro_batches_are_level_and_keep_to_the_budget(sizes, world, 
 
 
 def micro_batches(rows, budget):
-    return len(shares(rows, 1, budget)[0].micro_batches) if rows else 0
+    return len(rank_batches(rows, 1, budget)[0].micro_batches) if rows else 0
 
 
 def rows_of_ranks(rows, cost=TOKENS):
-    return [sum(len(own) for own in share.micro_batches) for share in shares(rows, 2, 1000, cost=cost)]
+    return [sum(len(own) for own in share.micro_batches) for share in rank_batches(rows, 2, 1000, cost=cost)]
 
 
 def test_long_rows_weigh_more_than_their_tokens():
@@ -111,7 +111,7 @@ def test_long_rows_weigh_more_than_their_tokens():
 
 
 def test_a_rank_without_rows_gets_as_many_micro_batches():
-    dealt = shares(rows_of_sizes([9, 9]), 3, 9)
+    dealt = rank_batches(rows_of_sizes([9, 9]), 3, 9)
     assert [[len(own) for own in share.micro_batches] for share in dealt] == [[1], [1], [0]]
     assert [len(share.batches()[0].ids_T) for share in dealt] == [9, 9, 1]
 

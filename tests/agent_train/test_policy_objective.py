@@ -19,7 +19,7 @@ from agent_train.config.extensions import losses
 from agent_train.config.schema import AlgorithmConfig, CorrectionConfig, KlConfig
 from agent_train.data.packing import batch_of
 from agent_train.learner.measures import MAXIMA, SUMS
-from agent_train.learner.policy_objective import PolicyStep, policy_objective
+from agent_train.learner.policy_objective import policy_objective
 
 NARROW = {"clip_low": 0.2, "clip_high": 0.28}
 REDUCTIONS = [(mode, 9.0 if mode == "constant" else None) for mode in MODES]
@@ -455,17 +455,9 @@ def test_nothing_is_read_back_to_the_host_inside_a_loss(loss):
         }
         batch = dataclasses.replace(batch, **fake)
         logprobs_T, entropy_T = (torch.empty(3, requires_grad=True) for _ in range(2))
-        step = PolicyStep(
-            [batch],
-            [True],
-            number=1,
-            steps=2,
-            kl_coef=0.1,
-            version=1,
-            start=[torch.empty(3)],
-            drift_limit=torch.empty(()),
-        )
-        total, sums_K, maxima_K = objective.contribute(step)(0, (logprobs_T * 1.0, entropy_T))
+        batch = dataclasses.replace(batch, start_T=torch.empty(3), has_reference=True)
+        given = {"number": 1, "steps": 2, "kl_coef": 0.1, "version": 1, "drift_limit": torch.empty(())}
+        total, sums_K, maxima_K = objective.contribute(batch, (logprobs_T * 1.0, entropy_T), **given)
         total.backward()
         assert logprobs_T.grad.shape == entropy_T.grad.shape == (3,)
         assert (sums_K.shape, maxima_K.shape) == ((len(SUMS),), (len(MAXIMA),))

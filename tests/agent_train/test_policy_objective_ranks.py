@@ -18,7 +18,7 @@ from objective_cases import BIG, OF_BEHAVIOUR, fork_worlds, gradients_by, settin
 from agent_train.algorithms.reductions import MODES
 from agent_train.config.extensions import losses
 from agent_train.config.schema import CorrectionConfig
-from agent_train.data.packing import shares
+from agent_train.data.packing import rank_batches
 
 KL = 0.2
 WORLDS = (4, 2)
@@ -52,7 +52,7 @@ SHORT = len(NAMES) - 2
 def near(worker, rows, seed=0):
     """The rows, as if an engine and a reference that hardly differ from the trainer had scored them."""
     rng = random.Random(seed)
-    share = shares(rows, 1, BIG)[0]
+    share = rank_batches(rows, 1, BIG)[0]
     scored = [one for rows_of_bin in worker.logprobs(share) for one in rows_of_bin]
     made = {}
     for number, (row, exact) in enumerate(zip(share.micro_batches[0], scored, strict=True)):

@@ -15,7 +15,7 @@ from mode_cases import InProcess, along, nan_outside, write_reward_model
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from agent_train.data.packing import shares
+from agent_train.data.packing import rank_batches
 from agent_train.learner.worker import LearnerWorker
 from agent_train.trainer.offline.objectives import Objective, learn, loss_of
 from agent_train.trainer.offline.samples import TokenizedExample
@@ -174,9 +174,9 @@ def test_an_answer_of_two_rows_is_one_answer(policy, rows):
     assert loss_of_sums.loss == pytest.approx(math.log1p(math.exp(-gap)), abs=1e-6)
 
 
-def test_a_row_without_a_reference_is_refused_by_name(policy, rows):
+def test_a_sample_without_a_reference_is_refused_by_name(policy, rows):
     bare = dataclasses.replace(rows[0], reference=[])
-    with pytest.raises(ValueError, match="row of 't0' has no log-probabilities under the reference"):
+    with pytest.raises(ValueError, match="sample of 't0' has no log-probabilities under the reference"):
         judged(policy, "dpo", [TokenizedExample(([bare], [rows[1]]))])
 
 
@@ -201,7 +201,9 @@ def descend_in_worlds(rank, ports, model_dirs, cases, folder):
         config = dataclasses.replace(make_config(workers=world, timeout=300.0), mode=mode)
         worker = LearnerWorker(rank, world, config, "cpu", role)
         worker.start("127.0.0.1", port, str(model_dirs[role]))
-        _, grads = recorded(worker, partial(worker.apply_loss_gradients, shares(cases[role], world, 21)[rank], 0.0))
+        _, grads = recorded(
+            worker, partial(worker.apply_loss_gradients, rank_batches(cases[role], world, 21)[rank], 0.0)
+        )
         if rank == 0:
             torch.save(grads, folder / f"{role}-{world}.pt")
         dist.barrier()

@@ -8,7 +8,7 @@ import torch
 from learner_cases import make_config, make_rows, one_rank, write_model
 from sample_tokenizers import LAKE, tiny
 
-from agent_train.data.packing import shares
+from agent_train.data.packing import rank_batches
 from agent_train.learner.actor_group import Learner
 from agent_train.learner.role_start import Models, check_vocabularies, learning_beside
 from agent_train.learner.roles import learning_rate, learns, roles_of, source_of, start_of
@@ -97,7 +97,7 @@ def whole_weights(worker):
 
 @pytest.mark.parametrize("role", ["reference", "teacher", "reward_model"])
 def test_a_frozen_role_answers_has_no_optimizer_and_keeps_every_bit(model_dir, role):
-    share = shares(make_rows(), 1, 30)[0]
+    share = rank_batches(make_rows(), 1, 30)[0]
     with one_rank(model_dir, role=role) as worker:
         before = whole_weights(worker)
         assert not any(p.requires_grad for p in worker.module.parameters())
@@ -117,7 +117,7 @@ def test_a_frozen_role_answers_has_no_optimizer_and_keeps_every_bit(model_dir, r
 
 
 def test_the_reference_says_what_the_policy_said_when_it_started(model_dir):
-    share = shares(make_rows(), 1, 30)[0]
+    share = rank_batches(make_rows(), 1, 30)[0]
     with one_rank(model_dir) as policy:
         start = policy.logprobs(share)
         policy.update([share])
@@ -128,7 +128,7 @@ def test_the_reference_says_what_the_policy_said_when_it_started(model_dir):
 
 def test_a_role_that_loads_another_folder_is_as_if_it_had_started_there(model_dir, tmp_path):
     other = write_model(tmp_path, seed=1)
-    share = shares(make_rows(), 1, 30)[0]
+    share = rank_batches(make_rows(), 1, 30)[0]
     with one_rank(other) as there:
         expected = there.logprobs(share)
         expected_update = there.update([share])
@@ -144,7 +144,9 @@ def test_the_learning_rate_of_a_role_is_its_own_and_warms_up(model_dir):
     rows = [dataclasses.replace(row, targets=row.spread(1.0)) for row in make_rows()]
     config = config_with(critic__lr=0.4, critic__warmup_steps=4)
     with one_rank(model_dir, config, "critic") as critic:
-        rates = [critic.update_critic(shares(rows, 1, 100), lr_scale=s).lr for s in (1.0, 1.0, 1.0, 1.0, 1.0, 0.5)]
+        rates = [
+            critic.update_critic(rank_batches(rows, 1, 100), lr_scale=s).lr for s in (1.0, 1.0, 1.0, 1.0, 1.0, 0.5)
+        ]
     assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.2])
 
 

@@ -130,6 +130,20 @@ def test_dynamic_sampling_asks_for_what_is_missing_and_stops_at_its_bound():
     assert more_groups(STEP[:1], algorithm(chosen={"name": "spread"}), wanted=4, rounds=1) == 0
 
 
+def played(kept, sampled):
+    """Groups of which `kept` differ in their rewards."""
+    return [rewarded(str(i), 0.0, float(i < kept)) for i in range(sampled)]
+
+
+@pytest.mark.parametrize(
+    ("kept", "sampled", "more"),
+    [(0, 0, 8), (4, 8, 8), (7, 8, 2), (0, 8, 8), (4, 28, 4), (8, 20, 0), (9, 20, 0), (5, 32, 0)],
+)
+def test_dynamic_sampling_asks_for_what_is_likely_to_suffice(kept, sampled, more):
+    settings = algorithm(chosen={"name": "spread", "rounds": 4})
+    assert more_groups(played(kept, sampled), settings, wanted=8, rounds=1) == more
+
+
 def test_dynamic_sampling_counts_what_is_short_and_what_is_too_much():
     settings = algorithm(chosen=ROUNDS)
     short = choose(STEP, settings, wanted=3, rounds=3)[1]

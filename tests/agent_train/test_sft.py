@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 import agentgym
 from agent_train.config.schema import SftConfig, TinyConfig
-from agent_train.data.packing import shares
+from agent_train.data.packing import rank_batches
 from agent_train.data.samples import samples_of
 from agent_train.engine.base import Completion, Sampling
 from agent_train.learner.tiny import build_tiny
@@ -184,7 +184,7 @@ class Watched:
     async def sft(self, samples, lr):
         self.batches.append([sample.trajectory for sample in samples])
         self.rates.append(lr)
-        return self.worker.sft(shares(samples, 1, 1000)[0], lr)
+        return self.worker.sft(rank_batches(samples, 1, 1000)[0], lr)
 
 
 @pytest.fixture(scope="module")

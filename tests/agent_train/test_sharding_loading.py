@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen
 
 from agent_train.data.samples import TrainingSample
 from agent_train.learner.fsdp import blocks_of, full_tensors, load_policy
-from agent_train.learner.loading import WeightFiles
-from agent_train.learner.parallel import data_ranks, make_layout, plan_of, rank_shares
+from agent_train.learner.loading import weight_files
+from agent_train.learner.parallel import data_ranks, deal_to_ranks, parallel_dims, plan_of
 from agent_train.learner.sequence_parallel import check_heads
 
 
@@ -54,14 +54,14 @@ def test_tied_weights_are_one_parameter_before_and_after_the_first_forward(model
         for _ in range(2):
             tied = model.lm_head.weight is model.model.embed_tokens.weight
             assert tied == model.config.tie_word_embeddings
-            worker.logprobs(rank_shares([row], make_config().learner)[0])
+            worker.logprobs(deal_to_ranks([row], make_config().learner)[0])
 
 
 def test_weights_in_several_files_and_in_bfloat16(model_dir):
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
     (model_dir / "model.safetensors").unlink()
     model.save_pretrained(str(model_dir), max_shard_size="10KB")
-    assert len(set(WeightFiles.of(model_dir).files.values())) > 2
+    assert len(set(weight_files(model_dir).values())) > 2
     assert load_policy(model_dir, 7).model.lm_head.weight.is_meta
     assert_loaded_as_transformers_does(model_dir)
 
@@ -145,7 +145,7 @@ def test_heads_that_ranks_cannot_share_are_refused(query, key, ranks, good):
 def test_ranks_of_one_replica_get_the_same_rows():
     settings = make_config(workers=8, sequence_parallel=2, tensor_parallel=2).learner
     rows = [TrainingSample([1, 2, number], [False, True, True], [0.0, -1.0, -1.0]) for number in range(6)]
-    dealt = rank_shares(rows, settings)
+    dealt = deal_to_ranks(rows, settings)
     assert data_ranks(settings) == 2
     assert [share is dealt[rank // 4 * 4] for rank, share in enumerate(dealt)] == [True] * 8
     assert dealt[0].micro_batches != dealt[4].micro_batches
@@ -156,4 +156,4 @@ def test_ranks_that_cannot_be_grouped_are_refused():
     with pytest.raises(ValueError, match=r"learner.workers=6 is no multiple of .*=4"):
         data_ranks(settings)
     with pytest.raises(ValueError, match="6 ranks are no multiple of 2 \\* 2"):
-        make_layout(settings, 0, 6, "cpu")
+        parallel_dims(settings, 0, 6, "cpu")

@@ -9,7 +9,7 @@ from torch import nn
 
 from agent_train.learner.fsdp import UNCOMPILED, blocks_of, compile_blocks, load_policy
 from agent_train.learner.optimizers import make_optimizer, set_lr
-from agent_train.learner.parallel import rank_shares
+from agent_train.learner.parallel import deal_to_ranks
 from agent_train.learner.sequence_parallel import ULYSSES, SequenceParallelGroup, spread_over
 
 
@@ -60,7 +60,7 @@ def test_a_name_that_is_none_and_a_package_that_is_missing_are_said(monkeypatch)
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
 def test_eight_bits_learn_about_the_same(tmp_path):
-    share, said = rank_shares(make_rows(), settings_of())[0], {}
+    share, said = deal_to_ranks(make_rows(), settings_of())[0], {}
     for name in ("adamw", "adamw8bit"):
         with one_rank(write_model(tmp_path), make_config(optimizer=name)) as worker:
             worker.update([share])
@@ -86,7 +86,7 @@ def test_compiled_blocks_have_the_same_gradients(tmp_path):
     for compiled in (False, True):
         config = make_config(compile=compiled, gradient_checkpointing=True)
         with one_rank(write_model(tmp_path), config) as worker:
-            found.append(gradients_of(worker, rank_shares(make_rows(), config.learner)[0]))
+            found.append(gradients_of(worker, deal_to_ranks(make_rows(), config.learner)[0]))
     (plain, expected), (compiled, gradients) = found
     assert compiled.loss == pytest.approx(plain.loss, abs=1e-6)
     assert_same(gradients, expected, 2e-6)

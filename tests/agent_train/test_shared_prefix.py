@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from learner_cases import VOCAB, assert_same, gradients_of, make_config, one_rank, write_model
 
 from agent_train.data.balance import Cost
-from agent_train.data.packing import batch_of, shares
-from agent_train.data.prefixes import trees_of
+from agent_train.data.packing import batch_of, rank_batches
+from agent_train.data.prefixes import prefix_groups_of
 from agent_train.data.samples import TrainingSample
 from agent_train.learner.worker import LearnerWorker
 
@@ -71,10 +71,10 @@ def test_loss_gradients_and_measures_are_those_of_the_rows_by_themselves(folders
     rows = mixed_rows()
     config = make_config(gradient_checkpointing=checkpointing)
     with one_rank(folders[model], config) as worker:
-        (naive,) = shares(rows, 1, 10_000, reduction)
+        (naive,) = rank_batches(rows, 1, 10_000, reduction)
         expected, grads = gradients_of(worker, naive)
         for budget in (10_000, 40):
-            (shared,) = shares(rows, 1, budget, reduction, shared_prefix=True)
+            (shared,) = rank_batches(rows, 1, budget, reduction, shared_prefix=True)
             metrics, found = gradients_of(worker, shared)
             assert_same(found, grads, 1e-6)
             for name, value in vars(metrics).items():
@@ -87,8 +87,8 @@ def test_sequence_losses_see_the_right_rows(folders):
     config = make_config()
     config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, loss="gspo"))
     with one_rank(folders["tied"], config) as worker:
-        _, grads = gradients_of(worker, shares(rows, 1, 10_000)[0])
-        _, found = gradients_of(worker, shares(rows, 1, 10_000, shared_prefix=True)[0])
+        _, grads = gradients_of(worker, rank_batches(rows, 1, 10_000)[0])
+        _, found = gradients_of(worker, rank_batches(rows, 1, 10_000, shared_prefix=True)[0])
     assert_same(found, grads, 1e-6)
 
 
@@ -97,7 +97,7 @@ def test_each_row_gets_its_own_log_probabilities_as_long_as_itself(folders):
     with one_rank(folders["tied"]) as worker:
         found = []
         for shared in (False, True):
-            (share,) = shares(rows, 1, 60, shared_prefix=shared)
+            (share,) = rank_batches(rows, 1, 60, shared_prefix=shared)
             scored = chain.from_iterable(worker.logprobs(share))
             found.append({row.trajectory: own for row, own in zip(chain(*share.micro_batches), scored, strict=True)})
     for row in rows:
@@ -111,7 +111,7 @@ def two_ranks(rank, port, folder, rows, out):
     torch.set_num_threads(1)
     worker = LearnerWorker(rank, 2, make_config(workers=2, timeout=300.0), "cpu")
     worker.start("127.0.0.1", port, str(folder))
-    _, grads = gradients_of(worker, shares(rows, 2, 40, shared_prefix=True)[rank])
+    _, grads = gradients_of(worker, rank_batches(rows, 2, 40, shared_prefix=True)[rank])
     if rank == 0:
         torch.save(grads, out)
     dist.barrier()
@@ -126,7 +126,7 @@ def fork_ranks(_, *arguments):
 def test_two_ranks_with_trees_give_the_gradients_of_one_without(folders, tmp_path):
     rows = mixed_rows(3)
     with one_rank(folders["tied"]) as worker:
-        _, grads = gradients_of(worker, shares(rows, 1, 10_000)[0])
+        _, grads = gradients_of(worker, rank_batches(rows, 1, 10_000)[0])
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=300), wait_for_workers=False)
     arguments = (store.port, folders["tied"], rows, tmp_path / "grads")
     torch.multiprocessing.spawn(fork_ranks, arguments)
@@ -136,7 +136,7 @@ def test_two_ranks_with_trees_give_the_gradients_of_one_without(folders, tmp_pat
 def test_the_first_token_of_a_continuation_is_predicted_by_the_last_of_the_prompt():
     rng = random.Random(0)
     rows = group_of("a", 4, [2, 3], rng)
-    (share,) = shares(rows, 1, 100, shared_prefix=True)
+    (share,) = rank_batches(rows, 1, 100, shared_prefix=True)
     (batch,) = share.batches()
     longer, shorter = share.micro_batches[0]
     assert batch.ids_T.tolist() == longer.ids + shorter.ids[4:]
@@ -169,29 +169,31 @@ def drawn_rows(shape):
 @settings(deadline=None, max_examples=40)
 def test_trees_hold_every_row_once_and_share_only_what_is_common_and_not_sampled(shape):
     rows = drawn_rows(shape)
-    trees = trees_of(rows)
-    assert sorted(row.trajectory for tree in trees for row in tree.rows) == sorted(row.trajectory for row in rows)
+    trees = prefix_groups_of(rows)
+    assert sorted(row.trajectory for tree in trees for row in tree.samples) == sorted(row.trajectory for row in rows)
     for tree in trees:
-        assert len({row.group for row in tree.rows}) == 1
-        assert len({tuple(row.ids[: tree.prefix]) for row in tree.rows}) == 1
-        assert not any(any(row.mask[: tree.prefix]) for row in tree.rows)
-        assert (tree.prefix > 0) == (len(tree.rows) > 1)
-        assert tree.tokens <= sum(len(row.ids) for row in tree.rows)
-    assert trees_of(rows[::-1]) == trees
+        assert len({row.group for row in tree.samples}) == 1
+        assert len({tuple(row.ids[: tree.prefix]) for row in tree.samples}) == 1
+        assert not any(any(row.mask[: tree.prefix]) for row in tree.samples)
+        assert (tree.prefix > 0) == (len(tree.samples) > 1)
+        assert tree.tokens <= sum(len(row.ids) for row in tree.samples)
+    assert prefix_groups_of(rows[::-1]) == trees
 
 
 @given(shape=ROWS, world=st.integers(1, 3), budget=st.integers(1, 40))
 @settings(deadline=None, max_examples=40)
 def test_budget_counts_the_prompt_once_and_no_row_is_lost_or_doubled(shape, world, budget):
     rows = drawn_rows(shape)
-    dealt = shares(rows, world, budget, cost=Cost(10, 3, 1), shared_prefix=True)
+    dealt = rank_batches(rows, world, budget, cost=Cost(10, 3, 1), shared_prefix=True)
     packed = [row.trajectory for share in dealt for own in share.micro_batches for row in own]
     assert sorted(packed) == sorted(row.trajectory for row in rows)
     assert len({len(share.micro_batches) for share in dealt}) == 1
     for share in dealt:
         for own, batch in zip(share.micro_batches, share.batches(), strict=True):
             assert len(batch.ids_T) <= budget or len(own) == 1
-    again = shares(random.Random(0).sample(rows, len(rows)), world, budget, cost=Cost(10, 3, 1), shared_prefix=True)
+    again = rank_batches(
+        random.Random(0).sample(rows, len(rows)), world, budget, cost=Cost(10, 3, 1), shared_prefix=True
+    )
     assert [share.micro_batches for share in again] == [share.micro_batches for share in dealt]
 
 
@@ -199,7 +201,7 @@ def test_budget_counts_the_prompt_once_and_no_row_is_lost_or_doubled(shape, worl
 @settings(deadline=None, max_examples=40)
 def test_every_token_of_a_row_can_be_walked_back_to_its_start(shape):
     rows = drawn_rows(shape)
-    (share,) = shares(rows, 1, 10_000, shared_prefix=True)
+    (share,) = rank_batches(rows, 1, 10_000, shared_prefix=True)
     (batch,) = share.batches()
     for place, row in enumerate(share.micro_batches[0]):
         token, ids = int(batch.cu_seqlens[place + 1]) - 1, []
@@ -216,27 +218,27 @@ def test_every_token_of_a_row_can_be_walked_back_to_its_start(shape):
 def test_a_group_costs_its_prompt_once():
     rng = random.Random(0)
     rows = [row for name in "abcd" for row in group_of(name, 40, [10] * 8, rng)]
-    (share,) = shares(rows, 1, 120, shared_prefix=True)
+    (share,) = rank_batches(rows, 1, 120, shared_prefix=True)
     assert [len(batch.ids_T) for batch in share.batches()] == [120] * 4
     assert share.packed_tokens == 4 * 8 * 50
 
 
-def test_a_tree_that_is_too_long_becomes_trees_of_fewer_rows():
+def test_a_tree_that_is_too_long_becomes_prefix_groups_of_fewer_rows():
     rng = random.Random(0)
-    (share,) = shares(group_of("a", 40, [10] * 8, rng), 1, 80, shared_prefix=True)
+    (share,) = rank_batches(group_of("a", 40, [10] * 8, rng), 1, 80, shared_prefix=True)
     assert [len(batch.ids_T) for batch in share.batches()] == [80, 80]
-    assert [[prefix.rows for prefix in own] for own in share.prefixes] == [[4], [4]]
+    assert [[prefix.samples for prefix in own] for own in share.prefixes] == [[4], [4]]
 
 
 def test_one_group_on_two_ranks_is_divided_among_them():
     rng = random.Random(0)
-    dealt = shares(group_of("a", 8, [10] * 8, rng), 2, 1000, shared_prefix=True)
+    dealt = rank_batches(group_of("a", 8, [10] * 8, rng), 2, 1000, shared_prefix=True)
     assert [[len(own) for own in share.micro_batches] for share in dealt] == [[4], [4]]
 
 
 def test_ranks_keep_groups_whole_where_they_come_out_even():
     rng = random.Random(0)
     rows = [row for name in "abcd" for row in group_of(name, 20, [5] * 4, rng)]
-    parts = [share.micro_batches[0] for share in shares(rows, 2, 1000, shared_prefix=True)]
+    parts = [share.micro_batches[0] for share in rank_batches(rows, 2, 1000, shared_prefix=True)]
     assert [len({row.group for row in part}) for part in parts] == [2, 2]
     assert len(batch_of(parts[0]).ids_T) == 2 * 4 * 25

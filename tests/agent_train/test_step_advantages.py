@@ -14,7 +14,6 @@ from agent_train.algorithms.advantage_inputs import advantage_inputs
 from agent_train.algorithms.advantages import group_advantages
 from agent_train.algorithms.step_advantages import mean_and_spread, with_advantages
 from agent_train.config.extensions import advantages as ADVANTAGES
-from agent_train.data.samples import by_id
 from agentgym.core.trajectory import Group
 
 NEAR = {"abs": 4e-6}  # the hand-computed numbers have no eps
@@ -324,7 +323,8 @@ def test_the_order_of_groups_and_of_other_trajectories_rows_changes_nothing(name
             del queues[name_of]
     shuffled = list(kept)
     rng.shuffle(shuffled)
-    after = by_id(with_advantages(advantage_inputs(chosen, shuffled, mixed, greedy), mixed))
+    made = with_advantages(advantage_inputs(chosen, shuffled, mixed, greedy), mixed)
+    after = {sample.id: sample for sample in made}
     for sample in before:
         assert after[sample.id].advantages == pytest.approx(sample.advantages, abs=1e-6)
         assert after[sample.id].targets == pytest.approx(sample.targets, abs=1e-6)

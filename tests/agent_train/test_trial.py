@@ -78,13 +78,13 @@ def of_gains(logprobs_T, old_T, advantages_T):
 def test_advantages_of_both_signs_meet_ratios_on_both_sides(monkeypatch):
     seen = set()
 
-    def told(self, step, index, logprobs_T, entropy_T):
-        batch = step.batches[index]
-        moved_T = (logprobs_T - step.start[index]).detach()[batch.mask_T]
+    def told(self, batch, output, **given):
+        logprobs_T = output[0]
+        moved_T = (logprobs_T - batch.start_T).detach()[batch.mask_T]
         seen.update(zip((batch.advantages_T[batch.mask_T] > 0).tolist(), moved_T.sign().tolist(), strict=True))
-        return (logprobs_T * 1.0).sum(), None
+        return (logprobs_T * 1.0).sum(), None, None
 
-    monkeypatch.setattr(trial.PolicyObjective, "terms", told)
+    monkeypatch.setattr(trial.PolicyObjective, "contribute", told)
     assert problems() == []
     assert seen == {(positive, side) for positive in (True, False) for side in (-1.0, 0.0, 1.0)}
 

@@ -3,22 +3,18 @@ import time
 
 import pytest
 import torch
+from engine_models import manifest_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_train.weights.collective import (
+from agent_train.weights.collective import broadcast_buckets, checksum, make_group, pick_backend, receive_buckets
+from agent_train.weights.manifest import (
     TensorInfo,
     WeightAddress,
     WeightTransferError,
-    broadcast_buckets,
-    checksum,
     free_port,
-    make_group,
     manifest_from_json,
-    manifest_of,
     manifest_to_json,
-    pick_backend,
-    receive_buckets,
 )
 
 WRAP = 1 << 64

@@ -101,7 +101,7 @@ async def learn(learner: Learner, objective: Objective, examples: Sequence[Token
     samples = _whole(answers) if objective.form == "rm" else [sample for own in answers for sample in own]
     done = await learner.apply_loss_gradients(samples, judged.derivatives, lr)
     tokens = sum(sample.sampled for sample in samples)
-    return Learned(judged.loss, judged.measures, done.grad_norm, tokens, done.lr, not done.applied)
+    return Learned(judged.loss, judged.measures, done.grad_norm, tokens, done.lr, done.skipped)
 
 
 async def _loss_of_scores(learner: Learner, examples: Sequence[TokenizedExample], batch_rows: int | None) -> Judged:

@@ -1,15 +1,24 @@
 import pytest
 
-from agent_train.algorithms.collapse import Health, Sample, health, repetition
+from agent_train.algorithms.collapse import Health, health, repetition
+from agentgym.core.messages import assistant
+from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
+
+
+def played(reward, ids, end="terminated"):
+    tokens = Tokens([0], ids, [-1.0] * len(ids), [0] * len(ids))
+    error = "broke" if end == "error" else None
+    return Trajectory("t/0", "e", "t", 0, turns=[Turn([], assistant(""), reward, tokens=tokens)], end=end, error=error)
 
 
 def test_the_diagnostics_of_a_step():
+    cut = played(0, [4, 4, 4, 4, 4], end="max_turns")
     found = health(
         [
-            [Sample(1, [1, 2, 3]), Sample(0, [1, 2, 3]), Sample(0, [4, 4, 4, 4, 4], truncated=True), Sample(1, [5])],
-            [Sample(2, [6, 6]), Sample(2, [7])],
-            [Sample(9, [8])],
-            [],
+            Group("a", [played(1, [1, 2, 3]), played(0, [1, 2, 3]), cut, played(1, [5])]),
+            Group("b", [played(2, [6, 6]), played(2, [7]), played(9, [7], end="error")]),
+            Group("c", [played(9, [8])]),
+            Group("d", []),
         ],
         entropy=1.5,
         n=2,
@@ -26,16 +35,13 @@ def test_the_diagnostics_of_a_step():
     )
 
 
+def test_a_step_whose_episodes_all_failed_has_no_diagnostics():
+    assert health([Group("a", [played(1, [1], end="error")])], 1.0) is None
+
+
 @pytest.mark.parametrize(
     ("ids", "n", "share"),
     [([1, 2, 1, 2, 1, 2], 2, 3 / 5), ([1, 2, 3, 4], 4, 0), ([1, 1, 1], 4, 0), ([], 1, 0), ([7, 7, 7, 7], 1, 3 / 4)],
 )
 def test_repetition_counts_ngrams_that_stood_before(ids, n, share):
     assert repetition(ids, n) == pytest.approx(share)
-
-
-def test_mistakes_are_told():
-    with pytest.raises(ValueError, match="no trajectories"):
-        health([[]], 1.0)
-    with pytest.raises(ValueError, match="at least 1 token"):
-        repetition([1], 0)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from agent_train.algorithms.corrections import Gap, check_one_weight, correction, drifted, gap_of, proximal_share
-from agent_train.algorithms.losses import keep, ppo_clip, weighted_sum
-from agent_train.algorithms.segments import segment_means
+from agent_train.algorithms.losses import keep, segment_means, weighted_sum
+from agent_train.algorithms.policy_losses import ppo_clip
 from agent_train.config.extensions import corrections
 
 ALL = torch.ones(3, dtype=torch.bool)

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_train.algorithms.gae import adaptive_lambda, bilevel_gae, gae
-from agent_train.algorithms.returns import return_to_go
+from agent_train.algorithms.returns import adaptive_lambda, bilevel_gae, gae, return_to_go
 
 NAN = math.nan
 TURNS = torch.tensor([True, True, False, False, True])

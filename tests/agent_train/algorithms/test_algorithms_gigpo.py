@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_train.algorithms.advantages import group_advantages
-from agent_train.algorithms.gigpo import gigpo_advantages, state_key
+from agent_train.algorithms.turn_rewards import gigpo_advantages, state_key
 
 REWARDS = [[0.0, 1.0], [0.0, 0.0]]
 STATES = [["s0", "s1"], ["s0", "s2"]]
@@ -40,11 +40,6 @@ def test_a_state_met_twice_in_one_episode_compares_its_two_steps():
     first, second = gigpo_advantages([[0.0, 1.0], [0.0]], [["s", "s"], ["t"]], gamma=0.5)
     assert first == pytest.approx([0.5 - 0.25, 0.5 + 0.25])
     assert second == [-0.5]
-
-
-def test_a_failed_episode_is_in_no_comparison():
-    assert gigpo_advantages([None, *REWARDS], [["s0"], *STATES])[1:] == gigpo_advantages(REWARDS, STATES)
-    assert gigpo_advantages([None, [0.0, 1.0]], [[], ["s0", "s1"]]) == [[], [0.0, 0.0]]
 
 
 @settings(max_examples=40, deadline=None)

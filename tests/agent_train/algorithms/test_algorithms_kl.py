@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from agent_train.algorithms.kl import ESTIMATORS, adapted, kl_loss, kl_rewards, kl_scores
+from agent_train.algorithms.kl import ESTIMATORS, adapted, kl_loss
 
 LP, REF = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
 BOTH = torch.ones(2, dtype=torch.bool)
@@ -62,17 +62,6 @@ def test_masked_cells_hold_anything(value, hole):
     assert kl_T[1] == 0
     assert lp_T.grad.isfinite().all()
     assert lp_T.grad[1] == 0
-
-
-def test_the_kl_in_the_reward_is_masked_and_the_score_stands_on_the_last_sampled_token():
-    mask_T = torch.tensor([False, True, True, False, False, False, True])
-    segment_T = torch.tensor([0, 0, 0, 0, 1, 2, 2])
-    lp_T = torch.tensor([math.nan, -1.0, -2.0, math.nan, 9.0, 9.0, -1.0])
-    ref_T = torch.tensor([0.0, -1.5, -1.0, math.inf, 0.0, 0.0, -1.0])
-    arguments = (torch.tensor([1.0, 5.0, 3.0]), lp_T, ref_T, mask_T, segment_T, 0.1)
-    assert kl_rewards(*arguments).tolist() == pytest.approx([0, -0.05, 1.1, 0, 0, 0, 3.0])
-    # For a group-relative advantage; the row without a sampled token keeps its score.
-    assert kl_scores(*arguments).tolist() == pytest.approx([1.05, 5.0, 3.0])
 
 
 @pytest.mark.parametrize(("kl", "expected"), [(0.1, 1.0), (0.11, 1.05), (9.0, 1.1), (0.0, 0.9)])

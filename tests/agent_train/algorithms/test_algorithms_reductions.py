@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_train.algorithms.losses import weighted_sum
-from agent_train.algorithms.reductions import MODES, row_weights
+from agent_train.algorithms.reductions import MODES, sample_weights
 
 TOKENS = [torch.tensor([4.0]), torch.tensor([1.0, 2.0, 3.0])]
 
@@ -13,7 +13,7 @@ def weights(mode, tokens, trajectory=None, prompt=None):
     trajectory = list(range(len(tokens))) if trajectory is None else trajectory
     prompt = [0] * len(tokens) if prompt is None else prompt
     length = 3 if mode == "constant" else None
-    return row_weights(mode, torch.tensor(tokens), torch.tensor(trajectory), torch.tensor(prompt), length)
+    return sample_weights(mode, torch.tensor(tokens), torch.tensor(trajectory), torch.tensor(prompt), length)
 
 
 @pytest.mark.parametrize(
@@ -96,11 +96,11 @@ def test_micro_batches_and_their_order_do_not_change_loss_or_gradient(rows, mode
         (("constant", [1], [0], [0], None), "'constant' needs it"),
         (("token-mean", [1], [0], [0], 3), "'constant' needs it"),
         (("constant", [1], [0], [0], 0), "must be positive"),
-        (("token-mean", [0, 0], [0, 1], [0, 0], None), "2 rows without a sampled token"),
+        (("token-mean", [0, 0], [0, 1], [0, 0], None), "2 samples without a sampled token"),
         (("token-mean", [1, 2], [0], [0, 0], None), "2 counts, 1 trajectories"),
     ],
 )
 def test_mistakes_are_told(arguments, what):
     mode, *ids, length = arguments
     with pytest.raises(ValueError, match=what):
-        row_weights(mode, *map(torch.tensor, ids), length)
+        sample_weights(mode, *map(torch.tensor, ids), length)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_train.algorithms.losses import weighted_sum
-from agent_train.algorithms.sequence_losses import gmpo, gspo, gspo_token, sequence_log_ratio, topr_sequence
+from agent_train.algorithms.policy_losses import gmpo, gspo, gspo_token, sequence_log_ratio, topr_sequence
 
 LOSSES = [gspo, gspo_token, gmpo, topr_sequence]
 WIDE = {"clip_low": 0.2, "clip_high": 0.28}

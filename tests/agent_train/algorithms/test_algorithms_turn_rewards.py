@@ -46,13 +46,13 @@ def test_turns_may_follow_one_another_without_an_observation():
     assert turn_segments([5], [[2, 4]]).tolist() == [0, 0, 1, 1, 1]
 
 
-def test_a_row_without_turns_takes_a_number_of_its_own():
+def test_a_sample_without_turns_takes_a_number_of_its_own():
     assert turn_segments([2, 2, 3], [[2], [], [1, 3]]).tolist() == [0, 0, 1, 1, 2, 3, 3]
 
 
 @pytest.mark.parametrize("ends", [[2, 2], [0], [3, 2], [5], [-1]])
 def test_impossible_ends_of_turns_are_refused(ends):
-    with pytest.raises(ValueError, match="row 0 of 4 tokens"):
+    with pytest.raises(ValueError, match="sample 0 of 4 tokens"):
         turn_segments([4], [ends])
 
 
@@ -92,6 +92,6 @@ def test_process_supervision_normalises_all_turns_of_a_group_together():
 
 
 def test_turns_without_spread_or_without_siblings_get_exactly_zero():
-    assert turn_advantages([[1.0, 0.0], None]) == [[0.0, 0.0], []]
+    assert turn_advantages([[1.0, 0.0]]) == [[0.0, 0.0]]
     assert turn_advantages([[1.0, 1.0], [1.0]]) == [[0.0, 0.0], [0.0]]
     assert turn_advantages([]) == []

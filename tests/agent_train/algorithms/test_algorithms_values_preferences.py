@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_train.algorithms.distillation import distillation_advantages
+from agent_train.algorithms.kl import distillation_advantages
+from agent_train.algorithms.losses import value_clip_mask, value_loss
 from agent_train.algorithms.preferences import dpo, ipo, kto, kto_reference, margins, reward_model
-from agent_train.algorithms.values import value_clip_mask, value_loss
 
 NUMBERS = st.floats(-5.0, 5.0)
 ONE_T = torch.tensor([True])
