@@ -224,12 +224,7 @@ def gmpo(
 
 
 def topr_sequence(
-    logprobs_T: Tensor,
-    old_T: Tensor,
-    advantages_T: Tensor,
-    mask_T: Tensor,
-    segment_T: Tensor,
-    n_segments: int,
+    logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor, mask_T: Tensor, segment_T: Tensor, n_segments: int
 ) -> Tensor:
     """TOPR as written (arXiv 2503.14286): where A <= 0 weighed by `min(p / old, 1)` of the whole sequence, the product of its tokens."""
     advantages_T, kept_T = keep(advantages_T, mask_T), single(keep(logprobs_T, mask_T))

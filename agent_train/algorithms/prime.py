@@ -23,12 +23,7 @@ def process_rewards(logprobs_T: Tensor, reference_T: Tensor, mask_T: Tensor, bet
 
 
 def prime_advantages(
-    process_T: Tensor,
-    mask_T: Tensor,
-    segment_T: Tensor,
-    outcomes_S: Tensor,
-    group_S: Tensor,
-    gamma: float = 1.0,
+    process_T: Tensor, mask_T: Tensor, segment_T: Tensor, outcomes_S: Tensor, group_S: Tensor, gamma: float = 1.0
 ) -> Tensor:
     """advantages_T, fp32, without gradient: RLOO of the outcomes plus the discounted sum of the process rewards less those of the siblings.
 

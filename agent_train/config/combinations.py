@@ -31,11 +31,7 @@ OF_EPISODES = ("group", "rloo", "opo", "maxrl", "best_of", "reinforce_pp_baselin
 # Each sample weighs the same, or each trajectory, however long it is.
 OF_SAMPLES = ("seq-mean-token-mean", "trajectory-mean")
 WITHOUT_REWARDS = ("distill", "constant")
-MODES = {
-    "sft": "imitates the assistant's messages",
-    "dpo": "prefers answers to others",
-    "rm": "learns a reward model",
-}
+MODES = {"sft": "imitates the assistant's messages", "dpo": "prefers answers to others", "rm": "learns a reward model"}
 
 
 def wrong_combinations(config: Config) -> Iterator[str]:

@@ -17,8 +17,7 @@ losses = ExtensionPoint(
     {
         "ppo": f"{_ALGORITHMS}.policy_losses:ppo_clip",
         **_functions(
-            "policy_losses",
-            "reinforce gspo gspo_token gmpo cispo sapo topr topr_sequence raft_pp kimi dppo aipo m2po",
+            "policy_losses", "reinforce gspo gspo_token gmpo cispo sapo topr topr_sequence raft_pp kimi dppo aipo m2po"
         ),
     },
 )

@@ -51,10 +51,7 @@ class TrainingSample:
 
 
 def samples_of(
-    trajectory: Trajectory,
-    temperature: float = 1.0,
-    rewards: Sequence[float] | None = None,
-    in_loss: bool = True,
+    trajectory: Trajectory, temperature: float = 1.0, rewards: Sequence[float] | None = None, in_loss: bool = True
 ) -> list[TrainingSample]:
     """Split a trajectory into samples by the prefix rule.
 

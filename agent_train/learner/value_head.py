@@ -83,11 +83,7 @@ def load_value(
     missing = set() if model is None or HEAD in weight_files(model_dir) else {HEAD}
     if model is None:
         model, loaded = AutoModelForSequenceClassification.from_pretrained(
-            str(model_dir),
-            num_labels=1,
-            dtype=torch.float32,
-            attn_implementation=register(),
-            output_loading_info=True,
+            str(model_dir), num_labels=1, dtype=torch.float32, attn_implementation=register(), output_loading_info=True
         )
         missing = set(loaded["missing_keys"])
     if missing - {HEAD}:

@@ -107,12 +107,7 @@ def _kwargs_of(id: str, kwargs: Mapping[str, Any], ids: Collection[str]) -> dict
 
 
 async def _rescore_cell(
-    store: Store,
-    cell: Cell,
-    file: Path,
-    concurrency: int,
-    limits: Limits,
-    on_end: Callable[[Cell, Trajectory], None],
+    store: Store, cell: Cell, file: Path, concurrency: int, limits: Limits, on_end: Callable[[Cell, Trajectory], None]
 ) -> None:
     there = scan(store.file_of(cell))
     tasks: dict[str, Task] | None = None

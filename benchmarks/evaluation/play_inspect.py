@@ -27,11 +27,7 @@ def play(settings: Settings) -> float:
             "openai/model", base_url=settings.base_url, api_key="none", responses_api=False, memoize=False
         )
     else:
-        model = get_model(
-            "mockllm/model",
-            custom_outputs=instant,
-            memoize=False,
-        )
+        model = get_model("mockllm/model", custom_outputs=instant, memoize=False)
     [log] = eval(
         Task(dataset=MemoryDataset(samples), solver=generate(), scorer=exact()),
         model=model,

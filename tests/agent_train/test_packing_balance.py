@@ -131,10 +131,7 @@ SHAPE = {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "in
         (SHAPE, Cost(3 * (4 * 64 + 240), 400, 3 * 2 * 8)),
         ({"text_config": SHAPE}, Cost(3 * (4 * 64 + 240), 400, 3 * 2 * 8)),
         ({**SHAPE, "head_dim": 16, "num_key_value_heads": 1}, Cost(3 * (8 * 16 * 6 + 240), 400, 3 * 2 * 32)),
-        (
-            {**SHAPE, "num_experts_per_tok": 2, "moe_intermediate_size": 4},
-            Cost(3 * (4 * 64 + 192), 400, 3 * 2 * 8),
-        ),
+        ({**SHAPE, "num_experts_per_tok": 2, "moe_intermediate_size": 4}, Cost(3 * (4 * 64 + 192), 400, 3 * 2 * 8)),
         ({"hidden_size": 8}, TOKENS),
     ],
 )

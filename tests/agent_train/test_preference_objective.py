@@ -234,10 +234,7 @@ def test_ranks_give_the_gradient_of_one(policy, model_dir, rm_dir, rows, tmp_pat
     ends = [[0.0] * len(row.ids) for row in flat]
     for number, (row, own) in enumerate(zip(flat, ends, strict=True)):
         own[max(t for t, on in enumerate(row.mask) if on)] = 0.3 - 0.1 * number
-    cases = {
-        "policy": along(flat, judged(policy, "dpo", samples).derivatives),
-        "reward_model": along(flat, ends),
-    }
+    cases = {"policy": along(flat, judged(policy, "dpo", samples).derivatives), "reward_model": along(flat, ends)}
     stores = {
         case: dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=300), wait_for_workers=False)
         for case in (("policy", 4), ("policy", 2), ("reward_model", 2))

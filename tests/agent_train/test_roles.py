@@ -49,11 +49,7 @@ def test_what_learns_beside_the_policy_and_at_which_rate():
     config = config_with(critic__lr=0.5, critic__warmup_steps=7, learner__lr=0.1, learner__warmup_steps=3)
     assert [
         role for role in ("policy", "critic", "prm", "reference", "teacher", "reward_model") if learns(config, role)
-    ] == [
-        "policy",
-        "critic",
-        "prm",
-    ]
+    ] == ["policy", "critic", "prm"]
     assert learning_rate(config, "policy") == (0.1, 3)
     assert learning_rate(config, "critic") == learning_rate(config, "prm") == (0.5, 7)
 

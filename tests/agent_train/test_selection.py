@@ -85,12 +85,7 @@ def test_without_a_buffer_the_penalty_is_a_step():
 def test_an_episode_is_cut_by_a_limit_or_where_its_last_answer_is_not_whole():
     assert [
         is_truncated(episode("t", 0, [(2, 1.0)], end=end)) for end in ("terminated", "truncated", "max_turns", "error")
-    ] == [
-        False,
-        True,
-        True,
-        False,
-    ]
+    ] == [False, True, True, False]
     assert is_truncated(episode("t", 0, [(2, 1.0)], finish="length"))
     assert not is_truncated(episode("t", 0, [(2, 1.0), (0, 0.0)], finish="length"))
 

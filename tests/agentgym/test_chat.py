@@ -133,12 +133,7 @@ def test_tool_calls_and_reasoning_are_kept_and_tools_are_sent():
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     server = Server(content=None, tool_calls=[call], reasoning_content="because", refusal=None)
     reply = ask(server, tools=tools)
-    assert reply.message == {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [call],
-        "reasoning_content": "because",
-    }
+    assert reply.message == {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "because"}
     assert server.requests[0][2]["tools"] == tools
 
 

@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.core.messages import (
-    assistant,
-    problem_of,
-    system,
-    text_of,
-    tool_result,
-    user,
-)
+from agentgym.core.messages import assistant, problem_of, system, text_of, tool_result, user
 from agentgym.core.spaces import ActionSpace, MessagesSpace
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.core.trajectory import Tokens, Trajectory, Turn, read_jsonl, write_jsonl

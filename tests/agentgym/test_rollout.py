@@ -128,11 +128,7 @@ def test_the_policy_sees_the_whole_conversation_and_the_tools():
 
 @pytest.mark.parametrize(
     ("limits", "script", "end"),
-    [
-        (Limits(max_turns=2), ["a"] * 9, "max_turns"),
-        (Limits(), ["a"] * 9, "truncated"),
-        (Limits(), ["a"], "script"),
-    ],
+    [(Limits(max_turns=2), ["a"] * 9, "max_turns"), (Limits(), ["a"] * 9, "truncated"), (Limits(), ["a"], "script")],
 )
 def test_how_an_episode_ends_without_failing(limits, script, end):
     trajectory = run(run_episode(Echo(), ScriptedPolicy(script), TASK, limits=limits))

@@ -195,12 +195,7 @@ def test_settings_out_of_range_are_refused_by_name(setting, value):
 
 @pytest.mark.parametrize(
     ("level", "why"),
-    [
-        ("P_\nG", "equal length"),
-        ("PP\n_G", "one P"),
-        ("P_\n_x", "one P"),
-        ("P__\nOO_\nGO_", "no safe way"),
-    ],
+    [("P_\nG", "equal length"), ("PP\n_G", "one P"), ("P_\n_x", "one P"), ("P__\nOO_\nGO_", "no safe way")],
 )
 def test_levels_that_are_none_are_refused(level, why):
     with pytest.raises(ValueError, match=why):

@@ -310,10 +310,7 @@ class TestAnswer:
         assert all(play(env, task, lambda e: e.expert_action())[0] == 1.0 for task in own_questions("test"))
 
     def test_questions_may_have_many_messages_and_parts(self):
-        shots = (
-            {"role": "system", "content": "Ünï"},
-            {"role": "user", "content": [{"type": "text", "text": "Wo?"}]},
-        )
+        shots = ({"role": "system", "content": "Ünï"}, {"role": "user", "content": [{"type": "text", "text": "Wo?"}]})
         task = Task("mine", shots, ["Lirren", "Vantry"], metadata={"corpus": "own"})
         env = agentgym.make("search")
         observation, _ = env.reset(options={"task": task})

@@ -21,8 +21,7 @@ QUERIES = ["who led the Copper Strike", "otter", "the of", "\x00\ud800 漢字", 
 
 
 @pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("docker", "bubblewrap")],
+    scope="module", params=[pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("docker", "bubblewrap")]
 )
 def backend(request):
     return request.param
@@ -114,10 +113,7 @@ class TestRetriever:
         assert retriever.search("otter", 1)[0]["id"] == "corrin-glass"
 
     def test_the_environment_plays_the_same_with_it(self, retriever, backend):
-        envs = [
-            agentgym.make("search", retriever="sandbox", sandbox=backend, timeout=20),
-            agentgym.make("search"),
-        ]
+        envs = [agentgym.make("search", retriever="sandbox", sandbox=backend, timeout=20), agentgym.make("search")]
         seen = []
         for env in envs:
             for task in own_questions("test").take(4):

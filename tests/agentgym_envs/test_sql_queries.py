@@ -81,10 +81,7 @@ ATTACKS = {
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param("docker", marks=pytest.mark.docker),
-        pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
-    ],
+    params=[pytest.param("docker", marks=pytest.mark.docker), pytest.param("bubblewrap", marks=pytest.mark.bubblewrap)],
 )
 def queries(request):
     need_sandbox(request.param)

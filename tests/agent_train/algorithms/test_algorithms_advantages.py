@@ -65,10 +65,7 @@ def test_the_best_of_a_group_gets_its_lead_and_the_others_nothing():
     assert best_of_advantages([-5.0, 0.3, 0.1 + 0.2]) == [0.0] * 3
 
 
-@pytest.mark.parametrize(
-    ("mean_level", "std_level", "same"),
-    [("group", "group", "sample"), ("group", "none", "none")],
-)
+@pytest.mark.parametrize(("mean_level", "std_level", "same"), [("group", "group", "sample"), ("group", "none", "none")])
 def test_levels_of_the_group_are_grpo_and_dr_grpo(mean_level, std_level, same):
     assert level_advantages([A, B], mean_level, std_level) == [group_advantages(A, same), group_advantages(B, same)]
 

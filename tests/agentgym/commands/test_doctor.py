@@ -248,10 +248,7 @@ def test_a_back_end_that_was_asked_for_and_is_missing_is_broken(monkeypatch):
         assert probes.bubblewrap()[0].state == state
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("AGENTGYM_SANDBOX", "docker")
-    assert (probes.docker()[0].state, probes.docker()[0].todo) == (
-        "broken",
-        "pip install 'agentgym-toolkit[docker]'",
-    )
+    assert (probes.docker()[0].state, probes.docker()[0].todo) == ("broken", "pip install 'agentgym-toolkit[docker]'")
 
 
 @pytest.mark.bubblewrap

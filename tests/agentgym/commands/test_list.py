@@ -59,11 +59,7 @@ def test_every_environment_and_adapter_is_listed(capsys):
 
 def test_what_is_missing_is_told_with_its_remedy(capsys):
     first, second, third = listed(capsys)["test/needy"]["needs"]
-    assert first == {
-        "what": "not-installed-here>=2",
-        "here": False,
-        "remedy": "pip install 'not-installed-here>=2'",
-    }
+    assert first == {"what": "not-installed-here>=2", "here": False, "remedy": "pip install 'not-installed-here>=2'"}
     assert second == {"what": "json", "here": True, "remedy": None}
     assert third["what"] == "sandbox search"
     main(["list"])

@@ -127,11 +127,7 @@ def test_a_sound_environment_is_proved(capsys):
     [
         (WrongKey, "gold", "does not succeed on 1 of 10 tasks (103)"),
         (Generous, "floor", "an empty reply should earn nothing"),
-        (
-            FreeSilence,
-            "floor",
-            "on the same 10: a reply that cannot be read must cost at least what a bad one does",
-        ),
+        (FreeSilence, "floor", "on the same 10: a reply that cannot be read must cost at least what a bad one does"),
         (
             FreeSilence,
             "floor",

@@ -15,11 +15,7 @@ COMPLETION = {
     "created": 1,
     "model": "m",
     "choices": [
-        {
-            "index": 0,
-            "finish_reason": "length",
-            "message": {"role": "assistant", "content": "hi", "tool_calls": [CALL]},
-        }
+        {"index": 0, "finish_reason": "length", "message": {"role": "assistant", "content": "hi", "tool_calls": [CALL]}}
     ],
     "usage": {
         "prompt_tokens": 7,

@@ -283,12 +283,7 @@ def test_a_watch_hears_everything_in_order(tmp_path):
 
     played([Cell(PARITY, EXPERT, n=2)], tmp_path / "r", watch=EvalObserver(), concurrency=1)
     name = "parity@expert"
-    assert heard == [
-        ("started", name, 2, 0),
-        ("ended", name, "0/0"),
-        ("ended", name, "1/0"),
-        ("finished", name),
-    ]
+    assert heard == [("started", name, 2, 0), ("ended", name, "0/0"), ("ended", name, "1/0"), ("finished", name)]
     heard.clear()
     played([Cell(PARITY, EXPERT, n=2, k=2)], tmp_path / "r", watch=EvalObserver(), concurrency=1)
     assert heard[0] == ("started", name, 4, 2)

@@ -343,7 +343,7 @@ for what, act in (("write", lambda: open(test, "w")), ("append", lambda: open(te
 print(open(test).read())
 """,
         says="(?s)(denied.*?){16}the tests as they were",
-    ),
+    )
 ]
 
 PROGRAMS = NETWORK + ROOT + GUEST + PRIVATE

@@ -46,10 +46,7 @@ def test_a_command_has_the_defaults(inheriting):
 
 @pytest.mark.parametrize(
     ("kind", "step"),
-    [
-        ("shell", "cat /proc/self/status"),
-        ("python", "import subprocess; subprocess.run(['cat', '/proc/self/status'])"),
-    ],
+    [("shell", "cat /proc/self/status"), ("python", "import subprocess; subprocess.run(['cat', '/proc/self/status'])")],
 )
 def test_what_a_session_starts_has_them_too(inheriting, kind, step):
     session = inheriting.session(kind)

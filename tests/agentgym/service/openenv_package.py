@@ -56,11 +56,7 @@ def clean_environment(**more):
 def running(*command, until_stdin_ends=False, **more):
     """A process that prints one line when it serves; that line. It is ended afterwards, and waited for."""
     process = subprocess.Popen(
-        [*map(str, command)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=clean_environment(**more),
+        [*map(str, command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean_environment(**more)
     )
     try:
         line = process.stdout.readline().strip()

@@ -40,10 +40,7 @@ REFERRING = {
     "$defs": {
         "Move": MOVE,
         "Speed": {"enum": [1, 2], "type": "integer"},
-        "Node": {
-            "type": "object",
-            "properties": {"move": {"$ref": "#/$defs/Move"}, "next": {"$ref": "#/$defs/Node"}},
-        },
+        "Node": {"type": "object", "properties": {"move": {"$ref": "#/$defs/Move"}, "next": {"$ref": "#/$defs/Node"}}},
     },
     "properties": {
         "move": {"$ref": "#/$defs/Move", "description": "where to"},

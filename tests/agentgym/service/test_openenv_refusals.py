@@ -226,10 +226,7 @@ def test_a_session_of_http_has_one_websocket_at_a_time_and_outlives_it():
             return second, unknown, state, closing, refused, gone, name
 
     second, unknown, state, closing, refused, gone, name = asyncio.run(play())
-    assert second["data"] == {
-        "message": f"session {name} already has an attached WebSocket",
-        "code": "SESSION_ERROR",
-    }
+    assert second["data"] == {"message": f"session {name} already has an attached WebSocket", "code": "SESSION_ERROR"}
     assert unknown["data"]["code"] == "SESSION_ERROR"
     assert state["data"]["episode_id"] is not None
     assert closing == {"session_id": name, "closed": False, "closing": True}

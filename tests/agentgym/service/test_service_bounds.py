@@ -89,11 +89,7 @@ def test_more_sessions_than_fit_are_refused_at_the_start(open_files, capsys):
 
 @pytest.mark.parametrize(
     ("words", "wrong"),
-    [
-        (["--session-memory", "lots"], "512MiB"),
-        (["--session-memory", "0"], "512MiB"),
-        (["--workers", "-1"], "workers"),
-    ],
+    [(["--session-memory", "lots"], "512MiB"), (["--session-memory", "0"], "512MiB"), (["--workers", "-1"], "workers")],
 )
 def test_a_mistake_is_told(words, wrong, capsys):
     try:

@@ -16,10 +16,7 @@ from agentgym.sandbox.cleanup import sandboxes
 from agentgym.service.server.env_server import serve
 from agentgym.service.server.settings import ServeSettings
 
-BACKENDS = [
-    pytest.param("docker", marks=pytest.mark.docker),
-    pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
-]
+BACKENDS = [pytest.param("docker", marks=pytest.mark.docker), pytest.param("bubblewrap", marks=pytest.mark.bubblewrap)]
 
 
 def boxed(backend):

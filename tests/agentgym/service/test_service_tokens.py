@@ -76,10 +76,7 @@ def test_the_file_is_read_again_when_it_changes(file, caplog):
             return answer.status
 
     async def play():
-        async with (
-            serving(tokens=read_tokens(file), token_file=file) as server,
-            session(server, token=BOB) as client,
-        ):
+        async with serving(tokens=read_tokens(file), token_file=file) as server, session(server, token=BOB) as client:
             await client.begin()
             file.write_text(f"ann {ANN} metrics\neve {EVE}\n")
             await until(lambda: server.tokens.owner_of(f"Bearer {EVE}") == "eve", "the new token")

@@ -147,10 +147,7 @@ def writer(run: Path, source: Path):
     import subprocess
 
     process = subprocess.Popen(
-        [sys.executable, "-c", GROW, str(run), str(source)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", GROW, str(run), str(source)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     first = [process.stdout.readline()]
 
