@@ -28,12 +28,11 @@ from agent_train.rollout.sampler import Sampler
 from agent_train.trainer.checkpoint import Checkpoint, Checkpoints
 from agent_train.trainer.progress import Progress
 from agent_train.trainer.run_folder import RunFolder
-from agent_train.trainer.warm_start import ExpertError, SftProgress, demonstrations, warm_start
+from agent_train.trainer.warm_start import ExpertError, SftProgress, demonstrate, warm_start
 from agent_train.weights.adapter import sync_adapter
 from agent_train.weights.manifest import WeightAddress, free_port
 from agent_train.weights.sync import sync
 from agentgym.core.env import Env
-from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import TaskSet
 from agentgym.rollout.episode import Limits
 
@@ -137,7 +136,7 @@ async def open_context(
             make_env = (await stack.enter_async_context(placed_env(config, spec, tracker.note))).make
         # Played by a worker of Ray while the engine starts: thousands of episodes would hold up this process.
         warm = config.sft.episodes and checkpoint is None
-        demonstrated = _in_ray(_demonstrate, config, spec, str(model_dir)) if warm else None
+        demonstrated = _in_ray(demonstrate, config, spec, str(model_dir)) if warm else None
         engine, models = await _start_parts(config, folder, model_dir, tracker, stack)
         tracker.phase("connecting learner and engine")
         address = WeightAddress("127.0.0.1", free_port(), 1 + engine.receivers)
@@ -228,10 +227,6 @@ def _hide_progress_bars() -> None:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-
-
-def _demonstrate(config: Config, spec: EnvSpec, model_dir: str) -> list[TrainingSample]:
-    return asyncio.run(demonstrations(config, spec, model_dir))
 
 
 def _in_ray(function: Callable[..., list[TrainingSample]], *arguments: object) -> asyncio.Future[list[TrainingSample]]:

@@ -1,16 +1,19 @@
-"""Supervised warm start: the environment's scripted expert plays, and the policy learns from rows like those it will sample."""
+"""Supervised warm start: the environment's scripted expert plays, and the policy learns from rows like those it will sample.
+
+Nothing here imports torch: a worker of Ray that only plays should not wait for it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agent_train.config.schema import Config, SftConfig
 from agent_train.data.samples import TrainingSample, samples_of
-from agent_train.learner.measures import SftUpdate
 from agent_train.rollout.renderer import Rendered, Renderer
 from agent_train.trainer.seeds import derive_seed
 from agentgym.core.env import close_unused
@@ -19,6 +22,9 @@ from agentgym.core.registration import EnvSpec
 from agentgym.core.trajectory import Tokens, Trajectory, Turn
 from agentgym.policies.base import ExpertPolicy
 from agentgym.rollout.episode import close_env, run_episode
+
+if TYPE_CHECKING:
+    from agent_train.learner.measures import SftUpdate
 
 
 class NoExpertError(ValueError):
@@ -82,6 +88,11 @@ async def demonstrations(config: Config, env_spec: EnvSpec, model_dir: str | Pat
     tools = env.get_wrapper_attr("tools")
     close_unused(env)
     return sft_samples(played, Renderer.of_folder(model_dir), tools)
+
+
+def demonstrate(config: Config, env_spec: EnvSpec, model_dir: str) -> list[TrainingSample]:
+    """`demonstrations` in a process without an event loop."""
+    return asyncio.run(demonstrations(config, env_spec, model_dir))
 
 
 def sft_samples(
