@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from operator import itemgetter
 
 DIRECTIONS = ("up", "down", "left", "right")
 LEGAL = "answer up, down, left or right"
@@ -41,6 +42,6 @@ def least_form(board: str) -> str:
     """The alphabetically first of a board's eight forms; rows are lines."""
     rows = board.split("\n")
     cells = "".join(rows)
-    forms = (("".join([cells[cell] for cell in order]), columns) for order, columns in orders(len(rows), len(rows[0])))
+    forms = (("".join(itemgetter(*order)(cells)), columns) for order, columns in orders(len(rows), len(rows[0])))
     least, columns = min(forms)
     return "\n".join(least[i : i + columns] for i in range(0, len(least), columns))
