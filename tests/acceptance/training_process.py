@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import re
 import shutil
@@ -200,9 +199,7 @@ def start(runs: Path, *settings: str, env: dict[str, str] | None = None, name: s
     # The sockets of Ray and vLLM lie in TMPDIR, and their names may have 107 characters.
     scratch = Path(tempfile.mkdtemp(prefix="at-", dir="/tmp"))
     mark, port, name = uuid.uuid4().hex, free_port(), name or f"run-{uuid.uuid4().hex[:6]}"
-    # vLLM compiles some functions when it first samples: half a minute that only the first of all runs should take.
-    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
-    own = {MARK: mark, "TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": compiled, "OMP_NUM_THREADS": "1"}
+    own = {MARK: mark, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"}
     placed = [f"trainer.runs_dir={runs}", f"trainer.name={name}", f"engine.port={port}"]
     with (scratch / "out").open("wb") as out, (scratch / "err").open("wb") as err:
         process = subprocess.Popen(
