@@ -161,9 +161,9 @@ class ChatPolicy:
 
         session = await endpoints.session()
         streams = bool(body.get("stream"))
-        limit = aiohttp.ClientTimeout(
-            total=None if streams else self._timeout, sock_connect=self._timeout, sock_read=self._timeout
-        )
+        # One timer a request is enough where the whole answer has a limit.
+        within = {"sock_connect": self._timeout, "sock_read": self._timeout} if streams else {"total": self._timeout}
+        limit = aiohttp.ClientTimeout(**{"total": None, **within})
         self.calls.requests += 1
         try:
             async with session.post(

@@ -52,7 +52,8 @@ def measure(quick: bool = False, rounds: int = 5) -> list[dict[str, Any]]:
         sizes = [min(512, 8 + int(math.exp(rng.gauss(4.2, 0.8)))) for _ in range(16 if quick else ROWS[model])]
         rows = [make_row([1] * 24, size, rng, f"g{i}", vocab) for i, size in enumerate(sizes)]
         (share,) = shares(rows, 1, BUDGET)
-        sides = {"packed": share.batches(), "padded": [batch_of(own) for own in padded(rows)]}
+        weighted = [sample for own in share.micro_batches for sample in own]
+        sides = {"packed": share.batches(), "padded": [batch_of(own) for own in padded(weighted)]}
         policy = make_policy(model)
         least = in_turn({side: partial(train_once, policy, own) for side, own in sides.items()}, rounds)
         if abs(least["packed"][1] - least["padded"][1]) > 1e-4 * max(1.0, abs(least["packed"][1])):
