@@ -9,7 +9,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help setup train test images pictures lint format clean
+.PHONY: help setup train test test-images images pictures lint format clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -22,9 +22,11 @@ $(VENV)/.installed: constraints.txt pyproject.toml scripts/setup.sh
 train: setup
 	$(BIN)/agent-train +env=frozen_lake $(ARGS)
 
-test: setup lint
-	$(BIN)/agentgym sandbox build python sql search || echo "make: tests that need these images will be skipped"
+test: setup lint test-images
 	$(BIN)/python -m pytest $(ARGS)
+
+test-images: setup
+	$(BIN)/agentgym sandbox build python sql search || echo "make: tests that need these images will be skipped"
 
 images: setup
 	$(BIN)/agentgym sandbox build

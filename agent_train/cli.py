@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -74,8 +75,11 @@ def _refuse_or_run(arguments: argparse.Namespace) -> int:
         with contextlib.suppress(BrokenPipeError):  # the reader of our output, `head` say, has left
             print(f"Would run:\n{as_text(plan(config))}\n\nSettings:\n{documented(config)}", flush=True)
         return 0
+    gc.disable()  # collecting while a million objects are imported that all stay takes a second
     from agent_train.trainer.run import run
 
+    gc.freeze()
+    gc.enable()
     return run(config)
 
 

@@ -6,6 +6,7 @@ set, as in CI, a missing back end is an error instead, and so is a missing brows
 Tests that take minutes over all there is take a sample, the same each time; with AGENTGYM_TEST_ALL set they take all.
 """
 
+import gc
 import os
 import random
 from functools import cache
@@ -18,6 +19,14 @@ from agentgym.processes.child_process import restore_default_signals
 def pytest_configure():
     """Ctrl-C and SIGHUP are tested: what the shell or `nohup` made of them must not matter."""
     restore_default_signals()
+    gc.disable()  # until all tests and what they import are there
+
+
+def pytest_collection_finish():
+    """Thousands of tests and all that they import stay: no later collection looks through them again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items):

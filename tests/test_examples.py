@@ -1,11 +1,8 @@
-"""Every example runs as it stands, in a process of its own."""
+"""Every example runs as it stands, in a process of its own. Those that play by a chat endpoint do so in test_serving.py too."""
 
 import os
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -97,7 +94,8 @@ def test_mcp_tools(tmp_path):
 @pytest.mark.slow
 def test_train(tmp_path):
     """The run leaves metrics, a report and a checkpoint; that it learns is the acceptance tests' matter."""
-    out = run("train", "trainer.name=example", "trainer.steps=2", cwd=tmp_path, timeout=240)
+    shorter = ("trainer.steps=2", "sft.episodes=64", "trainer.eval_episodes=8")
+    out = run("train", "trainer.name=example", *shorter, cwd=tmp_path, timeout=240)
     assert "step 2/2" in out
     folder = tmp_path / "runs" / "example"
     assert (folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text().strip() / "config.json").is_file()
@@ -119,42 +117,3 @@ def test_train_refuses_a_wrong_setting(tmp_path):
 
 def test_chat_agent_says_what_it_takes(tmp_path):
     assert "--base-url" in run("chat_agent", "--help", cwd=tmp_path)
-
-
-@pytest.mark.vllm
-@pytest.mark.slow
-def test_chat_agent_and_evaluate_play_by_a_real_chat_endpoint(tmp_path):
-    """A vLLM server with random weights: what it says is noise, but every reply comes through the endpoint."""
-    from agent_train.config.schema import EngineConfig, TinyConfig
-    from agent_train.engine.server import MODEL_NAME, server_options
-    from agent_train.learner.tiny import build_tiny, texts_of_env
-    from agentgym.processes.vllm_server import VllmServer
-
-    shape = TinyConfig(hidden=64, layers=1, heads=2, intermediate=64, vocab=320)
-    build_tiny(tmp_path / "model", texts_of_env("frozen_lake", n=4), shape, 1024, seed=0)
-    server = VllmServer(server_options(tmp_path / "model", tmp_path, EngineConfig(max_model_len=1024)))
-    try:
-        url = server.launch()
-        wait_until_healthy(url, server)
-        where = ("--model", MODEL_NAME, "--base-url", f"{url}/v1")
-        out = run("chat_agent", *where, "--env", "frozen_lake", "--max-tokens", "4", "--max-turns", "3", cwd=tmp_path)
-        assert out.count("--- assistant") == 3
-        assert "--- max_turns" in out
-        out = run("evaluate", *where, "-n", "2", "-k", "1", cwd=tmp_path)
-        row = out.partition(f"{MODEL_NAME}\n")[2].splitlines()[3].split()
-        assert row[:2] == ["frozen_lake", "2"]
-    finally:
-        server.stop()
-
-
-def wait_until_healthy(url, server, seconds=180):
-    deadline = time.monotonic() + seconds
-    while True:
-        state = server.state()
-        assert state.exit_code is None, state.tail
-        assert time.monotonic() < deadline, f"the server was not ready within {seconds} s:\n{state.tail}"
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=2):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.5)

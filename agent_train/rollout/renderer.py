@@ -42,6 +42,19 @@ class Rendered:
         return Rendered(self.ids, self.text, list(completion))
 
 
+def tokenizer_of(model_dir: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder. One that is a `tokenizer.json` alone does without the import of torch and all models."""
+    from transformers import PreTrainedTokenizerFast
+
+    file = Path(model_dir) / "tokenizer_config.json"
+    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if settings.get("tokenizer_class") == PreTrainedTokenizerFast.__name__:
+        return PreTrainedTokenizerFast.from_pretrained(str(model_dir))
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(model_dir))  # type: ignore[no-any-return]
+
+
 class Renderer:
     """Renders conversations for one tokenizer.
 
@@ -70,9 +83,7 @@ class Renderer:
     @classmethod
     def of_folder(cls, model_dir: str | Path) -> Renderer:
         """For the tokenizer of a model folder; `generation_config.json` says what else ends an answer, as it does to vLLM."""
-        from transformers import AutoTokenizer
-
-        return cls(AutoTokenizer.from_pretrained(str(model_dir)), eos_ids_of(model_dir))
+        return cls(tokenizer_of(model_dir), eos_ids_of(model_dir))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; only special tokens that are written out in it are added."""

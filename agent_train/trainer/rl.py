@@ -33,7 +33,7 @@ from agent_train.rollout.sampler import Sampler, pick_tasks
 from agent_train.trainer.checkpoint import Checkpoint, Progress
 from agent_train.trainer.loop import TrainerContext, find_model, open_checkpoints
 from agent_train.trainer.run_folder import RunFolder
-from agent_train.trainer.warm_start import ExpertError, demonstrations, warm_start
+from agent_train.trainer.warm_start import ExpertError, demonstrate, warm_start
 from agent_train.weights.manifest import WeightAddress, free_port
 from agent_train.weights.sync import AdapterReceiver, sync, sync_adapter
 from agentgym.core.env import Env
@@ -371,7 +371,7 @@ def _demonstrate(config: Config, spec: EnvSpec, model_dir: Path) -> asyncio.Futu
     """Have a worker of Ray play the expert while the engine starts: thousands of episodes would hold up this process."""
     import ray
 
-    playing = ray.remote(num_cpus=0)(lambda *given: asyncio.run(demonstrations(*given)))
+    playing = ray.remote(num_cpus=0)(demonstrate)
     return asyncio.wrap_future(playing.remote(config, spec, str(model_dir)).future())
 
 

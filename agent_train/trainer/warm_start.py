@@ -1,7 +1,11 @@
-"""Supervised warm start: the environment's scripted expert plays, and the policy learns from samples like those it will sample."""
+"""Supervised warm start: the environment's scripted expert plays, and the policy learns from samples like those it will sample.
+
+Nothing here imports torch: a worker of Ray that only plays should not wait for it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from agent_train.config.schema import Config, SftConfig
 from agent_train.data.samples import TrainingSample, samples_of
-from agent_train.learner.measures import OptimizerStep
 from agent_train.rollout.renderer import Rendered, Renderer
 from agent_train.trainer.schedule import batch_of_step, derive_seed, step_count
 from agentgym.core.env import close_unused
@@ -21,6 +24,7 @@ from agentgym.rollout.episode import close_env, run_episode
 
 if TYPE_CHECKING:
     from agent_train.learner.actor_group import Learner
+    from agent_train.learner.measures import OptimizerStep
 
 
 class NoExpertError(ValueError):
@@ -71,6 +75,11 @@ async def demonstrations(config: Config, env_spec: EnvSpec, model_dir: str | Pat
     tools = env.get_wrapper_attr("tools")
     close_unused(env)
     return sft_samples(played, Renderer.of_folder(model_dir), tools)
+
+
+def demonstrate(config: Config, env_spec: EnvSpec, model_dir: str) -> list[TrainingSample]:
+    """`demonstrations` in a process without an event loop."""
+    return asyncio.run(demonstrations(config, env_spec, model_dir))
 
 
 def sft_samples(

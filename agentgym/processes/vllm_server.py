@@ -159,6 +159,9 @@ def server_environment(options: VllmOptions) -> dict[str, str]:
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
     if not options.gpu:
         env.update(OMP_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_ENABLE_V1_MULTIPROCESSING="0")
+        env.update(
+            TORCH_COMPILE_DISABLE="1"
+        )  # small functions of the sampler: half a minute of C++ at the first request
         env.pop("VLLM_CPU_KVCACHE_SPACE", None)
     return {**env, **options.environment}
 

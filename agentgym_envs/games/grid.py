@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
+from operator import itemgetter
 
 DIRECTIONS = ("up", "down", "left", "right")
 LEGAL = "answer up, down, left or right"
@@ -36,7 +37,7 @@ def least_form(board: str) -> str:
     """The alphabetically first of a board's eight forms; rows are lines."""
     rows = board.split("\n")
     cells = "".join(rows)
-    forms = (("".join([cells[cell] for cell in order]), columns) for order, columns in orders(len(rows), len(rows[0])))
+    forms = (("".join(itemgetter(*order)(cells)), columns) for order, columns in orders(len(rows), len(rows[0])))
     return in_rows(*min(forms))
 
 

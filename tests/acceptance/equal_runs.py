@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from training_process import Training
 
 from agentgym.core.trajectory import read_jsonl
@@ -51,3 +54,17 @@ def assert_equal_runs(one: Training, other: Training) -> None:
     ]
     assert weights[0]
     assert weights[0] == weights[1]
+
+
+def assert_equal_states(one: Training, other: Training, roles: tuple[str, ...], scratch: Path) -> None:
+    """The last checkpoints hold the same weights and optimizer averages of each role that learns."""
+    for role in roles:
+        states = []
+        for number, run in enumerate((one, other)):
+            file = scratch / f"{role}-{number}.pt"
+            dcp_to_torch_save(run.checkpoint / "state" / role, file)
+            states.append(torch.load(file))
+        ours, theirs = states
+        assert ours.keys() == theirs.keys()
+        assert any(name.endswith("exp_avg_sq") for name in ours)
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -29,6 +29,7 @@ from agentgym.evaluate.serving import serve_model
 
 KILLS = 10  # in all; with AGENTGYM_TEST_ALL of each player, and otherwise fewer of those that models play
 STARTING = 2  # of ten, so many while it still starts
+SHORT = ("countdown", "frozen_lake", "gsm8k_tool", "sql", "tic_tac_toe", "wordle")  # quick to read for a real model
 CONTEXT = 8192
 ALONE = ("--dtype", "float32", "--max-num-seqs", "1", "--no-enable-prefix-caching", "--max-model-len", str(CONTEXT))
 GREEDY = ("--temperature", "0", "--seed", "7", "--max-turns", "2", "--concurrency")
@@ -52,13 +53,22 @@ def served(model: Path, log: Path) -> Iterator[tuple[str, ...]]:
         yield ("--model", name, "--base-url", url)
 
 
-def check_killed_and_undisturbed(folder: Path, seed: int, n: int, kills: int, *options: str) -> None:
-    """Play all environments undisturbed, and again with `kill -9` at random moments, from the first second to near the end."""
-    asked = (*ENVS, "-n", str(n), *options)
+@pytest.fixture(scope="module")
+def tiny_server(tiny, tmp_path_factory) -> Iterator[tuple[str, ...]]:
+    """Its server, for the tests that play it. The last of them kills it."""
+    with served(tiny, tmp_path_factory.mktemp("logs") / "vllm.log") as model:
+        yield model
+
+
+def check_killed_and_undisturbed(
+    folder: Path, seed: int, n: int, kills: int, *options: str, envs: tuple[str, ...] = ENVS
+) -> None:
+    """Play environments undisturbed, and again with `kill -9` at random moments, from the first second to near the end."""
+    asked = (*envs, "-n", str(n), *options)
     whole, torn = folder / "whole", folder / "torn"
     undisturbed = Evaluation(whole, *asked)
     assert undisturbed.ends() == 0, undisturbed.told()
-    total = len(ENVS) * n
+    total = len(envs) * n
     assert lines(whole) == total, undisturbed.told()
 
     rng = random.Random(seed)
@@ -92,34 +102,34 @@ def test_killed_while_nothing_answers(tmp_path) -> None:
 
 
 @pytest.mark.vllm
-def test_killed_while_the_tiny_policy_plays(tmp_path, tiny, uncut) -> None:
-    with served(tiny, tmp_path / "vllm.log") as model:
-        check_killed_and_undisturbed(tmp_path, 2, 3, KILLS if uncut else 5, *model, *GREEDY, "4", "--max-tokens", "24")
+def test_killed_while_the_tiny_policy_plays(tmp_path, tiny_server, uncut) -> None:
+    kills = KILLS if uncut else 5
+    check_killed_and_undisturbed(tmp_path, 2, 3, kills, *tiny_server, *GREEDY, "4", "--max-tokens", "24")
 
 
 @pytest.mark.vllm
 def test_killed_while_an_instruct_model_plays(tmp_path, uncut) -> None:
+    envs, kills = (ENVS, KILLS) if uncut else (SHORT, 2)
     with served(instruct_model(), tmp_path / "vllm.log") as model:
-        check_killed_and_undisturbed(tmp_path, 3, 1, KILLS if uncut else 3, *model, *GREEDY, "2", "--max-tokens", "8")
+        check_killed_and_undisturbed(tmp_path, 3, 1, kills, *model, *GREEDY, "2", "--max-tokens", "8", envs=envs)
     said = {
         message["content"]
         for messages, *_ in conversations(tmp_path / "whole").values()
         for message in messages
         if message["role"] == "assistant"
     }
-    assert len(said) > len(ENVS) / 2, f"{NAME} says the same everywhere: {said}"
+    assert len(said) > len(envs) / 2, f"{NAME} says the same everywhere: {said}"
 
 
 @pytest.mark.vllm
-def test_an_endpoint_that_dies_and_comes_back(tmp_path, tiny) -> None:
+def test_an_endpoint_that_dies_and_comes_back(tmp_path, tiny, tiny_server) -> None:
     """What could not be played is recorded as failed, and played when the same evaluation is started again."""
     out, games = tmp_path / "run", ("frozen_lake", "sokoban", "wordle")
     options = (*games, "-n", "10", *GREEDY, "4", "--max-tokens", "24", "--request-retries", "1", "--retries", "0")
-    with served(tiny, tmp_path / "first.log") as model:
-        run = Evaluation(out, *options, *model)
-        run.wait_for(lambda: lines(out) >= 5)
-        kill_server(model[-1])
-        assert run.ends() == 1, run.told()
+    run = Evaluation(out, *options, *tiny_server)
+    run.wait_for(lambda: lines(out) >= 5)
+    kill_server(tiny_server[-1])
+    assert run.ends() == 1, run.told()
     failed = [episode for episode in stored(out) if episode["end"] == "error"]
     played = times_played(out)
     assert len(played) >= 5

@@ -39,7 +39,9 @@ def test_a_server_that_dies_in_a_rollout_is_named_with_its_log(tmp_path) -> None
 
 
 def test_a_learner_rank_that_dies_in_an_update_is_named(tmp_path) -> None:
-    with training(tmp_path, "+env=frozen_lake", "engine=embedded", "trainer.steps=5", *LONG_STEPS) as run:
+    with training(
+        tmp_path, "+env=frozen_lake", "engine=embedded", "trainer.steps=5", *LONG_STEPS, "learner.workers=2"
+    ) as run:
         run.wait_for("an update", lambda: update(run))
         run.find("ray::_Actor.on_batches").kill()
         assert re.match(r"agent-train: error: learner: update: rank [01] died: ", failed(run))

@@ -14,16 +14,20 @@ anew. If a metric is renamed on purpose, rename it in the records.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import hashlib
 import json
 import math
 import os
 import platform
+import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,11 +36,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
-from equal_runs import sampled, without_times
+from equal_runs import assert_equal_runs, assert_equal_states, sampled, without_times
 from safetensors.torch import load_file
-from training_process import training
+from training_process import Training, training
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 RECORDS = Path(__file__).parent / "records" / "same_numbers.json"
@@ -80,6 +85,8 @@ RELATIVE, ABSOLUTE = 1e-5, 2e-6
 # On such a machine, at most this share of the episodes samples other tokens in the first step where any does.
 # Other weights change more of them.
 DIVERGING = 0.25
+# What a run measures before its first checkpoint: the warm start, an evaluation.
+WARM_RECORDS = 64 // 8 + 1
 Tables = dict[str, dict[str, Any]]
 
 
@@ -122,23 +129,28 @@ def weights_of(folder: Path) -> dict[str, Any]:
     return {"sha256": bits.hexdigest(), "norm": norm}
 
 
-def make(name: str, runs: Path) -> Tables:
-    """Train with the installed command; return a table for each record of metrics, each file of episodes, each saved model."""
+def make(name: str, runs: Path) -> Training:
+    """Train with the installed command."""
     with training(runs, *RUNS[name], name=name) as run:
         assert run.wait(SECONDS) == 0, run.told()
-        files, tables = sampled(run), {}
-        for record in run.metrics:
-            kind, step = record["kind"], record["step"]
-            if kind != "sft":
-                episodes = files.pop(f"{kind}-{step:06d}.jsonl")
-                tables[f"{kind} {step} episodes"] = {
-                    "tokens": [digest([id, [tokens for tokens, _ in turns]]) for id, turns in episodes],
-                    "logprobs": digest([[logprobs for _, logprobs in turns] for _, turns in episodes]),
-                }
-            tables[f"{kind} {step}"] = dict(flat(without_times(record)))
-        assert not files, f"episodes without a record of metrics: {sorted(files)}"
-        folders = {"policy": run.checkpoint, "critic": run.checkpoint / "critic"}
-        return tables | {f"{model} weights": weights_of(path) for model, path in folders.items() if path.exists()}
+        return run
+
+
+def tables_of(run: Training) -> Tables:
+    """A table for each record of metrics, each file of episodes, each saved model."""
+    files, tables = sampled(run), {}
+    for record in run.metrics:
+        kind, step = record["kind"], record["step"]
+        if kind != "sft":
+            episodes = files.pop(f"{kind}-{step:06d}.jsonl")
+            tables[f"{kind} {step} episodes"] = {
+                "tokens": [digest([id, [tokens for tokens, _ in turns]]) for id, turns in episodes],
+                "logprobs": digest([[logprobs for _, logprobs in turns] for _, turns in episodes]),
+            }
+        tables[f"{kind} {step}"] = dict(flat(without_times(record)))
+    assert not files, f"episodes without a record of metrics: {sorted(files)}"
+    folders = {"policy": run.checkpoint, "critic": run.checkpoint / "critic"}
+    return tables | {f"{model} weights": weights_of(path) for model, path in folders.items() if path.exists()}
 
 
 def read_records() -> dict[str, Any]:
@@ -248,7 +260,7 @@ def records() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tables]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Training]:
     """Trains when a run is first asked for."""
     return cache(lambda name: make(name, tmp_path_factory.mktemp("runs")))
 
@@ -300,16 +312,55 @@ def test_runs_that_cannot_be_compared_count_as_different(records) -> None:
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_run_has_the_recorded_numbers_within_the_tolerance(made, records, name: str) -> None:
-    found, summary = compare(recorded(records, name), made(name), exact=False)
+    found, summary = compare(recorded(records, name), tables_of(made(name)), exact=False)
     assert not found, "\n".join([summary, *map(str, found)])
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_on_a_machine_like_the_recorded_one_all_is_equal_to_the_bit(made, records, name: str) -> None:
-    found, summary = compare(recorded(records, name), made(name), exact=True)
+    found, summary = compare(recorded(records, name), tables_of(made(name)), exact=True)
     if found and (why := other_machine(records)):
         pytest.skip(f"{len(found)} values are not equal to the bit, but this is another machine: {why}")
     assert not found, "\n".join([summary, *map(str, found)])
+
+
+def kill(run: Training, victim: str, further: int) -> bool:
+    """SIGKILL a part once the run has measured `further` more records and the part is there; False if the run ended before."""
+    run.wait_for("its beginning", lambda: "reading tasks" in run.out)
+    target = run.measured + further
+    found: psutil.Process | subprocess.Popen[bytes] | None = None
+    while found is None:
+        if run.process.poll() is not None:
+            return False
+        time.sleep(0.01)
+        if run.measured >= target:
+            found = run.process if victim == "driver" else run.find("ray::_Actor")
+    found.send_signal(signal.SIGKILL)
+    return True
+
+
+def test_a_run_that_was_killed_again_and_again_is_the_run_that_was_not(made, tmp_path: Path, uncut: bool) -> None:
+    """The engine is in the driver's process, so the driver's death is its own. Moments are counted in records, not in seconds."""
+    name, steps = "ppo-seed-0", 24 if uncut else STEPS
+    settings = (*RUNS[name], f"trainer.steps={steps}", "trainer.eval_every=5", "trainer.save_every=1")
+    rng = random.Random(6)
+    for victim in ["rank", "driver"] * (10 if uncut else 1):
+        with training(tmp_path, *settings, name="killed") as run:
+            # Without a checkpoint it begins anew: at first it is killed in the warm start, afterwards later.
+            before = 0 if not run.folder.exists() or (run.folder / "checkpoints" / "latest").exists() else WARM_RECORDS
+            assert kill(run, victim, before + rng.randint(0, 4))
+            run.end_as_killed(driver=victim == "driver")
+    with training(tmp_path, *settings, name="killed") as run:
+        assert run.wait(SECONDS) == 0, run.told()
+        assert "going on with killed" in run.out
+    with training(tmp_path, *settings) if uncut else contextlib.nullcontext(made(name)) as undisturbed:
+        assert undisturbed.wait(SECONDS) == 0, undisturbed.told()
+    assert_equal_runs(run, undisturbed)
+    assert_equal_states(run, undisturbed, ("policy", "critic"), tmp_path)
+    assert [record["step"] for record in run.of_kind("train")] == list(range(1, steps + 1))
+    elapsed = [record["elapsed"] for record in run.metrics]
+    assert elapsed == sorted(elapsed)
+    assert (run.folder / "result.json").exists()
 
 
 def main() -> int:
@@ -325,15 +376,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(asked.jobs) as pool:
         made = {name: pool.submit(make, name, Path(folder)) for name in names}
         if asked.record:
-            write_records({name: run.result() for name, run in made.items()})
+            write_records({name: tables_of(run.result()) for name, run in made.items()})
             return 0
         return max([report(name, run) for name, run in made.items()])
 
 
-def report(name: str, run: Future[Tables]) -> int:
+def report(name: str, run: Future[Training]) -> int:
     """Print old and new results of a run and all differences; 1 if there are any, or if the run failed."""
     try:
-        new = run.result()
+        new = tables_of(run.result())
     except AssertionError as error:
         print(f"{name}: FAILED\n{error}", flush=True)
         return 1

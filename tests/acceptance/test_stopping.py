@@ -28,7 +28,7 @@ STOPS = {
     "SIGTERM while vLLM starts": (signal.SIGTERM, server_started, (*VLLM, *SMALL)),
     "SIGTERM in the warm start": (signal.SIGTERM, warm_start, (*EMBEDDED, *SMALL, "sft.episodes=1024")),
     "Ctrl-C in a rollout": (signal.SIGINT, rollout, (*VLLM, *LONG_STEPS)),
-    "SIGTERM in an update": (signal.SIGTERM, update, (*EMBEDDED, *LONG_STEPS)),
+    "SIGTERM in an update": (signal.SIGTERM, update, (*EMBEDDED, *LONG_STEPS, "learner.workers=2")),
 }
 
 

@@ -13,8 +13,8 @@ from agent_train.report.metrics import EvalMetrics, SftMetrics, StepMetrics
 from agentgym.core.trajectory import read_jsonl
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.slow]
-STEPS = 3
-SETTINGS = (*SMALL, "sft.episodes=256", f"trainer.steps={STEPS}", "trainer.eval_episodes=32")
+STEPS = 2
+SETTINGS = (*SMALL, "learner.workers=2", f"trainer.steps={STEPS}", "trainer.eval_episodes=32")
 
 
 @pytest.fixture(scope="module")

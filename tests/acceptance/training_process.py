@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import re
 import shutil
@@ -28,16 +27,20 @@ MARK = "AGENT_TRAIN_TEST_ID"
 POLL_SECONDS = 0.1
 # Longer than any run here takes on a busy machine; what is asked of the time it takes is asked by the tests themselves.
 RUN_SECONDS = 240.0
+# Every process of a killed run ends within seconds of it; a machine that does ten other things takes longer.
+ENDED_SECONDS = 60.0
 # Ray's core (C++) may write to the process's own standard error when its calls to workers are cut off.
 _OF_RAYS_CORE = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:,]+ [IWE] \d+ \d+\] \w+\.cc:\d+: .*\n?", re.MULTILINE)
-# Shaped rewards, so that a policy that hardly knows the game gets a gradient all the same.
+# Shaped rewards, so that a policy that hardly knows the game gets a gradient all the same. One rank: a second one takes longer to
+# start than all that it does here.
 SMALL = (
+    "learner.workers=1",
     "env.kwargs.shaping=1.0",
     "model.tiny.hidden=64",
     "model.tiny.heads=2",
     "model.tiny.intermediate=128",
     "model.tiny.layers=1",
-    "sft.episodes=256",
+    "sft.episodes=128",
     "sft.batch_rows=8",
     "sft.lr=5e-3",
     "trainer.groups_per_step=4",
@@ -76,6 +79,12 @@ class Training:
         """The records of `metrics.jsonl` so far."""
         path = self.folder / "metrics.jsonl"
         return read_metrics(path) if path.exists() else []
+
+    @property
+    def measured(self) -> int:
+        """The number of records so far."""
+        path = self.folder / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
 
     @property
     def checkpoint(self) -> Path:
@@ -173,15 +182,24 @@ class Training:
             return os.getsid(process.pid) == self.process.pid
         return False
 
+    def end_as_killed(self, driver: bool) -> None:
+        """Wait for the end. A driver that was killed says nothing; one that lost a part says so, and how to go on."""
+        code = self.wait()
+        assert self.left_behind(ENDED_SECONDS) == []
+        if driver:
+            assert code == -signal.SIGKILL
+            return
+        assert code == 1, self.told()
+        assert "Traceback" not in self.err
+        assert f"to go on: agent-train trainer.resume={self.folder}" in self.out
+
 
 def start(runs: Path, *settings: str, env: dict[str, str] | None = None, name: str | None = None) -> Training:
     """Start `agent-train` with these settings, in a session, folder and TMPDIR of its own; its run folder is `runs/name`, or a new one."""
     # The sockets of Ray and vLLM lie in TMPDIR, and their names may have 107 characters.
     scratch = Path(tempfile.mkdtemp(prefix="at-", dir="/tmp"))
     mark, port, name = uuid.uuid4().hex, free_port(), name or f"run-{uuid.uuid4().hex[:6]}"
-    # vLLM compiles some functions when it first samples: half a minute that only the first of all runs should take.
-    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
-    own = {MARK: mark, "TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": compiled, "OMP_NUM_THREADS": "1"}
+    own = {MARK: mark, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"}
     placed = [f"trainer.runs_dir={runs}", f"trainer.name={name}", f"engine.port={port}"]
     with (scratch / "out").open("wb") as out, (scratch / "err").open("wb") as err:
         process = subprocess.Popen(
@@ -223,7 +241,7 @@ def server_started(run: Training) -> bool:
 
 
 def warm_start(run: Training) -> bool:
-    """Both ranks are in a supervised step, which is not the first."""
+    """The ranks are in a supervised step, which is not the first."""
     return bool(run.of_kind("sft")) and bool(run.find("ray::_Actor.on_batches"))
 
 

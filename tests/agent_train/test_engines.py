@@ -1,7 +1,9 @@
 """What both engines promise, on the embedded one and on a real vLLM server."""
 
 import asyncio
+import os
 import random
+import signal
 import time
 from dataclasses import dataclass, field
 
@@ -14,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from agent_train.config.extensions import engines
 from agent_train.config.schema import Config, EngineConfig
 from agent_train.data.samples import TrainingSample
-from agent_train.engine.base import Sampling
+from agent_train.engine.base import EngineError, Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.engine.server import MODEL_NAME
 from agent_train.engine.teacher import Teacher
@@ -302,3 +304,32 @@ def test_startup_progress_is_told(served) -> None:
     assert len(seconds) > 3
     assert seconds == sorted(seconds)
     assert len({line for line, _ in served.progress}) > 3
+
+
+def test_a_killed_server_fails_its_requests_within_seconds_and_leaves_nothing(served) -> None:
+    """The last test, after which the server is gone."""
+    if not hasattr(served.engine, "replicas"):
+        pytest.skip("the embedded engine has no server")
+
+    async def run() -> None:
+        engine = served.engine
+        state = await engine.replicas[0].call("state")
+        family = psutil.Process(state.pid).children(recursive=True)
+        assert family
+        await engine.live()
+        asked = [asyncio.ensure_future(engine.generate([5, 6, i + 3], Sampling(MAX_LEN - 12))) for i in range(64)]
+        await asyncio.sleep(0.3)
+        os.kill(state.pid, signal.SIGKILL)
+        begun = time.monotonic()
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        assert time.monotonic() - begun < 60, "they waited for their timeout"
+        assert all(isinstance(r, EngineError) and "exited with code -9" in str(r) for r in results)
+        assert "vllm-0.log" in str(results[0])
+        with pytest.raises(EngineError, match="exited"):
+            await engine.generate([5], Sampling(1))
+        with pytest.raises(EngineError, match="exited"):
+            await engine.live()
+        _, left = psutil.wait_procs(family, timeout=30)
+        assert not left
+
+    served.run(run(), 120)

@@ -5,9 +5,11 @@ import contextlib
 import dataclasses
 import math
 import os
+import re
 import signal
 import time
 
+import psutil
 import pytest
 import ray
 from learner_cases import make_config, make_rows, one_rank, write_model
@@ -34,65 +36,87 @@ def running_ray():
     ray.shutdown()
 
 
-def two_ranks(**learner):
+def ranks(workers, **learner):
     # Ranks that start beside much else take their time.
-    return make_config(**{"workers": 2, "microbatch_tokens": 20, "timeout": 300.0, **learner})
+    return make_config(**{"workers": workers, "microbatch_tokens": 20, "timeout": 300.0, **learner})
 
 
 async def pid_of(learner, rank):
     return await asyncio.wait_for(learner._actors[rank].__ray_call__.remote(lambda self: os.getpid()), 120)
 
 
-async def a_run(model_dir, tmp_path):
-    rows = make_rows()
-    learner = await Learner.start(model_dir, two_ranks())
+async def a_run(model_dir, saved):
+    """What two ranks say, and how they fail when one of them stands still."""
+    rows, said = make_rows(), {}
+    learner = await Learner.start(model_dir, ranks(2))
     try:
-        scored = await learner.logprobs(rows)
-        update = await learner.update(rows)
-        sft = await learner.sft(rows, 1e-3)
-        await learner.save(tmp_path / "saved")
+        said["scored"] = await learner.logprobs(rows)
+        said["update"] = await learner.update(rows)
+        said["sft"] = await learner.sft(rows, 1e-3)
+        said["manifest"] = learner.manifest()
+        await learner.save(saved)
         with pytest.raises(ValueError, match="nothing to train on"):
             await learner.update([])  # refused before it reaches a rank: the next one is as ever
         assert (await learner.update(rows)).skipped == 0
         # Several optimizer steps share the rows of a step out.
         learner._config = dataclasses.replace(learner._config, algorithm=AlgorithmConfig(updates_per_step=3))
-        several = await learner.update(rows, lr_scale=10.0)
-        assert several.tokens == sum(row.sampled for row in rows)
-        assert several.ratio_max > 1.0
-        assert math.isfinite(several.loss)
+        said["several"] = await learner.update(rows, lr_scale=10.0)
+        said["pids"] = [await pid_of(learner, rank) for rank in (0, 1)]
+        learner._config = ranks(2, timeout=1.0)
+        os.kill(said["pids"][0], signal.SIGSTOP)
+        with pytest.raises(LearnerError) as late:
+            await learner.save("/nowhere/to/be/written")
+        said["late"] = str(late.value)
     finally:
         learner.close()
         learner.close()
-    return scored, update, sft, learner
+    return said
 
 
-def test_two_ranks_update_as_one_does(model_dir, tmp_path):
-    scored, update, sft, learner = asyncio.run(a_run(model_dir, tmp_path))
+@pytest.fixture(scope="module")
+def ran(model_dir, tmp_path_factory):
+    saved = tmp_path_factory.mktemp("run") / "saved"
+    return {**asyncio.run(a_run(model_dir, saved)), "saved": saved}
+
+
+def test_two_ranks_update_as_one_does(model_dir, ran):
     rows = make_rows()
     with one_rank(model_dir) as worker:
         expected_scores = worker.logprobs(rank_batches(rows, 1, 1)[0])
         expected = worker.update(rank_batches(rows, 1, 10_000))
         expected_sft = worker.sft(rank_batches(rows, 1, 10_000)[0], 1e-3)
-    found, wanted = ({**dataclasses.asdict(metrics), "seconds": 0.0} for metrics in (update, expected))
+    found, wanted = ({**dataclasses.asdict(metrics), "seconds": 0.0} for metrics in (ran["update"], expected))
     assert found == pytest.approx(wanted, abs=1e-5)
     # One row in each micro-batch, the longest first.
     longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
     for i, (expected_score,) in zip(longest_first, expected_scores, strict=True):
-        assert scored[i] == pytest.approx(expected_score, abs=1e-5)
-    assert sft.loss == pytest.approx(expected_sft.loss, abs=1e-5)
-    assert (tmp_path / "saved" / "model.safetensors").is_file()
-    assert learner.manifest()[0].name == "model.embed_tokens.weight"
+        assert ran["scored"][i] == pytest.approx(expected_score, abs=1e-5)
+    assert ran["sft"].loss == pytest.approx(expected_sft.loss, abs=1e-5)
+    several = ran["several"]
+    assert several.tokens == sum(row.sampled for row in rows)
+    assert several.ratio_max > 1.0
+    assert math.isfinite(several.loss)
+    assert (ran["saved"] / "model.safetensors").is_file()
+    assert ran["manifest"][0].name == "model.embed_tokens.weight"
+
+
+def test_a_rank_that_does_not_answer_is_named_after_the_timeout_and_its_process_is_gone(ran):
+    assert re.search(r"save: rank 0.* within learner.timeout=1 s", ran["late"])
+    deadline = time.monotonic() + 60
+    while any(psutil.pid_exists(pid) for pid in ran["pids"]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(psutil.pid_exists(pid) for pid in ran["pids"])
 
 
 def with_roles():
-    """A policy, a reference and a critic of two ranks each."""
-    config = two_ranks()
+    """A policy, a reference and a critic of a rank each."""
+    config = ranks(1)
     config.algorithm.kl.coef, config.algorithm.advantage.name, config.critic.lr = 0.1, "gae", 1e-2
     return config
 
 
 async def roles_together(model_dir, begin, rows):
-    """What the roles of a run say before and after the policy moves, and what is left when a rank of the critic is killed."""
+    """What the roles of a run say before and after the policy moves, and what is left when the critic's rank is killed."""
     said, config = {}, with_roles()
     async with contextlib.AsyncExitStack() as stack:
         models = await start_models(config, model_dir, model_dir, stack)
@@ -109,12 +133,12 @@ async def roles_together(model_dir, begin, rows):
         # The end of a warm start: those without a folder of their own begin again, where the policy is.
         await begin_as_policy(config, models, begin)
         said["begun"], said["anew"] = await asyncio.gather(models.reference.logprobs(rows), models.critic.values(rows))
-        os.kill(await pid_of(models.critic, 1), signal.SIGKILL)
+        os.kill(await pid_of(models.critic, 0), signal.SIGKILL)
         started = time.monotonic()
-        with pytest.raises(LearnerError, match=r"^learner: critic: update_critic: rank 1 died"):
+        with pytest.raises(LearnerError, match=r"^learner: critic: update_critic: rank 0 died"):
             await models.critic.update_critic(rows)
         assert time.monotonic() - started < 120
-        with pytest.raises(LearnerError, match=r"^learner: critic: cannot values: rank 1 failed in update_critic"):
+        with pytest.raises(LearnerError, match=r"^learner: critic: cannot values: rank 0 failed in update_critic"):
             await models.critic.values(rows)
         assert await models.policy.logprobs(rows) == said["moved"]
     return said
@@ -142,34 +166,9 @@ def test_roles_work_side_by_side_and_a_dead_one_is_named_and_leaves_the_others(m
             assert values == pytest.approx(expected, abs=2e-3)
 
 
-def test_a_rank_that_does_not_answer_is_named_after_the_timeout_and_its_process_is_gone(model_dir):
-    async def run():
-        learner = await Learner.start(model_dir, two_ranks())
-        pids = [await pid_of(learner, rank) for rank in (0, 1)]
-        learner._config = two_ranks(timeout=1.0)
-        os.kill(pids[0], signal.SIGSTOP)
-        with pytest.raises(LearnerError, match=r"save: rank 0.* within learner.timeout=1 s"):
-            await learner.save("/nowhere/to/be/written")
-        return pids
-
-    pids = asyncio.run(run())
-    deadline = time.monotonic() + 60
-    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(alive(pid) for pid in pids)
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def test_what_a_rank_raises_reaches_the_caller(tmp_path):
     with pytest.raises(LearnerError, match=r"start: rank \d failed: FileNotFoundError: .*config.json"):
-        asyncio.run(Learner.start(tmp_path, two_ranks()))
+        asyncio.run(Learner.start(tmp_path, ranks(1)))
 
 
 @ray.remote

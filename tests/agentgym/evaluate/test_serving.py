@@ -3,9 +3,12 @@
 import asyncio
 import itertools
 import json
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import psutil
 import pytest
@@ -18,6 +21,7 @@ from agentgym.policies.chat import ChatPolicy
 from agentgym.processes import vllm_server
 from agentgym.processes.vllm_server import command_line, server_environment
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 CONFIG = {
     "max_position_embeddings": 32768,
     "num_hidden_layers": 2,
@@ -165,50 +169,70 @@ def words_of(process):
 
 
 @pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory):
+def real_server(tmp_path_factory):
+    """URL and name of a tiny model with random weights behind vLLM. Nothing of the server is left afterwards."""
     from agent_train.config.schema import TinyConfig
     from agent_train.learner.tiny import build_tiny, texts_of_env
 
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    build_tiny(folder, texts_of_env("frozen_lake", n=8), TinyConfig(), 512, seed=0)
-    return folder
-
-
-@pytest.mark.vllm
-def test_a_real_server_answers_whole_streamed_and_with_tools_and_is_gone_at_the_end(tiny_model, tmp_path):
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
-
-    async def ask(url, model, **settings):
-        policy = ChatPolicy(model, url, max_tokens=8, seed=3, **settings)
-        reply = await policy.act([user("Reach G.")], settings.pop("tools", ()))
-        return reply, policy.calls
-
-    async def all_of(url, model):
-        whole, calls = await ask(url, model)
-        streamed, _ = await ask(url, model, stream=True)
-        policy = ChatPolicy(model, url, max_tokens=8)
-        with_tools = await policy.act([user("Reach G.")], tools)
-        return whole, streamed, with_tools, calls
-
-    log = tmp_path / "logs" / "serve.log"
-    with serve_model(tiny_model, log=log, timeout=240) as (url, model):
-        assert model == "tiny"
-        whole, streamed, with_tools, calls = asyncio.run(all_of(url, model))
-        for header in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
-            with pytest.raises(urllib.error.HTTPError, match="403"):
-                urllib.request.urlopen(urllib.request.Request(f"{url}/models", headers=header), timeout=20)
-        process = psutil.Process()
-        started = [p.pid for p in process.children(recursive=True) if "supervise" in words_of(p)]
+    folder = tmp_path_factory.mktemp("models")
+    build_tiny(
+        folder / "tiny", texts_of_env("frozen_lake", n=8), TinyConfig(hidden=64, layers=1, heads=2), 1024, seed=0
+    )
+    log = folder / "logs" / "serve.log"
+    with serve_model(folder / "tiny", log=log, timeout=240) as (url, model):
+        started = [p.pid for p in psutil.Process().children(recursive=True) if "supervise" in words_of(p)]
         below = [p.pid for pid in started for p in psutil.Process(pid).children(recursive=True)]
-    assert whole.message == streamed.message
-    assert whole.usage == streamed.usage
-    assert whole.usage["completion_tokens"] == 8
-    assert whole.finish_reason == "length"
-    assert calls.requests == 1
-    assert with_tools.usage["prompt_tokens"] > whole.usage["prompt_tokens"], "the tools were shown"
+        yield url, model
     assert below
     for pid in (*started, *below):
         gone(pid)
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"{url}/models", timeout=2)
     assert log.stat().st_size > 0
+
+
+@pytest.mark.vllm
+def test_a_real_server_answers_whole_streamed_and_with_tools(real_server):
+    url, model = real_server
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+
+    async def ask(tools=(), **settings):
+        policy = ChatPolicy(model, url, max_tokens=8, seed=3, **settings)
+        return await policy.act([user("Reach G.")], tools), policy.calls
+
+    async def ask_all():
+        return await ask(), await ask(stream=True), await ask(tools)
+
+    (whole, calls), (streamed, _), (with_tools, _) = asyncio.run(ask_all())
+    assert model == "tiny"
+    assert whole.message == streamed.message
+    assert whole.usage == streamed.usage
+    assert whole.usage["completion_tokens"] == 8
+    assert whole.finish_reason == "length"
+    assert calls.requests == 1
+    assert with_tools.usage["prompt_tokens"] > whole.usage["prompt_tokens"], "the tools were shown"
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("header", [{"Origin": "http://evil.example"}, {"Host": "evil.example"}])
+def test_a_real_server_answers_no_page_of_another_site(real_server, header):
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(urllib.request.Request(f"{real_server[0]}/models", headers=header), timeout=20)
+
+
+@pytest.mark.vllm
+def test_the_examples_play_by_a_real_chat_endpoint(real_server, tmp_path):
+    """What the model says is noise, but every reply comes through the endpoint."""
+    url, model = real_server
+
+    def run(example, *arguments):
+        command = [sys.executable, str(EXAMPLES / f"{example}.py"), "--model", model, "--base-url", url, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    out = run("chat_agent", "--env", "frozen_lake", "--max-tokens", "4", "--max-turns", "3")
+    assert out.count("--- assistant") == 3
+    assert "--- max_turns" in out
+    row = run("evaluate", "-n", "2", "-k", "1").partition(f"{model}\n")[2].splitlines()[3].split()
+    assert row[:2] == ["frozen_lake", "2"]
